@@ -517,8 +517,8 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
     error = cudaErrorNotSupported;
     if (plan.takes_hopper && args.vectors) {
         args.blocks = plan.on_hopper;
-        error =
-            (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, args, gpu.multiprocessors);
+        error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, args,
+                                                                               free_multiprocessors(gpu));
     }
     if (error == cudaErrorNotSupported) {
         args.blocks = plan.by_keys;
@@ -547,9 +547,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 bool flash::hopper_runs(td_flash_gpu gpu)
 {
 #ifdef TANDEM_HAVE_SM90A
-    const bool has_maps = hopper::find_map_encoder() != nullptr;
-
-    return gpu.capability == 90 && has_maps;
+    return gpu.capability == 90 && hopper::find_map_encoder();
 #else
     (void)gpu;
     return false;

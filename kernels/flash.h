@@ -17,6 +17,7 @@ TD_BEGIN_DECLS
  * GPU. */
 typedef struct td_flash_gpu {
     int multiprocessors, capability;
+    int owned; /* multiprocessors that kernels of collectives and of the update hold */
 } td_flash_gpu;
 
 /** Whether a grid has blocks for all tiles of the shape; the functions below take no other. */

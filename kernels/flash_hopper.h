@@ -11,6 +11,12 @@ namespace flash
 /** Whether this build, GPU and driver can run Hopper's kernels: code for sm_90a, and tensor maps. */
 bool hopper_runs(td_flash_gpu gpu);
 
+/** Blocks of a kernel whose blocks stay on their multiprocessor and take one task after the other. */
+constexpr int free_multiprocessors(td_flash_gpu gpu)
+{
+    return gpu.multiprocessors > gpu.owned ? gpu.multiprocessors - gpu.owned : 1;
+}
+
 /** How the forward pass cuts a shape: a tile of queries has 64 rows for each of `groups` warpgroups. */
 struct hopper_plan {
     int groups; /* 0: there is no kernel for this shape */

@@ -501,7 +501,7 @@ cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_a
     const int key_box[] = {PANEL_COLUMNS, KEYS, 1}, query_box[] = {PANEL_COLUMNS, L::QUERIES, 1},
               o_box[] = {PANEL_COLUMNS, ROWS, 1, 1};
     const int64_t tasks = heads * given.blocks.tiles * given.blocks.parts,
-                  blocks = std::min<int64_t>(tasks, gpu.multiprocessors);
+                  blocks = std::min<int64_t>(tasks, free_multiprocessors(gpu));
     hopper_args args = {};
     cudaError_t code = cudaFuncSetAttribute(td_attention_flash_forward_hopper<T, D, GROUPS, CAUSAL>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);

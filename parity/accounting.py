@@ -204,7 +204,11 @@ def report_xxl(page, records):
             ("(a)", "H100s of 80 GB for them", "{devices_80gb:.1f}"),
             ("(a)", "saved for backward in bf16, a token", "{saved_bytes_per_token:,} bytes"),
             ("(b)", "devices of 95 GB", "{fsdp_devices}"),
-            ("(c)", "tokens a device, each kind of communication on its own links", "{fsdp_tokens_per_device:.0f}"),
+            (
+                "(c)",
+                "tokens a device, each kind of communication on its own links",
+                "{fsdp_tokens_per_device:.0f}",
+            ),
             ("(c)", "tokens a device, both kinds share the links", "{shared_wire_tokens_per_device:.0f}"),
             ("(d)", "tokens a device, the best shape of a mesh", "{optimum_tokens_per_device:.0f}"),
         )
@@ -224,7 +228,7 @@ def report_ring(page, records):
         ways += [{"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]
         page.table(ways, "ring", units={"time": "ms"})
         page.say(**told)
-        page.working(**told)
+        page.working(**told, **RATES)
 
 
 def report_parallel(page, records):
@@ -243,7 +247,8 @@ def report_parallel(page, records):
     page.section("fsdp_tp_calcs")
     for row in valued(records.only("fsdp_tp_calcs")):
         limits = {name: math.floor(row[name]) for name in ("overlapped", "shared")}
-        page.table([limits], "parallelism_both", {"overlapped": "devices, overlapped", "shared": "devices, shared links"})
+        titles = {"overlapped": "devices, overlapped", "shared": "devices, shared links"}
+        page.table([limits], "parallelism_both", titles)
         page.say(**row)
         page.working(**row, **LAYER, **RATES)
 

@@ -94,38 +94,20 @@ def timed_sides(case, draw, c):
     tensors = attend.inputs(case, draw)
     tandem = attend.TandemAttention(case, c, "naive", tensors, fleeting=case.alone)
     eager = attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
-    theirs = attend.account(case, c, COURSE_MATRICES)
-    ours = attend.account(case, c, OUR_MATRICES)
-    kept = accounting.attention_saved_bytes(case.batch * case.heads, case.seq, case.head_dim)
+    ours, theirs = (attend.account(case, c, matrices) for matrices in (OUR_MATRICES, COURSE_MATRICES))
+    kept = accounting.attention_saved_bytes(case.batch * case.heads, case.seq, case.head_dim)["total"]
+    # Autograd keeps q, k and v; o is the caller's, and counts as in the arithmetic.
+    mine = {"saved": tandem.sizes.saved + 4 * tensors[0].nbytes, "account": ours.saved_naive}
+    mine |= {"flash": ours.saved_flash}
+    his = {"saved": kept + tensors[0].nbytes, "account": theirs.saved_naive, "matrix": theirs.matrix}
+    his |= {"forward_peak": theirs.forward_peak, "backward_peak": theirs.backward_peak}
     flops = theirs.forward_flops if case["pass"] == "forward" else theirs.backward_flops_naive
-    return {
-        "c": tandem.side(
-            case["pass"],
-            flops=flops,
-            record={
-                "values": {
-                    "saved_mib": mib(tandem.sizes.saved + 4 * tensors[0].nbytes),
-                    "account_mib": mib(ours.saved_naive),
-                    "flash_mib": mib(ours.saved_flash),
-                }
-            },
-        ),
-        "torch_eager": eager.side(
-            case["pass"],
-            flops=flops,
-            record={
-                "values": {
-                    # Autograd keeps q, k and v; o is the caller's, and counts as in the arithmetic.
-                    "saved_mib": mib(kept["total"] + tensors[0].nbytes),
-                    "account_mib": mib(theirs.saved_naive),
-                    "matrix_mib": mib(theirs.matrix),
-                    "forward_peak_mib": mib(theirs.forward_peak),
-                    "backward_peak_mib": mib(theirs.backward_peak),
-                    **ends_by_arithmetic(case, c),
-                }
-            },
-        ),
-    }
+
+    def side(made, counted, **more):
+        values = {f"{name}_mib": mib(nbytes) for name, nbytes in counted.items()} | more
+        return made.side(case["pass"], flops=flops, record={"values": values})
+
+    return {"c": side(tandem, mine), "torch_eager": side(eager, his, **ends_by_arithmetic(case, c))}
 
 
 BUDGETS_GIB = (16, 24, 80)

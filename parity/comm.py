@@ -281,7 +281,9 @@ def report(page, records):
     for ranks in single.values("ranks"):
         mine = single.only(ranks=ranks)
         curves = {impl: mine.curve("bytes", "ms", impl) for impl in mine.impls()}
-        panels[f"{ranks} ranks"] = {impl: ([x / MIB for x in xs], ys) for impl, (xs, ys) in curves.items()}
+        lost = max((r["case"]["bytes"] // MIB for r in mine.records if r["status"] == "oom"), default=0)
+        title = f"{ranks} ranks" + (f"; {lost} MiB: out of memory" if lost else "")
+        panels[title] = {impl: ([x / MIB for x in xs], ys) for impl, (xs, ys) in curves.items()}
     page.plot("time", panels, x="MiB", y="ms", title="One all-reduce by size, number of ranks and backend")
     report_answer(page, single)
     report_arithmetic(page, times)
@@ -311,7 +313,10 @@ def report_answer(page, single):
     ranks = single.values("ranks") or [None]
     few, many = ranks[0], ranks[-1]
     oom = next((r["case"] for r in single.records if r["status"] == "oom"), None)
+    if oom:
+        page.lacks("{} MiB among {ranks} ranks: out of memory".format(oom["bytes"] // MIB, **oom))
     both = {"c_nccl", "torch_gloo"} <= set(single.impls())
+    gpus = max(single.only(impl="torch_nccl").values("ranks"), default=None)
     page.say(
         both=both or None,
         gpu=ms("torch_nccl", few, 1, 100, 1024),
@@ -319,9 +324,10 @@ def report_answer(page, single):
         mpi=ms("c_mpi", few, 1, 100),
         few=few,
         many=many if many != few else None,
-        slow=ms("torch_gloo", many, 10)[10],
-        quick=ms("torch_gloo", few, 10)[10],
-        gpus=max(single.only(impl="torch_nccl").values("ranks"), default=None),
+        ranks=[f"`{n}`" for n in ranks],
+        steps=[ms("torch_gloo", n, 10)[10] for n in ranks],
+        gpus=gpus,
+        above=[n for n in ranks if n and gpus and n > gpus],
         oom=oom and {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]},
     )
 

@@ -92,30 +92,10 @@ def error_sides(case, draw, c):
         return attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal), q, k, v, dout)
 
     return {
-        "c": judged(case, draw, c, tensors),
+        "c": attend.judged(case, draw, c, "jit", tensors),
         "torch_eager": lambda: eager(q, k, v, dout),
         "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
     }
-
-
-def judged(case, draw, c, tensors):
-    """C's forward and backward into poisoned outputs. What forward saves is its own."""
-    q, k, v, dout = tensors
-    outputs = {"o": draw.poisoned(q.shape, case.dtype)}
-    outputs |= {
-        name: draw.poisoned(x.shape, case.dtype) for name, x in zip(attend.GRADIENTS, (q, k, v), strict=True)
-    }
-    desc = c.struct("td_attention_shape", case)
-    sizes = c.value("td_jit_sizes", c.device, desc)
-    saved, *work = (c.work(nbytes) for nbytes in (sizes.saved, sizes.forward_work, sizes.backward_work))
-    o, *grads = outputs.values()
-
-    def call():
-        c.td_jit_forward(c.device, desc, q, k, v, o, saved, work[0])
-        c.td_jit_backward(c.device, desc, q, k, v, o, dout, saved, *grads, work[1])
-        return outputs
-
-    return call
 
 
 def timed_sides(case, draw, c):

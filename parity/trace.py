@@ -460,7 +460,8 @@ def report_times(page, cases, both, case):
         return found | {"difference": f"{100 * apart(record):+.1f} %"}
 
     page.note(
-        "f32, batch 4, the forward pass with its loss. clock: without a profiler, to the end of the device's work."
+        "f32, batch 4, the forward pass with its loss. clock: without a profiler, to the end of the device's work. "
+        "PyTorch's short passes wait for launches by the host, so their times vary."
     )
     order = [f"{impl} {what}" for impl in BOTH for what in ("clock (ms)", "profiler (ms)", "difference")]
     page.table(rows_of(cases, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
@@ -477,11 +478,6 @@ def report_times(page, cases, both, case):
     page.timeline("timeline", {"C": lanes} if lanes else {}, x="ms since the step began", title=title)
     if not lanes:
         page.lacks("a timeline of single kernels: records have sums by phase and class only")
-    parts = {}
-    for name, words in (("mine", "C"), ("theirs", "PyTorch")):
-        for phase, ms in by_phase(both[name]).items() if name in both else ():
-            parts[f"{words}, {phase}"] = {k: value for k, value in ms.items() if value > 0}
-    page.bars("phases", parts, y="ms of kernels", title=f"Time of kernels by phase and class, {where}")
 
 
 def by_phase(record):
@@ -548,7 +544,8 @@ def report_top(page, shown, both, case):
     for row in top:
         kernels.setdefault(row["size"], set()).add((row["side"], row["kernel"]))
     page.note(f"f32, context {longest}: the kernel with the most time.")
-    page.table(top, "top_kernel")
+    columns = ["size", "side", "pass", "kernel", "class", "share", "calls a pass"]
+    page.table(top, "top_kernel", columns)
     page.table(rows, "top_kernel_of_all", more=True)
     page.note("The five kernels with the most time in the forward pass of the largest case:")
     numbers = range(1, KERNELS + 1)
@@ -581,7 +578,8 @@ def report_others(page, shown, both, case):
                 rows.append(row | {"largest kernel among the first five": first.get(name, "")})
     if case:
         page.note("{size}, context {context}, f32, the forward pass:".format(**case))
-        page.table([row for row in rows if row | case == row], "others")
+        columns = ["side", "class", "ms", "share", "largest kernel among the first five"]
+        page.table([row for row in rows if row | case == row], "others", columns)
     page.table(rows, "others_of_all", more=True)
     told = {}
     for name, record in both.items():
@@ -591,6 +589,8 @@ def report_others(page, shown, both, case):
             most = max(others, key=others.get)
             told[name] = {"class": most, "ms": others[most], "share": others[most] / total}
             told[name]["all"] = sum(others.values()) / total
+            kernels = (kernel_of(record, "forward", i) for i in range(1, KERNELS + 1))
+            told[name]["first"] = next((found for found in kernels if found.get("class") == most), None)
     page.say(**told)
 
 
@@ -615,7 +615,15 @@ def report_share(page, cases, both, case):
     page.note("f32: time of matrix products over the time of all kernels.")
     order = [f"{impl} {name}" for impl in BOTH for name in names]
     page.table(rows_of(cases, cells), "share", [*KEYS, *order, *STATUSES], expected=20)
-    told = {}
+    parts, told = {}, {}
+    for name, record in both.items():
+        for phase, ms in by_phase(record).items():
+            side = f"{'C' if name == 'mine' else 'PyTorch'}, {phase}"
+            parts[side] = {k: value for k, value in ms.items() if value > 0.002 * sum(ms.values())}
+    title = (
+        "Time of kernels by phase and class, {size}, context {context}, f32".format(**case) if case else ""
+    )
+    page.bars("phases", parts, y="ms of kernels", title=title)
     for name, record in both.items():
         forward, step = shares(record)
         told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}

@@ -238,6 +238,13 @@ API(td_hooks_done)
     return td_hooks_done(api_chain(), any_pass(), pointer("need", &need));
 }
 
+API(td_hooks_room)
+{
+    void *where = &where;
+
+    return td_hooks_room(api_chain(), (td_range){0, td_fuzz_below(9)}, pointer("where", &where));
+}
+
 API(td_hooks_final)
 {
     return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);

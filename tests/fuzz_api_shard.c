@@ -326,3 +326,61 @@ API(td_shard_link_finish)
     td_shard_link_destroy(link);
     return close_bed(b, status);
 }
+
+/* ---- saving ---- */
+
+/* A trainer of all state, or of a link that may not be attached. */
+static td_train *open_saved(bed *b, td_shard_link **link, td_train_config *config)
+{
+    td_train *train;
+
+    *config = api_good_train();
+    config->clip = 0;
+    *link = NULL;
+    if (td_fuzz_chance(70))
+        td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, config, link));
+    td_assert_ok(td_train_create(api_dev, config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_forget_error();
+    return train;
+}
+
+static td_status close_saved(bed *b, td_shard_link *link, td_train *train, td_status status)
+{
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+    return close_bed(b, path_done(status));
+}
+
+API(td_shard_save)
+{
+    bed *b = open_bed();
+    td_train_config config;
+    td_shard_link *link;
+    td_train *train = open_saved(b, &link, &config);
+
+    if (config.until != TD_TRAIN_UPDATE)
+        impossible(TD_BAD_STATE, "optimizer");
+    const char *path = path_or_none(path_own(false));
+    td_comm *comm = pointer("comm", b->comm);
+    return close_saved(b, link, train, td_shard_save(comm, pointer("train", train), path));
+}
+
+/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+API(td_shard_restore)
+{
+    bed *b = open_bed();
+    td_train_config config;
+    td_shard_link *link;
+    td_train *train = open_saved(b, &link, &config);
+    const char *path = path_own(false);
+
+    if (config.until == TD_TRAIN_UPDATE)
+        td_assert_ok(td_shard_save(b->comm, train, path));
+    else
+        impossible(TD_BAD_STATE, "optimizer");
+    td_forget_error();
+    path = path_or_none(path);
+    td_comm *comm = pointer("comm", b->comm);
+    return close_saved(b, link, train, td_shard_restore(comm, pointer("train", train), path));
+}

@@ -212,7 +212,7 @@ class RecordFiles(unittest.TestCase):
                 RecordFile(self.folder)
 
     def test_pruning_is_whole_or_not_at_all(self):
-        self.append(self.record(1), self.record(2), self.record(1, status="failed"))
+        self.append(self.record(1), self.record(2), self.record(1, status="failed", message="y"))
         before = self.path.read_bytes()
 
         def wanted(record):

@@ -105,6 +105,7 @@ def record(impl="c", status="ok", case=None, module="scale", deliverable="scalin
         impl=impl,
         status=status,
     )
+    base |= {"message": "y is off"} if status in ("failed", "error") else {}
     stamp = dict(machine="M", versions={"torch": "2"}, commit="abc", time="2026-11-21T10:00:00Z", threads=2)
     return base | more | stamp
 

@@ -144,7 +144,7 @@ class Sweeps(unittest.TestCase):
     def test_results_of_cases_that_are_no_more_are_left_out(self):
         self.main("run", "--module", "scale", "--profile", "full")
         line = self.records.read_text().splitlines()[0]
-        gone = json.loads(line) | {"case": {"count": 3, "dtype": "f32"}, "status": "failed"}
+        gone = json.loads(line) | {"case": {"count": 3, "dtype": "f32"}, "status": "failed", "message": "y"}
         with self.records.open("a") as file:
             file.write(json.dumps(gone) + "\n")
         status, out, _ = self.main("report")
@@ -161,7 +161,8 @@ class Sweeps(unittest.TestCase):
         whole = self.records.read_bytes()
         line = json.loads(whole.splitlines()[0])
         gone = [
-            line | {"case": {"count": 3, "dtype": "f32"}, "status": status} for status in ("failed", "ok")
+            line | {"case": {"count": 3, "dtype": "f32"}, "status": status, "message": "y"}
+            for status in ("failed", "ok")
         ]
         gone.append(line | {"module": "left", "status": "ok"})
         alike = line | {"case": line["case"] | {"count": str(line["case"]["count"])}}

@@ -1,5 +1,5 @@
 /* What a model tells hooks: every range of a step is needed before it is read, done after, and final once;
- * and it reads weights where hooks say. */
+ * it reads weights and writes gradients where hooks say. */
 #include "base/check.h"
 #include "support/compare.h"
 #include "support/test.h"
@@ -60,7 +60,9 @@ typedef struct listener {
     unsigned char *states[2]; /* [elements] of the pass, and of a recomputation within it */
     char *grads;              /* the gradients as they were when they became final */
     td_need next;             /* as the last `needed` told; end 0: none */
-    char *elsewhere; /* where the weights are read: masters, then copies; NULL: where the model has them */
+    char *elsewhere;          /* where the weights are read; NULL: where the model has them */
+    char *placed;             /* where gradients are written, likewise */
+    bool *roomy;              /* [elements] room came in this pass */
     bool last;
     int passes, calls, stop_at, recomputed;
 } listener;
@@ -92,6 +94,8 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     listener *l = (listener *)hook;
 
     memset(states_of(l, pass), UNTOUCHED, (size_t)l->weights.elements);
+    if (pass == TD_PASS_BACKWARD)
+        memset(l->roomy, 0, (size_t)l->weights.elements);
     l->passes++;
     if (pass == TD_PASS_RECOMPUTE) {
         assert_int_equal(l->passes, 2);
@@ -131,19 +135,36 @@ static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
     return heard((listener *)hook);
 }
 
+static td_status on_room(td_hook *hook, td_range range, void **where)
+{
+    listener *l = (listener *)hook;
+    const size_t begin = (size_t)range.begin * td_dtype_size(l->weights.grad_dtype);
+
+    for (int64_t i = range.begin; i < range.end; i++) {
+        assert_false(l->roomy[i]);
+        l->roomy[i] = true;
+    }
+    assert_ptr_equal(*where, (char *)l->weights.grads + begin);
+    if (l->placed)
+        *where = l->placed + begin;
+    return heard(l);
+}
+
 static td_status on_final(td_hook *hook, td_range range, td_event *event)
 {
     listener *l = (listener *)hook;
     const size_t element = td_dtype_size(l->weights.grad_dtype);
+    const char *grads = l->placed ? l->placed : l->weights.grads;
 
     assert_true(l->last);
     assert_null(event);
     for (int64_t i = range.begin; i < range.end; i++) {
         /* Backward does not read the embedding. */
         assert_true(l->states[0][i] == DONE || (l->states[0][i] == UNTOUCHED && range.begin == 0));
+        assert_true(l->roomy[i]);
         l->states[0][i] = FINAL;
     }
-    memcpy(l->grads + (size_t)range.begin * element, (char *)l->weights.grads + (size_t)range.begin * element,
+    memcpy(l->grads + (size_t)range.begin * element, grads + (size_t)range.begin * element,
            (size_t)(range.end - range.begin) * element);
     return heard(l);
 }
@@ -166,12 +187,17 @@ static listener *open_listener(td_trial *trial)
     assert_non_null(l);
     td_assert_ok(td_transformer_weights(trial->model, &l->weights));
     l->trial = trial;
-    l->hook =
-        (td_hook){.begin = on_begin, .needed = on_needed, .done = on_done, .final = on_final, .end = on_end};
+    l->hook = (td_hook){.begin = on_begin,
+                        .needed = on_needed,
+                        .done = on_done,
+                        .room = on_room,
+                        .final = on_final,
+                        .end = on_end};
+    l->roomy = calloc((size_t)l->weights.elements, sizeof *l->roomy);
     for (int i = 0; i < 2; i++)
         l->states[i] = malloc((size_t)l->weights.elements);
     l->grads = calloc((size_t)l->weights.elements, td_dtype_size(l->weights.grad_dtype));
-    assert_true(l->states[0] && l->states[1] && l->grads);
+    assert_true(l->states[0] && l->states[1] && l->grads && l->roomy);
     td_assert_ok(td_transformer_set_hooks(trial->model, &l->hook));
     return l;
 }
@@ -183,6 +209,8 @@ static void close_listener(listener *l)
     free(l->states[1]);
     free(l->grads);
     free(l->elsewhere);
+    free(l->placed);
+    free(l->roomy);
     free(l);
 }
 
@@ -293,6 +321,40 @@ static void weights_are_read_where_hooks_say(void **state)
     td_trial_close(trial);
 }
 
+/* One micro-batch, and the sum of three, elsewhere than in the model's block. */
+static void gradients_are_written_where_hooks_say(void **state)
+{
+    static const td_micro micros[] = {TD_MICRO_ONLY, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST};
+    td_trial *trial = td_trial_open(*state);
+    const int count = trial->c.config.transient_gradients ? 1 : 4; /* nothing is added to these */
+    char *clean[4];
+
+    for (int placed = 0; placed < 2; placed++) {
+        listener *l = open_listener(trial);
+        const size_t bytes = (size_t)l->weights.elements * td_dtype_size(l->weights.grad_dtype);
+
+        if (placed) {
+            assert_non_null(l->placed = malloc(bytes));
+            memset(l->placed, 0xFF, bytes);
+        }
+        if (placed && count > 1)
+            memset(l->weights.grads, 0xFF, bytes);
+        for (int i = 0; i < count; i++) {
+            td_assert_ok(step(trial, micros[i]));
+            if (placed)
+                expect_gradients(l, clean[i]);
+            else
+                memcpy(clean[i] = malloc(bytes), l->grads, bytes);
+        }
+        for (size_t i = 0; placed && count > 1 && i < bytes; i++)
+            assert_int_equal(((unsigned char *)l->weights.grads)[i], 0xFF);
+        close_listener(l);
+    }
+    for (int i = 0; i < count; i++)
+        free(clean[i]);
+    td_trial_close(trial);
+}
+
 static void a_hook_may_end_any_pass(void **state)
 {
     td_trial *trial = td_trial_open(*state);
@@ -334,6 +396,7 @@ int td_run_hooks_tests(void)
         {"every_range_of_a_step", every_range_of_a_step, false},
         {"three_micro_batches_are_final_once", three_micro_batches_are_final_once, true},
         {"weights_are_read_where_hooks_say", weights_are_read_where_hooks_say, false},
+        {"gradients_are_written_where_hooks_say", gradients_are_written_where_hooks_say, false},
         {"a_hook_may_end_any_pass", a_hook_may_end_any_pass, false},
     };
     enum { FUNCTIONS = sizeof functions / sizeof *functions };

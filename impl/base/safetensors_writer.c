@@ -3,12 +3,16 @@
 #include "base/safetensors_internal.h"
 #include "base/utf8.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct td_safetensors_writer {
     td_beside file;
+    int64_t head;    /* bytes before the data */
     int64_t missing; /* bytes of data */
 };
 
@@ -238,6 +242,7 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
     TD_TRY(make_head(path, count, tensors, metadata_count, metadata, &head, &writer->missing));
     TD_TRY(td_beside_open(&writer->file, path, 0666));
     TD_TRY(td_beside_write(&writer->file, head.at, head.length));
+    writer->head = (int64_t)head.length;
 
     *out = writer; /* whole: the caller owns it from here */
     writer = NULL;
@@ -283,4 +288,77 @@ void td_safetensors_writer_destroy(td_safetensors_writer *writer)
         return;
     td_beside_close(&writer->file);
     free(writer);
+}
+
+/* ---- a file that several processes write ---- */
+
+td_status td_safetensors_share(td_safetensors_writer *writer, td_stored_begun *out, int *descriptor)
+{
+    const td_beside *const file = &writer->file;
+    struct stat info;
+
+    if (ftruncate(file->descriptor, writer->head + writer->missing) != 0 ||
+        fstat(file->descriptor, &info) != 0)
+        return td_file_error("write", file->beside, errno);
+    *out = (td_stored_begun){.inode = info.st_ino, .data = writer->head};
+    snprintf(out->ending, sizeof out->ending, "%s", file->beside + strlen(file->path));
+    *descriptor = file->descriptor;
+    writer->missing = 0;
+    return TD_OK;
+}
+
+td_status td_stored_join(const char *path, const td_stored_begun *begun, int *descriptor)
+{
+    const size_t room = strlen(path) + sizeof begun->ending;
+    char *const beside = malloc(room);
+    td_status status = TD_OK;
+    struct stat info;
+    int found;
+
+    if (!beside)
+        return td_fail(TD_NO_MEMORY, "no memory for a file's name");
+    snprintf(beside, room, "%s%s", path, begun->ending);
+    found = open(beside, O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+    if (found < 0 && errno != ENOENT) {
+        status = td_file_error("write", beside, errno);
+        goto cleanup;
+    }
+    if (found < 0 || fstat(found, &info) != 0 || info.st_ino != begun->inode) {
+        status =
+            td_fail(TD_UNSUPPORTED,
+                    "'%s', which rank 0 writes, is not here: all ranks need the same path on one host or "
+                    "on a file system that their hosts share",
+                    beside);
+        goto cleanup;
+    }
+    *descriptor = found;
+    found = -1;
+cleanup:
+    if (found >= 0)
+        close(found);
+    free(beside);
+    return status;
+}
+
+td_status td_stored_write_at(int descriptor, const char *path, int64_t at, const void *data, int64_t bytes)
+{
+    const char *from = data;
+
+    while (bytes > 0) {
+        const ssize_t written = pwrite(descriptor, from, (size_t)bytes, at);
+
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written < 0)
+            return td_file_error("write", path, errno);
+        from += written;
+        at += written;
+        bytes -= written;
+    }
+    return TD_OK;
+}
+
+td_status td_stored_sync(int descriptor, const char *path)
+{
+    return fsync(descriptor) != 0 ? td_file_error("write", path, errno) : TD_OK;
 }

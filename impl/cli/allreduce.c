@@ -341,6 +341,7 @@ static td_status append_record(const problem *p, const result *r)
 {
     td_status status = TD_OK;
     td_record *record = NULL;
+    char words[48];
 
     TD_TRY(td_output_record(p->dev, "distributed_communication_single_node", "comm", &record));
     TD_TRY(td_record_set_string(record, "case.collective", "all_reduce"));
@@ -357,8 +358,11 @@ static td_status append_record(const problem *p, const result *r)
         TD_TRY(td_record_set_number(record, "algbw_gb_s", r->algorithm / 1e9));
         TD_TRY(td_record_set_number(record, "busbw_gb_s", r->bus / 1e9));
     }
-    if (r->wrong > 0)
+    if (r->wrong > 0) {
+        snprintf(words, sizeof words, "%" PRId64 " elements are wrong", r->wrong);
         TD_TRY(td_record_set_string(record, "status", "failed"));
+        TD_TRY(td_record_set_string(record, "message", words));
+    }
     TD_TRY(td_common_append(&p->args->common, record));
 cleanup:
     td_record_destroy(record);

@@ -1,11 +1,16 @@
 #include "device/cuda.h"
 #include "base/check.h"
+#include "device/share.h"
 #include "flash/passes.h"
 #include "kernels/flash.h"
 
-static td_flash_gpu gpu_of(const td_cuda *cuda)
+static td_flash_gpu gpu_of(td_device *dev)
 {
-    return (td_flash_gpu){.multiprocessors = cuda->multiprocessors, .capability = cuda->capability};
+    const td_cuda *const cuda = td_device_cuda(dev);
+
+    return (td_flash_gpu){.multiprocessors = cuda->multiprocessors,
+                          .capability = cuda->capability,
+                          .owned = td_device_shared(dev)};
 }
 
 /** What only this device needs of a shape. */
@@ -36,7 +41,7 @@ static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shap
 static td_status sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
-    const td_flash_gpu gpu = gpu_of(td_device_cuda(dev));
+    const td_flash_gpu gpu = gpu_of(dev);
 
     TD_TRY(check(shape));
     out->forward_work = td_cuda_flash_forward_bytes(gpu, shape);
@@ -51,7 +56,7 @@ static td_status forward(td_device *dev, const td_attention_shape *shape, const 
     td_cuda *const cuda = td_device_cuda(dev);
 
     (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
-    const cudaError_t code = td_cuda_flash_forward(cuda->stream, gpu_of(cuda), shape, q, k, v, o, lse, work);
+    const cudaError_t code = td_cuda_flash_forward(cuda->stream, gpu_of(dev), shape, q, k, v, o, lse, work);
     return finish(cuda, code, shape, "flash attention, forward");
 }
 
@@ -63,7 +68,7 @@ static td_status backward(td_device *dev, const td_attention_shape *shape, const
 
     (void)td_cuda_enter(cuda);
     const cudaError_t code =
-        td_cuda_flash_backward(cuda->stream, gpu_of(cuda), shape, q, k, v, o, dout, lse, dq, dk, dv, work);
+        td_cuda_flash_backward(cuda->stream, gpu_of(dev), shape, q, k, v, o, dout, lse, dq, dk, dv, work);
     return finish(cuda, code, shape, "flash attention, backward");
 }
 

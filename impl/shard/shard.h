@@ -159,6 +159,36 @@ TD_API td_status td_shard_link_finish(td_shard_link *link);
  * collectives. */
 TD_API td_status td_shard_link_wait(td_shard_link *link);
 
+/* ---- saving, by all ranks together ----
+ *
+ * For any trainer of ranks, with td_ddp_link, td_shard_link, both or no link. All ranks make the same call,
+ * and it ends alike on all of them: what fails on one rank is the error of all, and its message names the
+ * rank. Both wait for the device. No rank may be later than others by more than td_comm_options.seconds. */
+
+/** Writes the file of td_train_save, with the same names, types and numbers; so td_train_restore reads it,
+ * and td_shard_restore by any number of ranks. Rank 0 begins the file beside its place, every rank writes its
+ * part of moments and weights there, and rank 0 puts it in its place when all parts are on the disk. If a rank
+ * fails or dies before, the old file is there still.
+ *
+ *   path  the same file on every rank: on one host, or on a file system that all hosts share
+ *
+ * TD_BAD_ARGUMENT: a NULL or an empty path; trainers whose settings or numbers of steps differ. TD_BAD_STATE
+ * as td_train_save. TD_UNSUPPORTED: groups of two kinds; weights that no rank updates; a rank that does not
+ * find the file that rank 0 began. TD_IO_ERROR and TD_NO_MEMORY as td_train_save. Errors of collectives;
+ * if rank 0 dies at the end, the others do not know whether the old file or the new one is there. */
+TD_API td_status td_shard_save(td_comm *comm, td_train *train, const char *path);
+
+/** Reads a file of td_shard_save or td_train_save, written by any number of ranks: each rank reads all weights
+ * and the moments of what it updates. Steps go on from it, as td_train_restore says. With as many ranks and
+ * the same split they give the bits of a run that was not cut off.
+ *
+ *   path  a file of the same content on every rank
+ *
+ * Errors as td_train_restore, but groups may leave out weights; TD_BAD_ARGUMENT: ranks whose files have other
+ * numbers of steps. Trainers are then as they were. If reading fails after all checks, no rank has weights,
+ * and moments and the number of steps are 0. Errors of collectives. */
+TD_API td_status td_shard_restore(td_comm *comm, td_train *train, const char *path);
+
 typedef struct td_shard_info {
     int64_t pieces;      /* what is gathered: parameters, or stretches of buckets */
     int64_t buckets;     /* of TD_SHARD_FLAT */

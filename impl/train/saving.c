@@ -1,8 +1,7 @@
-#include "train/train.h"
+#include "train/saving.h"
 
 #include "base/check.h"
 #include "train/state.h"
-#include "transformer/saving.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,67 +13,92 @@ enum { MOMENTS = 2, NAME_BYTES = 96 };
 
 static const char *const moment_names[MOMENTS] = {TD_SAVED_STATE "exp_avg.", TD_SAVED_STATE "exp_avg_sq."};
 
-/** What is saved or restored: beside weights the count of steps, and of each weight both moments or none. */
-typedef struct saved {
-    td_train *train;
-    td_transformer *model;
-    td_optimizer *optimizer;
-    const char *path, *kind;
-    int64_t parameters, moments; /* kinds of moments */
-    void *buffer;                /* that data passes through */
-} saved;
-
-static td_status prepare(td_train *train, const char *path, saved *s)
+static const char *kind_of(const td_saved *s)
 {
+    return s->moments > 0 ? "adamw" : "sgd";
+}
+
+td_status td_saved_open(td_train *train, const char *path, td_saved *s)
+{
+    td_optimizer *const optimizer = td_train_optimizer(train);
+    const int64_t count = td_optimizer_group_count(optimizer);
     td_status status = TD_OK;
     td_optimizer_group group;
+
+    *s = (td_saved){
+        .train = train, .model = td_train_model(train), .optimizer = optimizer, .path = path, .moments = -1};
+    TD_CHECK(train, "train is NULL");
+    TD_CHECK(path && *path, "path is NULL or empty");
+    if (!optimizer) {
+        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: td_transformer_save and "
+                                       "td_transformer_load are for its weights");
+        goto cleanup;
+    }
+    s->parameters = td_transformer_parameter_count(s->model);
+    s->parts = calloc((size_t)count + 1, sizeof *s->parts);
+    if (!s->parts) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", count);
+        goto cleanup;
+    }
+    for (; s->count < count; s->count++) {
+        TD_TRY(td_optimizer_group_at(optimizer, s->count, &group));
+        const int64_t moments = group.hyper.kind == TD_OPTIMIZER_ADAMW ? MOMENTS : 0;
+
+        if (s->count > 0 && moments != s->moments) {
+            status = td_fail(TD_UNSUPPORTED, "the optimizer's groups are of two kinds: td_transformer_save "
+                                             "writes the weights alone");
+            goto cleanup;
+        }
+        s->moments = moments;
+        s->parts[s->count] = group.range;
+    }
+    TD_TRY(td_saving_buffer(s->model, &s->buffer));
+cleanup:
+    return status;
+}
+
+void td_saved_close(td_saved *s)
+{
+    td_saving_free(s->model, s->buffer);
+    free(s->parts);
+}
+
+/** TD_UNSUPPORTED unless this process has all of the optimizer's state. */
+static td_status check_whole(const td_saved *s)
+{
+    td_status status = TD_OK;
     td_weights weights;
     int64_t end = 0;
 
-    *s = (saved){.train = train,
-                 .model = td_train_model(train),
-                 .optimizer = td_train_optimizer(train),
-                 .path = path,
-                 .parameters = td_transformer_parameter_count(td_train_model(train))};
     TD_TRY(td_transformer_weights(s->model, &weights));
-    bool adamw = false, alike = true;
-    for (int64_t i = 0; i < td_optimizer_group_count(s->optimizer); i++) {
-        TD_TRY(td_optimizer_group_at(s->optimizer, i, &group));
-        alike &= group.range.begin == end && (i == 0 || adamw == (group.hyper.kind == TD_OPTIMIZER_ADAMW));
-        adamw = group.hyper.kind == TD_OPTIMIZER_ADAMW;
-        end = group.range.end;
-    }
-    if (!alike || end != weights.elements) {
-        status = td_fail(TD_UNSUPPORTED, "the optimizer's groups leave out weights, or are of two kinds: "
-                                         "td_transformer_save writes the weights alone");
-        goto cleanup;
-    }
-    s->kind = adamw ? "adamw" : "sgd";
-    s->moments = adamw ? MOMENTS : 0;
+    for (int64_t i = 0; i < s->count && s->parts[i].begin == end; i++)
+        end = s->parts[i].end;
+    if (end != weights.elements)
+        status = td_fail(TD_UNSUPPORTED,
+                         "the optimizer's groups leave out weights: td_transformer_save writes the weights "
+                         "alone, and td_shard_save what ranks have together");
 cleanup:
     return status;
 }
 
 /** Does something with `count` numbers of a moment of a parameter, from its number `begin` on. */
-typedef td_status (*visit)(const saved *s, void *context, int64_t begin, int64_t count, float *numbers);
+typedef td_status (*visit)(const td_saved *s, const void *context, int64_t begin, int64_t count,
+                           float *numbers);
 
-/** Visits a moment of a parameter group by group, in the order of the block. */
-static td_status visit_moment(const saved *s, const td_parameter *p, int which, visit does, void *context)
+/** Visits a moment of a parameter part by part, in the order of the block. */
+static td_status visit_moment(const td_saved *s, const td_parameter *p, int which, visit does,
+                              const void *context)
 {
     td_status status = TD_OK;
-    td_optimizer_group group;
     float *moments[MOMENTS];
 
-    for (int64_t i = 0; i < td_optimizer_group_count(s->optimizer); i++) {
-        TD_TRY(td_optimizer_group_at(s->optimizer, i, &group));
-        const int64_t end = p->offset + p->numel;
-        const td_range both = {group.range.begin > p->offset ? group.range.begin : p->offset,
-                               group.range.end < end ? group.range.end : end};
+    for (int64_t i = 0; i < s->count; i++) {
+        const td_range part = td_saved_overlap(p, s->parts[i]);
 
-        if (both.begin >= both.end)
+        if (part.begin >= part.end)
             continue;
-        TD_TRY(td_optimizer_moments(s->optimizer, both.begin, &moments[0], &moments[1]));
-        TD_TRY(does(s, context, both.begin - p->offset, both.end - both.begin, moments[which]));
+        TD_TRY(td_optimizer_moments(s->optimizer, p->offset + part.begin, &moments[0], &moments[1]));
+        TD_TRY(does(s, context, part.begin, part.end - part.begin, moments[which]));
     }
 cleanup:
     return status;
@@ -89,7 +113,7 @@ static void name_moment(int which, const td_parameter *p, char name[NAME_BYTES])
 
 /** The file's tensors: the count of steps, first moments, second moments, weights, whose elements do not grow
  * on the way. *names holds the moments' names; both are the caller's to free. */
-static td_status describe(const saved *s, td_stored **tensors, char (**names)[NAME_BYTES], int64_t *count)
+static td_status describe(const td_saved *s, td_stored **tensors, char (**names)[NAME_BYTES], int64_t *count)
 {
     td_status status = TD_OK;
     td_parameter p;
@@ -119,26 +143,68 @@ cleanup:
     return status;
 }
 
-static td_status write_moment(const saved *s, void *writer, int64_t begin, int64_t count, float *numbers)
+/** Where a moment of a parameter is written. */
+typedef struct target {
+    const td_sink *sink;
+    int64_t at; /* byte of its first number */
+} target;
+
+static td_status write_moment(const td_saved *s, const void *context, int64_t begin, int64_t count,
+                              float *numbers)
 {
-    (void)begin; /* the end of what was written before */
-    return td_saving_write(s->model, writer, (td_master){.at = numbers}, count, TD_F32, s->buffer);
+    const target *to = context;
+
+    return td_saving_write(s->model, to->sink, to->at + begin * (int64_t)sizeof *numbers,
+                           (td_master){.at = numbers}, 0, count, TD_F32, s->buffer);
 }
 
-static td_status write_data(const saved *s, td_safetensors_writer *writer)
+td_status td_saved_check_state(const td_saved *s)
 {
     td_status status = TD_OK;
-    td_parameter p;
-    int64_t steps;
 
-    TD_TRY(td_train_steps(s->train, &steps));
-    TD_TRY(td_safetensors_write(writer, &steps, sizeof steps));
+    TD_TRY(td_train_check_settled(s->train));
+    TD_TRY(td_saving_check(s->model));
+cleanup:
+    return status;
+}
+
+td_status td_saved_create(const td_saved *s, td_safetensors_writer **out)
+{
+    char(*names)[NAME_BYTES] = NULL;
+    td_stored *tensors = NULL;
+    td_status status = TD_OK;
+    int64_t count;
+    char sms[16];
+
+    TD_TRY(describe(s, &tensors, &names, &count));
+    snprintf(sms, sizeof sms, "%d", (int)td_train_sms(s->train));
+    const td_stored_text metadata[] = {{"format", "pt"}, {"optimizer", kind_of(s)}, {"update_sms", sms}};
+    TD_TRY(td_safetensors_writer_create(s->path, count, tensors, 3, metadata, out));
+cleanup:
+    free(tensors);
+    free(names);
+    return status;
+}
+
+td_status td_saved_write(const td_saved *s, bool steps, const td_sink *sink)
+{
+    td_status status = TD_OK;
+    target to = {sink, 0};
+    td_parameter p;
+    int64_t number;
+
+    if (steps) {
+        TD_TRY(td_train_steps(s->train, &number));
+        TD_TRY(sink->write(sink->to, 0, &number, sizeof number));
+    }
+    to.at = sizeof number;
     for (int which = 0; which < s->moments; which++)
         for (int64_t i = 0; i < s->parameters; i++) {
             TD_TRY(td_transformer_parameter(s->model, i, &p));
-            TD_TRY(visit_moment(s, &p, which, write_moment, writer));
+            TD_TRY(visit_moment(s, &p, which, write_moment, &to));
+            to.at += p.numel * (int64_t)sizeof(float);
         }
-    TD_TRY(td_saving_write_weights(s->model, writer, s->buffer));
+    TD_TRY(td_saving_write_weights(s->model, sink, to.at, s->count, s->parts, s->buffer));
 cleanup:
     return status;
 }
@@ -146,36 +212,27 @@ cleanup:
 td_status td_train_save(td_train *train, const char *path)
 {
     td_safetensors_writer *writer = NULL;
-    char(*names)[NAME_BYTES] = NULL;
-    td_stored *tensors = NULL;
     td_status status = TD_OK;
-    saved s = {.buffer = NULL};
-    int64_t count;
-    char sms[16];
+    td_saved s;
 
-    TD_TRY(td_train_check_settled(train));
-    TD_TRY(td_saving_check(td_train_model(train)));
-    TD_TRY(prepare(train, path, &s));
+    TD_TRY(td_saved_open(train, path, &s));
+    TD_TRY(td_saved_check_state(&s));
+    TD_TRY(check_whole(&s));
     TD_TRY(td_train_settle(train));
-    TD_TRY(describe(&s, &tensors, &names, &count));
-    TD_TRY(td_saving_buffer(s.model, &s.buffer));
-    snprintf(sms, sizeof sms, "%d", (int)td_train_sms(train));
-    const td_stored_text metadata[] = {{"format", "pt"}, {"optimizer", s.kind}, {"update_sms", sms}};
-    TD_TRY(td_safetensors_writer_create(path, count, tensors, 3, metadata, &writer));
-    TD_TRY(write_data(&s, writer));
+    TD_TRY(td_saved_create(&s, &writer));
+    const td_sink sink = td_sink_of(&writer);
+    TD_TRY(td_saved_write(&s, true, &sink));
     TD_TRY(td_safetensors_commit(writer));
 cleanup:
     td_safetensors_writer_destroy(writer);
-    td_saving_free(s.model, s.buffer);
-    free(tensors);
-    free(names);
+    td_saved_close(&s);
     return status;
 }
 
 /* ---- restoring ---- */
 
 /** TD_BAD_ARGUMENT unless the file's optimizer is of the trainer's kind. */
-static td_status check_kind(const saved *s, const td_safetensors *file)
+static td_status check_kind(const td_saved *s, const td_safetensors *file)
 {
     const char *kind = td_safetensors_metadata(file, "optimizer");
     td_status status = TD_OK;
@@ -185,14 +242,14 @@ static td_status check_kind(const saved *s, const td_safetensors *file)
         "'%s' does not say of which optimizer it is: it may have weights alone, which td_transformer_load "
         "reads",
         s->path);
-    TD_CHECK(strcmp(kind, s->kind) == 0, "'%s' is of the optimizer '%.32s', but the trainer has '%s'",
-             s->path, kind, s->kind);
+    TD_CHECK(strcmp(kind, kind_of(s)) == 0, "'%s' is of the optimizer '%.32s', but the trainer has '%s'",
+             s->path, kind, kind_of(s));
 cleanup:
     return status;
 }
 
 /** Reads the count of steps, which is checked with the rest. */
-static td_status read_steps(const saved *s, const td_safetensors *file, int64_t *steps)
+static td_status read_steps(const td_saved *s, const td_safetensors *file, int64_t *steps)
 {
     const int64_t index = td_safetensors_find(file, STEP);
     td_status status = TD_OK;
@@ -210,7 +267,7 @@ cleanup:
 }
 
 /** Whether a name is that of a moment. */
-static bool is_moment(const saved *s, const char *name)
+static bool is_moment(const td_saved *s, const char *name)
 {
     td_parameter unused;
 
@@ -223,7 +280,7 @@ static bool is_moment(const saved *s, const char *name)
     return false;
 }
 
-static td_status check_moments(const saved *s, const td_safetensors *file)
+static td_status check_moments(const td_saved *s, const td_safetensors *file)
 {
     td_status status = TD_OK;
     char name[NAME_BYTES];
@@ -241,7 +298,7 @@ static td_status check_moments(const saved *s, const td_safetensors *file)
         TD_TRY(td_safetensors_tensor(file, i, &tensor));
         TD_CHECK(strncmp(tensor.name, TD_SAVED_STATE, strlen(TD_SAVED_STATE)) != 0 ||
                      strcmp(tensor.name, STEP) == 0 || is_moment(s, tensor.name),
-                 "'%s': tensor '%.64s' is nothing of the optimizer '%s'", s->path, tensor.name, s->kind);
+                 "'%s': tensor '%.64s' is nothing of the optimizer '%s'", s->path, tensor.name, kind_of(s));
     }
 cleanup:
     return status;
@@ -253,7 +310,8 @@ typedef struct source {
     int64_t index;
 } source;
 
-static td_status read_moment(const saved *s, void *context, int64_t begin, int64_t count, float *numbers)
+static td_status read_moment(const td_saved *s, const void *context, int64_t begin, int64_t count,
+                             float *numbers)
 {
     const source *from = context;
 
@@ -261,7 +319,7 @@ static td_status read_moment(const saved *s, void *context, int64_t begin, int64
                           s->buffer);
 }
 
-static td_status read_moments(const saved *s, const td_safetensors *file)
+static td_status read_moments(const td_saved *s, const td_safetensors *file)
 {
     td_status status = TD_OK;
     char name[NAME_BYTES];
@@ -278,39 +336,54 @@ cleanup:
     return status;
 }
 
+td_status td_saved_check(const td_saved *s, td_safetensors **file, int64_t *steps)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_safetensors_open(s->path, file));
+    TD_TRY(check_kind(s, *file));
+    TD_TRY(td_saved_check_weights(s->path, s->model, *file));
+    TD_TRY(check_moments(s, *file));
+    TD_TRY(read_steps(s, *file, steps));
+cleanup:
+    return status;
+}
+
+td_status td_saved_read(const td_saved *s, const td_safetensors *file, int64_t steps)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_saving_read_weights(s->model, file, s->buffer)); /* first: from here on there are none */
+    TD_TRY(td_train_reset(s->train));
+    TD_TRY(read_moments(s, file));
+    TD_TRY(td_train_set_steps(s->train, steps));
+cleanup:
+    return status;
+}
+
+void td_saved_end(const td_saved *s, bool done)
+{
+    if (!done)
+        (void)td_train_reset(s->train);
+    td_weights_written(s->model, done);
+    td_train_forget(s->train);
+}
+
 td_status td_train_restore(td_train *train, const char *path)
 {
     td_safetensors *file = NULL;
     td_status status = TD_OK;
-    saved s = {.buffer = NULL};
-    bool begun = false;
+    td_saved s;
     int64_t steps;
 
-    TD_CHECK(train, "train is NULL");
-    if (!td_train_optimizer(train)) {
-        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: td_transformer_load reads its weights");
-        goto cleanup;
-    }
-    TD_TRY(prepare(train, path, &s));
+    TD_TRY(td_saved_open(train, path, &s));
+    TD_TRY(check_whole(&s));
     TD_TRY(td_train_settle(train));
-    TD_TRY(td_safetensors_open(path, &file));
-    TD_TRY(check_kind(&s, file));
-    TD_TRY(td_saved_check_weights(path, s.model, file));
-    TD_TRY(check_moments(&s, file));
-    TD_TRY(read_steps(&s, file, &steps));
-    TD_TRY(td_saving_buffer(s.model, &s.buffer));
-    begun = true;
-    TD_TRY(td_saving_read_weights(s.model, file, s.buffer)); /* first: from here on there are none */
-    TD_TRY(td_train_reset(train));
-    TD_TRY(read_moments(&s, file));
-    TD_TRY(td_train_set_steps(train, steps));
-    td_weights_written(s.model, true); /* last: from here on there are weights */
+    TD_TRY(td_saved_check(&s, &file, &steps));
+    status = td_saved_read(&s, file, steps);
+    td_saved_end(&s, status == TD_OK);
 cleanup:
-    if (begun && status != TD_OK)
-        (void)td_train_reset(train);
-    if (begun)
-        td_train_forget(train);
-    td_saving_free(s.model, s.buffer);
+    td_saved_close(&s);
     td_safetensors_close(file);
     return status;
 }

@@ -51,9 +51,32 @@ cleanup:
     return status;
 }
 
-static void *grad(const pass *p, int64_t parameter)
+/** Where the pass is about to write the gradients of a range. */
+static td_status make_room(const pass *p, td_part part, td_range range)
 {
-    return p->model->parameters[parameter].grad;
+    td_transformer *model = p->model;
+    void *where = (char *)model->weights.grads + (size_t)range.begin * td_dtype_size(model->plan.grad_dtype);
+    td_status status = TD_OK;
+
+    TD_TRY(td_hooks_room(model->hooks, range, &where));
+    model->room[part].at = where;
+    model->room[part].begin = range.begin;
+cleanup:
+    return status;
+}
+
+static void *grad(const pass *p, td_part part, int64_t parameter)
+{
+    const td_transformer *model = p->model;
+
+    return model->room[part].at + (size_t)(model->parameters[parameter].offset - model->room[part].begin) *
+                                      td_dtype_size(model->plan.grad_dtype);
+}
+
+static td_range layer_range(const td_layout *layout, int64_t layer)
+{
+    return (td_range){td_part_range(layout, TD_PART_ATTENTION, layer).begin,
+                      td_part_range(layout, TD_PART_FFN, layer).end};
 }
 
 /** The residual's gradient as the products behind a layer's branch read it. */
@@ -99,16 +122,16 @@ static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, con
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, td_norm_weight(model, layer, norm),
                                td_norm_rstd(model, layer, norm), dy, !begin,
                                td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
-                               grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
+                               grad(p, TD_PART_NORMS, parameter), td_tensor_at(model, TD_T_WORK, 0)));
 cleanup:
     return status;
 }
 
 /** The gradient of a weight of a linear layer: dy^T x. */
-static td_status weight_grad(const pass *p, int64_t parameter, int64_t d_in, int64_t d_out, const void *dy,
-                             const void *x)
+static td_status weight_grad(const pass *p, td_part part, int64_t parameter, int64_t d_in, int64_t d_out,
+                             const void *dy, const void *x)
 {
-    return td_linear_weight_grad(p->model, d_in, d_out, dy, x, p->accumulate, grad(p, parameter));
+    return td_linear_weight_grad(p->model, d_in, d_out, dy, x, p->accumulate, grad(p, part, parameter));
 }
 
 static td_status head_backward(const pass *p)
@@ -133,12 +156,14 @@ static td_status head_backward(const pass *p)
     TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, model->at[TD_PART_HEAD], dnorm));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
     TD_TRY(td_done(model, TD_PART_HEAD, 0));
-    TD_TRY(weight_grad(p, lm_head, d, size->vocab, dlogits, norm));
+    TD_TRY(make_room(p, TD_PART_HEAD, td_part_range(&model->plan.layout, TD_PART_HEAD, 0)));
+    TD_TRY(weight_grad(p, TD_PART_HEAD, lm_head, d, size->vocab, dlogits, norm));
     TD_TRY(final(p, td_part_range(&model->plan.layout, TD_PART_HEAD, 0)));
 
     /* norm = ln_final(input) */
     TD_TRY(td_needed(model, TD_PART_NORMS, 0));
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
+    TD_TRY(make_room(p, TD_PART_NORMS, td_part_range(&model->plan.layout, TD_PART_NORMS, 0)));
     TD_TRY(norm_backward(p, size->layers, TD_W_LN1, input, dnorm));
     TD_TRY(td_begin_dead(model, size->layers)); /* the layers' die by their steps */
 cleanup:
@@ -177,9 +202,10 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
 
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
     TD_TRY(td_done(model, TD_PART_FFN, layer));
+    TD_TRY(make_room(p, TD_PART_ATTENTION, layer_range(&plan->layout, layer)));
     TD_TRY(norm_again(model, layer, TD_W_LN2, middle));
-    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_W1), d, 2 * f, gate, norm));
-    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_W2), f, d, dx, hidden));
+    TD_TRY(weight_grad(p, TD_PART_ATTENTION, td_p_layer(layer, TD_W_W1), d, 2 * f, gate, norm));
+    TD_TRY(weight_grad(p, TD_PART_ATTENTION, td_p_layer(layer, TD_W_W2), f, d, dx, hidden));
 
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
@@ -234,8 +260,8 @@ static td_status attention_backward(const pass *p, int64_t layer)
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
     TD_TRY(td_done(model, TD_PART_ATTENTION, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN1, input));
-    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_Q), d, 3 * d, dqkv, norm));
-    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_OUTPUT), d, d, dx, o));
+    TD_TRY(weight_grad(p, TD_PART_ATTENTION, td_p_layer(layer, TD_W_Q), d, 3 * d, dqkv, norm));
+    TD_TRY(weight_grad(p, TD_PART_ATTENTION, td_p_layer(layer, TD_W_OUTPUT), d, d, dx, o));
 
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
@@ -247,7 +273,6 @@ cleanup:
 static td_status layer_backward(const pass *p, int64_t layer)
 {
     td_device *dev = p->model->dev;
-    const td_layout *layout = &p->model->plan.layout;
     td_status status = TD_OK;
 
     TD_TRY(td_push_layer(dev, layer));
@@ -255,8 +280,7 @@ static td_status layer_backward(const pass *p, int64_t layer)
     if (status == TD_OK)
         status = attention_backward(p, layer);
     TD_TRY(td_pop_after(dev, status));
-    TD_TRY(final(p, (td_range){td_part_range(layout, TD_PART_ATTENTION, layer).begin,
-                               td_part_range(layout, TD_PART_FFN, layer).end}));
+    TD_TRY(final(p, layer_range(&p->model->plan.layout, layer)));
 cleanup:
     return status;
 }
@@ -296,9 +320,10 @@ static td_status run(const pass *p)
     TD_TRY(final(p, td_part_range(layout, TD_PART_NORMS, 0)));
 
     TD_TRY(td_step_enter(model, TD_STEP_EMBED_GRAD, 0));
-    TD_TRY(td_embedding_backward(model->dev, &embedding, td_tensor_at(model, TD_T_IDS, 0),
-                                 td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), p->accumulate,
-                                 grad(p, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
+    TD_TRY(make_room(p, TD_PART_EMBEDDING, td_part_range(layout, TD_PART_EMBEDDING, 0)));
+    TD_TRY(td_embedding_backward(
+        model->dev, &embedding, td_tensor_at(model, TD_T_IDS, 0), td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0),
+        p->accumulate, grad(p, TD_PART_EMBEDDING, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
     TD_TRY(final(p, td_part_range(layout, TD_PART_EMBEDDING, 0)));
 cleanup:

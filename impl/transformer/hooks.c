@@ -65,6 +65,19 @@ cleanup:
     return status;
 }
 
+td_status td_hooks_room(td_hook *chain, td_range range, void **where)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(where, "where is NULL");
+    for (td_hook *hook = chain; hook; hook = hook->next) {
+        if (hook->room)
+            TD_TRY(hook->room(hook, range, where));
+    }
+cleanup:
+    return status;
+}
+
 td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 {
     td_hook *hook = chain;

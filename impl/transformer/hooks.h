@@ -9,6 +9,7 @@
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
+ *     room      gradients of a range are about to be written
  *     final     gradients of a range are complete, the last micro-batch's added
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
@@ -19,8 +20,8 @@
  * micro-batch every element becomes final once. The stream has waited for what hooks queued elsewhere when a
  * pass has ended; where that concerns weights alone, when they are next needed.
  *
- * The links of a chain hear begin, needed, done and end one after the other. final goes to the first link
- * alone, and each link passes it on as it sees fit: a range is final for the next link when this one has
+ * The links of a chain hear begin, needed, done, room and end one after the other. final goes to the first
+ * link alone, and each link passes it on as it sees fit: a range is final for the next link when this one has
  * reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
  * links behind it what it has updated: a link that shares out new weights stands there. The calls below do
  * this. A link leaves out the functions that it does not use: a link without final is passed by.
@@ -100,11 +101,18 @@ struct td_hook {
 
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
 
-    /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the
-     * device's current stream. It is recorded again for later ranges at most until the pass has ended. A link
-     * that lets another stream reduce them passes them on at once with that
-     * stream's event; one that must see all of them first passes them on in `end`. A link may pass on parts
-     * of a range: its shard. */
+    /** Work that is queued after this call writes gradients of the range at *where, or adds to those that are
+     * there. *where holds the address of the first one in the model's own block and may be changed. It is
+     * valid until `final`, or until the pass ends if that is not a step's last one. Elements between weights
+     * are not written. The links after this one read gradients in the block: a link that places them
+     * elsewhere brings there what it passes on. */
+    td_status (*room)(td_hook *hook, td_range range, void **where);
+
+    /** The gradients of the range are in the block, or where `room` has placed them, after `event`; NULL:
+     * after what is queued on the device's current stream. The event is recorded again for later ranges at
+     * most until the pass has ended. A link that lets another stream reduce them passes them on at once with
+     * that stream's event; one that must see all of them first passes them on in `end`. A link may pass on
+     * parts of a range: its shard. */
     td_status (*final)(td_hook *hook, td_range range, td_event *event);
 
     /** New weights of the range are in the block behind `event`; NULL: behind what is
@@ -129,6 +137,7 @@ TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
 TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
                                  const void **where);
 TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
+TD_API td_status td_hooks_room(td_hook *chain, td_range range, void **where);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_settle(td_hook *chain);

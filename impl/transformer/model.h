@@ -22,6 +22,10 @@ struct td_transformer {
     td_hook *hooks;           /* NULL: none */
     td_pass pass;             /* that runs, or ran last */
     const char *at[TD_PARTS]; /* where the pass reads the part that was needed last */
+    struct {
+        char *at;
+        int64_t begin; /* the element whose gradient is there */
+    } room[TD_PARTS];  /* where it writes gradients; a layer's are TD_PART_ATTENTION */
     td_progress progress;
     bool grads_lost; /* backward failed; or transient, and a forward came since backward, or there was none */
     int64_t batch, seq; /* of the last forward */

@@ -243,7 +243,7 @@ td_status td_transformer_write(td_transformer *model, int64_t index, const void 
     else
         TD_TRY(td_device_copy(model->dev, master.at, numbers, (size_t)p->numel * td_dtype_size(p->dtype)));
     model->written[index] = true;
-    model->weights_there |= !memchr(model->written, false, (size_t)td_transformer_parameter_count(model));
+    model->weights_there |= !memchr(model->written, 0, (size_t)td_transformer_parameter_count(model));
 cleanup:
     return status;
 }

@@ -81,32 +81,57 @@ cleanup:
     return status;
 }
 
-td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, td_master from, int64_t count,
-                          td_dtype dtype, void *buffer)
+static td_status write_next(const void *to, int64_t at, const void *data, int64_t bytes)
+{
+    (void)at; /* the end of what was written before */
+    return td_safetensors_write(*(td_safetensors_writer *const *)to, data, bytes);
+}
+
+td_sink td_sink_of(td_safetensors_writer *const *writer)
+{
+    return (td_sink){write_next, writer};
+}
+
+td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at, td_master from,
+                          int64_t begin, int64_t count, td_dtype dtype, void *buffer)
 {
     const int64_t size = (int64_t)td_dtype_size(dtype), most = (from.low ? HALF : BUFFER) / size;
     td_status status = TD_OK;
 
-    for (int64_t at = 0; at < count; at += most) {
-        const int64_t piece = count - at < most ? count - at : most;
+    for (int64_t done = 0; done < count; done += most) {
+        const int64_t piece = count - done < most ? count - done : most;
 
-        TD_TRY(download(model, from, at, piece, dtype, buffer, (char *)buffer + HALF));
-        TD_TRY(td_safetensors_write(writer, buffer, piece * size));
+        TD_TRY(download(model, from, begin + done, piece, dtype, buffer, (char *)buffer + HALF));
+        TD_TRY(sink->write(sink->to, at + done * size, buffer, piece * size));
     }
 cleanup:
     return status;
 }
 
-td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *writer, void *buffer)
+td_range td_saved_overlap(const td_parameter *parameter, td_range range)
 {
-    const int64_t count = td_transformer_parameter_count(model);
+    const int64_t begin = range.begin - parameter->offset, end = range.end - parameter->offset;
+
+    return (td_range){begin > 0 ? begin : 0, end < parameter->numel ? end : parameter->numel};
+}
+
+td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, int64_t at, int64_t count,
+                                  const td_range *ranges, void *buffer)
+{
     td_status status = TD_OK;
 
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < td_transformer_parameter_count(model); i++) {
         const td_parameter *p = &model->parameters[i];
-
         const td_master from = td_weights_master(&model->weights, p->offset);
-        TD_TRY(td_saving_write(model, writer, from, p->numel, p->dtype, buffer));
+        const int64_t size = (int64_t)td_dtype_size(p->dtype);
+
+        for (int64_t k = 0; k < count; k++) {
+            const td_range part = td_saved_overlap(p, ranges[k]);
+
+            TD_TRY(td_saving_write(model, sink, at + part.begin * size, from, part.begin,
+                                   part.end - part.begin, p->dtype, buffer));
+        }
+        at += p->numel * size;
     }
 cleanup:
     return status;
@@ -134,7 +159,9 @@ td_status td_transformer_save(td_transformer *model, const char *path)
     }
     TD_TRY(td_saving_buffer(model, &buffer));
     TD_TRY(td_safetensors_writer_create(path, count, tensors, 1, &metadata, &writer));
-    TD_TRY(td_saving_write_weights(model, writer, buffer));
+    const td_range all = {0, model->weights.elements};
+    const td_sink sink = td_sink_of(&writer);
+    TD_TRY(td_saving_write_weights(model, &sink, 0, 1, &all, buffer));
     TD_TRY(td_safetensors_commit(writer));
 cleanup:
     td_safetensors_writer_destroy(writer);

@@ -172,6 +172,7 @@ TD_API td_status td_transformer_weights(const td_transformer *model, td_weights 
  *
  * Norms are needed throughout a pass, and recompute reads those of its backward pass; the others are needed
  * one after the other. Gradients become final in the order head, layers, all norms, embedding.
+ * Room for them is asked for in that order, but for the norms, which come after the head.
  * TD_BAD_ARGUMENT: model is NULL. */
 TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain);
 

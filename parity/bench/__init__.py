@@ -71,9 +71,10 @@ def gpu_cases(profile):
     for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
         yield checkpoints(*keys, "cuda", stage=1)
     for size, batch in (("2.7B", 16), ("xl", 32)):
-        shape, numel = shape_of(size, WHOLE_CONTEXT)
-        seconds = checkpointing.STEP_TOKENS * 6 * numel / 5e14
-        yield checkpointing.micro_case(size, batch, shape=shape, seconds=seconds, stage=1)
+        micros = dict(warmup=2, micro_batches=checkpointing.STEP_TOKENS // (batch * WHOLE_CONTEXT))
+        keys = keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "step", **micros) | {"batch": batch}
+        seconds = checkpointing.STEP_TOKENS * 6 * numel_of(size) / 5e14
+        yield checkpointing.micro_case(keys, seconds=seconds, stage=1)
     for layers in (1, 2, 4):  # the handout's question
         yield checkpoints("2.7B", 2048, layers, "cuda", stage=2)
     for size in ["2.7B", "small"]:
@@ -116,16 +117,20 @@ def configs(impls, device, dtype, mode, timed="phases"):
     return {impl: switches(impl, device, dtype, mode, timed) for impl in impls}
 
 
-def shape_of(size, context):
-    shape, numel = extents(size)
-    return shape | dict(batch=BATCH, context=context), numel
+def keys_of(size, context, dtype, mode, **more):
+    shape = {"size": size} | extents(size)[0]
+    return shape | dict(batch=BATCH, context=context, dtype=dtype) | more | {"pass": mode}
+
+
+def numel_of(size):
+    return extents(size)[1]
 
 
 def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     """Phase by phase, on a CPU; `compiled`: beside what torch.compile makes of it."""
     impls = ["c", "torch_eager", *(["torch_compile"] if compiled else [])]
     deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
-    shape, numel = shape_of(size, context)
+    numel = numel_of(size)
     element = 2 if dtype == "bf16" else 4
     # Weights of a side and what both start from; gradients and f32 moments when training; activations are
     # small beside them at batch 4.
@@ -140,18 +145,14 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
         alone=True,  # hungry, and cold, which is what the warm-up is about
         config=configs(impls, "cpu", dtype, mode),
         needs_bytes=len(impls) * held + numel * element,
-        size=size,
-        **shape,
-        dtype=dtype,
-        warmup=warmup,
-        **{"pass": mode},
+        **keys_of(size, context, dtype, mode, warmup=warmup),
     )
 
 
 def gpu_step(size, context, dtype, mode, stage=0, warmup=None):
     """Phase by phase, on a GPU: the handout's ten timed steps after 5 warm-up steps, or after fewer if a step is
     long."""
-    shape, numel = shape_of(size, context)
+    numel = numel_of(size)
     mine, theirs = step_seconds(size, context, dtype, mode)
     warmup, repeats = warmup or (5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1), 10
     training = mode == "step"
@@ -167,18 +168,14 @@ def gpu_step(size, context, dtype, mode, stage=0, warmup=None):
         config=configs(impls, "cuda", dtype, mode),
         stage=stage,
         needs_bytes=numel * (20 if training else 8),
-        size=size,
-        **shape,
-        dtype=dtype,
-        warmup=warmup,
-        **{"pass": mode},
+        **keys_of(size, context, dtype, mode, warmup=warmup),
     )
 
 
 def cold(size):
     """The first steps of a process, none of which is left out: the page looks at them as runs of ten after any number
     of warm-up steps."""
-    shape, numel = shape_of(size, COLD_CONTEXT)
+    numel = numel_of(size)
     return Case(
         "benchmarking_script",
         measure="time",
@@ -189,18 +186,14 @@ def cold(size):
         config=configs(["c", "torch_eager"], "cuda", "bf16_mixed", "step"),
         stage=2,
         needs_bytes=numel * 20,
-        size=size,
-        **shape,
-        dtype="bf16_mixed",
-        warmup=0,
-        **{"pass": "step"},
+        **keys_of(size, COLD_CONTEXT, "bf16_mixed", "step", warmup=0),
     )
 
 
 def whole(size, dtype, mode="step"):
     """Steps, or with "inference" forward passes, that nothing waits for between two readings of the clock; or with
     "parts" one step and what its kernels take."""
-    shape, numel = shape_of(size, WHOLE_CONTEXT)
+    numel = numel_of(size)
     training, timed = mode != "inference", mode != "parts"
     mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, "step" if training else mode)
     steps = 7 * WHOLE_STEPS + 8 if timed else 6
@@ -225,17 +218,13 @@ def whole(size, dtype, mode="step"):
         # With what is compiled ahead of its turn.
         seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 0.5 + steps * (7 * mine + 2 * theirs),
         needs_bytes=numel * (20 if training else 12),
-        size=size,
-        **shape,
-        dtype=dtype,
-        warmup=2,
-        **{"pass": mode},
+        **keys_of(size, WHOLE_CONTEXT, dtype, mode, warmup=2),
     )
 
 
 def on_sms(size, sms):
     """C's step in mixed precision with the weights' update on so many SMs."""
-    shape, numel = shape_of(size, WHOLE_CONTEXT)
+    numel = numel_of(size)
     how = switches("c_graph_overlap", "cuda", "bf16_mixed", "step", "whole") | {"update_sms": sms}
     steps = 7 * WHOLE_STEPS + 8
     return Case(
@@ -247,25 +236,20 @@ def on_sms(size, sms):
         stage=3,
         seconds=OVERHEAD_S + numel / 2e9 + steps * step_seconds(size, WHOLE_CONTEXT, "bf16_mixed")[0],
         needs_bytes=numel * 20,
-        size=size,
-        **shape,
-        dtype="bf16_mixed",
-        update_sms=sms,
-        warmup=2,
-        **{"pass": "update"},
+        **keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "update", update_sms=sms, warmup=2),
     )
 
 
 def checkpoints(size, context, checkpoint_layers, device, stage=0):
-    shape, numel = shape_of(size, context)
+    numel, dtype = numel_of(size), "bf16_mixed" if device == "cuda" else "f32"
     seconds = BATCH * context * 8 * numel / RATES["bf16_mixed" if device == "cuda" else device]
-    how = dict(shape=shape, numel=numel, seconds=seconds, stage=stage)
-    return checkpointing.case(size, context, checkpoint_layers, device, **how)
+    keys = keys_of(size, context, dtype, "step", warmup=2, checkpoint_layers=checkpoint_layers)
+    return checkpointing.case(keys, device, numel=numel, seconds=seconds, stage=stage)
 
 
 def step_seconds(size, context, dtype, mode="step"):
     """What a step is expected to take on a GPU: C's, and PyTorch's queued operation by operation."""
-    numel = shape_of(size, context)[1]
+    numel = numel_of(size)
     passes = 3 if mode == "step" else 1
     mine = BATCH * context * 2 * numel * passes / RATES[dtype] + (28 * numel / 4e12 if mode == "step" else 0)
     return mine, max(1.5 * mine, eager_seconds(size, mode))
@@ -312,7 +296,7 @@ def run(case, draw, c):
         timing = Parts if case["pass"] == "parts" else TIMINGS[how["timed"]]
         # Of the sides that may alternate none keeps scores, as the case's hungriest does.
         each = 8 if case["pass"] == "inference" else 18  # bytes a weight
-        needs = each * shape_of(case["size"], case.context)[1] if impl in case.alternate else None
+        needs = each * numel_of(case["size"]) if impl in case.alternate else None
         sides[impl] = side_of(timing(driver, case, values), flops, needs)
     return sides
 

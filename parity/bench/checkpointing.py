@@ -28,10 +28,9 @@ def configs(device, dtype, checkpoint_layers):
     return found
 
 
-def case(size, context, checkpoint_layers, device, *, shape, numel, seconds, stage=0):
-    dtype = "bf16_mixed" if device == "cuda" else "f32"
-    config = configs(device, dtype, checkpoint_layers)
-    gpu = device == "cuda"
+def case(keys, device, *, numel, seconds, stage=0):
+    checkpoint_layers, gpu = keys["checkpoint_layers"], device == "cuda"
+    config = configs(device, keys["dtype"], checkpoint_layers)
     return Case(
         "gradient_checkpointing",
         measure="time memory",
@@ -44,18 +43,12 @@ def case(size, context, checkpoint_layers, device, *, shape, numel, seconds, sta
         needs_bytes=numel * 24,
         reference="torch_checkpoint" if checkpoint_layers > 1 else PEERS[device],
         stage=stage,
-        size=size,
-        **shape,
-        dtype=dtype,
-        warmup=2,
-        checkpoint_layers=checkpoint_layers,
-        **{"pass": "step"},
+        **keys,
     )
 
 
-def micro_case(size, batch, *, shape, seconds, stage=0):
+def micro_case(keys, *, seconds, stage=0):
     """A step of STEP_TOKENS tokens in mixed precision on a GPU."""
-    micro_batches = STEP_TOKENS // (batch * shape["context"])
     switches = AS_TIMED | {"gradients": "held"}
     return Case(
         "micro_batches",
@@ -65,12 +58,7 @@ def micro_case(size, batch, *, shape, seconds, stage=0):
         config={"c_graph_overlap": {"attention": "flash"} | switches | {"timed": "whole"}},
         seconds=5 + 7 * seconds,
         stage=stage,
-        size=size,
-        **(shape | {"batch": batch}),
-        dtype="bf16_mixed",
-        warmup=2,
-        micro_batches=micro_batches,
-        **{"pass": "step"},
+        **keys,
     )
 
 

@@ -98,7 +98,8 @@ by "_" is judged.
     outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings. All sides of a case have the
                  same output names, shapes and dtypes; "truth" has them in float64 and may lack some
     side         outputs, or a function of no arguments that returns them (needed for time and memory; the function
-                 must do its whole work each time it is called, and return tensors that later calls may overwrite),
+                 must do its whole work each time it is called, C's twice where it is judged, and return tensors that
+                 later calls may overwrite),
                  or Side(call, before=..., open=..., close=..., flops=..., nbytes=..., needs_bytes=..., holds=...,
                  record={...}):
         before       called untimed before each call of `call`: a forward pass before a timed backward

@@ -52,8 +52,8 @@ def noisy(record: Mapping) -> bool:
 
 
 def clean(record: Mapping | None) -> bool:
-    """Whether it has a time that a sentence may be formed of."""
-    return record is not None and "ms" in record and not noisy(record)
+    """Whether it has a time that a sentence may be formed of. A wrong answer's is none."""
+    return record is not None and "ms" in record and record["status"] == "ok" and not noisy(record)
 
 
 def ms_of(record: Mapping | None) -> float | None:

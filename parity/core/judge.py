@@ -118,7 +118,7 @@ def _complaints(got: Outputs, case: _Judged) -> list[str]:
     found = []
     reference = case.sides.get(case.reference)
     expected = reference if reference is not None else case.truth
-    if set(got) != set(expected):
+    if set(got) != set(expected) or not got:
         return [f"outputs are {_listed(got)}, expected {_listed(expected)}"]
     for name, value in got.items():
         rule = rule_of(name, case.rules)

@@ -23,6 +23,7 @@ MIB = 2**20
 # How many answers with other orders of summation are formed, by the numbers that an answer has: the fewer,
 # the more answers it takes to tell what is noise.
 SHOWN = 5  # complaints of a side
+OWN = {"impl", "status", "error", "ms", "samples", "ratio"}  # keys of a record that no side may set
 EQUALS = ((2**14, 16), (2**18, 4), (math.inf, 2))
 
 
@@ -36,6 +37,7 @@ class Result:
 
     def end(self, error: BaseException) -> None:
         self.status, self.message = status_of(error)
+        self.measured = {}
 
 
 def status_of(error: BaseException) -> tuple[str, str]:
@@ -76,6 +78,8 @@ class Measurement:
         self.rules = plan.pop("rule", {})
         self.equal = plan.pop("equal", None)
         self.reference = plan.pop("reference", None) or _reference(plan)
+        if is_judged(self.reference or ""):
+            raise ProtocolError(f"the reference is {self.reference}, needs a side of PyTorch")
         if case.reference not in (None, self.reference):
             raise ProtocolError(f"run() is judged against {self.reference}, its case says {case.reference}")
         self.sides = {impl: self._side(impl, value) for impl, value in plan.items()}
@@ -84,11 +88,14 @@ class Measurement:
         if unknown:
             raise ProtocolError(f"the case has a config of {', '.join(sorted(unknown))}, run() no such side")
         self.outputs: dict[str, Outputs] = {}
+        self.copies: dict[str, list[Outputs]] = {}  # of C's outputs, by call
         self.complaints: dict[str, list[str]] = {}
         self.opened: list[str] = []
         self.held: dict[str, int] = {}  # by PyTorch before the sides of a turn were opened
         if not self.sides:
             raise ProtocolError("run() returned no side")
+        if "error" in self.measure and not any(map(is_judged, self.sides)):
+            raise ProtocolError("run() returned no side of C to judge")
 
     def run(self, budget: float) -> None:
         if self.case.in_turn:
@@ -152,25 +159,46 @@ class Measurement:
         return self.case.needs_bytes if needs is None else needs
 
     def error(self, impls: Iterable[str]) -> None:
-        """The outputs of each side, and what C did that it may not."""
+        """The outputs of each side, and what C did that it may not. C is called twice, because a captured graph may do
+        less in a later launch."""
         for impl in self._alive(impls):
-            self._attempt(impl, lambda impl=impl: self.outputs.update({impl: self._call(impl)}))
-            if is_judged(impl):
+            if not is_judged(impl):
+                self._attempt(impl, lambda impl=impl: self.outputs.update({impl: self._call(impl)}))
+                continue
+            self.copies[impl], kept = [], self.draw.kept()
+            for _ in range(2):
+                self.draw.restore(kept, self.outputs.get(impl, {}).values())
+                self._attempt(impl, lambda impl=impl: self._call_c(impl))
                 known = [text for texts in self.complaints.values() for text in texts]
-                self.complaints[impl] = [text for text in self.draw.complaints() if text not in known]
+                found = [text for text in self.draw.complaints() if text not in known]
+                self.complaints.setdefault(impl, []).extend(found)
+                if not self._alive([impl]):
+                    break
         self.calling("")
+
+    def _call_c(self, impl: str) -> None:
+        """Copies the outputs before the device is waited for: the copy lacks work that the call left to another
+        stream."""
+        found = self.outputs[impl] = self._call(impl)
+        copied = {name: _copy(value) for name, value in found.items()}
+        if not any(_same(copied, before) for before in self.copies[impl]):
+            self.copies[impl].append(copied)
 
     def judge(self) -> None:
         try:
             truth = self.truth() if callable(self.truth) else self.truth
-            alive = {impl: self.outputs[impl] for impl in self._alive()}
+            alive = {impl: self.copies.get(impl, [self.outputs[impl]]) for impl in self._alive()}
             lost = self.reference is not None and self.reference not in alive
             judged = {impl: o for impl, o in alive.items() if not (lost and is_judged(impl))}
+            first, last = ({impl: o[call] for impl, o in judged.items()} for call in (0, -1))
             # A reference that rounds to TF32 itself has that rounding in its own error.
             eps = None if self.reference == "torch_tf32" else EPS.get(self.case.get("dtype"))
             self.save(truth)
             equals = [] if lost else self.equals(truth)
-            verdicts = judge(judged, truth, self.rules, self.reference, eps, equals)
+            verdicts = judge(first, truth, self.rules, self.reference, eps, equals)
+            if any(len(calls) > 1 for calls in judged.values()):
+                later = judge(last, truth, self.rules, self.reference, eps, equals)
+                verdicts |= {impl: later[impl] for impl, found in verdicts.items() if found.passed}
         except DeviceLost:
             raise
         except Exception as error:  # the truth failed, or the module broke the protocol
@@ -282,7 +310,10 @@ class Measurement:
                 record["message"] = result.message
             if result.status in ("ok", "failed"):
                 further = self.sides[impl].record
-                record.update(further() if callable(further) else further)
+                further = further() if callable(further) else further
+                if OWN & set(further):
+                    raise ProtocolError(f"{impl} sets {', '.join(sorted(OWN & set(further)))} of its record")
+                record.update(further)
             found.append(record)
         return found
 
@@ -420,6 +451,14 @@ def _reference(plan: Mapping[str, Any]) -> str | None:
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _same(mine: Outputs, other: Outputs) -> bool:
+    """Whether all are equal; NaN equals nothing."""
+    return mine.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        for name, value in mine.items()
+    )
 
 
 def _is_among(value: Any, held: Mapping[int, int]) -> bool:

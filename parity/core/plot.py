@@ -122,7 +122,8 @@ def curves(
     are dotted lines across every panel."""
     with plt.rc_context(STYLE):
         size = (3.0 + 3.4 * len(panels), 4.4) if len(panels) > 1 else (7.2, 4.6)
-        figure, found = _figure(1, len(panels), size, title, under, sharey=True)
+        figure, found = _figure(1, len(panels), size, title, under, sharex=True, sharey=True)
+        places = sorted({at for lines in panels.values() for pairs in lines.values() for at, _ in pairs})
         drawn = {}
         for axes, (panel, lines) in zip(found[0], panels.items(), strict=True):
             looks = [look(label) for label in lines]
@@ -139,9 +140,10 @@ def curves(
             for words, height in (ceilings or {}).items():
                 line = axes.axhline(height, color="#888888", linestyle=":", linewidth=1.2, label=words)
                 drawn.setdefault(words, line)
-            _scale(axes, log, sorted({at for pairs in lines.values() for at, _ in pairs}))
+            _scale(axes, log, places)
             axes.set_xlabel(x)
             axes.set_title(panel, fontsize=10)
+            axes.tick_params(axis="x", labelsize=9 if len(panels) == 1 else 8)
         found[0][0].set_ylabel(y)
         return _legend(figure, drawn)
 
@@ -235,11 +237,10 @@ def stack(
             axes.annotate(
                 f"peak {totals[peak]:,.0f}" if totals[peak] >= 100 else f"peak {totals[peak]:.3g}",
                 (places[peak], totals[peak]),
-                xytext=(0.5, 0.985),
-                textcoords="axes fraction",
-                arrowprops={"arrowstyle": "-", "color": "#444444"},
-                ha="center",
-                va="top",
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="left" if places[peak] < 25 else "right" if places[peak] > 75 else "center",
+                va="bottom",
                 fontsize=9,
             )
             axes.set_ylim(0, 1.15 * max(totals))

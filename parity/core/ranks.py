@@ -10,6 +10,8 @@ import multiprocessing.connection
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -156,13 +158,19 @@ class Group:
     def _accept(self, listener, settings) -> None:
         """Waits for every rank to connect and to say that it is ready."""
         end = time.monotonic() + START_S
-        socket = listener._listener._socket  # which alone can be waited for
+        processes: set[int] = set()
+        waited = listener._listener._socket  # which alone can be waited for
         while len(self._pipes) < self.ranks:
-            if not multiprocessing.connection.wait([socket], timeout=0.2):
+            if not multiprocessing.connection.wait([waited], timeout=0.2):
                 self._check_starting(end)
                 continue
             pipe = listener.accept()
-            rank = pipe.recv()
+            rank, process = pipe.recv(), _process_of(pipe)
+            if rank in self._pipes or process in processes or not 0 <= rank < self.ranks:
+                raise GroupError(
+                    f"rank {rank} of {self.ranks} came twice, or its process is another rank too"
+                )
+            processes.add(process)
             self._pipes[rank] = pipe
             pipe.send(settings)
         for rank, pipe in sorted(self._pipes.items()):
@@ -185,6 +193,12 @@ class Group:
             missing = sorted(set(range(self.ranks)) - set(self._pipes))
             words = f"rank {missing[0]} has not come" if missing else "not all were ready"
             raise GroupError(f"of {self.ranks} ranks, {words} in {START_S:.0f} s")
+
+
+def _process_of(pipe) -> int:
+    """The id of the process at the other end, from the kernel."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        return struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
 
 def rank_variables(rank: int, ranks: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.core import plot, sides, words
+from parity.core import plot, words
 from parity.core.case import ParityError, case_name
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
@@ -24,6 +24,7 @@ from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
+from parity.core.sides import explained, sides_note
 from parity.core.tables import SUFFIXES, Table, framed
 from parity.core.view import Records
 
@@ -113,10 +114,10 @@ class Page:
             self.more.append((self._now.question, tabled))
             self._notes = []
             return
-        names = sides.explained(tabled.table) - self._names
+        names = explained(tabled.table) - self._names
         self._names |= names
         if names:
-            self.note(sides.note(names, self.module))
+            self.note(sides_note(names, self.module))
         self._add(tabled)
 
     def plot(
@@ -134,34 +135,26 @@ class Page:
         implementation may come a comma and a word, as "c, arithmetic", which is drawn as open markers."""
         panels = curves if any(isinstance(found, Mapping) for found in curves.values()) else {"": curves}
         drawn = {}
-        for panel, sides in panels.items():
-            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in sides.items()}
+        for panel, curves_of in panels.items():
+            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in curves_of.items()}
             drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
         drawn = {panel: found for panel, found in drawn.items() if found}
-        self._picture(
-            name,
-            title,
-            drawn,
-            lambda: plot.curves(drawn, x=x, y=y, log=log, ceilings=ceilings, **self._head(title)),
-        )
+        self._picture(plot.curves, name, drawn, title, x=x, y=y, log=log, ceilings=ceilings)
 
     def timeline(self, name: str, panels: Mapping, *, x: str, title: str) -> None:
-        self._picture(name, title, panels, lambda: plot.timeline(panels, x=x, **self._head(title)))
+        self._picture(plot.timeline, name, panels, title, x=x)
 
     def stack(self, name: str, panels: Mapping, *, x: str, y: str, title: str) -> None:
-        self._picture(name, title, panels, lambda: plot.stack(panels, x=x, y=y, **self._head(title)))
+        self._picture(plot.stack, name, panels, title, x=x, y=y)
 
     def bars(self, name: str, groups: Mapping, *, y: str, title: str, stacked: bool = True) -> None:
-        self._picture(
-            name, title, groups, lambda: plot.bars(groups, y=y, stacked=stacked, **self._head(title))
-        )
+        self._picture(plot.bars, name, groups, title, y=y, stacked=stacked)
 
-    def _head(self, title: str) -> dict[str, str]:
-        return {"title": title, "under": escape(self.machine, "mathtext")}
-
-    def _picture(self, name: str, title: str, content: Mapping, draw: Callable[[], Any]) -> None:
+    def _picture(self, draw: Callable, name: str, content: Mapping, title: str, **how: Any) -> None:
+        """Nothing if there is no content."""
+        how |= {"title": title, "under": escape(self.machine, "mathtext")}
         if content:
-            self._add(Figure(f"{self.module}_{name}", title, draw))
+            self._add(Figure(f"{self.module}_{name}", title, lambda: draw(content, **how)))
 
     def _add(self, block: Tabled | Figure) -> None:
         self._now.blocks += [*map(Text, self._notes), block]
@@ -183,6 +176,18 @@ def anchor(heading: str) -> str:
 
 def heading_of(section: Section) -> str:
     return f"{section.row}: {section.question}" if section.row else section.question
+
+
+def place_of(module: str, section: Section) -> str:
+    """Where a section is found, from the folder of its machine."""
+    return f"{module}.md#{anchor(heading_of(section))}"
+
+
+def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
+    """A CSV file."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return _write(path, out.getvalue())
 
 
 def pages_of(
@@ -295,9 +300,8 @@ def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
                 file = f"{figure.name}.pdf"
                 listed.append((file, "picture", section.row, figure.title, page.machine))
                 written.append(_write(folder / file, plot.save(figure.draw(), "pdf")))
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([("file", "kind", "row", "question", "machine"), *listed])
-    return [*written, _write(folder / LIST, out.getvalue())]
+    head = ("file", "kind", "row", "question", "machine")
+    return [*written, write_list(folder / LIST, [head, *listed])]
 
 
 def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records: Sequence[Mapping]) -> str:
@@ -307,10 +311,8 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
         mine = [record for record in records if record["module"] == name]
         for section in (section for section in page.shown() if section.row):
             found = [r for r in mine if r["deliverable"] == deliverable_of(section.row)]
-            where = f"{name}.md#{anchor(heading_of(section))}"
-            lines.append(
-                {"row": f"[{section.row}]({where})", "question": section.question, "verdict": verdict(found)}
-            )
+            line = {"row": f"[{section.row}]({place_of(name, section)})", "question": section.question}
+            lines.append(line | {"verdict": verdict(found)})
     order = {row: i for i, row in enumerate(QUESTIONS)}
     lines.sort(key=lambda line: order.get(re.sub(r"^\[(.*)\]\(.*$", r"\1", line["row"]), len(order)))
     document = Markdown(Path(), title=f"C and PyTorch on {machine_of(records)}")
@@ -383,7 +385,7 @@ def machine_of(records: Sequence[Mapping], form: str = "md") -> str:
     return _distinct((record.get("machine") for record in records), form)
 
 
-def _when(records: Sequence[Mapping]) -> str:
+def when(records: Sequence[Mapping]) -> str:
     dates = sorted(record["time"][:10] for record in records if "time" in record)
     return " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "at a time unknown"
 
@@ -395,7 +397,7 @@ def _summary(records: Sequence[Mapping]) -> str:
         name: {r["versions"][name]: None for r in records if name in r.get("versions", {})} for name in names
     }
     words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in versions.items() if found]
-    parts = [machine_of(records), *([", ".join(words)] if words else []), f"measured {_when(records)}"]
+    parts = [machine_of(records), *([", ".join(words)] if words else []), f"measured {when(records)}"]
     return f"*{'; '.join(parts)}.*\n"
 
 
@@ -409,7 +411,7 @@ def provenance(records: Sequence[Mapping]) -> str:
     on_cpu = any("device" not in record for record in records)
     threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
     return (
-        f"Measured {_when(records)} on {_distinct(map(_place, records))}; {threads}{', '.join(words)}. "
+        f"Measured {when(records)} on {_distinct(map(_place, records))}; {threads}{', '.join(words)}. "
         f"{' '.join(builds_of(records))}\n"
     )
 

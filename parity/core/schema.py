@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,13 @@ class Kind:
     """What one value may be."""
 
     words: str
-    holds: Callable[[Any], bool]
+    types: Any
+    fits: Callable[[Any], bool] = lambda value: True
+    flag: bool = False  # true and false as well, which are numbers of Python's
+
+    def holds(self, value: Any) -> bool:
+        known = isinstance(value, self.types) and (self.flag or not isinstance(value, bool))
+        return known and self.fits(value)
 
 
 @dataclass(frozen=True)
@@ -41,48 +48,27 @@ class Keys:
     may: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str))
-
-
 def _one_of(*words: str) -> Kind:
-    return Kind(f"one of {', '.join(words)}", lambda value: _is_text(value) and value in words)
+    return Kind(f"one of {', '.join(words)}", str, words.__contains__)
 
 
-TEXT = Kind("a string", _is_text)
+REAL, NULL = (int, float), type(None)
+TEXT = Kind("a string", str)
 # What a page or a line of output is keyed by.
-NAME = Kind("a name", lambda value: _is_text(value) and value != "" and value.isprintable())
-NUMBER = Kind("a number", _is_number)
-TIME = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
+NAME = Kind("a name", str, lambda value: value != "" and value.isprintable())
+NUMBER = Kind("a number", REAL)
+TIME = Kind("a number of at least 0", REAL, lambda value: value >= 0)
 # Pages divide by these.
-POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
-COUNT = Kind(
-    "a whole number of at least 1", lambda value: isinstance(value, int) and _is_number(value) and value >= 1
-)
+POSITIVE = Kind("a number above 0", REAL, lambda value: value > 0)
+COUNT = Kind("a whole number of at least 1", int, lambda value: value >= 1)
 # A number that was not finite is written as null.
-MEASURED = Kind("a number or null", lambda value: value is None or _is_number(value))
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-SCALAR = Kind("a number, a string, true, false or null", lambda value: value is None or _is_key(value))
-KEY = Kind("a number, a string, true or false", _is_key)
+MEASURED = Kind("a number or null", (*REAL, NULL))
+FLAG = Kind("true or false", bool, flag=True)
+SCALAR = Kind("a number, a string, true, false or null", (*REAL, str, NULL), flag=True)
+KEY = Kind("a number, a string, true or false", (*REAL, str), flag=True)
 
 STATISTICS = Keys(
-    must={
-        "median": POSITIVE,
-        "mean": POSITIVE,
-        "std": TIME,
-        "min": TIME,
-        "max": POSITIVE,
-        "p95": POSITIVE,
-        "n": COUNT,
-    }
+    must=dict.fromkeys(("median", "mean", "max", "p95"), POSITIVE) | {"std": TIME, "min": TIME, "n": COUNT}
 )
 BUILD = Keys(must={"version": TEXT, "commit": TEXT, "library": NAME}, may={"dirty": FLAG, "id": NAME})
 HOST = Keys(
@@ -90,7 +76,7 @@ HOST = Keys(
     may=dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
     | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)},
 )
-ERROR = {"max_abs": MEASURED, "rel_l2": MEASURED, "ulp_max": MEASURED, "used": MEASURED, "truth": TEXT}
+ERROR = dict.fromkeys(("max_abs", "rel_l2", "ulp_max", "used"), MEASURED) | {"truth": TEXT}
 
 RECORD = Keys(
     must={
@@ -101,27 +87,16 @@ RECORD = Keys(
         "status": _one_of("ok", "failed", "error", "oom", "unsupported"),
     },
     may={
-        "measure": TEXT,
-        "message": TEXT,
+        **dict.fromkeys(("measure", "message", "machine", "commit", "time"), TEXT),
         "reference": NAME,
-        "machine": TEXT,
         "device": _one_of("cpu", "cuda"),
-        "commit": TEXT,
-        "time": TEXT,
         "versions": Each(TEXT),
         "build": BUILD,
         "config": Each(KEY),
         "host": HOST,
-        "threads": COUNT,
         "others": NUMBER,
-        "sides": COUNT,
-        "together": COUNT,
-        "seconds": MEASURED,
-        "first_ms": MEASURED,
-        "tflops": MEASURED,
-        "gb_s": MEASURED,
-        "peak_mib": MEASURED,
-        "requested_mib": MEASURED,
+        **dict.fromkeys(("threads", "sides", "together"), COUNT),
+        **dict.fromkeys(("seconds", "first_ms", "tflops", "gb_s", "peak_mib", "requested_mib"), MEASURED),
         "ms": STATISTICS,
         "ratio": Keys(may={"over": NAME, "median": NUMBER, "p25": NUMBER, "p75": NUMBER}),
         "error": Keys(may=ERROR | {"outputs": Each(Keys(may=ERROR))}),
@@ -155,6 +130,7 @@ def check(record: Any) -> None:
     """SchemaError unless it is a record."""
     _sound("", record, MOST_DEPTH)
     _fits("", record, RECORD)
+    _agrees(record)
 
 
 def _sound(path: str, value: Any, deeper: int) -> None:
@@ -196,6 +172,25 @@ def _fits(path: str, value: Any, kind: Any) -> None:
     for key, wants in {**kind.must, **kind.may}.items():
         if key in value:
             _fits(_below(path, key), value[key], wants)
+
+
+def _agrees(record: Mapping) -> None:
+    """What its keys say of each other."""
+    status, ms, samples = record["status"], record.get("ms"), record.get("samples")
+    if status in ("failed", "error") and not record.get("message", "").strip():
+        raise SchemaError(f"message is missing, status {status} needs one")
+    if "ratio" in record and status not in ("ok", "failed"):
+        raise SchemaError(f"ratio is there, status {status} has none")
+    if record.get("ratio", {}).get("over") == record["impl"]:
+        raise SchemaError(f"ratio.over is {_shown(record['impl'])}, needs another side")
+    if ms and not ms["min"] <= ms["median"] <= ms["max"]:
+        raise SchemaError(f"ms.median is {ms['median']}, needs {ms['min']} to {ms['max']}")
+    if ms and samples and None not in samples:
+        if len(samples) != ms["n"]:
+            raise SchemaError(f"ms.n is {ms['n']}, there are {len(samples)} samples")
+        middle = statistics.median(samples)
+        if not math.isclose(ms["median"], middle, rel_tol=1e-3, abs_tol=1e-6):
+            raise SchemaError(f"ms.median is {ms['median']}, that of the samples {middle}")
 
 
 def _below(path: str, key: str | int) -> str:

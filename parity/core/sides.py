@@ -57,7 +57,7 @@ def explained(table: Table) -> set[str]:
     return set(SIDES) & (cells | words)
 
 
-def note(names: Iterable[str], module: str) -> str:
+def sides_note(names: Iterable[str], module: str) -> str:
     """What each of these sides is in a module."""
     words = (f"`{name}`: {SPECIAL.get((module, name), SIDES[name])}" for name in SIDES if name in names)
     return f"Sides: {'; '.join(words)}."

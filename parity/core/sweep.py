@@ -21,8 +21,10 @@ from parity.core.case import MEASURES, Case, ParityError
 from parity.core.comparison import geomean
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
+from parity.core.judge import is_judged
 from parity.core.ranks import runs_ranks
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
+from parity.core.view import number
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "standard", "full")
@@ -165,8 +167,8 @@ class How:
 def run_sweep(
     items: Sequence[Item], file: RecordFile, settings: Settings, console: Console, how: How | None = None
 ) -> int:
-    """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time was up before all
-    were run, else 0."""
+    """Runs what is not finished and appends its records; 1 if a case failed or C has no result of any, else MORE if the
+    time was up before all were run, else 0."""
     how, started = how or How(), time.monotonic()
     finished = Finished(file.loaded.records)
     timed = any(_is_measured(item) for item in items)
@@ -223,7 +225,7 @@ def _run_pending(
     started: float,
 ) -> int:
     counts: Counter = Counter()
-    bad = False
+    bad, none = False, True
     expected = {item.name: expected_seconds(item, finished) for item in pending}
     early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
     if early:
@@ -255,12 +257,15 @@ def _run_pending(
             file.append(records)
             counts.update(record["status"] for record in records)
             bad |= any(record["status"] in BAD for record in records)
+            none &= not any(is_judged(record["impl"]) and record["status"] == "ok" for record in records)
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
     if pending:
         why = "a case before them is bad" if how.fail_fast and bad else "the time is up"
         console.print(f"{len(pending)} cases are left: {why}, the same command goes on from here")
-    return 1 if bad else MORE if pending else 0
+    if none:
+        console.print("C has no result of any case: nothing was compared", style="red")
+    return 1 if bad or none else MORE if pending else 0
 
 
 def places(items: Sequence[Item]) -> Callable[[str], int]:
@@ -357,7 +362,8 @@ class _Watch:
         tally.done += 1
         tally.bad += bad
         tally.seconds += time.monotonic() - self.begun
-        tally.ratios += [record["ratio"]["median"] for record in records if "ratio" in record]
+        ratios = (number(record, "ratio") for record in records)
+        tally.ratios += [ratio for ratio in ratios if ratio is not None]
         self._show(item.module, f", {duration(tally.seconds)}")
         if bad or self.verbose:
             line = f"[{self.done}/{len(self.expected)}] {item.name}: {'; '.join(map(_summary, records))}"

@@ -12,6 +12,7 @@ from parity.core.comparison import geomean
 from parity.core.judge import is_judged
 from parity.core.record import key_of
 from parity.core.sweep import BAD, Item, lowest_floor, places
+from parity.core.view import number
 
 
 @dataclass
@@ -40,7 +41,7 @@ def say(
         found = records[item.module, item.case.name]
         rows[item.module].cases += 1
         failed = [record for record in found if record["status"] in BAD]
-        rows[item.module].hold += bool(found) and not failed
+        rows[item.module].hold += any(map(_holds, found)) and not failed
         bad += [(item, record) for record in failed]
         _add_times(rows[item.module], item, found)
     console.print(
@@ -64,8 +65,15 @@ def say(
         _print(console, lowest_floor(bad, place), "red")
 
 
+def _holds(record: Mapping) -> bool:
+    """Whether it is a result of C, and right where the case judges it."""
+    asked = not record.get("message", "").startswith("not judged")
+    return is_judged(record["impl"]) and record["status"] == "ok" and asked
+
+
 def _add_times(row: Row, item: Item, records: Sequence[Mapping]) -> None:
-    ms = {record["impl"]: record["ms"]["median"] for record in records if "ms" in record}
+    times = {record["impl"]: number(record, "ms") for record in records}
+    ms = {impl: time for impl, time in times.items() if time is not None}
     theirs = {impl: value for impl, value in ms.items() if not is_judged(impl)}
     if not theirs:
         return

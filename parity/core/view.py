@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 # Column of the frame -> where the record has it. `ms` alone is the median.
+SPEEDS = ("ms", "ratio", "tflops", "gb_s")
 MEASURED = {"ms": ("ms", "median")}
 MEASURED |= {f"ms_{name}": ("ms", name) for name in ("mean", "std", "min", "max", "p95")} | {"n": ("ms", "n")}
 MEASURED |= {"ratio": ("ratio", "median")} | {f"ratio_{name}": ("ratio", name) for name in ("p25", "p75")}
@@ -138,9 +139,13 @@ class Records:
 
 
 def number(record: Mapping, name: str) -> float | None:
-    """A number of a record by its column's name, else by its key, with dots for keys inside keys."""
+    """A number of a record by its column's name, else by its key, with dots for keys inside keys. A wrong answer
+    has no speed."""
+    path = MEASURED.get(name, tuple(name.split(".")))
+    if path[0] in SPEEDS and record["status"] != "ok":
+        return None
     value: Any = record
-    for key in MEASURED.get(name, tuple(name.split("."))):
+    for key in path:
         if not isinstance(value, Mapping) or key not in value:
             return None
         value = value[key]

@@ -5,8 +5,6 @@ with more sentences; then the handout's hardware first, H100, H200, another GPU,
 that share a GPU come after the CPU.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,22 +147,23 @@ def wanted(row: str, only: Sequence[str]) -> bool:
 def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
     document.text(
         "Every answer is formed from records by `python -m parity writeup`. Times are in ms, and medians if the table "
-        f"does not say means; memory is in MiB (2^20 bytes). {RULE} A result whose samples spread by more than 20 % "
-        "(std / mean) is named under `noisy`, and no sentence uses it."
+        f"does not say means; memory is in MiB (2^20 bytes). {RULE} A column `noisy` names results whose samples "
+        "spread by more than 20 % (std / mean); no sentence uses those, except where the spread is the subject, in "
+        "benchmarking_script (c). `% of the bound`: FLOPs at the GEMM rate, or bytes at the copy rate, that the "
+        "card was measured at, whichever takes longer, over the time."
     )
-    rows = []
-    for machine in machines:
-        records = machine.records
-        dates = sorted(record["time"][:10] for record in records if "time" in record)
-        rows.append(
-            {
-                "folder": machine.name,
-                "machine": report.machine_of(records, "plain"),
-                "PyTorch": ", ".join(sorted({r["versions"]["torch"] for r in records if "versions" in r})),
-                "measured": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
-                "results": len(records),
-            }
-        )
+    rows = [
+        {
+            "folder": machine.name,
+            "machine": report.machine_of(machine.records, "plain"),
+            "PyTorch": ", ".join(
+                sorted({r["versions"]["torch"] for r in machine.records if "versions" in r})
+            ),
+            "measured": report.when(machine.records),
+            "results": len(machine.records),
+        }
+        for machine in machines
+    ]
     document.heading(2, "What ran where")
     document.table(Table(rows))
 
@@ -188,11 +187,10 @@ def write_section(document: Markdown, row: str, found: Found, reports: Path, pat
     )
     folder = machine.name.split(" and ")[-1]
     form = "md" if document.form == "md" else "plain"
-    target = f"{folder}/{found.module}.md#{report.anchor(report.heading_of(section))}"
     document.link(
-        f"{report.machine_of(mine, form)}; {builds_of(mine)}. Measured by {command}.",
+        f"{report.machine_of(mine, form)}; {builds_of(mine)}. {'Measured' if section.blocks else 'Run'} by {command}.",
         f"The page of {folder}",
-        target,
+        f"{folder}/{report.place_of(found.module, section)}",
     )
 
 
@@ -209,13 +207,8 @@ def builds_of(records: Sequence[Mapping]) -> str:
 
 
 def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
-    rows = [
-        {"id": row, "what": "everything"}
-        if found is None
-        else {"id": row, "what": "; ".join(found.section.lacks)}
-        for row, found in chosen.items()
-        if found is None or found.section.lacks
-    ]
+    lacks = {row: "; ".join(found.section.lacks) if found else "everything" for row, found in chosen.items()}
+    rows = [{"id": row, "what": what} for row, what in lacks.items() if what]
     document.heading(1, "What no machine has measured")
     if rows:
         document.table(Table(rows), "What no machine has measured.", "missing")
@@ -235,14 +228,12 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
         for row in rows:
             line = {"row": row}
             for machine in machines:
-                of = [f for f in found.get(row, ()) if f.machine is machine]
-                words = "yes" if of and of[0].section.complete else "part"
-                link = (
-                    f"{machine.name}/{of[0].module}.md#{report.anchor(report.heading_of(of[0].section))}"
-                    if of
-                    else ""
-                )
-                line[f"[{machine.name}]({machine.name}/README.md)"] = f"[{words}]({link})" if of else ""
+                of = next((f for f in found.get(row, ()) if f.machine is machine), None)
+                cell = ""
+                if of:
+                    words = "yes" if of.section.complete else "part"
+                    cell = f"[{words}]({machine.name}/{report.place_of(of.module, of.section)})"
+                line[f"[{machine.name}]({machine.name}/README.md)"] = cell
             lines.append(line)
         document.heading(2, f"The handout of {year}")
         document.table(Table(lines))
@@ -253,15 +244,11 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
 
 def write_list(reports: Path, chosen: Mapping[str, Found | None]) -> Path:
     """Which table and picture of the write-up answers which question: for those who export them."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("row", "kind", "name", "machine"))
+    rows = [("row", "kind", "name", "machine")]
     for row, found in chosen.items():
         for block in found.section.blocks if found else ():
             if isinstance(block, Tabled):
-                writer.writerow((row, "table", f"{found.module}_{block.name}", found.machine.name))
+                rows.append((row, "table", f"{found.module}_{block.name}", found.machine.name))
             elif isinstance(block, Figure):
-                writer.writerow((row, "picture", block.name, found.machine.name))
-    path = reports / report.LIST
-    write_whole(path, out.getvalue())
-    return path
+                rows.append((row, "picture", block.name, found.machine.name))
+    return report.write_list(reports / report.LIST, rows)

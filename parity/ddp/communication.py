@@ -93,7 +93,7 @@ def watched_ms(session, comm, reduce, times):
     return found
 
 
-# ---- the model of the overhead ----
+# ---- the time of an all-reduce by its bytes ----
 
 
 def times_of(series):
@@ -110,20 +110,3 @@ def fitted(series):
     if o < 0 or slope <= 0:
         o, slope = 0.0, (nbytes / ms).sum() / ((nbytes / ms) ** 2).sum()
     return float(o) / 1e3, 1e3 / float(slope)
-
-
-def behind(calls, nbytes, backward_ms, o, w):
-    """ms from the end of the backward pass to that of the last collective: `calls` buckets of as many bytes become
-    final at equal distances, and are sent one after the other."""
-    each = 1e3 * (o + nbytes / calls / w)
-    return max(each, backward_ms / calls + calls * each - backward_ms)
-
-
-def optimum(nbytes, backward_ms, o, w):
-    """The number of buckets, at most 4096, with which the least is sent after backward."""
-    return min(range(1, 4097), key=lambda calls: behind(calls, nbytes, backward_ms, o, w))
-
-
-def handout_optimum(nbytes, o, w):
-    """Bytes of the best bucket where a bucket is sent for as long as the next is computed."""
-    return (nbytes * w * o) ** 0.5

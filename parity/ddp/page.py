@@ -1,7 +1,7 @@
 """The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
 from parity.core.comparison import ms_of
-from parity.ddp.communication import behind, fitted, handout_optimum, optimum, times_of
+from parity.ddp.communication import fitted, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ran_with, report_proofs, setup, tabled
 from parity.shared.ranked import NARROW
@@ -76,7 +76,8 @@ def of(records, way, strategy=None, impl=None):
 def proofs(page, errors, strategy):
     page.section(PROOFS[strategy])
     mine = errors.only(strategy=[strategy, "flat"] if strategy == "naive" else [strategy])
-    report_proofs(page, mine.records, f"proofs_{strategy}", ("model", "ranks", "dtype"))
+    keys = ("model", "ranks", "dtype", *(["bucket_mb"] if strategy == "bucketed" else []))
+    report_proofs(page, mine.records, f"proofs_{strategy}", keys)
 
 
 # ---- steps ----
@@ -89,7 +90,9 @@ def steps_table(page, times, runs, way, strategies, name):
     """Steps of C and PyTorch, a row a strategy and bucket; and what communication takes of C's."""
     timed = [r for r in of(times.records, way) if "ms" in r and r["case"]["strategy"] in strategies]
     if timed:
-        page.note(f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, beside PyTorch's.")
+        page.note(
+            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, next to PyTorch's."
+        )
     page.table(by_strategy(timed, STEP), name)
     found = [r for r in of(runs, way, impl=side_of(runs)) if r["case"]["strategy"] in strategies]
     if found:
@@ -105,14 +108,26 @@ def split(record):
     """What communication takes of a step."""
     values = record["values"]
     row = {f"{title} (ms)": values[key] for title, key in SPLIT.items()}
-    row |= {f"{name} / step": f"{100 * values[name] / values['step']:.0f} %" for name in ("exposed", "collectives")}
-    return row | {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]} | {
-        "MiB": values["bytes"] / MIB,
-        "tandem": build_of(record),
+    row |= {
+        f"{name} / step": f"{100 * values[name] / values['step']:.0f} %"
+        for name in ("exposed", "collectives")
     }
+    return (
+        row
+        | {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]}
+        | {
+            "MiB": values["bytes"] / MIB,
+            "tandem": build_of(record),
+        }
+    )
 
 
-SPLIT = {"step": "step", "without communication": "without", "exposed": "exposed", "collectives": "collectives"}
+SPLIT = {
+    "step": "step",
+    "without communication": "without",
+    "exposed": "exposed",
+    "collectives": "collectives",
+}
 
 
 def build_of(record):
@@ -156,17 +171,20 @@ def report_overlap(page, times, runs, way):
     )
     rows = by_strategy(times.only(ranks=min(times.values("ranks"), default=0)).records, WAY_AND_STEP)
     page.table(rows, "steps")
-    single = {(row["dtype"], row["strategy"]): row for row in rows if "bucket (MiB)" not in row or not row["bucket (MiB)"]}
-    slower = [
-        dtype
-        for dtype in DTYPES
-        for pair in [[single.get((dtype, name), {}) for name in ("flat", "overlap")]]
-        if all(
-            impl in pair[0] and impl in pair[1] and pair[0][impl] < pair[1][impl]
-            for impl in (f"{side_of(runs)} (ms)", "torch_ddp (ms)")
-        )
-    ]
-    page.say(**way, **strategies, slower=slower or None)
+    page.say(
+        **way, **strategies, slower=[d for d in DTYPES if overlap_is_slower(rows, d, side_of(runs))] or None
+    )
+
+
+def overlap_is_slower(rows, dtype, mine):
+    """Than one all-reduce of all gradients, in C and in PyTorch, by these rows of one build."""
+    flat, overlap = (
+        next((row for row in rows if (row["dtype"], row["strategy"]) == (dtype, name)), {})
+        for name in ("flat", "overlap")
+    )
+    pairs = [(flat.get(f"{impl} (ms)"), overlap.get(f"{impl} (ms)")) for impl in (mine, "torch_ddp")]
+    same = flat.get("tandem") == overlap.get("tandem")
+    return same and all(one and other and one < other for one, other in pairs)
 
 
 def report_traces(page, times, runs, way):
@@ -243,13 +261,15 @@ def report_buckets(page, times, runs, links, way):
     told["single"] = steps_by_bucket(times, runs, way, mine, "overlap", ms_of).get(0)
     told["hidden"] = min((hidden(r["values"]) for r in of(runs, way, "bucketed", mine)), default=None)
     told["spread"] = max(
-        (r["ms"]["std"] / r["ms"]["mean"] for r in of(times.records, way, "bucketed", "torch_ddp") if "ms" in r),
+        (
+            r["ms"]["std"] / r["ms"]["mean"]
+            for r in of(times.records, way, "bucketed", "torch_ddp")
+            if "ms" in r
+        ),
         default=None,
     )
     page.say(**way, **told, timed=max((mb for mb in seen if mb), default=None))
     page.table(fits(links), "fit", more=True)
-    page.table(best_buckets(runs, links), "optimum", more=True)
-    page.table(predictions(runs, links), "buckets_by_the_model", more=True)
     page.method("buckets")
 
 
@@ -308,47 +328,6 @@ def by_strategy(records, keys):
                 row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / theirs
     builds = [row.pop("tandem", None) for row in rows]  # the last column
     return [row | {"tandem": build} for row, build in zip(rows, builds, strict=True)]
-
-
-def modelled(runs, links):
-    """(run in buckets, ms of backward, (o, w)), where the same way was run one by one."""
-    for record in runs:
-        way = {name: record["case"][name] for name in WAY}
-        naive = [r for r in of(runs, way, "naive", record["impl"]) if "series" in r]
-        if record["case"]["strategy"] == "bucketed" and naive and link_of(links, record):
-            ends = [values for name, values in naive[0]["series"].items() if name.endswith("passes")]
-            yield record, sum(e[1] - e[0] for e in ends) / len(ends), fitted(link_of(links, record))
-
-
-def predictions(runs, links):
-    for record, backward, (o, w) in modelled(runs, links):
-        values = record["values"]
-        tail = behind(values["calls"], values["bytes"], backward, o, w)
-        step = values["without"] + tail
-        yield (
-            head_of(record, ("dtype", "optimizer"))
-            | {
-                "calls": values["calls"],
-                "after backward, model (ms)": tail,
-                "exposed (ms)": values["exposed"],
-            }
-            | {"step, model (ms)": step, "step (ms)": values["step"], "model / step": step / values["step"]}
-        )
-
-
-def best_buckets(runs, links):
-    """A row for each side and way: the model's best buckets, and the handout's."""
-    rows = {}
-    for record, backward, (o, w) in modelled(runs, links):
-        case, nbytes = record["case"], record["values"]["bytes"]
-        calls = optimum(nbytes, backward, o, w)
-        row = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
-        row |= {"backward (ms)": backward, "s / w (ms)": 1e3 * nbytes / w, "best n": calls}
-        row |= {"best bucket (MiB)": nbytes / calls / MIB}
-        row |= {"after backward (ms)": behind(calls, nbytes, backward, o, w)}
-        row["by the handout's formula (MiB)"] = handout_optimum(nbytes, o, w) / MIB
-        rows[record["impl"], *(case[name] for name in WAY)] = row
-    return list(rows.values())
 
 
 def fits(links):

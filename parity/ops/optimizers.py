@@ -154,11 +154,13 @@ def adamw_update(case, draw, c):
     there = {"p": ours["copy"], "low": low, "g": g, "m": ours["m"], "v": ours["v"]}
     tensors = c.struct("td_update_tensors", case, **addresses(c, there))
     adamw = placed(c, c.struct("td_adamw", case, **adamw_of(case)))
-    state = placed(c, state_of(c, case.step - 1 if case.on_device else case.step))
+    start = state_of(c, case.step - 1 if case.on_device else case.step)
+    state = placed(c, start)
     timed = "time" in case.measure
 
     def tandem():
         if not timed:
+            c.td_assign(c.device, state, start, c.ffi.sizeof(start[0]))
             ours["m"].copy_(m)
             ours["v"].copy_(v)
             c.td_split(c.device, case.count, p, ours["copy"], low)

@@ -82,7 +82,10 @@ def report_memory(page, parts):
             "reused": arithmetic["gradients"] - columns.get("gradients", 0.0),
         }
     where = setup(first[0]["case"]) if first else ""
-    page.note(f"{where}; MiB of the rank with the most.")
+    page.note(
+        f"{where}; MiB of the rank with the most, in the second step. whole: not sharded. tensors: a parameter's "
+        "state has one owner. flat: every rank has the same share of all state."
+    )
     page.table(rows, "memory", expected=3)
     page.table(every, "memory_by_rank", more=True)
     title = f"Memory at three points of a step, with and without sharding of the optimizer, {where}"

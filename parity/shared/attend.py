@@ -27,21 +27,20 @@ def inputs(case, draw):
     return q, k, v, draw.normal("dout", queries, case.dtype)
 
 
-def judged(case, draw, c, way, tensors, saved_name, saved_shape, saved_dtype):
-    """C's forward and backward into poisoned outputs; what forward saves is an output as well."""
+def judged(case, draw, c, way, tensors, *saved):
+    """C's forward and backward into poisoned outputs. If the name, shape and dtype of what forward saves are given, it
+    is an output as well."""
     q, k, v, dout = tensors
-    outputs = {"o": draw.poisoned(q.shape, case.dtype), saved_name: draw.poisoned(saved_shape, saved_dtype)}
-    outputs |= {
-        name: draw.poisoned(x.shape, case.dtype) for name, x in zip(GRADIENTS, (q, k, v), strict=True)
-    }
     desc = c.struct("td_attention_shape", case)
     sizes = c.value(f"{WAYS[way]}_sizes", c.device, desc)
+    o, *grads = (draw.poisoned(x.shape, case.dtype) for x in (q, q, k, v))
+    kept = draw.poisoned(*saved[1:]) if saved else c.work(sizes.saved)
+    outputs = {"o": o} | dict(zip(saved[:1], [kept], strict=False)) | dict(zip(GRADIENTS, grads, strict=True))
     forward_work, backward_work = c.work(sizes.forward_work), c.work(sizes.backward_work)
-    o, saved, *grads = outputs.values()
 
     def call():
-        getattr(c, f"{WAYS[way]}_forward")(c.device, desc, q, k, v, o, saved, forward_work)
-        getattr(c, f"{WAYS[way]}_backward")(c.device, desc, q, k, v, o, dout, saved, *grads, backward_work)
+        getattr(c, f"{WAYS[way]}_forward")(c.device, desc, q, k, v, o, kept, forward_work)
+        getattr(c, f"{WAYS[way]}_backward")(c.device, desc, q, k, v, o, dout, kept, *grads, backward_work)
         return outputs
 
     return call

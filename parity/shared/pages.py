@@ -66,7 +66,9 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[d
     for combination, group in groups.items():
         subset = type(records)(group)
         ratios = subset.error_ratio(base)
-        others = {r["reference"] for r in group if r.get("reference")} | ({r["impl"] for r in group} & {"torch_tiled"})
+        others = {r["reference"] for r in group if r.get("reference")} | (
+            {r["impl"] for r in group} & {"torch_tiled"}
+        )
         worst = {
             f"relative error, {impl}": max(r["error"]["rel_l2"] or 0.0 for r in group if r["impl"] == impl)
             for impl in ("c", base, *sorted(others - {base}))

@@ -15,7 +15,7 @@ bool shard_on_gpu(void)
 
 static td_optimizer_kind optimizer_kind(const shard_setting *s)
 {
-    return shard_info.ranks > 2 || s->sharing ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+    return (shard_info.ranks > 2 && !s->adamw) || s->sharing ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
 }
 
 td_train_config shard_config_of(const shard_setting *s)

@@ -40,6 +40,7 @@ typedef struct shard_setting {
     td_precision precision;
     td_update_time time;
     bool two_groups, captured;
+    bool adamw;            /* also among more than two ranks */
     bool wide;             /* weights that are large enough for windows */
     bool sharing;          /* products on a GPU are cut for what collectives leave: other bits */
     int64_t micro_batches; /* 0: 1 */

@@ -1,0 +1,298 @@
+"""The checker's zoo: libraries, drivers and records that cheat. Each row names the status and the field by which the
+checker must refuse it."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import parity_double
+import torch
+from rich.console import Console
+
+from parity.core import ranks, sweep, verdict
+from parity.core.case import Case, Side
+from parity.core.comparison import Comparison
+from parity.core.device import Cpu
+from parity.core.library import Library
+from parity.core.measure import measure_case
+from parity.core.schema import SchemaError, check
+from parity.core.view import Records
+from parity.core.worker import Settings
+
+torch.set_num_threads(1)  # the tensors are small
+N, RANKS = 64, 2
+
+
+class Streams(Cpu):
+    """A processor with a second stream, whose work is done at the next wait for the whole device."""
+
+    def __init__(self):
+        self.queued = []
+
+    def synchronize(self):
+        while self.queued:
+            self.queued.pop()()
+
+
+# ---- sides: run(x, y, device) returns those of a case, y = 0.5 x ----
+
+
+def sides(tandem, x, **more):
+    found = {"c": tandem, "torch_eager": lambda: {"y": 0.5 * x}, "truth": lambda: {"y": 0.5 * x.double()}}
+    return found | more
+
+
+def honest(x, y, device):
+    def tandem():
+        torch.mul(x, 0.5, out=y)
+        return {"y": y}
+
+    return sides(tandem, x)
+
+
+def only_the_first_launch(x, y, device):
+    launches = []
+
+    def tandem():
+        if not launches:
+            torch.mul(x, 0.5, out=y)
+        launches.append(1)
+        return {"y": y}
+
+    return sides(tandem, x)
+
+
+def only_later_launches(x, y, device):
+    launches = []
+
+    def tandem():
+        torch.mul(x, 0.5 if launches else 0.25, out=y)
+        launches.append(1)
+        return {"y": y}
+
+    return sides(tandem, x)
+
+
+def nobody_waits(x, y, device):
+    def tandem():
+        device.queued.append(lambda: torch.mul(x, 0.5, out=y))
+        return {"y": y}
+
+    return sides(tandem, x)
+
+
+def inputs_in_another_order(x, y, device):
+    def tandem():
+        x.copy_(x.flip(0))
+        torch.mul(x, 0.5, out=y)
+        return {"y": y}
+
+    return sides(tandem, x)
+
+
+def inputs_changed_and_changed_back(x, y, device):
+    def tandem():
+        torch.mul(x.abs(), 0.5, out=y)
+        x.neg_()
+        return {"y": y}
+
+    more = {"torch_eager": lambda: {"y": 0.5 * x.abs()}, "truth": lambda: {"y": 0.5 * x.double().abs()}}
+    return sides(tandem, x, **more)
+
+
+def norm_off_by_the_root_of_ranks(x, y, device):
+    more = {"torch_eager": lambda: {"y": float(x.norm())}, "truth": lambda: {"y": float(x.double().norm())}}
+    return sides(lambda: {"y": float(x.norm()) * math.sqrt(RANKS)}, x, **more)
+
+
+def no_side_of_c(x, y, device):
+    found = honest(x, y, device)
+    found["torch_c"] = found.pop("c")
+    return found
+
+
+def no_outputs(x, y, device):
+    return sides(dict, x, torch_eager=dict, truth=dict)
+
+
+def c_judged_by_itself(x, y, device):
+    return sides(lambda: {"y": 0.25 * x}, x, reference="c")
+
+
+def a_record_of_its_own(x, y, device):
+    found = honest(x, y, device)
+    return found | {"c": Side(lambda: {"y": 0.25 * x}, record={"status": "ok"})}
+
+
+SIDES = (
+    (honest, "ok", ""),
+    (only_the_first_launch, "failed", "y"),
+    (only_later_launches, "failed", "y"),
+    (nobody_waits, "failed", "y"),
+    (inputs_in_another_order, "failed", "x"),
+    (inputs_changed_and_changed_back, "failed", "x"),
+    (norm_off_by_the_root_of_ranks, "failed", "y"),
+    (no_side_of_c, "error", "C"),
+    (no_outputs, "failed", "outputs"),
+    (c_judged_by_itself, "error", "reference"),
+    (a_record_of_its_own, "error", "status"),
+)
+
+
+class Sides(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
+
+    def test_each_is_refused(self):
+        for cheat, status, field in SIDES:
+            with self.subTest(cheat.__name__):
+                device = Streams()
+
+                def run(case, draw, c, cheat=cheat, device=device):
+                    return cheat(draw.normal("x", (N,), "f32"), draw.poisoned((N,), "f32"), device)
+
+                module = types.SimpleNamespace(__name__="parity.zoo", run=run)
+                case = Case("zoo", dtype="f32")
+                records = measure_case(module, case, self.library, budget=0.01, device=device)
+                found = next((r for r in records if r["impl"] == "c"), {"status": "no record"})
+                self.assertEqual(found["status"], status, found.get("message"))
+                self.assertIn(field, ["", *re.findall(r"\w+", found.get("message", ""))])
+
+
+# ---- records ----
+
+MS = {"median": 2.0, "mean": 2.0, "std": 0.1, "min": 1.9, "max": 2.1, "p95": 2.1, "n": 3}
+US = {name: value if name == "n" else 1e3 * value for name, value in MS.items()}
+RECORD = dict(deliverable="d", module="m", case={}, impl="c", status="ok", ms=MS, samples=[1.9, 2.0, 2.1])
+
+FIELDS = (
+    ({}, ""),
+    ({"ms": US}, "ms.median"),
+    ({"samples": [1900.0, 2000.0, 2100.0]}, "ms.median"),
+    ({"ms": MS | {"max": 2.1e-3}}, "ms.median"),
+    ({"samples": [2.0]}, "ms.n"),
+    ({"ratio": {"over": "c", "median": 1.0}}, "ratio.over"),
+    ({"status": "error", "message": "died", "ratio": {"over": "torch_eager", "median": 1.0}}, "ratio"),
+    ({"status": "failed"}, "message"),
+    ({"status": "error", "message": " "}, "message"),
+)
+
+
+class Fields(unittest.TestCase):
+    def test_each_is_refused(self):
+        for cheat, field in FIELDS:
+            with self.subTest(json.dumps(cheat)):
+                found = ""
+                try:
+                    check(RECORD | cheat)
+                except SchemaError as error:
+                    found = str(error).split()[0]
+                self.assertEqual(found, field)
+
+    def test_a_wrong_answer_has_no_speed(self):
+        eager = RECORD | {"impl": "torch_eager"}
+        for status, count in (("ok", 1), ("failed", 0)):
+            c = RECORD | {"status": status, "message": "y", "ratio": {"over": "torch_eager", "median": 0.1}}
+            row = verdict.Row()
+            verdict._add_times(row, sweep.Item("m", "m", Case("d")), [c, eager])
+            self.assertEqual((len(row.eager), len(row.fastest)), (count, count))
+            self.assertEqual(len(Records([c, eager]).ratio("ms")), count)
+            self.assertEqual(Comparison.of(c, eager) is not None, bool(count))
+
+
+# ---- runs ----
+
+UNSUPPORTED = {"impl": "c", "status": "unsupported", "message": "no"}
+RUNS = (
+    ([{"impl": "c", "status": "ok"}], 0, 1),
+    ([UNSUPPORTED], 1, 0),
+    ([UNSUPPORTED, {"impl": "torch_eager", "status": "ok"}], 1, 0),
+    ([{"impl": "c", "status": "ok", "message": "not judged: torch_eager is oom"}], 0, 0),
+    ([{"impl": "torch_eager", "status": "ok"}], 1, 0),
+    ([], 1, 0),
+)
+
+
+class Runs(unittest.TestCase):
+    def test_no_case_run(self):
+        for records, status, hold in RUNS:
+            with self.subTest(records=records):
+                worker = types.SimpleNamespace(
+                    surroundings={"machine": "M", "build": {"library": "1"}},
+                    settings=Settings(Path(), 2, 1.0),
+                    run=lambda path, case, records=records: records,
+                )
+                file = types.SimpleNamespace(
+                    loaded=types.SimpleNamespace(records=[]), append=lambda records: None
+                )
+                items = [sweep.Item("m", "m", Case("d"))]
+                out = io.StringIO()
+                with mock.patch.object(sweep, "Worker", return_value=contextlib.nullcontext(worker)):
+                    found = sweep.run_sweep(items, file, worker.settings, Console(file=out))
+                self.assertEqual(found, status)
+                whole = [{"deliverable": "d", "module": "m", "case": {}} | record for record in records]
+                verdict.say(items, whole, Console(file=out, width=200))
+                self.assertEqual(re.search(r"^all +(\d) of 1", out.getvalue(), re.MULTILINE)[1], str(hold))
+
+
+# ---- ranks ----
+
+# A process that poses as the ranks of its arguments, each of which it connects as.
+POSING = """
+import sys
+from multiprocessing.connection import Client
+pipes = []
+for rank in map(int, {ranks!r}):
+    pipes.append(Client(sys.argv[1] + "/parent", "AF_UNIX"))
+    pipes[-1].send(rank)
+for pipe in pipes:
+    pipe.recv()
+for pipe in pipes:
+    pipe.send("")
+try:
+    pipes[0].recv()
+except EOFError:
+    pass
+"""
+
+
+class Posing(unittest.TestCase):
+    def test_each_is_refused(self):
+        for posing, rank in (("01", 1), ("00", 0), ("07", 7)):
+            with self.subTest(posing), tempfile.TemporaryDirectory() as folder:
+                script = Path(folder) / "posing.py"
+                script.write_text(POSING.format(ranks=posing))
+                started = []
+
+                def launch(group, command, environment, script=script, started=started):
+                    if not started:
+                        process = subprocess.Popen(
+                            [sys.executable, str(script), command[-1]],
+                            stdin=subprocess.DEVNULL,
+                            start_new_session=True,
+                        )
+                        started.append(process)
+                        group._processes.append(process)
+
+                with (
+                    mock.patch.object(ranks.Group, "_launch", launch),
+                    mock.patch.object(ranks, "START_S", 5.0),
+                    self.assertRaises(ranks.GroupError) as refused,
+                ):
+                    ranks.Group(RANKS, Settings(Path(), 1, 0.01)).close()
+                self.assertTrue(str(refused.exception).startswith(f"rank {rank} "), refused.exception)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,432 @@
+/* Files that ranks write and read together: test_shard_save gloo RANKS starts the ranks itself. With 2 ranks it
+ * runs all tests, with more those of several numbers of ranks. With "killed" after that, rank 1 is killed while
+ * it writes. */
+#include "support/draw.h"
+#include "support/shard_kit.h"
+#include "support/weights.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <unistd.h>
+
+enum { STEPS = 2 };
+
+static const char path[] = "shard-save.safetensors", other_path[] = "shard-save-other.safetensors";
+
+static td_comm *all_ranks;
+static td_comm_info all_info;
+
+/* ---- calls of the system that fail ---- */
+
+static enum { NONE, WRITE, SYNC, RENAME, TRUNCATE, KILL } fails;
+static int reads_left = -1; /* until one fails; below 0: none does */
+static bool interrupted;    /* the next write was */
+
+ssize_t __real_pwrite(int file, const void *data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
+{
+    if (fails == KILL)
+        raise(SIGKILL);
+    if (fails == WRITE || !interrupted) {
+        errno = fails == WRITE ? ENOSPC : EINTR;
+        interrupted = true;
+        return -1;
+    }
+    return __real_pwrite(file, data, bytes > 1000 ? bytes / 2 : bytes, at); /* not all at once */
+}
+
+#define FAULT(when, type, name, parameters, arguments)                                                       \
+    type __real_##name parameters;                                                                           \
+    type __wrap_##name parameters;                                                                           \
+    type __wrap_##name parameters                                                                            \
+    {                                                                                                        \
+        errno = EIO;                                                                                         \
+        return fails == (when) ? -1 : __real_##name arguments;                                               \
+    }
+
+FAULT(SYNC, int, fsync, (int file), (file))
+FAULT(TRUNCATE, int, ftruncate, (int file, off_t length), (file, length))
+FAULT(RENAME, int, renameat, (int from, const char *a, int to, const char *b), (from, a, to, b))
+
+ssize_t __real_pread(int file, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at)
+{
+    errno = EIO;
+    return reads_left >= 0 && reads_left-- == 0 ? -1 : __real_pread(file, to, bytes, at);
+}
+
+/* The whole file; free() it. */
+static char *file_read(const char *from, size_t *bytes)
+{
+    FILE *file = fopen(from, "rb");
+    char *all = malloc(1 << 20);
+
+    assert_non_null(file);
+    assert_non_null(all);
+    *bytes = fread(all, 1, 1 << 20, file);
+    assert_true(*bytes > 0 && feof(file));
+    fclose(file);
+    return all;
+}
+
+static bool file_is(const char *from, const char *bytes, size_t count)
+{
+    size_t got;
+    char *all = file_read(from, &got);
+    const bool is = got == count && memcmp(all, bytes, count) == 0;
+
+    free(all);
+    return is;
+}
+
+/* ---- communicators of some ranks ---- */
+
+/* Whether this rank is one of the first `ranks`; the kit's communicator is then theirs. */
+static bool join(int32_t ranks)
+{
+    static int number;
+    td_comm_options options = td_ranks_options(TD_COMM_GLOO);
+    char run[64];
+
+    snprintf(run, sizeof run, "%.24s-save-%d", options.run ? options.run : "run", number++);
+    options.run = run;
+    options.ranks = ranks;
+    options.local_ranks = ranks;
+    if (all_info.rank >= ranks)
+        return false;
+    td_assert_ok(td_comm_open(shard_dev, &options, &shard_comm));
+    td_assert_ok(td_comm_describe(shard_comm, &shard_info));
+    return true;
+}
+
+static void leave(bool joined)
+{
+    if (joined)
+        td_assert_ok(td_comm_close(shard_comm));
+    shard_comm = all_ranks;
+    shard_info = all_info;
+    td_assert_ok(td_comm_barrier(all_ranks));
+}
+
+/* ---- trainers ---- */
+
+/* Splits: by gradients alone, where each rank has all state; whole tensors; parts of buckets. */
+static const shard_setting settings[] = {
+    {.name = "whole", .kind = TD_SHARD_TENSORS, .adamw = true},
+    {.name = "tensors", .kind = TD_SHARD_TENSORS, .adamw = true, .precision = TD_PRECISION_BF16_MIXED},
+    {.name = "flat", .kind = TD_SHARD_FLAT, .bucket_mb = 0.008, .adamw = true, .two_groups = true},
+    {.name = "flat in 16 bits",
+     .kind = TD_SHARD_FLAT,
+     .bucket_mb = 0.01,
+     .adamw = true,
+     .precision = TD_PRECISION_BF16_MIXED,
+     .time = TD_UPDATE_ALONG}};
+
+enum { SETTINGS = sizeof settings / sizeof *settings };
+
+static shard_trainer open_trainer(int i)
+{
+    return shard_open_trainer(&settings[i], i > 0);
+}
+
+/* The file of what the trainer has, which ranks compare. */
+static void assert_file_is(const char *bytes, size_t count, shard_trainer *t)
+{
+    td_assert_ok(td_shard_save(shard_comm, t->train, other_path));
+    assert_true(file_is(other_path, bytes, count));
+    td_assert_ok(td_comm_barrier(shard_comm)); /* all have read it */
+}
+
+/* Steps on batches that all ranks have alike, so that more ranks make the same step. */
+static void step_alike(shard_trainer *t, int number)
+{
+    int64_t *ids = shard_tokens_of("alike", number, 0, 1);
+
+    td_assert_ok(td_train_step(t->train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
+    td_assert_ok(td_device_free(shard_dev, ids));
+}
+
+/* ---- tests ---- */
+
+static void ranks_go_on_from_a_file_with_the_same_bits(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < SETTINGS; i++) {
+        shard_trainer uncut = open_trainer(i), cut = open_trainer(i), resumed;
+        size_t bytes;
+
+        for (int number = 0; number < STEPS; number++) {
+            shard_step(&uncut, number);
+            shard_step(&cut, number);
+        }
+        td_assert_ok(td_shard_save(shard_comm, cut.train, path));
+        shard_close_trainer(&cut);
+        resumed = open_trainer(i);
+        shard_step(&resumed, 17); /* moments of its own, which go */
+        td_assert_ok(td_shard_restore(shard_comm, resumed.train, path));
+        for (int number = STEPS; number < 2 * STEPS; number++) {
+            shard_step(&uncut, number);
+            shard_step(&resumed, number);
+        }
+        td_assert_ok(td_shard_save(shard_comm, uncut.train, path));
+        char *file = file_read(path, &bytes);
+        assert_file_is(file, bytes, &resumed);
+        free(file);
+        shard_close_trainer(&uncut);
+        shard_close_trainer(&resumed);
+    }
+}
+
+/* A file of `from` ranks at `to` ranks: the same numbers, and steps within rounding. */
+static void check_numbers_of_ranks(int i, int32_t from, int32_t to)
+{
+    bool joined = join(from);
+    size_t bytes;
+    char *file;
+
+    if (joined) {
+        shard_trainer t = open_trainer(i);
+
+        step_alike(&t, 0);
+        td_assert_ok(td_shard_save(shard_comm, t.train, path));
+        step_alike(&t, 1);
+        td_assert_ok(td_shard_save(shard_comm, t.train, "shard-save-next.safetensors"));
+        shard_close_trainer(&t);
+    }
+    leave(joined);
+    joined = join(to);
+    if (joined) {
+        shard_trainer t = open_trainer(i), next = open_trainer(i);
+
+        file = file_read(path, &bytes);
+        td_assert_ok(td_shard_restore(shard_comm, t.train, path));
+        assert_file_is(file, bytes, &t);
+        free(file);
+        td_assert_ok(td_shard_restore(shard_comm, next.train, "shard-save-next.safetensors"));
+        step_alike(&t, 1);
+        td_assert_ok(td_train_settle(t.train));
+        td_weights got = shard_weights_of(t.train), want = shard_weights_of(next.train);
+        void *numbers = td_numbers_in(&got, 0, got.elements), *wanted = td_numbers_in(&want, 0, got.elements);
+        double *truth = td_as_f64(want.dtype, wanted, want.elements);
+        td_assert_close(settings[i].name, got.dtype, numbers, truth, got.elements,
+                        settings[i].precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
+        free(truth);
+        free(wanted);
+        free(numbers);
+        if (to == 1 && i == 0) { /* one process reads it, too, and writes the same */
+            td_assert_ok(td_train_restore(t.train, path));
+            td_assert_ok(td_train_save(t.train, other_path));
+            file = file_read(path, &bytes);
+            assert_true(file_is(other_path, file, bytes));
+            free(file);
+        }
+        shard_close_trainer(&t);
+        shard_close_trainer(&next);
+    }
+    leave(joined);
+}
+
+static void any_number_of_ranks_reads_a_file(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < SETTINGS; i++)
+        for (int32_t to = all_info.ranks > 2 ? 3 : 1; to <= all_info.ranks; to++)
+            check_numbers_of_ranks(i, 2, to);
+    check_numbers_of_ranks(2, all_info.ranks, 2);
+}
+
+/* One rank's failure is the error of all, the old file stays, and the next save succeeds. */
+static void a_failure_is_told_to_all_and_leaves_the_old_file(void **unused)
+{
+    static const struct {
+        int fails, rank;
+        const char *message;
+    } cases[] = {{WRITE, 1, "rank 1: cannot write 'shard-save.safetensors': No space left"},
+                 {WRITE, 0, "rank 0: cannot write 'shard-save.safetensors': No space left"},
+                 {SYNC, 1, "rank 1: cannot write 'shard-save.safetensors': Input/output error"},
+                 {TRUNCATE, 0, "rank 0: cannot write"},
+                 {RENAME, 0, "rank 0: cannot replace 'shard-save.safetensors'"}};
+    shard_trainer t = open_trainer(2);
+    size_t bytes;
+
+    (void)unused;
+    td_assert_ok(td_shard_save(shard_comm, t.train, path));
+    char *file = file_read(path, &bytes);
+    shard_step(&t, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fails = all_info.rank == cases[i].rank ? cases[i].fails : NONE;
+        td_assert_refused(td_shard_save(shard_comm, t.train, path), TD_IO_ERROR, cases[i].message);
+        fails = NONE;
+        assert_true(file_is(path, file, bytes));
+        td_assert_ok(td_comm_barrier(shard_comm));
+    }
+    td_assert_refused(td_shard_save(shard_comm, t.train, "no-such-folder/file"), TD_IO_ERROR,
+                      "rank 0: cannot write 'no-such-folder/file'");
+    /* What a rank finds at its path is not what rank 0 writes. */
+    td_assert_refused(td_shard_save(shard_comm, t.train, all_info.rank == 1 ? "elsewhere" : path),
+                      TD_UNSUPPORTED, "rank 1: 'elsewhere.");
+    assert_true(file_is(path, file, bytes));
+    td_assert_ok(td_comm_barrier(shard_comm));
+    td_assert_ok(td_shard_save(shard_comm, t.train, path));
+    assert_false(file_is(path, file, bytes));
+    free(file);
+    shard_close_trainer(&t);
+}
+
+static void what_does_not_fit_is_refused(void **unused)
+{
+    shard_trainer t = open_trainer(2), whole = open_trainer(0);
+    const bool odd = all_info.rank == 1;
+    td_train_config config = shard_config_of(&settings[0]);
+    const td_optimizer_group some = {{0, 64}, config.hyper};
+    size_t bytes;
+    td_train *other;
+
+    (void)unused;
+    shard_step(&t, 0);
+    shard_step(&whole, 0);
+    td_assert_ok(td_shard_save(shard_comm, t.train, path));
+    char *file = file_read(path, &bytes);
+    td_assert_refused(td_shard_save(NULL, t.train, path), TD_BAD_ARGUMENT, "comm is NULL");
+    td_assert_refused(td_shard_restore(NULL, t.train, path), TD_BAD_ARGUMENT, "comm is NULL");
+    td_assert_refused(td_shard_save(shard_comm, odd ? NULL : t.train, path), TD_BAD_ARGUMENT,
+                      "rank 1: train is NULL");
+    td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? "" : path), TD_BAD_ARGUMENT,
+                      "rank 1: path is NULL or empty");
+    td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? "no-such-file" : path), TD_IO_ERROR,
+                      "rank 1: cannot open 'no-such-file'");
+    td_assert_refused(td_train_save(t.train, path), TD_UNSUPPORTED, "td_shard_save");
+
+    config.model.size.d_ff += 4;
+    td_assert_ok(td_train_create(shard_dev, &config, &other));
+    td_assert_refused(td_shard_save(shard_comm, other, path), TD_BAD_STATE,
+                      "rank 0: the model has no weights");
+    td_assert_refused(td_shard_restore(shard_comm, other, path), TD_BAD_ARGUMENT, "extent 0 is 20, needs 24");
+    td_assert_ok(td_train_init(other, 7));
+    td_assert_refused(td_shard_save(shard_comm, odd ? other : whole.train, path), TD_BAD_ARGUMENT,
+                      "d_ff: rank 1 has 24, where rank 0 has 20");
+    td_train_destroy(other);
+
+    config = shard_config_of(&settings[0]);
+    config.hyper.kind = TD_OPTIMIZER_SGD;
+    td_assert_ok(td_train_create(shard_dev, &config, &other));
+    td_assert_refused(td_shard_restore(shard_comm, other, path), TD_BAD_ARGUMENT,
+                      "rank 0: 'shard-save.safetensors' is of the optimizer 'adamw'");
+    td_assert_refused(td_shard_restore(shard_comm, odd ? other : whole.train, path), TD_UNSUPPORTED,
+                      "rank 1: its optimizer is of another kind");
+    td_train_destroy(other);
+
+    config = shard_config_of(&settings[0]);
+    config.groups = &some;
+    config.group_count = 1;
+    td_assert_ok(td_train_create(shard_dev, &config, &other));
+    td_assert_ok(td_train_init(other, 7));
+    td_assert_refused(td_shard_save(shard_comm, other, path), TD_UNSUPPORTED,
+                      "no rank updates the elements from 64 on");
+    td_train_destroy(other);
+
+    /* After all of that both are as they were. */
+    assert_file_is(file, bytes, &t);
+    td_assert_ok(td_shard_save(shard_comm, whole.train, other_path));
+    td_assert_ok(td_train_restore(whole.train, other_path)); /* the ranks read the one file of all */
+
+    /* Files of several steps: rank 1's is another. */
+    shard_step(&t, 1);
+    td_assert_ok(td_shard_save(shard_comm, t.train, other_path));
+    td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? path : other_path), TD_BAD_ARGUMENT,
+                      "steps in the file: rank 1 has 1, where rank 0 has 2");
+    free(file);
+    shard_close_trainer(&t);
+    shard_close_trainer(&whole);
+}
+
+/* Reading fails on one rank after all checks: nobody has weights, until they are restored. */
+static void after_a_failed_read_no_rank_has_weights(void **unused)
+{
+    shard_trainer t = open_trainer(3);
+    size_t bytes;
+
+    (void)unused;
+    shard_step(&t, 0);
+    td_assert_ok(td_shard_save(shard_comm, t.train, path));
+    char *file = file_read(path, &bytes);
+    reads_left = all_info.rank == 1 ? 20 : -1;
+    td_assert_refused(td_shard_restore(shard_comm, t.train, path), TD_IO_ERROR, "rank 1: cannot read");
+    reads_left = -1;
+    td_assert_refused(td_shard_save(shard_comm, t.train, path), TD_BAD_STATE, "the model has no weights");
+    td_assert_ok(td_shard_restore(shard_comm, t.train, path));
+    assert_file_is(file, bytes, &t);
+    free(file);
+    shard_close_trainer(&t);
+}
+
+/* ---- a rank that is killed ---- */
+
+/* All others name it, and the old file is there. */
+static int killed(void)
+{
+    shard_trainer t = open_trainer(3);
+    size_t bytes;
+
+    td_assert_ok(td_shard_save(shard_comm, t.train, path));
+    char *file = file_read(path, &bytes);
+    shard_step(&t, 0);
+    fails = shard_info.rank == 1 ? KILL : NONE;
+    const td_status status = td_shard_save(shard_comm, t.train, path);
+    const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process") != NULL;
+    if (!said)
+        fprintf(stderr, "rank %d: %s\n", (int)shard_info.rank, td_last_error());
+    const bool kept = file_is(path, file, bytes);
+    free(file);
+    shard_close_trainer(&t);
+    (void)td_comm_close(shard_comm);
+    td_device_close(shard_dev);
+    return said && kept ? 0 : 1;
+}
+
+static int check_killed(int argc, char **argv)
+{
+    int statuses[16] = {0}, wrong = 0, result;
+    td_comm_backend backend;
+
+    if (!td_ranks_possible(argc, argv, &backend, &result))
+        return result;
+    const int ranks = atoi(argv[2]);
+    td_ranks_run_each(argv, ranks, 60, statuses);
+    for (int rank = 0; rank < ranks; rank++)
+        wrong += statuses[rank] != (rank == 1 ? 128 + SIGKILL : 0);
+    return wrong;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_number_of_ranks_reads_a_file),
+        cmocka_unit_test(ranks_go_on_from_a_file_with_the_same_bits),
+        cmocka_unit_test(a_failure_is_told_to_all_and_leaves_the_old_file),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(after_a_failed_read_no_rank_has_weights),
+    };
+    const struct CMUnitTest of_more[] = {cmocka_unit_test(any_number_of_ranks_reads_a_file)};
+    const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
+    int result;
+
+    if (kills && !td_ranks_inside())
+        return check_killed(argc, argv);
+    if (!td_ranks_begin(argc, argv, &shard_dev, &shard_comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(shard_comm, &shard_info));
+    td_assert_ok(td_cpu_set_threads(1)); /* more ranks than processors */
+    if (kills)
+        return killed();
+    all_ranks = shard_comm;
+    all_info = shard_info;
+    result = all_info.ranks > 2 ? cmocka_run_group_tests_name("numbers of ranks", of_more, NULL, NULL)
+                                : cmocka_run_group_tests_name("2 ranks", tests, NULL, NULL);
+    td_assert_ok(td_comm_close(shard_comm));
+    td_device_close(shard_dev);
+    return result;
+}
