@@ -20,34 +20,6 @@ API(td_trace_classify)
     return td_trace_classify(name, out("out", sizeof(td_op_class)));
 }
 
-API(td_trace_overlap_of)
-{
-    td_trace_interval sides[2][4];
-    int64_t counts[2];
-
-    for (int side = 0; side < 2; side++) {
-        counts[side] = td_fuzz_below(5);
-        for (int i = 0; i < 4; i++) {
-            const int64_t begin = td_fuzz_below(50);
-
-            sides[side][i] = (td_trace_interval){begin, begin + td_fuzz_below(20)};
-        }
-    }
-    if (wrong()) {
-        counts[0] = 1 + td_fuzz_below(4);
-        sides[0][0].end = sides[0][0].begin - 1;
-        impossible(TD_BAD_ARGUMENT, "compute");
-    }
-    if (wrong()) {
-        counts[1] = -1;
-        impossible(TD_BAD_ARGUMENT, "communication_count");
-    }
-    const td_trace_interval *compute = counts[0] == 0 ? NULL : sides[0],
-                            *communication = counts[1] == 0 ? NULL : sides[1];
-    return td_trace_overlap_of(compute, counts[0], communication, counts[1],
-                               out("out", sizeof(td_trace_overlap)));
-}
-
 /* ---- a trace ---- */
 
 /* A trace, or NULL; take_back destroys it and passes `status` on. */

@@ -5,7 +5,6 @@
 #include "device/listen.h"
 #include "support/cases.h"
 #include "support/compare.h"
-#include "support/fuzz.h"
 #include "support/test.h"
 
 #include <math.h>
@@ -361,76 +360,15 @@ static void phases_have_names(void **unused)
     assert_null(td_trace_phase_name((td_trace_phase)TD_TRACE_PHASES));
 }
 
-/* ---- overlap ---- */
-
-static void overlap_is_what_both_have(void **unused)
-{
-    const td_trace_interval compute[] = {{12, 25}, {0, 10}, {7, 7}, {2, 5}},
-                            communication[] = {{24, 40}, {8, 14}};
-    td_trace_overlap o;
-
-    (void)unused;
-    td_assert_ok(td_trace_overlap_of(compute, 4, communication, 2, &o));
-    assert_int_equal(o.overlap_ns, 5);
-    assert_int_equal(o.communication_ns, 22);
-    assert_int_equal(o.compute_ns, 23);
-    assert_int_equal(o.exposed_ns, 17);
-    assert_int_equal(o.idle_ns, 0);
-    assert_true(fabs(o.ratio - 5.0 / 22) < 1e-15);
-    td_assert_ok(td_trace_overlap_of(compute, 4, NULL, 0, &o));
-    assert_true(o.overlap_ns == 0 && o.ratio == 0 && o.idle_ns == 2);
-    td_assert_ok(td_trace_overlap_of(NULL, 0, communication, 2, &o));
-    assert_true(o.exposed_ns == 22 && o.idle_ns == 10 && o.compute_ns == 0);
-    td_assert_ok(td_trace_overlap_of(NULL, 0, NULL, 0, &o));
-    assert_true(o.idle_ns == 0 && o.communication_ns == 0);
-}
-
-/* Against marks on a ruler, nanosecond by nanosecond. */
-static void overlap_agrees_with_a_ruler(void **unused)
-{
-    enum { LENGTH = 200, MOST = 12 };
-
-    (void)unused;
-    for (int trial = 0; trial < 300; trial++) {
-        td_trace_interval sides[2][MOST];
-        const int64_t counts[2] = {(int64_t)td_fuzz_below(MOST), (int64_t)td_fuzz_below(MOST)};
-        int marks[LENGTH] = {0}, first = LENGTH, last = -1;
-        int64_t want[4] = {0};
-        td_trace_overlap o;
-
-        for (int side = 0; side < 2; side++)
-            for (int64_t i = 0; i < counts[side]; i++) {
-                const int64_t begin = (int64_t)td_fuzz_below(LENGTH - 30);
-                const td_trace_interval interval = {begin, begin + (int64_t)td_fuzz_below(30)};
-
-                sides[side][i] = interval;
-                for (int64_t at = interval.begin; at < interval.end; at++)
-                    marks[at] |= 1 << side;
-            }
-        for (int at = 0; at < LENGTH; at++) {
-            want[marks[at]]++;
-            first = marks[at] && at < first ? at : first;
-            last = marks[at] ? at : last;
-        }
-        td_assert_ok(td_trace_overlap_of(sides[0], counts[0], sides[1], counts[1], &o));
-        assert_int_equal(o.overlap_ns, want[3]);
-        assert_int_equal(o.exposed_ns, want[2]);
-        assert_int_equal(o.compute_ns, want[1] + want[3]);
-        assert_int_equal(o.idle_ns, last < 0 ? 0 : last + 1 - first - (want[1] + want[2] + want[3]));
-    }
-}
-
 /* ---- what is refused, and what has no memory ---- */
 
 static void what_is_wrong_is_refused(void **unused)
 {
-    const td_trace_interval backward = {2, 1};
     const td_trace_activity *activities;
     const td_trace_range *ranges;
     const td_trace_call *made;
     td_trace_attention attention;
     td_bench_summary timed;
-    td_trace_overlap overlap;
     td_trace_kernel row;
     td_trace_label label;
     td_trace_total total;
@@ -469,10 +407,6 @@ static void what_is_wrong_is_refused(void **unused)
     BAD(td_trace_labels(trace, 1, &label, NULL), "count is NULL");
     BAD(td_trace_attention_of(trace, NULL), "out is NULL");
     BAD(td_trace_attention_of(NULL, &attention), "trace is NULL");
-    BAD(td_trace_overlap_of(&backward, 1, NULL, 0, &overlap), "compute[0] ends at 1, before its begin at 2");
-    BAD(td_trace_overlap_of(NULL, 0, NULL, 1, &overlap), "communication is NULL");
-    BAD(td_trace_overlap_of(NULL, -1, NULL, 0, &overlap), "compute_count is -1");
-    BAD(td_trace_overlap_of(NULL, 0, NULL, 0, NULL), "out is NULL");
     BAD(td_trace_write_json(trace, ""), "path is NULL or empty");
     BAD(td_trace_write_timeline(trace, NULL), "path is NULL or empty");
     td_trace_destroy(trace);
@@ -481,9 +415,7 @@ static void what_is_wrong_is_refused(void **unused)
 /* Everything once, as far as it comes. */
 static td_status everything(int64_t *dropped)
 {
-    const td_trace_interval interval = {0, 1};
     td_trace_attention attention;
-    td_trace_overlap overlap;
     td_trace_kernel row;
     td_trace_label label;
     td_trace_total total;
@@ -525,8 +457,6 @@ static td_status everything(int64_t *dropped)
         status = td_trace_labels(trace, 1, &label, &count);
     if (status == TD_OK)
         status = td_trace_attention_of(trace, &attention);
-    if (status == TD_OK)
-        status = td_trace_overlap_of(&interval, 1, &interval, 1, &overlap);
     td_trace_destroy(trace);
     return status;
 }
@@ -564,8 +494,6 @@ int main(void)
         TEST(ranges_beyond_the_deepest_are_counted),
         cmocka_unit_test(kernels_are_classified_by_their_names),
         cmocka_unit_test(phases_have_names),
-        cmocka_unit_test(overlap_is_what_both_have),
-        cmocka_unit_test(overlap_agrees_with_a_ruler),
         TEST(what_is_wrong_is_refused),
         TEST(every_allocation_may_fail),
     };

@@ -30,19 +30,12 @@ static bool next_size(int64_t index, const char **name, td_account_model *model)
 
 /* ---- the model ---- */
 
-static td_status print_parameters(const td_common *common)
+static td_status add_parameters(td_table *table)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    fprintf(td_common_tables(common),
-            "Parameters by part: embedding and head V d each, attention 4 d^2 a layer, feed-forward 3 d d_ff "
-            "a layer\n\n");
-    TD_TRY(td_table_create("lrrrrrrrr",
-                           "size\tembedding\tattention\tfeed-forward\tnorms\thead\ttotal\ttensors\tf32 MiB",
-                           &table));
     for (int64_t i = 0; next_size(i, &name, &model); i++) {
         td_account_parameters p;
         char text[6][32];
@@ -53,27 +46,16 @@ static td_status print_parameters(const td_common *common)
                             td_grouped(p.head, text[4]), td_grouped(p.total, text[5]), p.tensors,
                             (double)p.total * 4.0 / mib));
     }
-    TD_TRY(td_rows_show(common, table, &(td_rows){"memory_accounting", "accounting", "parameters", 1, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_flops(const td_common *common)
+static td_status add_flops(td_table *table)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    fprintf(
-        td_common_tables(common),
-        "TFLOP of one pass, batch 4, context 512: a multiply-add is 2, backward is 2x forward; the masked "
-        "half of "
-        "attention is counted\n\n");
-    TD_TRY(td_table_create("lrrrrrrr",
-                           "size\tprojections\tQK^T and PV\tfeed-forward\thead\tforward\tbackward\tsoftmax",
-                           &table));
     for (int64_t i = 0; next_size(i, &name, &model); i++) {
         td_account_flops f;
         TD_TRY(td_account_model_flops(&model, 4, 512, false, false, &f));
@@ -81,20 +63,16 @@ static td_status print_flops(const td_common *common)
                             f.attention_products / 1e12, f.ffn / 1e12, f.head / 1e12, f.forward_matmul / 1e12,
                             f.backward_matmul / 1e12, f.softmax / 1e12));
     }
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"memory_accounting", "accounting", "flops", 1, "batch=4\tcontext=512"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 /** The leaderboard of 2026: an 8B model over two GPUs, whose best step took 3837 ms. */
-static td_status print_mfu(const td_common *common)
+static td_status add_mfu(td_table *table)
 {
     static const td_account_model model = {4096, 11008, 34, 32, 151936};
     static const double peak = 2250e12, seconds = 3.837;
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_parameters p;
     td_account_flops f;
     td_account_activations a;
@@ -106,41 +84,20 @@ static td_status print_mfu(const td_common *common)
     TD_TRY(td_account_model_activations(&model, 1, 32768, 2, &a));
     double step = f.forward_matmul + f.backward_matmul;
     TD_TRY(td_account_mfu(step / 2.0, seconds, peak, &mfu));
-    fprintf(td_common_tables(common),
-            "Model FLOPs utilisation: the leaderboard of 2026, d 4096, d_ff 11008, 34 layers, 32 heads, "
-            "vocabulary "
-            "151,936, batch 2, context 32768, causal flash attention\n\n");
-    TD_TRY(td_table_create(
-        "rrrrrr",
-        "parameters\tPFLOP a step\tbf16 logits GiB a sequence\tstep ms\tTFLOP/s a GPU, of two\t"
-        "of a peak of 2250 TFLOP/s",
-        &table));
     TD_TRY(td_table_row(table, "%s\t%.2f\t%.2f\t%.0f\t%.0f\t%.1f %%", td_grouped(p.total, text), step / 1e15,
                         (double)a.logits / gib, seconds * 1e3, step / 2.0 / seconds / 1e12, 100.0 * mfu));
-    TD_TRY(td_rows_show(
-        common, table,
-        &(td_rows){"memory_accounting", "accounting", "mfu", 0,
-                   "d_model=4096\td_ff=11008\tlayers=34\theads=32\tvocab=151936\tbatch=2\tcontext=32768"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 /* ---- memory ---- */
 
-static td_status print_activations(const td_common *common)
+static td_status add_activations(td_table *table)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    fprintf(td_common_tables(common),
-            "Activations in MiB, f32, batch 4: one residual tensor B S d, one layer's scores B H S^2, one "
-            "feed-forward "
-            "hidden B S d_ff, logits B S V\n\n");
-    TD_TRY(td_table_create("lrrrrr", "size\tcontext\tresidual MiB\tscores MiB\tfeed-forward MiB\tlogits MiB",
-                           &table));
     for (int64_t i = 0; next_size(i, &name, &model); i++)
         for (size_t j = 0; j < sizeof contexts / sizeof contexts[0]; j++) {
             td_account_activations a;
@@ -149,30 +106,16 @@ static td_status print_activations(const td_common *common)
                                 (double)a.residual / mib, (double)a.scores / mib, (double)a.ffn / mib,
                                 (double)a.logits / mib));
         }
-    TD_TRY(
-        td_rows_show(common, table,
-                     &(td_rows){"memory_accounting", "accounting", "activations", 2, "batch=4\tdtype=f32"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_training(const td_common *common)
+static td_status add_training(td_table *table)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    fprintf(td_common_tables(common),
-            "Memory in GiB without activations, f32 and AdamW: 16 bytes a parameter; copies are what bf16 "
-            "autocast "
-            "keeps of every linear's weight\n\n");
-    TD_TRY(td_table_create(
-        "lrrrrrr",
-        "size\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tautocast copies GiB\t"
-        "bf16 inference GiB",
-        &table));
     for (int64_t i = 0; next_size(i, &name, &model); i++) {
         td_account_parameters p;
         td_account_training t;
@@ -184,56 +127,33 @@ static td_status print_training(const td_common *common)
                             (double)t.gradients / gib, (double)t.optimizer_state / gib, (double)t.total / gib,
                             (double)copies / gib, ((double)t.parameters + (double)copies) / gib));
     }
-    TD_TRY(td_rows_show(common, table, &(td_rows){"memory_accounting", "accounting", "training", 1, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_checkpointing(const td_common *common)
+static td_status add_checkpointing(td_table *table)
 {
     static const int64_t blocks = 32, segments[] = {1, 2, 4, 8, 16, 32};
     /* One residual tensor of 4 x 2048 x 2560 f32, and what the handout's course measured for one block. */
     static const int64_t boundary = 80 << 20, block = INT64_C(3686) << 20;
     td_status status = TD_OK;
-    td_table *table = NULL;
 
-    fprintf(td_common_tables(common),
-            "Gradient checkpointing, 2.7B (the xl of 2026), batch 4, context 2048: 32 blocks, 80 MiB a "
-            "boundary, 3.6 "
-            "GiB a block\n\n");
-    TD_TRY(td_table_create("rr", "blocks a segment\tactivations GiB", &table));
     for (size_t i = 0; i < sizeof segments / sizeof segments[0]; i++) {
         int64_t bytes = 0;
         TD_TRY(td_account_checkpointing(blocks, segments[i], boundary, block, &bytes));
         TD_TRY(td_table_row(table, "%" PRId64 "\t%.2f", segments[i], (double)bytes / gib));
     }
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"memory_accounting", "accounting", "checkpointing", 1,
-                                   "size=2.7B\tbatch=4\tcontext=2048"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 /* ---- attention ---- */
 
-static td_status print_attention(const td_common *common)
+static td_status add_attention(td_table *table)
 {
     static const int64_t lengths[] = {256, 1024, 4096, 8192, 16384};
     td_status status = TD_OK;
-    td_table *table = NULL;
 
-    fprintf(
-        td_common_tables(common),
-        "Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved is kept "
-        "for "
-        "backward, with q, k, v and o\n\n");
-    TD_TRY(
-        td_table_create("rrrrrrrrr",
-                        "seq\tM MiB\tsaved, course softmax MiB\tsaved, fused softmax MiB\tsaved, flash MiB\t"
-                        "forward peak MiB\tbackward peak MiB\tforward GFLOP\tproducts to softmax",
-                        &table));
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         td_account_attention course, fused;
         TD_TRY(td_account_attention_memory(8, lengths[i], lengths[i], 64, 4, 2, false, &course));
@@ -244,43 +164,29 @@ static td_status print_attention(const td_common *common)
                             (double)course.forward_peak / mib, (double)course.backward_peak / mib,
                             course.forward_flops / 1e9, course.forward_flops / course.softmax_flops));
     }
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"attention_accounting", "accounting", "attention", 1,
-                                   "batch=8\theads=1\thead_dim=64\tdtype=f32"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_attention_oom(const td_common *common)
+static td_status add_attention_oom(td_table *table)
 {
     static const int64_t memories[] = {16, 24, 40, 80, 141};
     static const int64_t element_bytes[] = {4, 2};
     td_status status = TD_OK;
-    td_table *table = NULL;
 
-    fprintf(td_common_tables(common),
-            "The first power of two at which naive attention's backward peak, 8 M + 8 B S d e, does not fit: "
-            "batch 8, "
-            "one head of 64\n\n");
-    TD_TRY(td_table_create("rrr", "memory GiB\tseq, f32\tseq, bf16", &table));
     for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++) {
         int64_t seq[2];
         for (int j = 0; j < 2; j++)
             TD_TRY(td_account_attention_oom(8, 64, element_bytes[j], memories[i] << 30, &seq[j]));
         TD_TRY(td_table_row(table, "%" PRId64 "\t%" PRId64 "\t%" PRId64, memories[i], seq[0], seq[1]));
     }
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"attention_accounting", "accounting", "attention_oom", 1,
-                                   "batch=8\theads=1\thead_dim=64"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 /* ---- communication ---- */
 
-static td_status print_ddp(const td_common *common)
+static td_status add_ddp(td_table *table)
 {
     static const struct {
         const char *name;
@@ -289,13 +195,7 @@ static td_status print_ddp(const td_common *common)
     static const double buckets[] = {1, 8, 34, 89, 435};
     static const double bytes = 1998235200.0 * 4.0;
     td_status status = TD_OK;
-    td_table *table = NULL;
 
-    fprintf(td_common_tables(common),
-            "Distributed data parallel, xl in f32: s = 7.993 GB of gradients; overhead after backward s / (n "
-            "w) + n o "
-            "for n buckets\n\n");
-    TD_TRY(td_table_create("lrrr", "link\tbuckets\tMB a bucket\toverhead ms", &table));
     for (size_t i = 0; i < sizeof links / sizeof links[0]; i++) {
         td_account_ddp_optimum best;
         for (size_t j = 0; j < sizeof buckets / sizeof buckets[0]; j++) {
@@ -310,26 +210,16 @@ static td_status print_ddp(const td_common *common)
         TD_TRY(td_table_row(table, "%s, optimum\t%.1f\t%.1f\t%.2f", links[i].name, best.buckets,
                             best.bucket_bytes / 1e6, best.seconds * 1e3));
     }
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"ddp_overhead_model", "accounting", "ddp", 2, "size=xl\tdtype=f32"}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_ring(const td_common *common)
+static td_status add_ring(td_table *table)
 {
     static const double sizes[] = {1, 10, 100, 1024};
     static const int64_t ranks[] = {2, 4, 6};
     td_status status = TD_OK;
-    td_table *table = NULL;
 
-    fprintf(
-        td_common_tables(common),
-        "All-reduce in ms over links of 180 GB/s: ring 2 (N - 1) / N S / W; alternate, which passes whole "
-        "buffers "
-        "on, (N - 1) S / W\n\n");
-    TD_TRY(td_table_create("rrrr", "MiB\tranks\tring ms\talternate ms", &table));
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
             double ring = 0, alternate = 0;
@@ -337,18 +227,15 @@ static td_status print_ring(const td_common *common)
             TD_TRY(td_table_row(table, "%.0f\t%" PRId64 "\t%.4f\t%.4f", sizes[i], ranks[j], ring * 1e3,
                                 alternate * 1e3));
         }
-    TD_TRY(td_rows_show(common, table, &(td_rows){"ddp_overhead_model", "accounting", "ring", 2, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 static const td_account_xxl xxl = {.d_model = 16384, .d_ff = 53248, .blocks = 126};
 
-static td_status print_xxl(const td_common *common)
+static td_status add_xxl(td_table *table)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_xxl_memory m;
     int64_t devices = 0;
     double with_activations = 0;
@@ -357,9 +244,6 @@ static td_status print_xxl(const td_common *common)
     TD_TRY(td_account_xxl_memory_of(&xxl, &m));
     TD_TRY(td_account_xxl_devices(&xxl, 95e9, &devices));
     TD_TRY(td_account_xxl_fsdp_bytes(&xxl, 1024, devices, &with_activations));
-    fprintf(td_common_tables(common),
-            "communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears\n\n");
-    TD_TRY(td_table_create("lrl", "quantity\tvalue\thow", &table));
     TD_TRY(td_table_row(table, "parameters\t%s\t2 d d_ff blocks", td_grouped(m.parameters, text[0])));
     TD_TRY(td_table_row(table, "state TB\t%.3f\t16 bytes a parameter: f32 weight, gradient, two moments",
                         (double)m.state_bytes / 1e12));
@@ -373,13 +257,11 @@ static td_status print_xxl(const td_common *common)
     TD_TRY(td_table_row(table,
                         "GB a device\t%.1f\t(16 P + A / 2) / N + A / 2 for A of 1024 tokens and that N",
                         with_activations / 1e9));
-    TD_TRY(td_rows_show(common, table, &(td_rows){"communication_accounting", "accounting", "xxl", 1, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_mesh(const td_common *common)
+static td_status add_mesh(td_table *table)
 {
     static const td_account_mesh mesh = {.flops_per_second = 4.6e14,
                                          .bytes_per_second = 1.8e11,
@@ -388,16 +270,9 @@ static td_status print_mesh(const td_common *common)
                                          .fsdp_axes = 2,
                                          .tensor_axes = 1};
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_account_mesh_batch b;
 
     TD_TRY(td_account_mesh_batch_of(&xxl, &mesh, &b));
-    fprintf(
-        td_common_tables(common),
-        "XXL on a mesh of X = 16 ways FSDP over M_X = 2 axes and Y = 4 ways tensor parallel over M_Y = 1; "
-        "assumed: "
-        "C = 4.6e14 FLOP/s a device, W = 1.8e11 bytes/s an axis (2 directions of 9e10)\n\n");
-    TD_TRY(td_table_create("lrrl", "quantity\tvalue\ta device\thow", &table));
     TD_TRY(td_table_row(table, "alpha\t%.1f\t\tC / W", b.alpha));
     TD_TRY(td_table_row(table, "tokens that hide FSDP\t%.0f\t%.0f\tX alpha / M_X", b.fsdp_tokens,
                         b.fsdp_tokens_per_device));
@@ -408,14 +283,11 @@ static td_status print_mesh(const td_common *common)
                         b.shared_wire_tokens, b.shared_wire_tokens_per_device));
     TD_TRY(td_table_row(table, "tokens, best mesh of any shape\t\t%.1f\talpha^2 / (M_X M_Y d_ff)",
                         b.optimum_tokens_per_device));
-    TD_TRY(
-        td_rows_show(common, table, &(td_rows){"communication_accounting", "accounting", "mesh", 1, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
-static td_status print_parallel(const td_common *common)
+static td_status add_parallel(td_table *table)
 {
     static const struct {
         const char *name;
@@ -430,17 +302,8 @@ static td_status print_parallel(const td_common *common)
                                                  .flops_per_second = 4.6e14,
                                                  .bytes_per_second = 1.8e11};
     td_status status = TD_OK;
-    td_table *table = NULL;
     double overlapped = 0, shared = 0;
 
-    fprintf(td_common_tables(common),
-            "The calculations of 2026 for one feed-forward of three matrices: B = 2^20 tokens, D 16384, F "
-            "53248, N = 64 "
-            "devices, C = 4.6e14 FLOP/s, W = 1.8e11 bytes/s\n\n");
-    TD_TRY(td_table_create("lrrrrrr",
-                           "strategy\tforward compute ms\tforward communication ms\tlargest N, forward\t"
-                           "backward compute ms\tbackward communication ms\tlargest N, backward",
-                           &table));
     for (size_t i = 0; i < sizeof strategies / sizeof strategies[0]; i++) {
         td_account_parallel_times t;
         char forward[32] = "any";
@@ -454,10 +317,7 @@ static td_status print_parallel(const td_common *common)
     TD_TRY(td_account_fsdp_tensor_devices(&parallel, &overlapped, &shared));
     TD_TRY(td_table_row(table, "FSDP and tensor, overlapped\t\t\t%.0f", overlapped));
     TD_TRY(td_table_row(table, "FSDP and tensor, one wire\t\t\t%.0f", shared));
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"parallelism_calculations", "accounting", "parallel", 1, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
@@ -469,15 +329,12 @@ static td_status add_cost(td_table *table, const char *operation, td_dtype dtype
                         cost->bytes / mib, cost->flops / cost->bytes);
 }
 
-static td_status print_costs(const td_common *common)
+static td_status add_costs(td_table *table)
 {
     static const td_dtype dtypes[] = {TD_F32, TD_BF16};
     td_status status = TD_OK;
-    td_table *table = NULL;
     td_cost cost;
 
-    fprintf(td_common_tables(common), "Operations: FLOPs, the least bytes they move, and the ratio\n\n");
-    TD_TRY(td_table_create("llrrr", "operation\tdtype\tGFLOP\tMiB\tFLOP a byte", &table));
     for (int i = 0; i < 2; i++) {
         td_dtype dtype = dtypes[i];
         TD_TRY(td_gemm_cost(1, 512, 3072, 768, dtype, &cost));
@@ -489,34 +346,140 @@ static td_status print_costs(const td_common *common)
         TD_TRY(td_adamw_cost(128625408, dtype, &cost));
         TD_TRY(add_cost(table, "AdamW, small", dtype, &cost));
     }
-    TD_TRY(td_rows_show(common, table, &(td_rows){"memory_accounting", "accounting", "operations", 2, NULL}));
 cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 /* ---- the command ---- */
 
-static const struct section {
-    const char *name;
-    td_status (*print[2])(const td_common *common);
-} sections[] = {
-    {"parameters", {print_parameters, NULL}},
-    {"flops", {print_flops, print_mfu}},
-    {"activations", {print_activations, NULL}},
-    {"training", {print_training, print_checkpointing}},
-    {"attention", {print_attention, print_attention_oom}},
-    {"ddp", {print_ddp, print_ring}},
-    {"xxl", {print_xxl, print_mesh}},
-    {"parallel", {print_parallel, NULL}},
-    {"operations", {print_costs, NULL}},
+static const struct listing {
+    const char *section, *title, *align, *heads;
+    td_rows rows;
+    td_status (*add)(td_table *table);
+} listings[] = {
+    {"parameters",
+     "Parameters by part: embedding and head V d each, attention 4 d^2 a layer, feed-forward 3 "
+     "d d_ff a layer",
+     "lrrrrrrrr",
+     "size\tembedding\tattention\tfeed-forward\tnorms\thead\ttotal\ttensors\tf32 MiB",
+     {"memory_accounting", "accounting", "parameters", 1, NULL},
+     add_parameters},
+    {"flops",
+     "TFLOP of one pass, batch 4, context 512: a multiply-add is 2, backward is 2x forward; the "
+     "masked half of attention is counted",
+     "lrrrrrrr",
+     "size\tprojections\tQK^T and PV\tfeed-forward\thead\tforward\tbackward\tsoftmax",
+     {"memory_accounting", "accounting", "flops", 1, "batch=4\tcontext=512"},
+     add_flops},
+    {"flops",
+     "Model FLOPs utilisation: the leaderboard of 2026, d 4096, d_ff 11008, 34 layers, 32 "
+     "heads, vocabulary 151,936, batch 2, context 32768, causal flash attention",
+     "rrrrrr",
+     "parameters\tPFLOP a step\tbf16 logits GiB a sequence\tstep ms\tTFLOP/s a GPU, of two\tof "
+     "a peak of 2250 TFLOP/s",
+     {"memory_accounting", "accounting", "mfu", 0,
+      "d_model=4096\td_ff=11008\tlayers=34\theads=32\tvocab=151936\tbatch=2\tcontext=32768"},
+     add_mfu},
+    {"activations",
+     "Activations in MiB, f32, batch 4: one residual tensor B S d, one layer's scores B H S^2, "
+     "one feed-forward hidden B S d_ff, logits B S V",
+     "lrrrrr",
+     "size\tcontext\tresidual MiB\tscores MiB\tfeed-forward MiB\tlogits MiB",
+     {"memory_accounting", "accounting", "activations", 2, "batch=4\tdtype=f32"},
+     add_activations},
+    {"training",
+     "Memory in GiB without activations, f32 and AdamW: 16 bytes a parameter; copies are what "
+     "bf16 autocast keeps of every linear's weight",
+     "lrrrrrr",
+     "size\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tautocast copies GiB\t"
+     "bf16 inference GiB",
+     {"memory_accounting", "accounting", "training", 1, NULL},
+     add_training},
+    {"training",
+     "Gradient checkpointing, 2.7B (the xl of 2026), batch 4, context 2048: 32 blocks, 80 MiB a "
+     "boundary, 3.6 GiB a block",
+     "rr",
+     "blocks a segment\tactivations GiB",
+     {"memory_accounting", "accounting", "checkpointing", 1, "size=2.7B\tbatch=4\tcontext=2048"},
+     add_checkpointing},
+    {"attention",
+     "Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved "
+     "is kept for backward, with q, k, v and o",
+     "rrrrrrrrr",
+     "seq\tM MiB\tsaved, course softmax MiB\tsaved, fused softmax MiB\tsaved, flash MiB\t"
+     "forward peak MiB\tbackward peak MiB\tforward GFLOP\tproducts to softmax",
+     {"attention_accounting", "accounting", "attention", 1, "batch=8\theads=1\thead_dim=64\tdtype=f32"},
+     add_attention},
+    {"attention",
+     "The first power of two at which naive attention's backward peak, 8 M + 8 B S d e, does "
+     "not fit: batch 8, one head of 64",
+     "rrr",
+     "memory GiB\tseq, f32\tseq, bf16",
+     {"attention_accounting", "accounting", "attention_oom", 1, "batch=8\theads=1\thead_dim=64"},
+     add_attention_oom},
+    {"ddp",
+     "Distributed data parallel, xl in f32: s = 7.993 GB of gradients; overhead after backward "
+     "s / (n w) + n o for n buckets",
+     "lrrr",
+     "link\tbuckets\tMB a bucket\toverhead ms",
+     {"ddp_overhead_model", "accounting", "ddp", 2, "size=xl\tdtype=f32"},
+     add_ddp},
+    {"ddp",
+     "All-reduce in ms over links of 180 GB/s: ring 2 (N - 1) / N S / W; alternate, which "
+     "passes whole buffers on, (N - 1) S / W",
+     "rrrr",
+     "MiB\tranks\tring ms\talternate ms",
+     {"ddp_overhead_model", "accounting", "ring", 2, NULL},
+     add_ring},
+    {"xxl",
+     "communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears",
+     "lrl",
+     "quantity\tvalue\thow",
+     {"communication_accounting", "accounting", "xxl", 1, NULL},
+     add_xxl},
+    {"xxl",
+     "XXL on a mesh of X = 16 ways FSDP over M_X = 2 axes and Y = 4 ways tensor parallel over "
+     "M_Y = 1; assumed: C = 4.6e14 FLOP/s a device, W = 1.8e11 bytes/s an axis (2 directions of "
+     "9e10)",
+     "lrrl",
+     "quantity\tvalue\ta device\thow",
+     {"communication_accounting", "accounting", "mesh", 1, NULL},
+     add_mesh},
+    {"parallel",
+     "The calculations of 2026 for one feed-forward of three matrices: B = 2^20 tokens, D "
+     "16384, F 53248, N = 64 devices, C = 4.6e14 FLOP/s, W = 1.8e11 bytes/s",
+     "lrrrrrr",
+     "strategy\tforward compute ms\tforward communication ms\tlargest N, forward\tbackward "
+     "compute ms\tbackward communication ms\tlargest N, backward",
+     {"parallelism_calculations", "accounting", "parallel", 1, NULL},
+     add_parallel},
+    {"operations",
+     "Operations: FLOPs, the least bytes they move, and the ratio",
+     "llrrr",
+     "operation\tdtype\tGFLOP\tMiB\tFLOP a byte",
+     {"memory_accounting", "accounting", "operations", 2, NULL},
+     add_costs},
 };
 
-enum { SECTIONS = sizeof sections / sizeof sections[0] };
+enum { LISTINGS = sizeof listings / sizeof listings[0] };
+
+static td_status show(const td_common *common, const struct listing *listing)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    TD_TRY(td_table_create(listing->align, listing->heads, &table));
+    TD_TRY(listing->add(table));
+    fprintf(td_common_tables(common), "%s\n\n", listing->title);
+    TD_TRY(td_rows_show(common, table, &listing->rows));
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
 
 typedef struct arguments {
     td_common common;
-    bool wanted[SECTIONS];
+    bool wanted[LISTINGS];
     bool any;
 } arguments;
 
@@ -531,8 +494,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
     if (key != ARGP_KEY_ARG)
         return ARGP_ERR_UNKNOWN;
-    for (int i = 0; i < SECTIONS; i++)
-        if (strcmp(arg, sections[i].name) == 0)
+    for (int i = 0; i < LISTINGS; i++)
+        if (strcmp(arg, listings[i].section) == 0)
             args->wanted[i] = known = true;
     if (!known)
         argp_error(
@@ -570,10 +533,9 @@ td_status td_command_account(int argc, char **argv)
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_probe(&args.common));
-    for (int i = 0; i < SECTIONS; i++)
-        for (int j = 0; j < 2; j++)
-            if ((!args.any || args.wanted[i]) && sections[i].print[j])
-                TD_TRY(sections[i].print[j](&args.common));
+    for (int i = 0; i < LISTINGS; i++)
+        if (!args.any || args.wanted[i])
+            TD_TRY(show(&args.common, &listings[i]));
 cleanup:
     return status;
 }

@@ -10,21 +10,59 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { TYPED_COLUMNS = 12 }; /* a table of results has no more; later cells are text */
+
+typedef struct table_line {
+    char *text; /* cells between tabs */
+    td_cell cells[TYPED_COLUMNS];
+} table_line;
+
 struct td_table {
     char *align;
-    char **lines; /* heads, then rows; cells between tabs */
+    table_line *lines; /* heads, then rows */
     int64_t count, capacity;
 };
 
 /* ---- tables ---- */
 
+/** Reads the arguments as printf does, up to a conversion that tables of results do not have. */
+static void take_values(const char *format, va_list args, td_cell cells[TYPED_COLUMNS])
+{
+    const char *start = format; /* of the cell */
+    int column = 0;
+
+    for (const char *at = format; *at && column < TYPED_COLUMNS; at++) {
+        td_cell value = {.kind = TD_CELL_TEXT};
+        if (*at == '\t') {
+            start = at + 1;
+            column++;
+        }
+        if (*at != '%' || *++at == '%')
+            continue;
+        const char *const first = at - 1;
+        at += strspn(at, ".0123456789");
+        if (*at == 's')
+            (void)va_arg(args, const char *);
+        else if (strncmp(at, PRId64, strlen(PRId64)) == 0)
+            value = (td_cell){.kind = TD_CELL_WHOLE, .whole = va_arg(args, int64_t)};
+        else if (strchr("efg", *at))
+            value = (td_cell){.kind = TD_CELL_REAL, .real = va_arg(args, double)};
+        else
+            return;
+        at += value.kind == TD_CELL_WHOLE ? strlen(PRId64) - 1 : 0;
+        if (first == start && (at[1] == '\t' || at[1] == '\0'))
+            cells[column] = value;
+    }
+}
+
 static td_status add_line(td_table *table, const char *format, va_list args)
 {
     td_status status = TD_OK;
+    va_list again;
 
     if (table->count == table->capacity) {
         int64_t capacity = table->capacity > 0 ? 2 * table->capacity : 16;
-        char **lines = realloc(table->lines, (size_t)capacity * sizeof *lines);
+        table_line *lines = realloc(table->lines, (size_t)capacity * sizeof *lines);
         if (!lines) {
             status = td_fail(TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", capacity);
             goto cleanup;
@@ -32,7 +70,12 @@ static td_status add_line(td_table *table, const char *format, va_list args)
         table->lines = lines;
         table->capacity = capacity;
     }
-    if (vasprintf(&table->lines[table->count], format, args) < 0) {
+    table_line *line = &table->lines[table->count];
+    *line = (table_line){.text = NULL};
+    va_copy(again, args);
+    take_values(format, again, line->cells);
+    va_end(again);
+    if (vasprintf(&line->text, format, args) < 0) {
         status = td_fail(TD_NO_MEMORY, "no memory for a row of a table");
         goto cleanup;
     }
@@ -74,7 +117,7 @@ void td_table_destroy(td_table *table)
     if (!table)
         return;
     for (int64_t i = 0; i < table->count; i++)
-        free(table->lines[i]);
+        free(table->lines[i].text);
     free(table->lines);
     free(table->align);
     free(table);
@@ -97,7 +140,7 @@ static int column_width(const td_table *table, int column)
     int width = 3; /* of the rule's "---" */
 
     for (int64_t i = 0; i < table->count; i++) {
-        int length = cell(table->lines[i], column, &start);
+        int length = cell(table->lines[i].text, column, &start);
         width = length > width ? length : width;
     }
     return width;
@@ -121,7 +164,7 @@ void td_table_write(const td_table *table, FILE *out)
     for (int64_t i = 0; i < table->count; i++) {
         for (int column = 0; table->align[column]; column++) {
             const char *start;
-            int length = cell(table->lines[i], column, &start);
+            int length = cell(table->lines[i].text, column, &start);
             int blanks = column_width(table, column) - length;
             if (table->align[column] == 'r')
                 fprintf(out, "| %*s%.*s ", blanks, "", length, start);
@@ -145,12 +188,13 @@ int64_t td_table_rows(const td_table *table)
     return table->count - 1;
 }
 
-void td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room)
+td_cell td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room)
 {
     const char *start;
-    const int length = cell(table->lines[row], column, &start);
+    const int length = cell(table->lines[row].text, column, &start);
 
     snprintf(text, room, "%.*s", length, start);
+    return column < TYPED_COLUMNS ? table->lines[row].cells[column] : (td_cell){.kind = TD_CELL_TEXT};
 }
 
 const char *td_grouped(int64_t number, char text[32])

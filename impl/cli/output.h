@@ -16,6 +16,13 @@ typedef struct td_table td_table;
 td_status td_table_create(const char *align, const char *heads, td_table **out);
 void td_table_destroy(td_table *table); /* accepts NULL */
 
+/** What a cell says: a number if its format is one conversion of a number, with all of its digits. */
+typedef struct td_cell {
+    enum { TD_CELL_TEXT = 0, TD_CELL_WHOLE, TD_CELL_REAL } kind;
+    int64_t whole;
+    double real;
+} td_cell;
+
 /** Adds a row, formatted as printf does: "%s\t%.2f". A row with fewer cells than columns ends in empty
  * ones. */
 td_status td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -27,8 +34,8 @@ void td_table_write(const td_table *table, FILE *out);
 int td_table_columns(const td_table *table);
 int64_t td_table_rows(const td_table *table);
 
-/** A cell's text, cut to what `room` holds. */
-void td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room);
+/** Copies a cell's text, cut to what `room` holds, and returns its value. */
+td_cell td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room);
 
 /** number with a comma between groups of three digits, in text. Returns text. */
 const char *td_grouped(int64_t number, char text[32]);

@@ -73,11 +73,18 @@ static td_status append_row(const td_common *common, const td_table *table, cons
         char head[CELL_TEXT], text[CELL_TEXT], name[NAME_TEXT];
 
         td_table_cell(table, 0, column, head, sizeof head);
-        td_table_cell(table, row, column, text, sizeof text);
+        const td_cell cell = td_table_cell(table, row, column, text, sizeof text);
         if (!*text)
             continue;
-        name_of(column < rows->keys ? "case" : "values", head, name);
-        TD_TRY(set_value(record, name, text));
+        if (column < rows->keys) {
+            name_of("case", head, name);
+            TD_TRY(set_value(record, name, text));
+            continue;
+        }
+        name_of("values", head, name);
+        TD_TRY(cell.kind == TD_CELL_REAL    ? td_record_set_number(record, name, cell.real)
+               : cell.kind == TD_CELL_WHOLE ? td_record_set_integer(record, name, cell.whole)
+                                            : set_value(record, name, text));
     }
     TD_TRY(td_common_append(common, record));
 cleanup:

@@ -6,8 +6,9 @@
 #include "cli/output.h"
 
 /** Of what a table's rows are results. A row's first `keys` cells are its case, and so is what `more` has, in
- * "key=value" between tabs; NULL: nothing. The others are its values. A column's name is its head, in small
- * letters and _. An empty cell is left out. */
+ * "key=value" between tabs; NULL: nothing. The others are its values. A value whose format is one conversion
+ * of a number has all of the number's digits. A column's name is its head, in small letters and _. An empty
+ * cell is left out. */
 typedef struct td_rows {
     const char *deliverable, *module, *table;
     int keys;

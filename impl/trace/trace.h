@@ -190,26 +190,6 @@ TD_API td_status td_trace_attention_of(const td_trace *trace, td_trace_attention
  * TD_OP_OTHER for one that is not known. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_trace_classify(const char *name, td_op_class *out);
 
-/* ---- overlap: how much of the communication runs beside computation ---- */
-
-typedef struct td_trace_interval {
-    int64_t begin, end; /* [begin, end) ns */
-} td_trace_interval;
-
-typedef struct td_trace_overlap {
-    int64_t compute_ns, communication_ns; /* of the unions */
-    int64_t overlap_ns;                   /* of both at once */
-    int64_t exposed_ns;                   /* communication_ns - overlap_ns */
-    int64_t idle_ns; /* of the window, with neither; window: from the first begin to the last end */
-    double ratio;    /* overlap_ns / communication_ns; 0 without communication */
-} td_trace_overlap;
-
-/** Intervals in any order, which may overlap each other; an empty one counts for nothing. TD_BAD_ARGUMENT: a
- * NULL with a count above 0, a count below 0, an end before its begin. TD_NO_MEMORY. */
-TD_API td_status td_trace_overlap_of(const td_trace_interval *compute, int64_t compute_count,
-                                     const td_trace_interval *communication, int64_t communication_count,
-                                     td_trace_overlap *out);
-
 /* ---- files; each is written beside its place and then renamed, and replaces what is there ---- */
 
 /** All ranges, calls and activities in Chrome's format, which Perfetto (ui.perfetto.dev) opens: pid 0 is the
