@@ -110,8 +110,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(weights, "weights is NULL");
+    TD_NOT_NULL(dev, weights);
     TD_CHECK(weights->grads, "weights has no gradients");
     TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
              (double)max_norm);
@@ -159,8 +158,7 @@ td_status td_clip_norm(const td_clip *clip, float *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(clip, "clip is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(clip, out);
     TD_TRY(td_device_download(clip->dev, out, clip->block, sizeof *out));
 cleanup:
     return status;

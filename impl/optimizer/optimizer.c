@@ -180,9 +180,7 @@ td_status td_optimizer_moments(const td_optimizer *optimizer, int64_t index, flo
 {
     td_status status = TD_OK;
 
-    TD_CHECK(optimizer, "optimizer is NULL");
-    TD_CHECK(exp_avg, "exp_avg is NULL");
-    TD_CHECK(exp_avg_sq, "exp_avg_sq is NULL");
+    TD_NOT_NULL(optimizer, exp_avg, exp_avg_sq);
     const bool inside = index >= 0 && index < optimizer->weights.elements;
     const group *g = inside ? group_of(optimizer, (td_range){index, index + 1}) : NULL;
     const bool has = g && g->is.hyper.kind == TD_OPTIMIZER_ADAMW;

@@ -134,8 +134,7 @@ td_status td_shard_link_describe(const td_shard_link *link, td_shard_info *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(link, "link is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(link, out);
     *out = (td_shard_info){.pieces = link->split.piece_count,
                            .buckets = link->split.buckets.count,
                            .updated = link->split.updated,

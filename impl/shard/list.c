@@ -43,8 +43,7 @@ td_status td_shard_list_create(td_device *dev, td_comm *comm, td_shard_list **ou
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(comm, "comm is NULL");
+    TD_NOT_NULL(dev, comm);
     list = calloc(1, sizeof *list);
     if (!list) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *list);
@@ -365,8 +364,7 @@ td_status td_shard_list_bytes(const td_shard_list *list, size_t *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(list, "list is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(list, out);
     *out = list->moment_bytes;
 cleanup:
     return status;

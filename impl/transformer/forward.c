@@ -210,8 +210,7 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
 {
     td_status status = TD_OK;
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(ids, "ids is NULL");
+    TD_NOT_NULL(model, ids);
     TD_CHECK(batch >= 1 && batch <= model->plan.config.batch, "batch is %" PRId64 ", needs 1 to %" PRId64,
              batch, model->plan.config.batch);
     TD_CHECK(seq >= 1 && seq <= model->plan.config.context, "seq is %" PRId64 ", needs 1 to %" PRId64, seq,
@@ -267,8 +266,7 @@ td_status td_transformer_loss(td_transformer *model, const int64_t *targets, flo
 {
     td_status status = TD_OK;
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(targets, "targets is NULL");
+    TD_NOT_NULL(model, targets);
     if (model->progress == TD_AT_START) {
         status = td_fail(TD_BAD_STATE, "no forward came before this loss, or backward used it up");
         goto cleanup;

@@ -42,8 +42,7 @@ td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, con
 {
     td_status status = TD_OK;
 
-    TD_CHECK(need, "need is NULL");
-    TD_CHECK(where, "where is NULL");
+    TD_NOT_NULL(need, where);
     for (td_hook *hook = chain; hook; hook = hook->next) {
         if (hook->needed)
             TD_TRY(hook->needed(hook, pass, need, next, where));

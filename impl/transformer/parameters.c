@@ -105,8 +105,7 @@ td_status td_transformer_parameter(const td_transformer *model, int64_t index, t
     td_status status = TD_OK;
     const int64_t count = td_transformer_parameter_count(model);
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(model, out);
     TD_CHECK(index >= 0 && index < count, "index is %" PRId64 ", needs 0 to %" PRId64, index, count - 1);
     *out = model->parameters[index];
 cleanup:
@@ -119,8 +118,7 @@ td_status td_transformer_parameter_of(const td_model_size *size, td_precision pr
     td_status status = TD_OK;
     td_layout layout;
 
-    TD_CHECK(size, "size is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(size, out);
     TD_CHECK(td_precision_name(precision), "precision is %d, which is no td_precision", (int)precision);
     const int64_t extents[] = {size->d_model, size->d_ff, size->layers, size->vocab};
     for (int i = 0; i < 4; i++)
@@ -141,9 +139,7 @@ td_status td_transformer_parameter_find(const td_transformer *model, const char 
     td_status status = TD_OK;
     const int64_t count = td_transformer_parameter_count(model);
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(name, "name is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(model, name, out);
     for (int64_t i = 0; i < count; i++) {
         if (strcmp(name, model->names[i]) == 0) {
             *out = model->parameters[i];

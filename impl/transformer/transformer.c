@@ -39,8 +39,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(config, "config is NULL");
+    TD_NOT_NULL(dev, config);
 
     TD_TRY(host_array("model", 1, sizeof *model, &block));
     model = block;
@@ -110,9 +109,7 @@ td_status td_transformer_plan(td_device *dev, const td_transformer_config *confi
     td_status status = TD_OK;
     td_plan plan;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(config, "config is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(dev, config, out);
     TD_TRY(td_plan_make(dev, config, &plan));
     *out = plan.total;
 cleanup:
@@ -123,8 +120,7 @@ td_status td_transformer_weights(const td_transformer *model, td_weights *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(model, out);
     *out = model->weights;
 cleanup:
     return status;
