@@ -1,5 +1,5 @@
 /** Flash attention on Hopper: the passes that kernels/flash.cu takes instead of the portable ones. Arguments
- * are those of kernels/flash.h. Every tensor starts at a multiple of 16 bytes. */
+ * are as in kernels/flash.h. Every tensor starts at a multiple of 16 bytes. */
 #ifndef TD_KERNELS_FLASH_HOPPER_H
 #define TD_KERNELS_FLASH_HOPPER_H
 

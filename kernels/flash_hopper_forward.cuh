@@ -49,7 +49,7 @@ template <int D, int GROUPS_> struct layout {
 
 struct hopper_args {
     CUtensorMap q, k, v, o;
-    float *lse, *part_o; /* those of forward_args */
+    float *lse, *part_o; /* as in forward_args */
     float2 *part_sums;
     int *counter; /* of tasks taken beyond the first of each block, 0 at first; NULL: none */
     cut blocks;   /* a task is a part of a tile; heads: whose keys and values the L2 cache holds at a time */

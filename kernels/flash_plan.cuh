@@ -292,7 +292,7 @@ __device__ inline int doublings_of(int query, int seq_k, bool causal)
 }
 
 /** Lets a kernel use `bytes` of dynamic shared memory. cudaErrorLaunchOutOfResources: a block of this GPU has
- * less. An H100's has 227 KB, an A100's 163, those of most other GPUs 99. */
+ * less. An H100 has 227 KB, an A100 163, most other GPUs 99. */
 template <typename Args> inline cudaError_t allow(void (*kernel)(Args), int bytes)
 {
     const cudaError_t error =

@@ -36,7 +36,7 @@ cleanup:
     return status;
 }
 
-/* ---- who writes what ---- */
+/* ---- the parts of each rank ---- */
 
 /** What a rank updates of the block. */
 typedef struct claim {

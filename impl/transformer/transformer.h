@@ -165,7 +165,7 @@ TD_API td_status td_transformer_weights(const td_transformer *model, td_weights 
  * taken off before; NULL: none. What is needed, in order:
  *
  *   forward   the embedding and all norms (as numbers); then of each layer, from first to last, the
- *             matrices of attention and those of feed-forward; the head (as upper planes, if they are planes)
+ *             matrices of attention, then of feed-forward; the head (as upper planes, if they are planes)
  *   backward  the head, all norms, and the layers' matrices from last to first, feed-forward's ahead of
  *             attention's
  *   recompute a checkpoint's matrices as in forward, within the backward pass, ahead of its last layer's

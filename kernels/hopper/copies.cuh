@@ -80,7 +80,7 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
 }
 
 /** Policies of the L2 cache: data that other blocks will read again is evicted last, data that is read once
- * first. The values are those of createpolicy.fractional with fraction 1, as CUTLASS has them. */
+ * first. The values are what createpolicy.fractional gives for fraction 1, as in CUTLASS. */
 __device__ inline uint64_t keep_policy()
 {
     return 0x14F0000000000000;
