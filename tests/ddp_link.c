@@ -4,7 +4,6 @@
  * an addition has no order; with more the order is the backend's. */
 #include "ddp/ddp.h"
 
-#include "base/float16.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -94,17 +93,6 @@ static void backward(td_train *train, int number, int rank, int64_t micro_batche
     td_fence_free(targets);
 }
 
-/* sum += more, rounded to the type, as a collective does it. */
-static void add(td_dtype dtype, int64_t count, const void *more, void *sum)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (dtype == TD_BF16)
-            ((td_bf16 *)sum)[i] = td_bf16_from_f32(td_bf16_to_f32(((td_bf16 *)sum)[i]) +
-                                                   td_bf16_to_f32(((const td_bf16 *)more)[i]));
-        else
-            ((float *)sum)[i] += ((const float *)more)[i];
-}
-
 /* A trainer for each rank in this one process: alike before the step and after it. */
 typedef struct reference {
     td_train *trains[MOST_RANKS];
@@ -132,7 +120,7 @@ static void step_reference(const setting *s, reference *r, int number)
     for (int rank = 0; rank < info.ranks; rank++) {
         backward(r->trains[rank], number, rank, s->micro_batches ? s->micro_batches : 1);
         if (rank > 0)
-            add(first.grad_dtype, first.elements, weights_of(r->trains[rank]).grads, first.grads);
+            td_ranks_add(first.grad_dtype, first.elements, weights_of(r->trains[rank]).grads, first.grads);
     }
     for (int rank = 0; rank < info.ranks; rank++) {
         if (rank > 0)

@@ -13,7 +13,6 @@
 #include "shard/state.h"
 
 #include "base/clock.h"
-#include "base/float16.h"
 #include "support/as_if_graphs.h"
 #include "support/cases.h"
 #include "support/compare.h"
@@ -392,17 +391,6 @@ static void free_arrays(arrays *a)
     free(a->grads);
 }
 
-/* sum += more, rounded to the type, as a collective does it. */
-static void add(td_dtype dtype, int64_t count, const void *more, void *sum)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (dtype == TD_BF16)
-            ((td_bf16 *)sum)[i] = td_bf16_from_f32(td_bf16_to_f32(((td_bf16 *)sum)[i]) +
-                                                   td_bf16_to_f32(((const td_bf16 *)more)[i]));
-        else
-            ((float *)sum)[i] += ((const float *)more)[i];
-}
-
 /* Gradients of all ranks' trainers become their sum. */
 static void add_up(td_train *trains[MOST_RANKS])
 {
@@ -412,7 +400,7 @@ static void add_up(td_train *trains[MOST_RANKS])
     for (int rank = 1; rank < info.ranks; rank++) {
         void *more = here(weights_of(trains[rank]).grads, w.elements, w.grad_dtype);
 
-        add(w.grad_dtype, w.elements, more, sum);
+        td_ranks_add(w.grad_dtype, w.elements, more, sum);
         free(more);
     }
     for (int rank = 0; rank < info.ranks; rank++)

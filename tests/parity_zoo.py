@@ -43,7 +43,7 @@ class Streams(Cpu):
             self.queued.pop()()
 
 
-# ---- sides: run(x, y, device) returns those of a case, y = 0.5 x ----
+# ---- run(x, y, device) returns the sides of a case, y = 0.5 x ----
 
 
 def sides(tandem, x, **more):

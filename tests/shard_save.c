@@ -1,6 +1,6 @@
 /* Files that ranks write and read together: test_shard_save gloo RANKS starts the ranks itself. With 2 ranks
- * it runs all tests, with more those of several numbers of ranks. With "killed RANK" after that, the rank is
- * killed while it writes. */
+ * it runs all tests. With more ranks it runs the tests of several numbers of ranks. With "killed RANK" after
+ * that, the rank is killed while it writes. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
 #include "support/weights.h"

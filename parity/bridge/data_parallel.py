@@ -15,7 +15,7 @@ from parity.core.library import Session
 
 
 def _weakly(method: Callable, *first: Any) -> Callable:
-    """The method with its first arguments; nothing once its object is no more."""
+    """Calls the method with its first arguments, or does nothing after its object is gone."""
     found = weakref.WeakMethod(method)
 
     def call(*rest: Any) -> Any:

@@ -75,7 +75,7 @@ class Draw:
         return [block.clone() for block, _, _ in self._fenced]
 
     def restore(self, kept: list[torch.Tensor], outputs: Iterable) -> None:
-        """Those of the `outputs` that poisoned() gave hold again what they held before."""
+        """The `outputs` that poisoned() gave hold again what they held before."""
         places = {value.data_ptr() for value in outputs if isinstance(value, torch.Tensor)}
         for (block, start, _), before in zip(self._fenced, kept, strict=False):  # a call may ask for more
             if block.data_ptr() + start in places:

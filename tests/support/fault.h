@@ -35,8 +35,8 @@ typedef struct td_fault_loop {
 /** Fails the test unless all of that holds for every call of run's. */
 void td_fault_each(const td_fault_loop *loop, void *state);
 
-/** The double of a function: it fails with TD_IO_ERROR, or does what the function does. CMake writes those of
- * a test's FAULTS. */
+/** The double of a function: it fails with TD_IO_ERROR, or does what the function does. CMake writes the
+ * doubles of a test's FAULTS. */
 #define TD_FAULT(name, parameters, arguments)                                                                \
     td_status __real_##name parameters;                                                                      \
     td_status __wrap_##name parameters;                                                                      \

@@ -1,6 +1,7 @@
 #include "support/ranks.h"
 
 #include "base/clock.h"
+#include "base/float16.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -31,6 +32,16 @@ bool td_ranks_direct(const td_comm_info *info)
 
     return info->ranks > 1 && info->nccl_ctas > 0 &&
            sscanf(info->library, "NCCL %d.%d", &major, &minor) == 2 && (major > 2 || minor >= 27);
+}
+
+void td_ranks_add(td_dtype dtype, int64_t count, const void *more, void *sum)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (dtype == TD_BF16)
+            ((td_bf16 *)sum)[i] = td_bf16_from_f32(td_bf16_to_f32(((td_bf16 *)sum)[i]) +
+                                                   td_bf16_to_f32(((const td_bf16 *)more)[i]));
+        else
+            ((float *)sum)[i] += ((const float *)more)[i];
 }
 
 td_comm_options td_ranks_options(td_comm_backend backend)

@@ -3,6 +3,7 @@
 #ifndef TD_TESTS_RANKS_H
 #define TD_TESTS_RANKS_H
 
+#include "base/dtype.h"
 #include "comm/comm.h"
 
 /** Whether this process is a rank already. */
@@ -31,6 +32,9 @@ void td_ranks_gpu(td_comm_options *options, char name[24]);
 /** Whether NCCL reaches large memory of the other ranks directly, so that windows count: by NVLink, from 2.27
  * on. */
 bool td_ranks_direct(const td_comm_info *info);
+
+/** sum += more, each [count], rounded to bf16 or f32, as a collective does it. */
+void td_ranks_add(td_dtype dtype, int64_t count, const void *more, void *sum);
 
 /** The options of this rank; TANDEM_ADDRESS and TANDEM_DIRECTORY say where ranks meet. */
 td_comm_options td_ranks_options(td_comm_backend backend);
