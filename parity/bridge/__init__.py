@@ -10,7 +10,8 @@ course's tests call.
     optimizer.step()
 
 The ranks come from torch.distributed's default process group. Without one, mpirun, torchrun or srun has started them.
-They send through libtandem: NCCL on GPUs, and on a CPU MPI under mpirun or else Gloo (TANDEM_BACKEND names another). The library is build/default's, or TANDEM_LIBRARY's.
+They send through libtandem: NCCL on GPUs, and on a CPU MPI under mpirun or else Gloo (TANDEM_BACKEND names another).
+The library is build/default's, or TANDEM_LIBRARY's.
 
 Limits are arguments of DataParallel and ShardedOptimizer, or environment variables: open_seconds (TANDEM_OPEN_SECONDS;
 60) for all ranks to come, seconds (TANDEM_SECONDS; 30) for a call and for the other ranks to make it. A rank that
