@@ -39,20 +39,17 @@ static void assert_alike(const shard_setting *s, const shard_trainer *a, const s
 {
     const td_weights got = shard_weights_of(a->train), want = shard_weights_of(b->train);
     const size_t bytes = (size_t)got.elements * td_dtype_size(got.dtype);
-    td_weights here_got = got, here_want = want;
-
-    here_got.params = here(got.params, bytes);
-    here_want.params = here(want.params, bytes);
-    void *numbers = td_numbers_in(&here_got, 0, got.elements),
-         *wanted = td_numbers_in(&here_want, 0, got.elements);
+    void *const here_got = here(got.params, bytes), *const here_want = here(want.params, bytes);
+    void *numbers = td_numbers_in_copy(&got, here_got, 0, got.elements),
+         *wanted = td_numbers_in_copy(&want, here_want, 0, got.elements);
     double *truth = td_as_f64(want.dtype, wanted, want.elements);
     if (exact(s))
-        td_assert_identical(s->name, got.dtype, here_got.params, here_want.params, got.elements);
+        td_assert_identical(s->name, got.dtype, here_got, here_want, got.elements);
     td_assert_close(s->name, got.dtype, numbers, truth, got.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
-    assert_same_everywhere(here_got.params, bytes);
-    free(here_got.params);
-    free(here_want.params);
+    assert_same_everywhere(here_got, bytes);
+    free(here_got);
+    free(here_want);
     free(numbers);
     free(wanted);
     free(truth);

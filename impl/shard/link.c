@@ -150,15 +150,10 @@ cleanup:
 static td_status make_windows(td_shard_link *link)
 {
     const td_weights *w = &link->weights;
-    const struct {
-        const void *at;
-        td_dtype dtype;
-    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->grads, w->grad_dtype}};
     td_status status = TD_OK;
 
-    for (int i = 0; i < TD_SHARD_WINDOWS; i++)
-        TD_TRY(td_comm_window_create(link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype),
-                                     &link->windows[i]));
+    TD_TRY(td_comm_window_create(link->comm, w->params, w->param_bytes, &link->windows[0]));
+    TD_TRY(td_comm_window_create(link->comm, w->grads, w->grad_bytes, &link->windows[1]));
 cleanup:
     return status;
 }
