@@ -75,8 +75,8 @@ class RankTrainer:
             self.ddp = c.create("td_ddp_link_create", comm, strategy, case.get("bucket_mb", 0.0))
             config.hooks = c.td_ddp_link_hook(self.ddp)
         if self.split:
-            kind = c.enum("td_shard_kind", self.split)
-            self.shard = c.create("td_shard_link_create", comm, kind, case.get("bucket_mb", 0.0), config)
+            options = c.struct("td_shard_options", kind=self.split, bucket_mb=case.get("bucket_mb", 0.0))
+            self.shard = c.create("td_shard_link_create", comm, options, config)
         self.train = c.create("td_train_create", c.device, config)
         self.model = c.td_train_model(self.train)
         return self
