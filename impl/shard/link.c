@@ -3,6 +3,7 @@
 #include "base/names.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/owned.h"
 #include "transformer/saving.h"
 
 #include <math.h>
@@ -80,11 +81,6 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
     TD_CHECK((unsigned)kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)kind);
     TD_CHECK(isfinite(bucket_mb) && bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0", bucket_mb);
     TD_CHECK(config, "config is NULL");
-    if (kind == TD_SHARD_FLAT && config->clip > 0) {
-        status = td_fail(TD_UNSUPPORTED, "clip is %g: no rank has all of the reduced gradients",
-                         (double)config->clip);
-        goto cleanup;
-    }
     link = calloc(1, sizeof *link);
     if (!link) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
@@ -126,6 +122,8 @@ void td_shard_link_destroy(td_shard_link *link)
     (void)td_buckets_settle(&link->split.buckets);
     td_flight_deinit(&link->gathers);
     drop_windows(link);
+    if (link->norms)
+        (void)td_device_free(link->dev, link->norms);
     td_shard_split_free(&link->split);
     free(link);
 }
@@ -168,6 +166,9 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
+    if (link->split.kind <= TD_SHARD_FLAT)
+        TD_TRY(td_weights_check(&weights, (td_range){0, weights.elements},
+                                "this link needs all weights on every rank"));
     link->weights = weights;
     TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
     if (link->split.kind == TD_SHARD_FLAT) {
@@ -177,6 +178,8 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         TD_TRY(make_windows(link));
         td_weights_written(td_train_model(train), true);
     }
+    if (link->split.kind != TD_SHARD_TENSORS)
+        TD_TRY(td_shard_clip(link, dev, train));
     link->train = train;
     link->dev = dev;
     td_link_listen(&link->listener, link->comm, train);
