@@ -333,6 +333,33 @@ API(td_clip_create)
     return close_bed(&b, status);
 }
 
+static bool counts_all(void *user, td_range range)
+{
+    return !user && range.begin < range.end;
+}
+
+static td_status is_the_sum(void *user, float *norm)
+{
+    assert_true(!user && norm);
+    return TD_OK;
+}
+
+API(td_clip_set_ranks)
+{
+    bed b = open_bed();
+    td_clip_ranks ranks = {.counts = counts_all, .sum = is_the_sum};
+
+    if (wrong()) {
+        ranks.counts = NULL;
+        impossible(TD_BAD_ARGUMENT, "counts");
+    } else if (wrong()) {
+        ranks.sum = NULL;
+        impossible(TD_BAD_ARGUMENT, "sum");
+    }
+    td_clip *clip = pointer("clip", b.clip);
+    return close_bed(&b, td_clip_set_ranks(clip, pointer("ranks", &ranks)));
+}
+
 API(td_clip_destroy)
 {
     td_clip_destroy(NULL);

@@ -224,7 +224,6 @@ static td_shard_options good_options(td_train_config *config)
 {
     const td_shard_kind kind = (td_shard_kind)td_fuzz_below(3);
 
-    config->clip = 0;
     config->model.transient_gradients &= kind != TD_SHARD_FULL;
     return (td_shard_options){.kind = kind,
                               .prefetch = td_fuzz_below(4),
@@ -260,8 +259,6 @@ API(td_shard_link_create)
     }
     if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)
         impossible(TD_UNSUPPORTED, "transient_gradients");
-    if (options.kind != TD_SHARD_TENSORS && config.clip > 0)
-        impossible(TD_UNSUPPORTED, "clip");
     before = config;
     td_comm *comm = pointer("comm", b->comm);
     const td_shard_options *from = pointer("options", &options);
