@@ -240,8 +240,6 @@ API(td_shard_link_create)
         config.group_count = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "group_count");
     }
-    if (kind == TD_SHARD_FLAT && config.clip > 0)
-        impossible(TD_UNSUPPORTED, "clip");
     before = config;
     td_comm *comm = pointer("comm", b->comm);
     td_train_config *to_config = pointer("config", &config);
@@ -270,7 +268,6 @@ API(td_shard_link_describe)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     const td_shard_link *from = pointer("link", link);
     const td_status status = td_shard_link_describe(from, out("out", sizeof(td_shard_info)));
@@ -285,7 +282,6 @@ API(td_shard_link_attach)
     td_shard_link *link;
     td_train *train;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     td_assert_ok(td_train_create(api_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
@@ -306,7 +302,6 @@ API(td_shard_link_wait)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     const td_status status = td_shard_link_wait(pointer("link", link));
     td_shard_link_destroy(link);
@@ -319,7 +314,6 @@ API(td_shard_link_finish)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     impossible(TD_BAD_STATE, "joined to no trainer");
     const td_status status = td_shard_link_finish(pointer("link", link));
