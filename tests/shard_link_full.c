@@ -231,6 +231,7 @@ static void passes_by_hand_are_checked(void **unused)
     td_train_config config = deep();
     const void *where = NULL;
     void *room = NULL;
+    td_event *event;
     td_shard_link *link;
 
     (void)unused;
@@ -262,7 +263,10 @@ static void passes_by_hand_are_checked(void **unused)
                       "is not of a whole unit");
     td_assert_ok(td_hooks_final(hook, head, NULL));
     td_assert_refused(td_hooks_final(hook, head, NULL), TD_BAD_STATE, "became final twice");
-    td_assert_ok(td_hooks_final(hook, norms, NULL));
+    td_assert_ok(td_event_create(shard_dev, &event));
+    td_assert_ok(td_event_record(event));
+    td_assert_ok(td_hooks_final(hook, norms, event)); /* as from a link before this one */
+    td_event_destroy(event);
     td_assert_refused(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK), TD_BAD_STATE,
                       "gradients of 6 of 8 units never became final");
     close_deep(train, link);
@@ -288,6 +292,11 @@ static void weights_of_other_seeds_are_refused(void **unused)
                       "a hash of the seeds and calls that made the weights: rank 1 has");
     td_assert_ok(td_train_init(train, 8)); /* twice on each */
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "a hash of the seeds");
+    int64_t *ids = shard_tokens_of("ids", 0, 0, 1);
+    td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
+                      "joined to no trainer");
+    td_assert_refused(td_shard_gather(link, 0, ids), TD_BAD_STATE, "joined to no trainer");
+    td_assert_ok(td_device_free(shard_dev, ids));
     close_deep(train, link);
     td_assert_ok(td_device_memory(shard_dev, &left));
     assert_int_equal(left.current_bytes, memory.current_bytes);

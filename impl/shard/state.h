@@ -20,7 +20,7 @@ typedef enum td_shard_now {
     TD_SHARD_LAST_BACKWARD /* of a step */
 } td_shard_now;
 
-enum { TD_SHARD_WINDOWS = 2 /* of weights, of gradients */ };
+enum { TD_SHARD_WINDOWS = 4 /* masters, gradients; with TD_SHARD_FULL two more, of rooms */ };
 
 /** Of TD_SHARD_FULL: memory for gathered weights of a unit, or for its gradients until they are reduced. */
 typedef struct td_shard_room {
