@@ -68,19 +68,19 @@ API(td_shard_assign)
     int32_t ranks = 1 + (int32_t)td_fuzz_below(3);
 
     if (count > 0 && wrong()) {
-        elements[td_fuzz_below(count)] = td_fuzz_chance(50) ? TD_FUZZ_PICK(bad) : INT64_MAX;
+        elements[td_fuzz_below(count)] = bad_below(2) == 0 ? BAD_NUMBER(bad) : INT64_MAX;
         loads[0] = 1;
         impossible(TD_BAD_ARGUMENT, "elements");
     } else if (wrong()) {
-        loads[0] = TD_FUZZ_PICK(bad);
+        loads[0] = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "loads");
     }
     if (wrong()) {
-        count = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        count = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "count");
     }
     if (wrong()) {
-        ranks = td_fuzz_chance(50) ? 0 : TD_COMM_MOST_RANKS + 1;
+        ranks = bad_below(2) == 0 ? 0 : TD_COMM_MOST_RANKS + 1;
         impossible(TD_BAD_ARGUMENT, "ranks");
     }
     const void *sizes = count > 0 ? in_copy("elements", elements, (size_t)count * sizeof *elements) : NULL;
@@ -117,7 +117,7 @@ API(td_shard_list_add)
     int64_t count = b->count;
 
     if (wrong()) {
-        any->elements = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        any->elements = bad_below(2) == 0 ? 0 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "elements");
     } else if (wrong()) {
         any->elements = INT64_MAX / 4;
@@ -128,7 +128,7 @@ API(td_shard_list_add)
         impossible(TD_BAD_ARGUMENT, "no data");
     }
     if (wrong()) {
-        any->dtype = td_fuzz_chance(50) ? TD_F64 : (td_dtype)77;
+        any->dtype = bad_below(2) == 0 ? TD_F64 : (td_dtype)77;
         impossible(TD_BAD_ARGUMENT, "dtype");
     }
     if (any->grad && wrong()) {
@@ -136,7 +136,7 @@ API(td_shard_list_add)
         impossible(TD_BAD_ARGUMENT, "grad_dtype");
     }
     if (wrong()) {
-        count = TD_FUZZ_PICK(bad_counts);
+        count = BAD_NUMBER(bad_counts);
         impossible(TD_BAD_ARGUMENT, "count");
     }
     td_shard_list *list = pointer("list", b->list);
@@ -152,7 +152,7 @@ API(td_shard_list_set)
     int64_t group = 0;
 
     if (wrong()) {
-        group = td_fuzz_chance(50) ? -1 : 1;
+        group = bad_below(2) == 0 ? -1 : 1;
         impossible(TD_BAD_ARGUMENT, "group");
     }
     td_shard_list *list = pointer("list", b->list);
@@ -166,7 +166,7 @@ API(td_shard_list_step)
     float gain = 0.5f;
 
     if (wrong()) {
-        gain = TD_FUZZ_PICK(bad);
+        gain = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "gain");
     }
     return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
@@ -178,7 +178,7 @@ API(td_shard_list_owner)
     int64_t index = td_fuzz_below(b->count);
 
     if (wrong()) {
-        index = td_fuzz_chance(50) ? -1 : b->count;
+        index = bad_below(2) == 0 ? -1 : b->count;
         impossible(TD_BAD_ARGUMENT, "index");
     }
     const td_shard_list *list = pointer("list", b->list);
@@ -229,19 +229,17 @@ API(td_shard_link_create)
     td_shard_link *link = (td_shard_link *)b;
 
     if (wrong()) {
-        bucket_mb = TD_FUZZ_PICK(bad);
+        bucket_mb = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "bucket_mb");
     }
     if (wrong()) {
-        config.model.size.layers = td_fuzz_chance(50) ? 0 : INT32_MAX;
+        config.model.size.layers = bad_below(2) == 0 ? 0 : INT32_MAX;
         impossible(TD_BAD_ARGUMENT, "size");
     }
     if (wrong()) {
-        config.group_count = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        config.group_count = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "group_count");
     }
-    if (kind == TD_SHARD_FLAT && config.clip > 0)
-        impossible(TD_UNSUPPORTED, "clip");
     before = config;
     td_comm *comm = pointer("comm", b->comm);
     td_train_config *to_config = pointer("config", &config);
@@ -270,7 +268,6 @@ API(td_shard_link_describe)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     const td_shard_link *from = pointer("link", link);
     const td_status status = td_shard_link_describe(from, out("out", sizeof(td_shard_info)));
@@ -285,7 +282,6 @@ API(td_shard_link_attach)
     td_shard_link *link;
     td_train *train;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     td_assert_ok(td_train_create(api_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
@@ -306,7 +302,6 @@ API(td_shard_link_wait)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     const td_status status = td_shard_link_wait(pointer("link", link));
     td_shard_link_destroy(link);
@@ -319,7 +314,6 @@ API(td_shard_link_finish)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
     td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
     impossible(TD_BAD_STATE, "joined to no trainer");
     const td_status status = td_shard_link_finish(pointer("link", link));

@@ -12,7 +12,7 @@ enum { STEPS = 5 };
 /* Steps have the same bits. */
 static bool exact(const shard_setting *s)
 {
-    return shard_info.ranks <= 2 && !(s->sharing && shard_on_gpu());
+    return shard_info.ranks <= 2 && s->clip == 0 && !(s->sharing && shard_on_gpu());
 }
 
 /* What the device has there, for the host. */
@@ -39,20 +39,17 @@ static void assert_alike(const shard_setting *s, const shard_trainer *a, const s
 {
     const td_weights got = shard_weights_of(a->train), want = shard_weights_of(b->train);
     const size_t bytes = (size_t)got.elements * td_dtype_size(got.dtype);
-    td_weights here_got = got, here_want = want;
-
-    here_got.params = here(got.params, bytes);
-    here_want.params = here(want.params, bytes);
-    void *numbers = td_numbers_in(&here_got, 0, got.elements),
-         *wanted = td_numbers_in(&here_want, 0, got.elements);
+    void *const here_got = here(got.params, bytes), *const here_want = here(want.params, bytes);
+    void *numbers = td_numbers_in_copy(&got, here_got, 0, got.elements),
+         *wanted = td_numbers_in_copy(&want, here_want, 0, got.elements);
     double *truth = td_as_f64(want.dtype, wanted, want.elements);
     if (exact(s))
-        td_assert_identical(s->name, got.dtype, here_got.params, here_want.params, got.elements);
+        td_assert_identical(s->name, got.dtype, here_got, here_want, got.elements);
     td_assert_close(s->name, got.dtype, numbers, truth, got.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
-    assert_same_everywhere(here_got.params, bytes);
-    free(here_got.params);
-    free(here_want.params);
+    assert_same_everywhere(here_got, bytes);
+    free(here_got);
+    free(here_want);
     free(numbers);
     free(wanted);
     free(truth);
@@ -82,6 +79,51 @@ static void train_case(const shard_setting *s)
     assert_alike(s, &sharded, &whole);
     shard_close_trainer(&sharded);
     shard_close_trainer(&whole);
+}
+
+/* The gradients' norm, which ranks take together, is that in float64 of the gradients of one trainer. */
+static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole)
+{
+    /* Sums of more than two ranks have other orders. */
+    const double tolerance = shard_weights_of(whole->train).grad_dtype == TD_F32 ? 1e-5 : 0x1p-9;
+    const td_weights w = shard_weights_of(whole->train);
+    void *const grads = here(w.grads, w.grad_bytes);
+    double sum = 0;
+    float norm;
+
+    for (int64_t i = 0; i < w.elements; i++)
+        sum += pow(td_value_at(w.grad_dtype, grads, i), 2);
+    td_assert_ok(td_clip_norm(td_train_clip(sharded->train), &norm));
+    assert_true(fabs((double)norm - sqrt(sum)) <= tolerance * sqrt(sum));
+    assert_true(sum > 0);
+    assert_same_everywhere(&norm, sizeof norm);
+    free(grads);
+}
+
+static void steps_are_clipped_by_the_norm_of_all_ranks(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 4; i++) {
+        const shard_setting s = {.name = "clipped",
+                                 .kind = TD_SHARD_FLAT,
+                                 .bucket_mb = i < 2 ? 0.004 : 0,
+                                 .precision = i % 2 ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
+                                 .time = i / 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
+                                 .captured = i % 3 == 0,
+                                 .micro_batches = i == 1 ? 3 : 1,
+                                 .clip = 0.05f};
+        shard_trainer sharded = shard_open_trainer(&s, true), whole = shard_open_trainer(&s, false);
+
+        for (int number = 0; number < 3; number++) {
+            shard_micro_step(&sharded, number, s.micro_batches);
+            shard_micro_step(&whole, number, s.micro_batches);
+            assert_norm(&sharded, &whole);
+        }
+        td_assert_ok(td_train_settle(sharded.train));
+        assert_alike(&s, &sharded, &whole);
+        shard_close_trainer(&sharded);
+        shard_close_trainer(&whole);
+    }
 }
 
 static void sharded_weights_are_those_of_unsharded_training(void **unused)
@@ -177,6 +219,7 @@ static void state_in_windows_is_that_of_unsharded_training(void **unused)
 int shard_steps_group(const char *name)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_are_clipped_by_the_norm_of_all_ranks),
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
         cmocka_unit_test(steps_whose_products_leave_room_are_as_good),
         cmocka_unit_test(state_in_windows_is_that_of_unsharded_training),

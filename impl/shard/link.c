@@ -3,6 +3,7 @@
 #include "base/names.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/owned.h"
 #include "transformer/saving.h"
 
 #include <math.h>
@@ -80,11 +81,6 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
     TD_CHECK((unsigned)kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)kind);
     TD_CHECK(isfinite(bucket_mb) && bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0", bucket_mb);
     TD_CHECK(config, "config is NULL");
-    if (kind == TD_SHARD_FLAT && config->clip > 0) {
-        status = td_fail(TD_UNSUPPORTED, "clip is %g: no rank has all of the reduced gradients",
-                         (double)config->clip);
-        goto cleanup;
-    }
     link = calloc(1, sizeof *link);
     if (!link) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
@@ -126,6 +122,8 @@ void td_shard_link_destroy(td_shard_link *link)
     (void)td_buckets_settle(&link->split.buckets);
     td_flight_deinit(&link->gathers);
     drop_windows(link);
+    if (link->norms)
+        (void)td_device_free(link->dev, link->norms);
     td_shard_split_free(&link->split);
     free(link);
 }
@@ -150,15 +148,10 @@ cleanup:
 static td_status make_windows(td_shard_link *link)
 {
     const td_weights *w = &link->weights;
-    const struct {
-        const void *at;
-        td_dtype dtype;
-    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->grads, w->grad_dtype}};
     td_status status = TD_OK;
 
-    for (int i = 0; i < TD_SHARD_WINDOWS; i++)
-        TD_TRY(td_comm_window_create(link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype),
-                                     &link->windows[i]));
+    TD_TRY(td_comm_window_create(link->comm, w->params, w->param_bytes, &link->windows[0]));
+    TD_TRY(td_comm_window_create(link->comm, w->grads, w->grad_bytes, &link->windows[1]));
 cleanup:
     return status;
 }
@@ -173,6 +166,9 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
+    if (link->split.kind <= TD_SHARD_FLAT)
+        TD_TRY(td_weights_check(&weights, (td_range){0, weights.elements},
+                                "this link needs all weights on every rank"));
     link->weights = weights;
     TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
     if (link->split.kind == TD_SHARD_FLAT) {
@@ -182,6 +178,8 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         TD_TRY(make_windows(link));
         td_weights_written(td_train_model(train), true);
     }
+    if (link->split.kind != TD_SHARD_TENSORS)
+        TD_TRY(td_shard_clip(link, dev, train));
     link->train = train;
     link->dev = dev;
     td_link_listen(&link->listener, link->comm, train);

@@ -126,13 +126,13 @@ cleanup:
     return status;
 }
 
-static td_status check_config(const td_train_config *config)
+/** *elements: of the block. */
+static td_status check_config(const td_train_config *config, int64_t *elements)
 {
     const td_model_size *size = &config->model.size;
     td_status status = TD_OK;
-    td_parameter unused;
 
-    TD_TRY(td_transformer_parameter_of(size, config->model.precision, 0, &unused));
+    TD_TRY(td_transformer_elements(size, config->model.precision, elements));
     TD_CHECK(size->layers <= INT32_MAX / 16, "size.layers is %" PRId64 ", needs at most %d", size->layers,
              INT32_MAX / 16);
     if (!config->groups)
@@ -153,24 +153,6 @@ static bool has_all(const td_train_config *config, int64_t elements)
     return !config->groups || end == elements;
 }
 
-/** All parameters, and the elements of their block. */
-static td_status place_all(const td_transformer_config *model, int64_t count, td_parameter *all,
-                           int64_t *elements)
-{
-    const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(td_precision_dtype(model->precision));
-    td_status status = TD_OK;
-
-    *elements = 0;
-    for (int64_t i = 0; i < count; i++) {
-        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
-        const int64_t end = all[i].offset + all[i].numel;
-        *elements = end > *elements ? end : *elements;
-    }
-    *elements = (*elements + alignment - 1) / alignment * alignment;
-cleanup:
-    return status;
-}
-
 td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
                               const td_train_config *config, td_shard_split *out)
 {
@@ -180,7 +162,7 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
     size_t unused;
 
     *out = (td_shard_split){.kind = kind, .rank = info->rank, .ranks = info->ranks};
-    TD_TRY(check_config(config));
+    TD_TRY(check_config(config, &out->elements));
     const int64_t count = 9 * config->model.size.layers + 3;
     all = calloc((size_t)count, sizeof *all);
     order = calloc((size_t)count, sizeof *order);
@@ -191,7 +173,9 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
         goto cleanup;
     }
     out->parameters = count;
-    TD_TRY(place_all(&config->model, count, all, &out->elements));
+    const td_transformer_config *const model = &config->model;
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
     td_place(count, all, out->elements, out->ranges, order);
     if (config->groups) /* as the trainer of all weights would check them */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));

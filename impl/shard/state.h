@@ -35,6 +35,7 @@ struct td_shard_link {
     td_train *train;
     td_weights weights;
     td_comm_window *windows[TD_SHARD_WINDOWS]; /* of TD_SHARD_FLAT */
+    char *norms; /* of all ranks, and scratch for their sum; NULL: nothing is clipped over ranks */
 
     td_shard_now now;
     bool captured;         /* the trainer's steps become graphs: none leaves a gathering on its way */
@@ -46,6 +47,10 @@ struct td_shard_link {
 /** The links' functions. */
 void td_shard_reduce_hook(td_shard_link *link);
 void td_shard_gather_hook(td_shard_link *link);
+
+/** From now on the trainer clips by the norm of all ranks' parts, if it clips. The last that may fail of what
+ * joins a link to a trainer. */
+td_status td_shard_clip(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Tells the device what collectives take of it, while there are some on their way, or will be. */
 void td_shard_share(const td_shard_link *link);

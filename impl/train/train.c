@@ -113,8 +113,7 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     s->config.model.f32_gradients = s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
-    s->elements =
-        (int64_t)(s->model.parameters / td_dtype_size(td_precision_weights(config->model.precision)));
+    TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));
     s->ranges = config->model.size.layers + 3;
     tokens = config->model.batch * config->model.context; /* as the plan checked */
     s->loss = TD_ALIGNMENT;

@@ -1,5 +1,6 @@
 #include "transformer/forward.h"
 #include "transformer/history.h"
+#include "transformer/owned.h"
 #include "transformer/reading.h"
 #include "transformer/shapes.h"
 
@@ -55,10 +56,11 @@ cleanup:
 static td_status make_room(const pass *p, td_part part, td_range range)
 {
     td_transformer *model = p->model;
-    void *where = (char *)model->weights.grads + (size_t)range.begin * td_dtype_size(model->plan.grad_dtype);
+    void *where = td_weights_in_one(&model->weights, range).grad;
     td_status status = TD_OK;
 
     TD_TRY(td_hooks_room(model->hooks, range, &where));
+    TD_TRY(td_check_place("gradients", range, where));
     model->room[part].at = where;
     model->room[part].begin = range.begin;
 cleanup:

@@ -40,27 +40,39 @@ typedef struct td_range {
     int64_t begin, end; /* elements of the block of weights: [begin, end) */
 } td_range;
 
-enum { TD_PLANES = 2 };
+/** A range of the block whose masters and gradients this rank has, all masters stored alike. */
+typedef struct td_piece {
+    td_range range;
+    void *at;   /* masters: numbers, or their upper planes */
+    void *low;  /* lower planes; NULL: `at` has numbers */
+    void *grad; /* gradients; NULL: the model is for inference */
+} td_piece;
 
-/** The block of weights: masters, which the optimizer updates, and gradients. The range of a weight stands at
- * the same elements in both.
+/** The block of weights: masters, which the optimizer updates, and gradients. A rank has all of it, or pieces
+ * (td_transformer_config.owned); other ranks have the rest.
  *
- * In mixed precision the masters of GEMM weights are planes (td_split): in the bytes of the elements
- * [begin, end) the upper 16 bits of all come first, which GEMMs read as bf16, then the lower ones. All other
- * masters are numbers of `dtype`. td_weights_master says where each is. */
+ * In mixed precision the masters of GEMM weights are planes (td_split): the upper 16 bits of all numbers of a
+ * piece, which GEMMs read as bf16, then the lower ones. All other masters are numbers of `dtype`. */
 typedef struct td_weights {
-    int64_t elements;
-    td_dtype dtype;             /* of masters */
-    td_dtype grad_dtype;        /* of grads */
-    td_range planes[TD_PLANES]; /* ascending; empty: there is none */
-    void *params;               /* [elements] masters */
-    void *grads;                /* [elements]; NULL: the model is for inference */
+    int64_t elements; /* of the block, padding included, on whatever rank they are */
+    td_dtype dtype;   /* of masters */
+    td_dtype grad_dtype;
+    int64_t count;
+    const td_piece *pieces; /* [count] ascending; owned by the model */
+
+    /* The memory that the pieces are parts of. If this rank has all weights, the elements stand there one
+     * after the other. */
+    void *params;
+    size_t param_bytes;
+    void *grads; /* NULL: the model is for inference */
+    size_t grad_bytes;
 } td_weights;
 
-/** Where masters are: of the elements from the one that was asked for up to `end`. */
+/** Where masters and gradients are: of the elements from the one that was asked for up to `end`. */
 typedef struct td_master {
-    void *at;  /* numbers, or their upper planes */
-    void *low; /* lower planes; NULL: `at` has numbers */
+    void *at;   /* numbers, or their upper planes; NULL: this rank has none of these elements */
+    void *low;  /* lower planes; NULL: `at` has numbers */
+    void *grad; /* gradients; NULL: this rank has none */
     int64_t end;
 } td_master;
 
@@ -92,20 +104,22 @@ struct td_hook {
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
 
-    /** Work that is queued behind this call reads the range at *where, which holds the address of its first
-     * element in the model's own block and may be changed. It is valid until `done`. `next`: what will be
-     * needed after this, so that it can be fetched beside the work, also where that is in a recomputation or
-     * behind it; NULL: nothing more in this pass. */
+    /** Work that is queued after this call reads the range at *where, which holds the address of its first
+     * element in the model's own block and may be changed. *where is NULL if this rank does not have the
+     * range in one piece: a link must then set it, or the pass fails with TD_BAD_STATE. It is valid until
+     * `done`. `next`: what will be needed after this, so that it can be fetched during the work, also if that
+     * is in a recomputation or after it; NULL: nothing more in this pass. */
     td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                         const void **where);
 
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
 
     /** Work that is queued after this call writes gradients of the range at *where, or adds to those that are
-     * there. *where holds the address of the first one in the model's own block and may be changed. It is
-     * valid until `final`, or until the pass ends if that is not a step's last one. Elements between weights
-     * are not written. The links after this one read gradients in the block: a link that places them
-     * elsewhere brings there what it passes on. */
+     * there. *where holds the address of the first one in the model's own block and may be changed. If this
+     * rank does not have the range in one piece it is NULL, as in `needed`. It is valid until `final`, or
+     * until the pass ends if that is not a step's last one. Elements between weights are not written. The
+     * links after this one read gradients in the block: a link that places them elsewhere brings there what
+     * it passes on. */
     td_status (*room)(td_hook *hook, td_range range, void **where);
 
     /** The gradients of the range are in the block, or where `room` has placed them, after `event`; NULL:

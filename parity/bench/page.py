@@ -328,8 +328,9 @@ def part_of(kernel):
 def report_parts(page, records):
     """GPU time of the kernels of one step by part, and the least that each part can take."""
     page.question("Where does the time of a step go (bf16_mixed), and what is the least of each part?")
+    found = []
     for (size,), sides in by_case(records.where(lambda r: r.get("parts")), ["size"]).items():
-        rows = {part: {"part": part} for part in (*PARTS, "rest", "sum")}
+        rows = {part: {"size": size, "part": part} for part in (*PARTS, "rest", "sum")}
         for impl, record in sides.items():
             for kernel, ms in record["parts"].items():
                 for part in (part_of(kernel), "sum"):
@@ -338,8 +339,9 @@ def report_parts(page, records):
         for part, row in rows.items():
             row["floor"] = values.get(f"floor_{part}")
         rows["sum"]["floor"] = sum(row["floor"] for row in rows.values() if row["floor"])
-        units = dict.fromkeys((*ORDER, "floor"), "ms")
-        page.table(rows.values(), f"step_parts_{size}", ["part", *units], units)
+        found += [row for row in rows.values() if row.keys() & sides.keys()]
+    units = dict.fromkeys((*ORDER, "floor"), "ms")
+    page.table(found, "step_parts", ["size", "part", *units], units)
     page.method("parts")
 
 

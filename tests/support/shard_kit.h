@@ -44,6 +44,7 @@ typedef struct shard_setting {
     bool wide;             /* weights that are large enough for windows */
     bool sharing;          /* products on a GPU are cut for what collectives leave: other bits */
     int64_t micro_batches; /* 0: 1 */
+    float clip;
 } shard_setting;
 
 /* A trainer with its links. */
