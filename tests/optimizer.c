@@ -482,26 +482,35 @@ static void every_event_of_a_pass_is_waited_for_once(void **unused)
     (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     td_event *one, *other;
+    td_clip *clip;
     block b;
 
-    open_block(&b);
-    td_assert_ok(td_event_create(b.dev, &one));
-    td_assert_ok(td_event_create(b.dev, &other));
-    td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
-    td_hook *hook = td_optimizer_hook(optimizer);
-    td_event *const given[] = {NULL, one, one, other, NULL}, *const waited[] = {one, other, one};
-    wait_count = 0;
-    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
-    for (int64_t i = 0; i < 5; i++)
-        td_assert_ok(td_hooks_final(hook, (td_range){10 * i, 10 * i + 10}, given[i]));
-    td_assert_ok(td_hooks_final(hook, (td_range){50, ELEMENTS}, one));
-    td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
-    assert_int_equal(wait_count, 3);
-    assert_memory_equal(waits, waited, sizeof waited);
-    td_optimizer_destroy(optimizer);
-    td_event_destroy(one);
-    td_event_destroy(other);
-    close_block(&b);
+    for (int clipped = 0; clipped < 2; clipped++) {
+        open_block(&b);
+        td_assert_ok(td_event_create(b.dev, &one));
+        td_assert_ok(td_event_create(b.dev, &other));
+        td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
+        td_assert_ok(td_clip_create(b.dev, &b.weights, 1, 6, &b.state, &clip));
+        td_clip_hook(clip)->next = td_optimizer_hook(optimizer);
+        td_hook *hook = clipped ? td_clip_hook(clip) : td_optimizer_hook(optimizer);
+        td_event *const given[] = {NULL, one, one, other, NULL}, *const waited[] = {one, other, one};
+        wait_count = normed = 0;
+        td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+        for (int64_t i = 0; i < 5; i++)
+            td_assert_ok(td_hooks_final(hook, (td_range){10 * i, 10 * i + 10}, given[i]));
+        td_assert_ok(td_hooks_final(hook, (td_range){50, 300}, one));
+        assert_int_equal(wait_count, 2); /* an event that another one follows; the pass goes on */
+        assert_int_equal(normed, clipped ? 20 : 0);
+        td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
+        assert_int_equal(wait_count, 3);
+        assert_memory_equal(waits, waited, sizeof waited);
+        assert_int_equal(normed, clipped ? 300 + 6 : 0);
+        td_clip_destroy(clip);
+        td_optimizer_destroy(optimizer);
+        td_event_destroy(one);
+        td_event_destroy(other);
+        close_block(&b);
+    }
 }
 
 /* ---- clipping ---- */
