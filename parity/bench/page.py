@@ -248,8 +248,9 @@ def report_compiled(page, compiled):
     page.table(steps.wide(["dtype", "size"], "ms"), "steps_bf16_mixed", order, ms, expected=5)
     page.note("The forward pass alone, without gradients:")
     page.table(forward.wide(["dtype", "size"], "ms"), "forward", order, ms)
-    if not len(steps):
-        page.lacks("whole steps: the forward pass alone was measured")
+    for what, found in (("whole steps", steps), ("the forward pass alone", forward)):
+        if not len(found):
+            page.lacks(f"{what}, with and without torch.compile")
     page.note("The same steps: FLOPs of the matrix products in % of the GEMM rate measured on this card.")
     shares = tabled(steps.records, ["size"], lambda record: {record["impl"]: page.rates.share(record)})
     page.table(
