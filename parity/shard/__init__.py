@@ -5,7 +5,7 @@ from itertools import product
 import torch
 
 from parity.core import Case, Side, equal, within
-from parity.shard import memory
+from parity.shard import full, memory
 from parity.shard.page import report
 from parity.shared.model import extents
 from parity.shared.ranked import (
@@ -52,6 +52,7 @@ def cases(profile, device):
         for shard in KINDS if ranks == 2 or profile == "full" else KINDS[-1:]:
             keys = TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
             yield Case("optimizer_state_sharding", seconds=1.0, config=configs_of(device), **keys)
+    yield from full.cases(profile)
     yield from memory_cases(profile, device)
     yield from xl_cases() if device == "cuda" else laptop_cases(profile)
 
@@ -116,6 +117,8 @@ def runs(case):
 
 
 def run(case, draw, c):
+    if case.deliverable == full.PROOF:
+        return full.on_toy(case, draw, c)
     if "model" in case:
         return on_toys(case, draw, c)
     if "part" in case:

@@ -15,13 +15,14 @@ def report(page, records):
     times = records.where(lambda r: "warmup" in r["case"])
     parts = of_states(records.only(part="memory"))
     page.section("optimizer_state_sharding")
-    proofs = records.where(lambda r: "steps" in r["case"])
+    proofs = records.only("optimizer_state_sharding")
     report_proofs(page, proofs.records, "proofs", ("model", "shard", "ranks"))
     report_memory(page, parts)
     report_steps(page, times)
     report_sent(page, parts)
     page.method("steps", switches=ran_with(times))
     page.method("memory")
+    report_fsdp(page, records.only("fsdp"))
 
 
 def of_states(parts):
@@ -123,6 +124,19 @@ def report_steps(page, times):
             told[key[-1]] = Comparison.of(found[mine], found[whole_of(mine)])
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
     page.say(**told)
+
+
+def report_fsdp(page, proofs):
+    page.section("fsdp")
+    found = [
+        r | {"case": r["case"] | {"dtype": r["case"].get("compute", r["case"]["dtype"])}}
+        for r in proofs.records
+    ]
+    report_proofs(page, found, "fsdp", ("model", "dtype", "ranks"))
+    exact = [
+        r["values"] for r in found if r["case"]["dtype"] == "f32" and "apart_whole" in r.get("values", {})
+    ]
+    page.say(**max(exact, key=lambda values: values["apart_average"], default={}))
 
 
 def calls_of(case, buckets):
