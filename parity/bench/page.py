@@ -337,7 +337,7 @@ def report_parts(page, records):
             row["floor"] = values.get(f"floor_{part}")
         rows["sum"]["floor"] = sum(row["floor"] for row in rows.values() if row["floor"])
         units = dict.fromkeys((*ORDER, "floor"), "ms")
-        page.table(rows.values(), f"step_parts_{size}", ["part", *units], units, more=True)
+        page.table(rows.values(), f"step_parts_{size}", ["part", *units], units)
     page.method("parts")
 
 
