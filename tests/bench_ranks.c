@@ -71,7 +71,12 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
     assert_int_equal(r->parameters + r->gradients + r->optimizer_state + r->activations + r->buffers,
                      r->current[TD_BENCH_BEFORE_UPDATE]);
     assert_true(r->buffers < r->current[TD_BENCH_MADE]); /* nothing below 0 wrapped around */
-    if (config->state != TD_BENCH_STATE_WHOLE && config->model.precision == TD_PRECISION_F32)
+    if (config->state == TD_BENCH_STATE_FULL) { /* weights are gathered once or twice, gradients reduced */
+        const int64_t all = (int64_t)r->parameters * info.ranks;
+
+        assert_true(info.ranks == 1 || (r->bytes > all && r->bytes < 3 * all));
+        assert_true((r->gathered_layers > 0) == (info.ranks > 1) && r->reduced_tables <= r->buffers);
+    } else if (config->state != TD_BENCH_STATE_WHOLE && config->model.precision == TD_PRECISION_F32)
         assert_true(llabs(r->bytes - 2 * (int64_t)r->parameters) < 4096); /* gradients, and new weights */
 }
 
@@ -102,7 +107,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
     td_bench_timeline t;
 
     for (int rank = 0; rank < info.ranks; rank++) {
-        const bool waits = config->state != TD_BENCH_STATE_FLAT && config->strategy <= TD_DDP_FLAT;
+        const bool waits = config->state < TD_BENCH_STATE_FLAT && config->strategy <= TD_DDP_FLAT;
         int64_t bytes = 0;
 
         td_assert_ok(td_bench_ranks_timeline_of(result, rank, &t));
@@ -164,10 +169,10 @@ static void strategies_are_told_apart(void **unused)
 
 static void state_that_is_split_is_less(void **unused)
 {
-    size_t bytes[3] = {0};
+    size_t bytes[4] = {0}, parameters[4];
 
     (void)unused;
-    for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FLAT; state++)
+    for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FULL; state++)
         for (int mixed = 0; mixed < 2; mixed++) {
             td_bench_ranks_config config = tiny();
             td_bench_ranks_summary s;
@@ -179,10 +184,13 @@ static void state_that_is_split_is_less(void **unused)
                 check_rank(&config, &s.of[rank]);
             check_timelines(&config, result, &s);
             bytes[state] = s.of[0].optimizer_state;
+            parameters[state] = s.of[0].parameters;
             td_bench_ranks_result_destroy(result);
         }
     if (info.ranks == 2) {
         assert_int_equal(bytes[TD_BENCH_STATE_FLAT], bytes[TD_BENCH_STATE_WHOLE] / 2);
+        assert_true(bytes[TD_BENCH_STATE_FULL] < bytes[TD_BENCH_STATE_WHOLE] * 51 / 100); /* norms */
+        assert_true(parameters[TD_BENCH_STATE_FULL] < parameters[TD_BENCH_STATE_WHOLE] * 51 / 100);
         assert_true(bytes[TD_BENCH_STATE_TENSORS] < bytes[TD_BENCH_STATE_WHOLE] * 6 / 10);
     }
 }
@@ -217,9 +225,9 @@ static void what_is_wrong_is_named(void **unused)
                       "steps is 0, needs 1 to 4096");
     assert_null(result);
     config = tiny();
-    config.state = (td_bench_state)3;
+    config.state = (td_bench_state)4;
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
-                      "state is 3");
+                      "state is 4");
     config = tiny();
     config.bucket_mb = -1;
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,

@@ -233,7 +233,7 @@ class Program(Cli):
             ),
             ("ddp --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
             ("ddp 3", "tandem ddp: '3' is one argument too many"),
-            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors or flat"),
+            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors, flat or full"),
             ("shard --strategy naive", "tandem shard: --strategy: 'naive' needs --kind tensors"),
             (
                 "shard --kind tensors --strategy naive --bucket-mb 1",

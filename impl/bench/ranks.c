@@ -162,29 +162,36 @@ static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t r
 static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, td_train_config *trainer,
                             td_shard_link **out)
 {
-    const td_shard_kind kind = config->state == TD_BENCH_STATE_FLAT ? TD_SHARD_FLAT : TD_SHARD_TENSORS;
+    static const td_shard_kind kinds[] = {[TD_BENCH_STATE_TENSORS] = TD_SHARD_TENSORS,
+                                          [TD_BENCH_STATE_FLAT] = TD_SHARD_FLAT,
+                                          [TD_BENCH_STATE_FULL] = TD_SHARD_FULL};
+    const td_shard_options options = {.kind = kinds[config->state],
+                                      .bucket_mb = config->bucket_mb,
+                                      .prefetch = config->prefetch,
+                                      .keep_weights = config->keep_weights,
+                                      .reduce_last = config->reduce_last};
 
     *out = NULL;
-    return config->state == TD_BENCH_STATE_WHOLE
-               ? TD_OK
-               : td_shard_link_create(comm, kind, config->bucket_mb, trainer, out);
+    return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups alone. */
+/** The trainer's config with its links; silent: with the shard's groups alone, and all weights. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
 
     r->trainer = trainer_of(r->config, r->info.ranks);
     r->trainer.capture &= !r->watches;
-    if (r->config->state != TD_BENCH_STATE_FLAT) {
+    if (r->config->state < TD_BENCH_STATE_FLAT) {
         TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
         r->trainer.hooks = td_ddp_link_hook(r->ddp);
     }
     TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
     r->silent = silent;
-    if (silent)
+    if (silent) {
         r->trainer.hooks = r->trainer.behind = NULL;
+        r->trainer.model.owned = NULL;
+    }
 cleanup:
     return status;
 }
@@ -471,8 +478,9 @@ cleanup:
 /** Each step by itself, its collectives watched. */
 static td_status run_watched(run *r)
 {
-    /* Every parameter is reduced in two calls at most, and gathered in one. */
-    const int64_t most = 3 * td_transformer_parameter_count(td_train_model(r->train)) + 1;
+    /* Every parameter is reduced in two calls at most, and gathered in one. Units of TD_SHARD_FULL are fewer,
+     * but each micro-batch gathers them twice. */
+    const int64_t most = 4 * r->micro_batches * td_transformer_parameter_count(td_train_model(r->train)) + 1;
     td_status status = TD_OK;
 
     r->probe.hook.end = probe_end;
@@ -526,6 +534,15 @@ static td_status run_all(run *r)
         TD_TRY(make_trainer(r, false));
     }
     TD_TRY(run_watched(r));
+    if (r->shard) {
+        td_shard_info info;
+
+        TD_TRY(td_shard_link_describe(r->shard, &info));
+        r->rank.gathered_layers = info.gathered_layers;
+        r->rank.gathered_tables = info.gathered_tables;
+        r->rank.reduced_layers = info.reduced_layers;
+        r->rank.reduced_tables = info.reduced_tables;
+    }
     TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
     r->rank.parameters = bytes.model.parameters;
     r->rank.gradients = bytes.model.gradients;
@@ -641,7 +658,7 @@ static td_status check_config(const td_bench_ranks_config *config)
     td_status status = TD_OK;
 
     TD_CHECK(config, "config is NULL");
-    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FLAT, "state is %d, which is no td_bench_state",
+    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, which is no td_bench_state",
              (int)config->state);
     TD_CHECK(config->warmup >= 0 && config->warmup <= TD_BENCH_MOST_STEPS,
              "warmup is %" PRId64 ", needs 0 to %d", config->warmup, TD_BENCH_MOST_STEPS);

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "optimizer/ranges.h"
+#include "transformer/owned.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -22,6 +23,12 @@ struct td_clip {
     bool running; /* between begin and end of a pass that makes gradients final */
 };
 
+/** Norms that there is room for: one of all that came before, and one that comes. */
+static int64_t at_least_two(int64_t most)
+{
+    return most < 2 ? 2 : most;
+}
+
 /** Where scratch begins in the block, and its bytes. */
 static td_status work_of(td_device *dev, int64_t elements, td_dtype dtype, int64_t most, size_t *begin,
                          size_t *bytes)
@@ -31,7 +38,7 @@ static td_status work_of(td_device *dev, int64_t elements, td_dtype dtype, int64
 
     TD_CHECK(most >= 1 && most <= INT32_MAX, "most is %" PRId64 ", needs 1 to %d", most, INT32_MAX);
     TD_TRY(td_global_norm_work_bytes(dev, elements, dtype, bytes));
-    TD_TRY(td_global_norm_work_bytes(dev, most, TD_F32, &norms));
+    TD_TRY(td_global_norm_work_bytes(dev, at_least_two(most), TD_F32, &norms));
     *bytes = norms > *bytes ? norms : *bytes;
     *begin = 2 * TD_ALIGNMENT + (size_t)most * sizeof(float) / TD_ALIGNMENT * TD_ALIGNMENT;
 cleanup:
@@ -61,23 +68,36 @@ static td_status clip_begin(td_hook *hook, td_pass pass, bool last)
     return TD_OK;
 }
 
-static td_status clip_final(td_hook *hook, td_range range, td_event *event)
+/** Takes a norm of what comes next; when there is no room for it, those before become one. */
+static td_status add_norm(td_clip *clip, int64_t count, const void *grads)
 {
-    td_clip *clip = (td_clip *)hook;
-    const char *grads = clip->weights.grads;
     td_status status = TD_OK;
 
     if (clip->count == clip->most) {
-        status = td_fail(TD_BAD_STATE, "more than %" PRId64 " ranges became final in one pass", clip->most);
-        goto cleanup;
+        TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, (float *)(void *)clip->block,
+                              clip->work));
+        TD_TRY(td_device_copy(clip->dev, clip->norms, clip->block, sizeof *clip->norms));
+        clip->count = 1;
     }
+    TD_TRY(td_global_norm(clip->dev, count, clip->weights.grad_dtype, grads, clip->norms + clip->count,
+                          clip->work));
+    clip->count++;
+cleanup:
+    return status;
+}
+
+static td_status clip_final(td_hook *hook, td_range range, td_event *event)
+{
+    td_clip *clip = (td_clip *)hook;
+    td_status status = TD_OK;
+    td_master master;
+    td_range part;
+
     TD_TRY(td_ranges_add(&clip->held, range));
     if (event)
         TD_TRY(td_event_wait(event));
-    TD_TRY(td_global_norm(clip->dev, range.end - range.begin, clip->weights.grad_dtype,
-                          grads + (size_t)range.begin * td_dtype_size(clip->weights.grad_dtype),
-                          clip->norms + clip->count, clip->work));
-    clip->count++;
+    while (td_weights_take(&clip->weights, &range, &part, &master))
+        TD_TRY(add_norm(clip, part.end - part.begin, master.grad));
 cleanup:
     return status;
 }
@@ -111,7 +131,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_NOT_NULL(dev, weights);
-    TD_CHECK(weights->grads, "weights has no gradients");
+    TD_CHECK(weights->count > 0 && weights->pieces && weights->pieces[0].grad, "weights has no gradients");
     TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
              (double)max_norm);
     TD_CHECK(state, "state is NULL");
@@ -125,7 +145,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     clip->dev = dev;
     clip->weights = *weights;
     clip->max_norm = max_norm;
-    clip->most = most;
+    clip->most = at_least_two(most);
     clip->state = state;
     TD_TRY(td_device_alloc(dev, begin + bytes, &block));
     clip->block = block;

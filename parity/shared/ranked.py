@@ -77,8 +77,9 @@ class RankTrainer:
             self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)
             config.hooks = c.td_ddp_link_hook(self.ddp)
         if self.split:
-            kind = c.enum("td_shard_kind", self.split)
-            self.shard = c.create("td_shard_link_create", comm, kind, bucket_mb, config)
+            options = c.struct("td_shard_options", bucket_mb=bucket_mb)
+            options.kind = c.enum("td_shard_kind", self.split)
+            self.shard = c.create("td_shard_link_create", comm, options, config)
         self.train = c.create("td_train_create", c.device, config)
         self.model = c.td_train_model(self.train)
         return self
