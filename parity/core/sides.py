@@ -40,6 +40,7 @@ SIDES = {
     "torch_ddp_compressed": "DistributedDataParallel that sends bf16",
     "torch_zero": "PyTorch's ZeroRedundancyOptimizer",
     "torch_fsdp": "PyTorch's fully_shard (FSDP2)",
+    "torch_fsdp_compiled": "fully_shard with compiled blocks and fused attention",
 }
 # Where C runs no model, or runs it in another way than step by step.
 SPECIAL = {

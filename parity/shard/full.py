@@ -1,22 +1,60 @@
-"""Fully sharded weights: PyTorch's fully_shard, and the bridge's wrapper of PyTorch modules, on the course's model."""
+"""Fully sharded weights, next to PyTorch's fully_shard: C's trainer, and the bridge's wrapper of PyTorch modules."""
 
 import torch
 
 from parity.bridge_fsdp import FullyShardedDataParallel
 from parity.core import DTYPES, Case, Side, equal
-from parity.shared.ranked import by_turns
+from parity.shared.model import extents
+from parity.shared.ranked import by_turns, configs, switches_of, whole_of
 from ref import ddp, shard
 
-IMPL, BRIDGE = "torch_fsdp", "c_bridge"
-PROOF = "fsdp"
+IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
+PROOF, ACCOUNTING = "fsdp", "fsdp_accounting"
 TOY_STEPS, TOY_LR, SAMPLES, SEQ, VOCAB = 3, 0.01, 24, 8, 100  # 24 samples: 2, 3 and 4 ranks divide them
 
 
-def cases(profile):
+# Three ranks leave a rest of each unit, which all of them update.
+TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
+XL = (
+    ("xl", "f32", 2, 128),
+    ("xl", "bf16_mixed", 4, 512),
+    ("2.7B", "bf16_mixed", 4, 512),
+)  # batch of a rank, context
+BUCKET_MB = {"cpu": 4, "f32": 25, "bf16_mixed": 100}  # of C's steps without sharding
+NEEDS_BYTES = 40 * 2**30
+
+
+def cases(profile, device):
     for ranks in (2, 3, 4) if profile == "full" else (2,):
         for compute in ("f32", "f16"):
             keys = dict(model="fsdp_toy", ranks=ranks, compute=compute, steps=TOY_STEPS, samples=SAMPLES)
             yield Case(PROOF, seconds=0.5, dtype="f32", **keys)
+        for dtype in ("f32", "bf16_mixed"):
+            keys = TINY | dict(shard="full", ranks=ranks, steps=3, dtype=dtype, optimizer="sgd")
+            yield Case(PROOF, seconds=1.0, **keys, config=configs_of(device, dtype))
+    shapes = XL if device == "cuda" else (("laptop", "f32", 2, 64),)
+    for size, dtype, batch, context in shapes:
+        keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)
+        keys |= dict(shard="full", ranks=2, dtype=dtype, optimizer="adamw")
+        yield from accounting_cases(keys, device, compiled=profile != "quick")
+
+
+def accounting_cases(keys, device, compiled):
+    """Steps, also of C without sharding; and memory, with what passes wait for. `compiled`: PyTorch's blocks, too."""
+    gpu, dtype = device == "cuda", keys["dtype"]
+    best = {COMPILED: dict(compiled=True)} if compiled else {}
+    where = dict(in_turn=True, needs_bytes=NEEDS_BYTES) if gpu else {}
+    bucket = {"bucket_mb": BUCKET_MB[dtype if gpu else "cpu"]}
+    whole = {whole_of(side): how | bucket for side, how in switches_of(torch.device(device), dtype).items()}
+    how = dict(warmup=5 if gpu else 3, repeats=10, seconds=60.0 if gpu else 8.0)
+    config = configs_of(device, dtype) | best | whole
+    yield Case(ACCOUNTING, measure="time", **keys, **how, **where, config=config)
+    config = configs_of(device, dtype, queued=True) | best
+    yield Case(ACCOUNTING, part="memory", seconds=30.0 if gpu else 4.0, **keys, **where, config=config)
+
+
+def configs_of(device, dtype, queued=False):
+    return configs(torch.device(device), IMPL, dtype, queued, shard="full")
 
 
 def on_toy(case, draw, c):

@@ -1,6 +1,7 @@
 """The page of sharded optimizer state: proofs, memory at three points, steps, and what is sent."""
 
 from parity.core.comparison import Comparison, ms_of
+from parity.shard import full_page
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
 from parity.shared.pages import by_case, ran_with, report_proofs, setup, tabled
@@ -12,8 +13,9 @@ NAMES = ("size", "dtype", "ranks")
 
 
 def report(page, records):
-    times = records.where(lambda r: "warmup" in r["case"])
-    parts = of_states(records.only(part="memory"))
+    split = records.only("optimizer_state_sharding_accounting")
+    times = split.where(lambda r: "warmup" in r["case"])
+    parts = of_states(split.only(part="memory"))
     page.section("optimizer_state_sharding")
     proofs = records.only("optimizer_state_sharding")
     report_proofs(page, proofs.records, "proofs", ("model", "shard", "ranks"))
@@ -22,7 +24,7 @@ def report(page, records):
     report_sent(page, parts)
     page.method("steps", switches=ran_with(times))
     page.method("memory")
-    report_fsdp(page, records.only("fsdp"))
+    full_page.report(page, records)
 
 
 def of_states(parts):
@@ -124,19 +126,6 @@ def report_steps(page, times):
             told[key[-1]] = Comparison.of(found[mine], found[whole_of(mine)])
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
     page.say(**told)
-
-
-def report_fsdp(page, proofs):
-    page.section("fsdp")
-    found = [
-        r | {"case": r["case"] | {"dtype": r["case"].get("compute", r["case"]["dtype"])}}
-        for r in proofs.records
-    ]
-    report_proofs(page, found, "fsdp", ("model", "dtype", "ranks"))
-    exact = [
-        r["values"] for r in found if r["case"]["dtype"] == "f32" and "apart_whole" in r.get("values", {})
-    ]
-    page.say(**max(exact, key=lambda values: values["apart_average"], default={}))
 
 
 def calls_of(case, buckets):

@@ -1,10 +1,14 @@
 """Steps of several ranks on both sides: C's trainer with its links, and PyTorch's model."""
 
+import contextlib
+import functools
+
 import torch
 import torch.distributed as dist
 
 from parity.core import Side, equal
 from parity.shared.model import (
+    autocast,
     c_switches,
     initial_state,
     load_state_dict,
@@ -33,8 +37,9 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
-    how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
-    ctas = (NCCL_CTAS_FLAT if shard == "flat" else NCCL_CTAS)[dtype in NARROW]
+    gradients = "held" if shard == "full" else "transient"  # the link has memory for them
+    how = c_switches(graph=gpu and not queued, keep="all", gradients=gradients, update="along")
+    ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
         how["nccl_ctas"] = ctas
     return dict.fromkeys(sides_of(device), how)
@@ -113,8 +118,10 @@ class RankTrainer:
         return self.c.value("td_train_loss", self.train)
 
     def weights(self):
+        """Whole, on every rank."""
         self.c.td_train_settle(self.train)
-        return state_dict(self.c, self.model)
+        read = functools.partial(self.c.td_shard_gather, self.shard) if self.split == "full" else None
+        return state_dict(self.c, self.model, read=read)
 
     def windows(self):
         """How many blocks of memory collectives go from GPU to GPU of."""
@@ -210,8 +217,8 @@ class TorchTrainer:
         """Up to gradients of all ranks."""
         keeps = self.case.get("strategy", "bucketed") == "bucketed" and not self.sharded
         self.optimizer.zero_grad(set_to_none=not keeps)
-        autocast = self.mixed and not self.sharded  # which casts weights itself
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+        # fully_shard casts weights itself.
+        with contextlib.nullcontext() if self.sharded else autocast(self.case, self.device):
             loss = self.loss(self.parallel.forward(ids), targets)
         loss.backward()
         self.parallel.finish()
@@ -247,10 +254,15 @@ def alone(case, state, batches, dtype=None):
     """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
     model = torch_model(case, state, dtype)
     optimizer = optimizer_of(case, ref.trained(model))
+    device = next(model.parameters()).device
     losses = []
+
+    def loss_of(ids, targets):
+        with contextlib.nullcontext() if dtype else autocast(case, device):
+            return transformer.cross_entropy(model(ids), targets)
+
     for batch in batches:
-        by_rank = (transformer.cross_entropy(model(ids), targets) for ids, targets in batch)
-        losses.append(ref.average_alone(model, by_rank))
+        losses.append(ref.average_alone(model, (loss_of(*of_rank) for of_rank in batch)))
         optimizer.step()
     return losses, model.state_dict()
 
@@ -306,7 +318,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
             for batch in batches:
                 trainer.step(*batch[rank])
                 losses.append(trainer.loss())
-            if trainer.shard is not None:
+            if trainer.state_bytes():
                 values["state_bytes"] = trainer.state_bytes()
             weights = trainer.weights()
             return outputs_of(state, losses, weights, apart(weights))
