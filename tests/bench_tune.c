@@ -61,7 +61,7 @@ static void the_fastest_number_is_chosen(void **state)
     td_bench_config phases = config;
     phases.timed = TD_TIMED_PHASES;
     td_assert_refused(td_bench_tune(dev, &phases, &sms), TD_BAD_ARGUMENT,
-                      "timed phases, needs train and whole");
+                      "timed phases (0), needs train and whole");
     assert_int_equal(sms, 32); /* as before */
     td_device_close(dev);
 }

@@ -533,7 +533,7 @@ static void arguments_are_checked(void **state)
     REFUSED(ranks, 0, "ranks is 0");
     REFUSED(ranks, 129, "ranks is 129");
     REFUSED(rank, -1, "rank is -1");
-    REFUSED(rank, 1, "rank is 1 of 1");
+    REFUSED(rank, 1, "rank is 1, needs");
     REFUSED(local_ranks, 2, "local_ranks is 2");
     REFUSED(token, "0123456789abcdef", "token is of 16 characters, needs 32 hexadecimal digits");
     REFUSED(token, "0123456789abcdef0123456789abcdeg", "token is of 32 characters");
@@ -585,7 +585,8 @@ static void arguments_are_checked(void **state)
     td_assert_refused(td_comm_broadcast(NULL, a, 4, TD_COMM_F32, 0, &work), TD_BAD_ARGUMENT, "comm");
     td_assert_refused(td_comm_broadcast(comm, NULL, 4, TD_COMM_F32, 0, &work), TD_BAD_ARGUMENT,
                       "buffer is NULL");
-    td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, 1, NULL), TD_BAD_ARGUMENT, "root is 1 of 1");
+    td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, 1, NULL), TD_BAD_ARGUMENT,
+                      "root is 1, needs to be a rank of 1");
     td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, -1, NULL), TD_BAD_ARGUMENT, "root is -1");
     td_assert_refused(td_comm_barrier(NULL), TD_BAD_ARGUMENT, "comm is NULL");
     td_assert_refused(td_comm_exchange(NULL, a, 4, b), TD_BAD_ARGUMENT, "comm is NULL");
@@ -598,7 +599,7 @@ static void arguments_are_checked(void **state)
     td_assert_refused(td_work_test(NULL, NULL), TD_BAD_ARGUMENT, "work is NULL");
     td_assert_refused(td_comm_describe(NULL, NULL), TD_BAD_ARGUMENT, "comm is NULL");
     td_assert_refused(td_comm_describe(comm, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_comm_peer(comm, 1, NULL, NULL), TD_BAD_ARGUMENT, "rank is 1 of 1");
+    td_assert_refused(td_comm_peer(comm, 1, NULL, NULL), TD_BAD_ARGUMENT, "rank is 1, needs");
     td_assert_refused(td_comm_peer(comm, 0, NULL, NULL), TD_BAD_ARGUMENT, "host is NULL");
     td_assert_refused(td_comm_abort(comm, NULL), TD_BAD_ARGUMENT, "reason is NULL");
     td_assert_refused(td_comm_check(NULL), TD_BAD_ARGUMENT, "comm is NULL");

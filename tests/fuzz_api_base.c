@@ -172,7 +172,7 @@ static double draw_std(void)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, "std");
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 API(td_rng_normal)
@@ -204,7 +204,7 @@ API(td_rng_tokens)
     void *to = s.count ? out("out", slice_bytes(&s, 8)) : NULL;
 
     if (wrong()) {
-        bound = TD_FUZZ_PICK(bad);
+        bound = BAD(bad);
         impossible(TD_BAD_ARGUMENT, "bound");
     }
     return td_rng_tokens(pointer("rng", &s.rng), s.offset, s.count, bound, to);
@@ -228,7 +228,7 @@ API(td_stats_percentile)
     double p = td_fuzz_uniform(0, 100);
 
     if (wrong()) {
-        p = TD_FUZZ_PICK(bad);
+        p = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "p");
     }
     return td_stats_percentile(samples, count, p, out("out", sizeof(double)));

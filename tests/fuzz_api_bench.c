@@ -61,12 +61,12 @@ API(td_bench_run)
     c.timed = (td_bench_timed)choice("timed", 3);
     c.model.transient_gradients = false;
     if (wrong()) {
-        c.steps = TD_FUZZ_PICK(bad_steps);
+        c.steps = BAD_NUMBER(bad_steps);
         impossible(TD_BAD_ARGUMENT, "steps");
         impossible(TD_NO_MEMORY, "steps");
     }
     if (wrong()) {
-        c.warmup = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        c.warmup = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "warmup");
     }
     if (wrong()) {
@@ -163,23 +163,23 @@ static td_bench_ranks_config draw_ranks(void)
     c.time = (td_update_time)choice("time", 2);
     c.bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
     if (wrong()) {
-        c.steps = TD_FUZZ_PICK(bad_steps);
+        c.steps = BAD_NUMBER(bad_steps);
         impossible(TD_BAD_ARGUMENT, "steps");
     }
     if (wrong()) {
-        c.warmup = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        c.warmup = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "warmup");
     }
     if (wrong()) {
-        c.micro_batches = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        c.micro_batches = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "micro_batches");
     }
     if (c.state == TD_BENCH_STATE_FULL && wrong()) {
-        c.prefetch = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        c.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (c.state != TD_BENCH_STATE_WHOLE && wrong()) {
-        c.bucket_mb = TD_FUZZ_PICK(bad_sizes);
+        c.bucket_mb = BAD_NUMBER(bad_sizes);
         impossible(TD_BAD_ARGUMENT, "bucket_mb");
     }
     return c;

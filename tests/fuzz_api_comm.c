@@ -83,14 +83,14 @@ API(td_comm_open)
     td_comm **to = pointer("out", &made);
 
     if (wrong()) {
-        o.ranks = td_fuzz_chance(50) ? 0 : td_fuzz_chance(50) ? -5 : TD_COMM_MOST_RANKS + 1;
+        o.ranks = bad_below(2) == 0 ? 0 : bad_below(2) == 0 ? -5 : TD_COMM_MOST_RANKS + 1;
         impossible(TD_BAD_ARGUMENT, "ranks");
     } else if (wrong()) {
-        o.rank = td_fuzz_chance(50) ? 1 : -1;
+        o.rank = bad_below(2) == 0 ? 1 : -1;
         impossible(TD_BAD_ARGUMENT, "rank");
     }
     if (wrong()) {
-        o.local_ranks = td_fuzz_chance(50) ? -1 : 1000;
+        o.local_ranks = bad_below(2) == 0 ? -1 : 1000;
         impossible(TD_BAD_ARGUMENT, "local_ranks");
     }
     if (wrong()) {
@@ -106,15 +106,15 @@ API(td_comm_open)
         impossible(TD_BAD_ARGUMENT, "address");
     }
     if (wrong()) {
-        o.seconds = TD_FUZZ_PICK(bad_seconds);
+        o.seconds = BAD_NUMBER(bad_seconds);
         impossible(TD_BAD_ARGUMENT, "seconds");
     }
     if (wrong()) {
-        o.open_seconds = TD_FUZZ_PICK(bad_seconds);
+        o.open_seconds = BAD_NUMBER(bad_seconds);
         impossible(TD_BAD_ARGUMENT, "open_seconds");
     }
     if (wrong()) {
-        o.nccl_ctas = td_fuzz_chance(50) ? -1 : TD_COMM_MOST_CTAS + 1;
+        o.nccl_ctas = bad_below(2) == 0 ? -1 : TD_COMM_MOST_CTAS + 1;
         impossible(TD_BAD_ARGUMENT, "nccl_ctas");
     }
     if (wrong()) {
@@ -169,7 +169,7 @@ API(td_comm_watch)
     int64_t capacity = td_fuzz_below(5);
 
     if (wrong()) {
-        capacity = TD_FUZZ_PICK(bad);
+        capacity = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "capacity");
     }
     return comm_done(td_comm_watch(comm, capacity));
@@ -229,7 +229,7 @@ API(td_comm_peer)
     int32_t rank = 0;
 
     if (wrong()) {
-        rank = td_fuzz_chance(50) ? 1 : -1;
+        rank = bad_below(2) == 0 ? 1 : -1;
         impossible(TD_BAD_ARGUMENT, "rank");
     }
     return comm_done(td_comm_peer(comm, rank, pointer("host", &host), pointer("process", &process)));
@@ -264,7 +264,7 @@ static arguments draw_arguments(bool reduces)
     if (a.count > 0 && td_fuzz_chance(50))
         a.in = in("in", bytes);
     if (wrong()) {
-        a.count = TD_FUZZ_PICK(bad);
+        a.count = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "count");
     } else if (a.count > 0 && wrong()) {
         a.count = INT64_MAX - td_fuzz_below(3);
@@ -318,7 +318,7 @@ API(td_comm_broadcast)
 
     a.out = a.count ? in_out("buffer", (size_t)a.count * 8) : NULL;
     if (wrong()) {
-        root = td_fuzz_chance(50) ? 1 : -1;
+        root = bad_below(2) == 0 ? 1 : -1;
         impossible(TD_BAD_ARGUMENT, "root");
     }
     return finish(&a, td_comm_broadcast(comm, a.out, a.count, a.type, root, handle(&a)));
@@ -338,7 +338,7 @@ API(td_comm_exchange)
     void *all = out("all", bytes);
 
     if (wrong()) {
-        bytes = TD_FUZZ_PICK(bad);
+        bytes = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "bytes");
     }
     return comm_done(td_comm_exchange(comm, mine, bytes, all));

@@ -10,7 +10,7 @@ API(td_device_open)
     const char *name = text("name|device", 1, names);
 
     if (wrong()) {
-        name = TD_FUZZ_PICK(absent);
+        name = BAD(absent);
         impossible(TD_UNSUPPORTED, "device|cuda");
         impossible(TD_BAD_ARGUMENT, "device|name|cuda");
     } else if (name && strncmp(name, "cuda", 4) == 0) {
@@ -73,7 +73,7 @@ static size_t draw_size(void)
     if (!wrong())
         return (size_t)td_fuzz_below(5000);
     impossible(TD_NO_MEMORY, "bytes");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_device_alloc)
@@ -107,7 +107,7 @@ API(td_device_free)
     td_device *device = dev();
     void *what = block;
     if (wrong()) {
-        what = block && td_fuzz_chance(50) ? (char *)block + 1 : (void *)&no_block;
+        what = block && bad_below(2) == 0 ? (char *)block + 1 : (void *)&no_block;
         impossible(TD_BAD_ARGUMENT, "block");
     }
     const td_status status = td_device_free(device, what);
@@ -199,7 +199,7 @@ API(td_device_fill)
     int value = (int)td_fuzz_below(256);
 
     if (wrong()) {
-        value = TD_FUZZ_PICK(bad);
+        value = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "value");
     }
     return td_device_fill(dev(), dst, value, bytes);
@@ -417,7 +417,7 @@ static const char *draw_label(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static int draw_depth(int level, const char *words)
@@ -463,7 +463,7 @@ API(td_device_history_begin)
     int64_t capacity = 1 + td_fuzz_below(10);
 
     if (wrong()) {
-        capacity = TD_FUZZ_PICK(bad);
+        capacity = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "capacity");
     } else if (wrong()) {
         capacity = INT64_MAX;
@@ -541,7 +541,7 @@ API(td_cpu_set_threads)
     int threads = 1 + (int)td_fuzz_below(3);
 
     if (wrong()) {
-        threads = TD_FUZZ_PICK(bad);
+        threads = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "threads");
     }
     const td_status status = td_cpu_set_threads(threads);

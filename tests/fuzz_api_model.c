@@ -40,18 +40,17 @@ td_transformer_config api_draw_model(bool own)
 
     for (size_t i = 0; i < sizeof extents / sizeof *extents; i++)
         if (wrong())
-            while (!api_spoilt() || (*extents[i] >= 1 && *extents[i] <= 4))
-                *extents[i] = extent(MODEL_PRODUCTS);
+            *extents[i] = bad_extent(MODEL_PRODUCTS);
     if (wrong()) { /* heads that do not divide, or an odd size of them */
-        c.size.heads = td_fuzz_chance(50) ? 3 : D_MODEL;
+        c.size.heads = bad_below(2) == 0 ? 3 : D_MODEL;
         impossible(TD_BAD_ARGUMENT, "heads|d_model|head");
     }
     if (wrong()) {
-        c.precision = td_fuzz_chance(50) ? (td_precision)17 : (td_precision)-1;
+        c.precision = bad_below(2) == 0 ? (td_precision)17 : (td_precision)-1;
         impossible(TD_BAD_ARGUMENT, "precision");
     } else if (wrong()) {
         static const td_precision lacking[] = {TD_PRECISION_F16, TD_PRECISION_TF32};
-        c.precision = TD_FUZZ_PICK(lacking);
+        c.precision = BAD(lacking);
         impossible(TD_UNSUPPORTED, "f16|dtype|tf32");
     }
     if (wrong()) {
@@ -59,19 +58,19 @@ td_transformer_config api_draw_model(bool own)
         impossible(TD_BAD_ARGUMENT, "keep");
     } else if (wrong()) {
         /* The layers may be drawn too large already: then nothing is above them. */
-        c.checkpoint_layers = td_fuzz_chance(50) || c.size.layers == INT64_MAX ? -1 : c.size.layers + 1;
+        c.checkpoint_layers = c.size.layers == INT64_MAX || bad_below(2) == 0 ? -1 : c.size.layers + 1;
         impossible(TD_BAD_ARGUMENT, "checkpoint_layers");
     }
-    c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
+    c.attention = text("attention|name", 2, attentions);
     if (own && wrong()) {
         static const td_model_use bad_uses[] = {(td_model_use)-1, (td_model_use)2, (td_model_use)INT32_MAX};
-        c.use = TD_FUZZ_PICK(bad_uses);
+        c.use = BAD(bad_uses);
         impossible(TD_BAD_ARGUMENT, "use");
     }
     if (!own)
         c.use = (td_model_use)td_fuzz_bits();
     if (wrong()) {
-        c.rope_theta = TD_FUZZ_PICK(bad_theta);
+        c.rope_theta = BAD_NUMBER(bad_theta);
         impossible(TD_BAD_ARGUMENT, "rope_theta");
     }
     return c;
@@ -302,7 +301,7 @@ API(td_transformer_parameter)
     int64_t index = td_fuzz_below(12);
 
     if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
+        index = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "index");
     }
     void *parameter = out("out", sizeof(td_parameter));
@@ -315,7 +314,7 @@ static const td_model_size *draw_size(void)
     td_model_size size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11};
 
     if (wrong()) {
-        *(td_fuzz_chance(50) ? &size.d_ff : &size.layers) = TD_FUZZ_PICK(bad);
+        *(bad_below(2) == 0 ? &size.d_ff : &size.layers) = BAD(bad);
         impossible(TD_BAD_ARGUMENT, "size");
     }
     return in_copy("size", &size, sizeof size);
@@ -328,7 +327,7 @@ API(td_transformer_parameter_of)
     int64_t index = td_fuzz_below(21);
 
     if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
+        index = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "index");
     }
     return td_transformer_parameter_of(draw_size(), precision, index, out("out", sizeof(td_parameter)));
@@ -375,7 +374,7 @@ static int64_t draw_parameter(const td_transformer *model, size_t *bytes)
     if (!wrong())
         return index;
     impossible(TD_BAD_ARGUMENT, "index");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_transformer_read)
@@ -558,7 +557,7 @@ static void draw_backward(const pair *p, step *s)
     if (adds(s) && p->gradients == NEVER && !transient)
         s->micro = TD_MICRO_FIRST; /* the header does not say what there is to add to */
     if (wrong()) {
-        s->micro = td_fuzz_chance(50) ? (td_micro)-1 : (td_micro)4;
+        s->micro = bad_below(2) == 0 ? (td_micro)-1 : (td_micro)4;
         impossible(TD_BAD_ARGUMENT, "micro");
     }
     impossible_if(adds(s) && transient, "micro|transient");

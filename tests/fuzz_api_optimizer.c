@@ -12,7 +12,7 @@ static td_adamw draw_adamw(void)
 
     for (int i = 0; i < 5; i++)
         if (wrong()) {
-            *scalars[i] = i < 4 ? TD_FUZZ_PICK(bad) : NAN; /* a weight_decay below 0 is taken */
+            *scalars[i] = i < 4 ? BAD_NUMBER(bad) : NAN; /* a weight_decay below 0 is taken */
             impossible(TD_BAD_ARGUMENT, names[i]);
         }
     return a;
@@ -53,7 +53,7 @@ static int64_t draw_groups(td_optimizer_group groups[GROUPS])
     if (wrong()) {
         const int64_t where = td_fuzz_below(count);
 
-        groups[where].range = where > 0 && td_fuzz_chance(50) ? groups[where - 1].range : TD_FUZZ_PICK(bad);
+        groups[where].range = where > 0 && bad_below(2) == 0 ? groups[where - 1].range : BAD(bad);
         impossible(TD_BAD_ARGUMENT, "groups");
     }
     return count;
@@ -66,7 +66,7 @@ static int64_t or_bad_count(int64_t count)
     if (!wrong())
         return count;
     impossible(TD_BAD_ARGUMENT, "count");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_hyperparameters_check)
@@ -89,10 +89,10 @@ API(td_optimizer_plan)
     td_forget_error();
 
     if (wrong()) {
-        elements = TD_FUZZ_PICK(none);
+        elements = BAD_NUMBER(none);
         impossible(TD_BAD_ARGUMENT, "groups");
     } else if (!api_spoilt() && wrong()) {
-        elements = groups[count - 1].range.end = TD_FUZZ_PICK(large);
+        elements = groups[count - 1].range.end = BAD(large);
         if (groups[count - 1].hyper.kind == TD_OPTIMIZER_ADAMW)
             impossible(TD_BAD_ARGUMENT, "moments");
         else
@@ -213,7 +213,7 @@ API(td_optimizer_set)
     }
     const td_hyperparameters hyper = api_draw_hyper_of(kind);
     if (wrong()) {
-        group = TD_FUZZ_PICK(bad);
+        group = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "group");
     }
     td_optimizer *optimizer = pointer("optimizer", b.optimizer);
@@ -236,7 +236,7 @@ API(td_optimizer_group_at)
     int64_t index = td_fuzz_below(b.config.count);
 
     if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
+        index = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "group");
     }
     td_optimizer *optimizer = pointer("optimizer", b.optimizer);
@@ -300,7 +300,7 @@ API(td_optimizer_update)
     if (!final || b.config.time == TD_UPDATE_ALONG)
         impossible(TD_BAD_STATE, "gradients");
     if (wrong()) {
-        b.state->step = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        b.state->step = bad_below(2) == 0 ? 0 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "step");
     }
     td_forget_error();
@@ -331,6 +331,33 @@ API(td_clip_create)
     if (to)
         td_clip_destroy(made);
     return close_bed(&b, status);
+}
+
+static bool counts_all(void *user, td_range range)
+{
+    return !user && range.begin < range.end;
+}
+
+static td_status is_the_sum(void *user, float *norm)
+{
+    assert_true(!user && norm);
+    return TD_OK;
+}
+
+API(td_clip_set_ranks)
+{
+    bed b = open_bed();
+    td_clip_ranks ranks = {.counts = counts_all, .sum = is_the_sum};
+
+    if (wrong()) {
+        ranks.counts = NULL;
+        impossible(TD_BAD_ARGUMENT, "counts");
+    } else if (wrong()) {
+        ranks.sum = NULL;
+        impossible(TD_BAD_ARGUMENT, "sum");
+    }
+    td_clip *clip = pointer("clip", b.clip);
+    return close_bed(&b, td_clip_set_ranks(clip, pointer("ranks", &ranks)));
 }
 
 API(td_clip_destroy)
@@ -374,11 +401,11 @@ API(td_cosine_schedule)
     int64_t t = TD_FUZZ_PICK(times), end = warmup + td_fuzz_below(20);
 
     if (wrong()) {
-        t = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        t = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "t");
     }
     if (wrong()) {
-        end = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        end = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible_if(end < warmup, "end");
     }
     void *rate = out("out", sizeof(double));

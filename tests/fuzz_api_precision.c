@@ -25,7 +25,7 @@ API(td_precision_handout_case)
     int64_t index = td_fuzz_below(4);
 
     if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
+        index = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "index");
     }
     return td_precision_handout_case(index, out("out", sizeof(td_sum_case)));
@@ -71,7 +71,7 @@ API(td_autocast_list_entry)
     const char *op = NULL;
 
     if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
+        index = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "index");
     }
     const char **to = td_fuzz_chance(95) ? &op : pointer("op", &op);

@@ -47,7 +47,7 @@ static const char *record_path(void)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, "path");
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 API(td_record_create)
@@ -61,7 +61,7 @@ API(td_record_create)
     for (int i = 0; i < 3; i++) {
         values[i] = TD_FUZZ_PICK(good);
         if (wrong()) {
-            values[i] = TD_FUZZ_PICK(bad);
+            values[i] = BAD(bad);
             impossible(TD_BAD_ARGUMENT, names[i]);
         }
     }
@@ -85,7 +85,7 @@ API(td_record_set_string)
     const char *path = record_path(), *value = TD_FUZZ_PICK(good);
 
     if (wrong()) {
-        value = td_fuzz_chance(50) ? NULL : "\xed\xa0\x80"; /* a surrogate */
+        value = bad_below(2) == 0 ? NULL : "\xed\xa0\x80"; /* a surrogate */
         impossible(TD_BAD_ARGUMENT, "value");
     }
     return OF_RECORD(td_record_set_string(pointer("record", record), path, value));
@@ -130,7 +130,7 @@ API(td_record_set_samples)
     int64_t count = 1 + td_fuzz_below(19);
 
     if (wrong()) {
-        count = TD_FUZZ_PICK(bad);
+        count = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "count");
     }
     const double *samples = draw_samples("samples", count, false);

@@ -68,19 +68,19 @@ API(td_shard_assign)
     int32_t ranks = 1 + (int32_t)td_fuzz_below(3);
 
     if (count > 0 && wrong()) {
-        elements[td_fuzz_below(count)] = td_fuzz_chance(50) ? TD_FUZZ_PICK(bad) : INT64_MAX;
+        elements[td_fuzz_below(count)] = bad_below(2) == 0 ? BAD_NUMBER(bad) : INT64_MAX;
         loads[0] = 1;
         impossible(TD_BAD_ARGUMENT, "elements");
     } else if (wrong()) {
-        loads[0] = TD_FUZZ_PICK(bad);
+        loads[0] = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "loads");
     }
     if (wrong()) {
-        count = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        count = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "count");
     }
     if (wrong()) {
-        ranks = td_fuzz_chance(50) ? 0 : TD_COMM_MOST_RANKS + 1;
+        ranks = bad_below(2) == 0 ? 0 : TD_COMM_MOST_RANKS + 1;
         impossible(TD_BAD_ARGUMENT, "ranks");
     }
     const void *sizes = count > 0 ? in_copy("elements", elements, (size_t)count * sizeof *elements) : NULL;
@@ -117,7 +117,7 @@ API(td_shard_list_add)
     int64_t count = b->count;
 
     if (wrong()) {
-        any->elements = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        any->elements = bad_below(2) == 0 ? 0 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "elements");
     } else if (wrong()) {
         any->elements = INT64_MAX / 4;
@@ -128,7 +128,7 @@ API(td_shard_list_add)
         impossible(TD_BAD_ARGUMENT, "no data");
     }
     if (wrong()) {
-        any->dtype = td_fuzz_chance(50) ? TD_F64 : (td_dtype)77;
+        any->dtype = bad_below(2) == 0 ? TD_F64 : (td_dtype)77;
         impossible(TD_BAD_ARGUMENT, "dtype");
     }
     if (any->grad && wrong()) {
@@ -136,7 +136,7 @@ API(td_shard_list_add)
         impossible(TD_BAD_ARGUMENT, "grad_dtype");
     }
     if (wrong()) {
-        count = TD_FUZZ_PICK(bad_counts);
+        count = BAD_NUMBER(bad_counts);
         impossible(TD_BAD_ARGUMENT, "count");
     }
     td_shard_list *list = pointer("list", b->list);
@@ -152,7 +152,7 @@ API(td_shard_list_set)
     int64_t group = 0;
 
     if (wrong()) {
-        group = td_fuzz_chance(50) ? -1 : 1;
+        group = bad_below(2) == 0 ? -1 : 1;
         impossible(TD_BAD_ARGUMENT, "group");
     }
     td_shard_list *list = pointer("list", b->list);
@@ -166,7 +166,7 @@ API(td_shard_list_step)
     float gain = 0.5f;
 
     if (wrong()) {
-        gain = TD_FUZZ_PICK(bad);
+        gain = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "gain");
     }
     return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
@@ -178,7 +178,7 @@ API(td_shard_list_owner)
     int64_t index = td_fuzz_below(b->count);
 
     if (wrong()) {
-        index = td_fuzz_chance(50) ? -1 : b->count;
+        index = bad_below(2) == 0 ? -1 : b->count;
         impossible(TD_BAD_ARGUMENT, "index");
     }
     const td_shard_list *list = pointer("list", b->list);
@@ -224,7 +224,6 @@ static td_shard_options good_options(td_train_config *config)
 {
     const td_shard_kind kind = (td_shard_kind)td_fuzz_below(3);
 
-    config->clip = 0;
     config->model.transient_gradients &= kind != TD_SHARD_FULL;
     return (td_shard_options){.kind = kind,
                               .prefetch = td_fuzz_below(4),
@@ -243,25 +242,23 @@ API(td_shard_link_create)
     td_shard_link *link = (td_shard_link *)b;
 
     if (wrong()) {
-        options.bucket_mb = TD_FUZZ_PICK(bad);
+        options.bucket_mb = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "bucket_mb");
     }
     if (wrong()) {
-        options.prefetch = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        options.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (wrong()) {
-        config.model.size.layers = td_fuzz_chance(50) ? 0 : INT32_MAX;
+        config.model.size.layers = bad_below(2) == 0 ? 0 : INT32_MAX;
         impossible(TD_BAD_ARGUMENT, "size");
     }
     if (wrong()) {
-        config.group_count = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        config.group_count = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "group_count");
     }
     if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)
         impossible(TD_UNSUPPORTED, "transient_gradients");
-    if (options.kind != TD_SHARD_TENSORS && config.clip > 0)
-        impossible(TD_UNSUPPORTED, "clip");
     before = config;
     td_comm *comm = pointer("comm", b->comm);
     const td_shard_options *from = pointer("options", &options);
@@ -370,7 +367,7 @@ API(td_shard_gather)
     td_parameter p;
     td_assert_ok(td_transformer_parameter(td_train_model(train), index, &p));
     if (wrong()) {
-        index = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        index = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "index");
     }
     const td_status status =

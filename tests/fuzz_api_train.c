@@ -34,15 +34,15 @@ static td_train_config draw_train(td_hook *hooks)
     if (c.until == TD_TRAIN_UPDATE)
         c.hyper = api_draw_hyper();
     if (wrong()) {
-        c.clip = TD_FUZZ_PICK(bad_factors);
+        c.clip = BAD_NUMBER(bad_factors);
         impossible(TD_BAD_ARGUMENT, "clip");
     }
     if (wrong()) {
-        c.gain = TD_FUZZ_PICK(bad_factors);
+        c.gain = BAD_NUMBER(bad_factors);
         impossible(TD_BAD_ARGUMENT, "gain");
     }
     if (wrong()) {
-        c.micro_batches = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        c.micro_batches = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "micro_batches");
     }
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
@@ -206,9 +206,8 @@ static int64_t beyond(const char *name, int64_t good, int64_t most)
 {
     if (!wrong())
         return good;
-    const int64_t bad = extent(name);
     impossible(TD_BAD_ARGUMENT, name);
-    return bad >= 1 && bad <= most ? most + 1 : bad;
+    return bad_below(2) == 0 ? most + 1 : bad_extent(name);
 }
 
 api_batch api_draw_batch(const td_train_config *config, int64_t micros, bool looks)

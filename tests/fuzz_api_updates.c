@@ -33,7 +33,7 @@ static double rate(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static double beta(const char *name)
@@ -44,7 +44,7 @@ static double beta(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static td_adamw draw_adamw(void)
@@ -58,10 +58,22 @@ static td_adamw draw_adamw(void)
                   .eps = rate("eps"),
                   .weight_decay = TD_FUZZ_PICK(decays)};
 
+    if (wrong()) {
+        a.eps = bad_below(2) == 0 ? 0 : 1e-60;
+        a.beta2 = 0;
+    }
     impossible_if((float)a.eps == 0 && a.beta2 == 0, "eps|beta2");
     if (wrong()) {
-        a.weight_decay = TD_FUZZ_PICK(bad_decays);
+        a.weight_decay = BAD(bad_decays);
         impossible(TD_BAD_ARGUMENT, "weight_decay");
+    }
+    if (wrong()) { /* what follows from these is not finite in f32 */
+        static const double products[] = {0, 1e3, -1e20};
+
+        a.lr = 1e38;
+        a.beta1 = 0.9;
+        a.weight_decay = BAD(products);
+        impossible(TD_BAD_ARGUMENT, "lr");
     }
     return a;
 }
@@ -82,7 +94,7 @@ static td_update_state draw_begun(void)
     td_update_state state = draw_state();
 
     if (wrong()) {
-        state.step = TD_FUZZ_PICK(bad);
+        state.step = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "step");
     }
     return state;
@@ -129,7 +141,7 @@ API(td_assign)
     void *to = out("to", bytes);
 
     if (wrong()) {
-        bytes = TD_FUZZ_PICK(bad);
+        bytes = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "bytes");
     }
     const td_status status = td_assign(dev(), to, from, bytes);
@@ -170,6 +182,10 @@ static td_update_tensors draw_tensors(void)
     if (wrong() || (t.dtype == TD_F32 && td_fuzz_chance(50)))
         t.low = out_or_null(BYTES(TD_BF16, t.count));
     impossible_if(t.low && t.dtype != TD_F32, "low");
+    if (wrong()) {
+        t.sms = bad_below(2) == 0 ? -1 : 5;
+        impossible(TD_BAD_ARGUMENT, "sms");
+    }
     t.g = in("g", BYTES(grad, t.count));
     return t;
 }
@@ -191,7 +207,7 @@ static td_sgd draw_sgd(void)
     td_sgd sgd = {.lr = number("lr")};
 
     if (wrong()) {
-        sgd.lr = td_fuzz_chance(50) ? 1e39 : -1e300;
+        sgd.lr = bad_below(2) == 0 ? 1e39 : -1e300;
         impossible(TD_BAD_ARGUMENT, "lr");
     }
     return sgd;

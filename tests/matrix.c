@@ -298,8 +298,12 @@ static trainer open_trainer(const cell *c)
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(split == NONE || split == FULL ? 0 : info.rank)));
     if (t.ddp)
         td_assert_ok(td_ddp_link_attach(t.ddp, dev, t.train));
+    const bool side = split == FULL && c->at[PARTS] && !on_gpu();
+    if (side) /* reductions are waited for on a stream of their own */
+        td_as_if_gpu_once();
     if (t.shard)
         td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
+    assert_true(!side || t.shard->full.reductions.side);
     if (t.ddp)
         td_ddp_link_container(t.ddp)->multiprocessors = 0; /* GEMMs have all SMs */
     if (t.shard)

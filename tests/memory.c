@@ -415,6 +415,10 @@ static void what_is_wrong_is_refused(void **unused)
     config.model.batch = INT64_MAX / 2;
     td_assert_refused(td_memory_record(dev, &config, &recording), TD_BAD_ARGUMENT, "beyond 2^63");
     config = tiny;
+    config.model.owned = &(td_range){0, 9};
+    config.model.owned_count = 1;
+    td_assert_refused(td_memory_record(dev, &config, &recording), TD_UNSUPPORTED, "model.owned");
+    config = tiny;
     config.time = (td_update_time)2;
     td_assert_refused(td_memory_record(dev, &config, &recording), TD_BAD_ARGUMENT, "time is 2");
     td_assert_refused(td_memory_entries(NULL, &entries, &count), TD_BAD_ARGUMENT, "recording is NULL");

@@ -555,6 +555,47 @@ static void clipping_scales_by_the_norm_of_all_and_reads_gradients_once(void **u
         }
 }
 
+/* A rank that counts elements 0 to 300, or none, next to one whose norm is 3. */
+static bool counts_the_first(void *user, td_range range)
+{
+    return *(int64_t *)user > 0 && range.end <= 300;
+}
+
+static td_status sum_with_three(void *user, float *norm)
+{
+    assert_non_null(user);
+    *norm = sqrtf(*norm * *norm + 9);
+    return TD_OK;
+}
+
+static void a_norm_of_ranks_has_what_each_counts(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
+    double square = 0;
+    td_clip *clip;
+    block b;
+    float norm;
+
+    for (int64_t counted = 0; counted < 2; counted++) {
+        open_block(&b);
+        td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_ALONG);
+        td_assert_ok(td_clip_create(b.dev, &b.weights, 0.5f, 6, &b.state, &clip));
+        td_assert_ok(td_clip_set_ranks(
+            clip, &(td_clip_ranks){.counts = counts_the_first, .sum = sum_with_three, .user = &counted}));
+        td_clip_hook(clip)->next = td_optimizer_hook(optimizer);
+        td_assert_ok(pass_of(td_clip_hook(clip)));
+        for (int64_t i = 0; counted && i < 300; i++)
+            square += pow(td_value_at(TD_BF16, b.grads, i), 2);
+        td_assert_ok(td_clip_norm(clip, &norm));
+        assert_true(fabs((double)norm - sqrt(square + 9)) <= 1e-6 * (double)norm);
+        assert_true(fabs((double)b.state.gain - 0.5 / (double)norm) <= 1e-5);
+        td_clip_destroy(clip);
+        td_optimizer_destroy(optimizer);
+        close_block(&b);
+    }
+}
+
 static void a_failed_pass_is_not_clipped_and_passes_nothing_on(void **unused)
 {
     (void)unused;
@@ -690,6 +731,7 @@ int main(void)
         cmocka_unit_test(many_ranges_in_any_order_are_one_set),
         cmocka_unit_test(every_event_of_a_pass_is_waited_for_once),
         cmocka_unit_test(clipping_scales_by_the_norm_of_all_and_reads_gradients_once),
+        cmocka_unit_test(a_norm_of_ranks_has_what_each_counts),
         cmocka_unit_test(a_failed_pass_is_not_clipped_and_passes_nothing_on),
         cmocka_unit_test(bad_configurations_are_refused_by_name),
         cmocka_unit_test(the_schedule_warms_up_falls_as_a_cosine_and_stays),

@@ -11,8 +11,17 @@ enum { STEPS = 5 };
 /* Steps have the same bits, unless each micro-batch is reduced. */
 static bool exact(const shard_setting *s)
 {
-    return shard_info.ranks <= 2 && !(s->sharing && shard_on_gpu()) &&
+    return shard_info.ranks <= 2 && s->clip == 0 && !(s->sharing && shard_on_gpu()) &&
            !(s->kind == TD_SHARD_FULL && s->micro_batches > 1 && !s->reduce_last);
+}
+
+/* What the device has there, for the host. */
+static void *here(const void *data, size_t bytes)
+{
+    void *host = malloc(bytes);
+
+    td_assert_ok(td_device_download(shard_dev, host, data, bytes));
+    return host;
 }
 
 static void assert_same_everywhere(const void *data, size_t bytes)
@@ -66,6 +75,51 @@ static void train_case(const shard_setting *s)
     assert_alike(s, &sharded, &whole);
     shard_close_trainer(&sharded);
     shard_close_trainer(&whole);
+}
+
+/* The gradients' norm, which ranks take together, is that in float64 of the gradients of one trainer. */
+static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole)
+{
+    /* Sums of more than two ranks have other orders. */
+    const double tolerance = shard_weights_of(whole->train).grad_dtype == TD_F32 ? 1e-5 : 0x1p-9;
+    const td_weights w = shard_weights_of(whole->train);
+    void *const grads = here(w.grads, w.grad_bytes);
+    double sum = 0;
+    float norm;
+
+    for (int64_t i = 0; i < w.elements; i++)
+        sum += pow(td_value_at(w.grad_dtype, grads, i), 2);
+    td_assert_ok(td_clip_norm(td_train_clip(sharded->train), &norm));
+    assert_true(fabs((double)norm - sqrt(sum)) <= tolerance * sqrt(sum));
+    assert_true(sum > 0);
+    assert_same_everywhere(&norm, sizeof norm);
+    free(grads);
+}
+
+static void steps_are_clipped_by_the_norm_of_all_ranks(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 6; i++) {
+        const shard_setting s = {.name = "clipped",
+                                 .kind = i < 4 ? TD_SHARD_FLAT : TD_SHARD_FULL,
+                                 .bucket_mb = i < 2 ? 0.004 : 0,
+                                 .precision = i % 2 ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
+                                 .time = i / 2 == 1 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
+                                 .captured = i % 3 == 0,
+                                 .micro_batches = i == 1 || i == 5 ? 3 : 1,
+                                 .clip = 0.05f};
+        shard_trainer sharded = shard_open_trainer(&s, true), whole = shard_open_trainer(&s, false);
+
+        for (int number = 0; number < 3; number++) {
+            shard_micro_step(&sharded, number, s.micro_batches);
+            shard_micro_step(&whole, number, s.micro_batches);
+            assert_norm(&sharded, &whole);
+        }
+        td_assert_ok(td_train_settle(sharded.train));
+        assert_alike(&s, &sharded, &whole);
+        shard_close_trainer(&sharded);
+        shard_close_trainer(&whole);
+    }
 }
 
 static void sharded_weights_are_those_of_unsharded_training(void **unused)
@@ -183,6 +237,7 @@ static void state_in_windows_is_that_of_unsharded_training(void **unused)
 int shard_steps_group(const char *name)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_are_clipped_by_the_norm_of_all_ranks),
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
         cmocka_unit_test(micro_batches_of_full_sharding_add_up),
         cmocka_unit_test(steps_whose_products_leave_room_are_as_good),

@@ -20,7 +20,8 @@ struct td_clip {
     float *norms;
     char *work;
     td_ranges held;
-    bool running; /* between begin and end of a pass that makes gradients final */
+    td_clip_ranks ranks; /* zeros: all gradients are here */
+    bool running;        /* between begin and end of a pass that makes gradients final */
 };
 
 /** Norms that there is room for: one of all that came before, and one that comes. */
@@ -96,6 +97,8 @@ static td_status clip_final(td_hook *hook, td_range range, td_event *event)
     TD_TRY(td_ranges_add(&clip->held, range));
     if (event)
         TD_TRY(td_event_wait(event));
+    if (clip->ranks.sum && !clip->ranks.counts(clip->ranks.user, range))
+        goto cleanup;
     while (td_weights_take(&clip->weights, &range, &part, &master))
         TD_TRY(add_norm(clip, part.end - part.begin, master.grad));
 cleanup:
@@ -110,9 +113,14 @@ static td_status clip_end(td_hook *hook, td_pass pass, td_status status)
     if (pass != TD_PASS_BACKWARD || !clip->running)
         return TD_OK;
     clip->running = false;
-    if (status != TD_OK || clip->count == 0)
+    if (status != TD_OK || (clip->count == 0 && !clip->ranks.sum))
         return TD_OK;
-    TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, norm, clip->work));
+    if (clip->count > 0)
+        TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, norm, clip->work));
+    else
+        TD_TRY(td_device_fill(clip->dev, norm, 0, sizeof *norm));
+    if (clip->ranks.sum)
+        TD_TRY(clip->ranks.sum(clip->ranks.user, norm));
     TD_TRY(td_update_clip(clip->dev, clip->max_norm, norm, clip->state));
     for (int64_t i = 0; i < clip->held.count; i++)
         TD_TRY(td_hooks_final(hook->next, clip->held.at[i], NULL));
@@ -167,6 +175,17 @@ void td_clip_destroy(td_clip *clip)
     (void)td_device_free(clip->dev, clip->block); /* NULL or a live block of dev, which free accepts */
     free(clip->held.at);
     free(clip);
+}
+
+td_status td_clip_set_ranks(td_clip *clip, const td_clip_ranks *ranks)
+{
+    td_status status = TD_OK;
+
+    TD_NOT_NULL(clip, ranks);
+    TD_CHECK(ranks->counts && ranks->sum, "ranks has a NULL for counts or sum");
+    clip->ranks = *ranks;
+cleanup:
+    return status;
 }
 
 td_hook *td_clip_hook(td_clip *clip)

@@ -117,6 +117,20 @@ TD_API td_status td_clip_create(td_device *dev, const td_weights *weights, float
 TD_API void td_clip_destroy(td_clip *clip); /* accepts NULL */
 TD_API td_hook *td_clip_hook(td_clip *clip);
 
+/** What ranks that share out their gradients do to clip by one norm. */
+typedef struct td_clip_ranks {
+    /** Whether this rank's norm has the range, which became final here. Of each element one rank says so. */
+    bool (*counts)(void *user, td_range range);
+
+    /** norm [1], f32, in the device's memory: this rank's norm becomes that of all ranks, the same bits on
+     * each. Queued on the device's current stream, once in each step's last backward pass. */
+    td_status (*sum)(void *user, float *norm);
+    void *user;
+} td_clip_ranks;
+
+/** From now on the norm is that of all ranks. TD_BAD_ARGUMENT: a NULL but for user. */
+TD_API td_status td_clip_set_ranks(td_clip *clip, const td_clip_ranks *ranks);
+
 /** The norm that the last step's gradients had before they were clipped, and without the gain; waits for the
  * device. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_clip_norm(const td_clip *clip, float *out);

@@ -615,11 +615,11 @@ td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *tr
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
 
+    TD_TRY(td_flight_init(&f->reductions, dev));
     TD_TRY(td_comm_agree(link->comm, 1, &was));
     for (int64_t i = 0; i < link->split.piece_count; i++)
         if (link->split.pieces[i].rest.begin < link->split.pieces[i].rest.end)
             TD_TRY(spread(link, &link->split.pieces[i]));
-    TD_TRY(td_flight_init(&f->reductions, dev));
     TD_TRY(open_rooms(dev, &f->weights, false));
     TD_TRY(open_rooms(dev, &f->grads, f->reductions.side != NULL));
 cleanup:

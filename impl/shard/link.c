@@ -3,6 +3,7 @@
 #include "base/names.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/owned.h"
 #include "transformer/saving.h"
 
 #include <math.h>
@@ -104,11 +105,6 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, t
         status = td_fail(TD_UNSUPPORTED, "transient_gradients is set, but the link places gradients");
         goto cleanup;
     }
-    if (kind != TD_SHARD_TENSORS && config->clip > 0) {
-        status = td_fail(TD_UNSUPPORTED, "clip is %g: no rank has all of the reduced gradients",
-                         (double)config->clip);
-        goto cleanup;
-    }
     link = calloc(1, sizeof *link);
     if (!link) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
@@ -158,6 +154,8 @@ void td_shard_link_destroy(td_shard_link *link)
     td_flight_deinit(&link->gathers);
     drop_windows(link);
     td_shard_full_free(link);
+    if (link->norms)
+        (void)td_device_free(link->dev, link->norms);
     td_shard_split_free(&link->split);
     free(link);
 }
@@ -231,9 +229,14 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
+    if (link->split.kind <= TD_SHARD_FLAT)
+        TD_TRY(td_weights_check(&weights, (td_range){0, weights.elements},
+                                "this link needs all weights on every rank"));
     link->weights = weights;
     TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
     TD_TRY(join(link, dev, train));
+    if (link->split.kind != TD_SHARD_TENSORS)
+        TD_TRY(td_shard_clip(link, dev, train));
     link->train = train;
     link->dev = dev;
     td_link_listen(&link->listener, link->comm, train);

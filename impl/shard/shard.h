@@ -161,15 +161,15 @@ typedef struct td_shard_link td_shard_link;
  * with passes of the trainer are destroyed ahead of the link; the trainer's own are when it is.
  *
  * With TD_SHARD_TENSORS a link of the caller's reduces gradients, as td_ddp_link does. The other kinds do it
- * themselves: they sum, and config->gain is to be 1 / ranks. Where ranks do not divide a stretch of a bucket,
- * or a unit, into parts of whole 16 bytes, every rank has and updates its last elements.
+ * themselves: they sum, and config->gain is to be 1 / ranks. If config->clip is set, all ranks clip by one
+ * norm, to which each adds its part. Where ranks do not divide a stretch of a bucket, or a unit, into parts
+ * of whole 16 bytes, every rank has and updates its last elements.
  *
  * comm outlives the link, and the link the trainer. TD_BAD_ARGUMENT: a NULL, a kind that is none, a bucket_mb
  * that is negative or not finite, a prefetch below 0, a size, groups or hyperparameters that no trainer
- * takes. TD_UNSUPPORTED: a `clip`, except with TD_SHARD_TENSORS, because no rank has all of the reduced
- * gradients; with TD_SHARD_FLAT groups that leave out weights, which could not be gathered; with
- * TD_SHARD_FULL transient gradients, because another link places gradients. TD_NO_MEMORY. config is then as
- * it was, and *out NULL. */
+ * takes. TD_UNSUPPORTED: with TD_SHARD_FLAT groups that leave out weights, which could not be gathered; with
+ * TD_SHARD_FULL transient gradients, because the link places gradients. TD_NO_MEMORY. config is then as it
+ * was, and *out NULL. */
 TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
                                       td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
@@ -179,7 +179,8 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * td_shard_link_create; each step's first collective carries a hash of what td_train_set set last, of batch x
  * seq and of what td_train_init, _reset and _restore did since. What td_optimizer_set does to groups is not
  * compared. TD_BAD_ARGUMENT: a NULL, a trainer of another size or without the link in its chain; on every
- * rank, links or trainers that differ. TD_BAD_STATE: it is joined already. TD_SHARD_FLAT sends rank 0's
+ * rank, links or trainers that differ. TD_UNSUPPORTED: a model with owned ranges. TD_BAD_STATE: it is joined
+ * already. TD_SHARD_FLAT sends rank 0's
  * weights to all, as td_ddp_link_attach does, and makes windows of the trainer's weights and gradients, as
  * td_ddp_create does of gradients. While collectives are on their way products are cut, as td_ddp_create
  * says.

@@ -77,6 +77,7 @@ struct td_shard_link {
     td_train *train;
     td_weights weights;
     td_comm_window *windows[TD_SHARD_WINDOWS]; /* not of TD_SHARD_TENSORS */
+    char *norms; /* of all ranks, and scratch for their sum; NULL: nothing is clipped over ranks */
     td_shard_full full;
 
     td_shard_now now;
@@ -107,6 +108,9 @@ size_t td_shard_rooms_bytes(const td_shard_rooms *rooms);
 
 /** td_shard_gather of TD_SHARD_FULL. */
 td_status td_shard_full_gather(td_shard_link *link, const td_parameter *parameter, void *numbers);
+/** From now on the trainer clips by the norm of all ranks' parts, if it clips. The last that may fail of what
+ * joins a link to a trainer. */
+td_status td_shard_clip(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Tells the device what collectives take of it, while there are some on their way, or will be. */
 void td_shard_share(const td_shard_link *link);

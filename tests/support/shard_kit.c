@@ -23,7 +23,9 @@ td_status shard_link(td_shard_kind kind, double bucket_mb, td_train_config *conf
 
 static td_optimizer_kind optimizer_kind(const shard_setting *s)
 {
-    return (shard_info.ranks > 2 && !s->adamw) || s->sharing ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+    /* AdamW does not notice a factor of all gradients. */
+    return (shard_info.ranks > 2 && !s->adamw) || s->sharing || s->clip > 0 ? TD_OPTIMIZER_SGD
+                                                                            : TD_OPTIMIZER_ADAMW;
 }
 
 td_train_config shard_config_of(const shard_setting *s)
@@ -47,6 +49,7 @@ td_train_config shard_config_of(const shard_setting *s)
         .update_sms = s->wide ? TD_UPDATE_ALL_SMS : 0,
         .gain = 1.0f / (float)shard_info.ranks,
         .micro_batches = s->micro_batches,
+        .clip = s->clip,
         .capture = s->captured};
 }
 

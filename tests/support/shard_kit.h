@@ -45,7 +45,8 @@ typedef struct shard_setting {
     bool wide;             /* weights that are large enough for windows */
     bool sharing;          /* products on a GPU are cut for what collectives leave: other bits */
     int64_t micro_batches; /* 0: 1 */
-    int64_t prefetch;      /* these three are of TD_SHARD_FULL */
+    float clip;
+    int64_t prefetch; /* these three are of TD_SHARD_FULL */
     bool keep_weights, reduce_last;
 } shard_setting;
 
