@@ -8,6 +8,7 @@ from parity.shared.ranked import whole_of
 
 SHAPE = ("size", "dtype", "batch", "context", "ranks")
 STATE = ("parameters", "gradients", "optimizer_state")
+PARTS = (*STATE, "gathered", "reduced", "peak")
 MINE = ("c_nccl", "c_mpi", "c_gloo")
 LATE_MS = 0.02  # what two events of a GPU and the clock of collectives tell apart
 GATHER = CALLS.index("all_gather")
@@ -78,14 +79,13 @@ def report_memory(page, mine, parts):
             rows.append(
                 head | {"side": "arithmetic"} | parts_of | {"sum (MiB)": values["predicted total"] / MIB}
             )
-        of_rank = {name: max(record["memory"][f"{name}_mib"]) for name in STATE}
-        row = {f"{name} (MiB)": mib for name, mib in of_rank.items()} | {"sum (MiB)": held(record)}
-        rows.append(head | {"side": record["impl"]} | row | {"peak (MiB)": max(record["memory"]["peak_mib"])})
+        of_rank = {f"{name} (MiB)": max(record["memory"].get(f"{name}_mib", [None])) for name in PARTS}
+        rows.append(head | {"side": record["impl"], "sum (MiB)": held(record)} | of_rank)
     order = list(dict.fromkeys(tuple(row[name] for name in SHAPE) for row in rows))
     rows.sort(key=lambda row: order.index(tuple(row[name] for name in SHAPE)))
     page.note(
-        "MiB of the rank with the most, in the second step, batch of a rank. sum: without the buffers of gathered "
-        "weights and of gradients that are not yet reduced; peak: with them and with activations."
+        "MiB of the rank with the most, batch of a rank. sum: weights, gradients and optimizer state. C's buffers are "
+        "gathered, for gathered weights, and reduced, for gradients that are not yet reduced. peak: with activations."
     )
     page.table(
         [{title.replace("_", " "): cell for title, cell in row.items()} for row in rows],

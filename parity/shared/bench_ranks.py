@@ -67,6 +67,11 @@ class BenchRanks:
         found = {f"{part}_mib": [getattr(rank, part) / MIB for rank in self.ranks] for part in PARTS}
         for i, point in enumerate(POINTS):
             found[f"{point}_mib"] = [rank.current[i] / MIB for rank in self.ranks]
+        for name in ("gathered", "reduced") if self.ranks[0].gathered_layers else ():
+            units = (
+                (getattr(rank, f"{name}_{part}") for part in ("layers", "tables")) for rank in self.ranks
+            )
+            found[f"{name}_mib"] = [sum(nbytes) / MIB for nbytes in units]
         return found | {"peak_mib": [max(rank.peak) / MIB for rank in self.ranks]}
 
     def timelines(self):
