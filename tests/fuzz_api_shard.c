@@ -246,7 +246,7 @@ API(td_shard_link_create)
         impossible(TD_BAD_ARGUMENT, "bucket_mb");
     }
     if (wrong()) {
-        options.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
+        options.prefetch = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (wrong()) {

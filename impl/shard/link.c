@@ -85,7 +85,8 @@ static td_status check_options(const td_shard_options *o)
     TD_CHECK((unsigned)o->kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)o->kind);
     TD_CHECK(isfinite(o->bucket_mb) && o->bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0",
              o->bucket_mb);
-    TD_CHECK(o->prefetch >= 0, "prefetch is %" PRId64 ", needs to be at least 1, or 0 for 1", o->prefetch);
+    TD_CHECK(o->prefetch >= 0 && o->prefetch <= INT32_MAX,
+             "prefetch is %" PRId64 ", needs 1 to %d, or 0 for 1", o->prefetch, INT32_MAX);
 cleanup:
     return status;
 }

@@ -167,10 +167,10 @@ typedef struct td_shard_link td_shard_link;
  * of whole 16 bytes, every rank has and updates its last elements.
  *
  * comm outlives the link, and the link the trainer. TD_BAD_ARGUMENT: a NULL, a kind that is none, a bucket_mb
- * that is negative or not finite, a prefetch below 0, a size, groups or hyperparameters that no trainer
- * takes. TD_UNSUPPORTED: with TD_SHARD_FLAT groups that leave out weights, which could not be gathered; with
- * TD_SHARD_FULL transient gradients, because the link places gradients. TD_NO_MEMORY. config is then as it
- * was, and *out NULL. */
+ * that is negative or not finite, a prefetch below 0 or above 2^31 - 1, a size, groups or hyperparameters
+ * that no trainer takes. TD_UNSUPPORTED: with TD_SHARD_FLAT groups that leave out weights, which could not be
+ * gathered; with TD_SHARD_FULL transient gradients, because the link places gradients. TD_NO_MEMORY. config
+ * is then as it was, and *out NULL. */
 TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
                                       td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
