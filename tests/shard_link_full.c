@@ -178,6 +178,32 @@ static void units_are_gathered_when_they_are_due(void **unused)
     check_gathers(1, true);
 }
 
+/* With checkpoints of 2 of 5 layers the backward pass needs head, 4, 2, 3, 2, 0, 1, 0. A gather serves the
+ * recomputation of a layer and its backward, if no other layer needed the memory in between. */
+static void recomputed_layers_are_gathered_once(void **unused)
+{
+    (void)unused;
+    for (int64_t prefetch = 1; prefetch <= 2 && shard_info.ranks > 1; prefetch++) {
+        const td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = prefetch};
+        ear e = {.hook = {.begin = ear_begin, .end = ear_end}};
+        td_train_config config = deep();
+
+        config.hooks = &e.hook;
+        config.model.keep = TD_KEEP_INPUTS;
+        config.model.checkpoint_layers = 2;
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &e.link));
+        td_train *train;
+        td_assert_ok(td_train_create(shard_dev, &config, &train));
+        td_assert_ok(td_train_init(train, 7));
+        td_assert_ok(td_shard_link_attach(e.link, shard_dev, train));
+        for (int number = 0; number < 2; number++)
+            step_deep(train, number);
+        assert_int_equal(e.last[0], LAYERS + 2);
+        assert_int_equal(e.last[1], prefetch == 1 ? 4 : 2); /* 2, 3, 0, 1; 0, 1 */
+        close_deep(train, e.link);
+    }
+}
+
 /* ---- some weights are frozen ---- */
 
 static void frozen_weights_stay(void **unused)
@@ -306,6 +332,7 @@ int shard_full_group(const char *name)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(units_are_gathered_when_they_are_due),
+        cmocka_unit_test(recomputed_layers_are_gathered_once),
         cmocka_unit_test(frozen_weights_stay),
         cmocka_unit_test(passes_by_hand_are_checked),
         cmocka_unit_test(weights_of_other_seeds_are_refused),
