@@ -683,6 +683,9 @@ static void bad_configurations_are_refused_by_name(void **unused)
     config.weights.count = 0;
     td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "no pieces");
     config.weights.count = 1;
+    groups[0].range = (td_range){0, 400};
+    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_UNSUPPORTED,
+                      "no weights from element 300 on");
     config.weights.pieces = &piece;
     td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "no gradients");
 
