@@ -52,6 +52,7 @@ static td_status count_steps(void *user, int64_t done, int64_t total, double ste
 API(td_bench_run)
 {
     static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX};
+    static const int64_t bad_warmups[] = {-1, INT64_MIN, INT64_MAX};
     td_bench_config c = {
         .model = api_draw_model(false), .warmup = td_fuzz_below(2), .steps = 1 + td_fuzz_below(2)};
     td_bench_result *result = (td_bench_result *)&c;
@@ -66,7 +67,7 @@ API(td_bench_run)
         impossible(TD_NO_MEMORY, "steps");
     }
     if (wrong()) {
-        c.warmup = bad_below(2) == 0 ? -1 : INT64_MIN;
+        c.warmup = BAD_NUMBER(bad_warmups);
         impossible(TD_BAD_ARGUMENT, "warmup");
     }
     if (wrong()) {
@@ -150,6 +151,7 @@ static td_status close_rank(td_comm *comm, td_status status)
 static td_bench_ranks_config draw_ranks(void)
 {
     static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX, TD_BENCH_MOST_STEPS + 1};
+    static const int64_t bad_warmups[] = {-1, INT64_MIN, INT64_MAX};
     static const double bad_sizes[] = {-1, NAN, INFINITY};
     td_bench_ranks_config c = {.hyper = api_draw_hyper(),
                                .model = api_good_model(),
@@ -167,7 +169,7 @@ static td_bench_ranks_config draw_ranks(void)
         impossible(TD_BAD_ARGUMENT, "steps");
     }
     if (wrong()) {
-        c.warmup = bad_below(2) == 0 ? -1 : INT64_MIN;
+        c.warmup = BAD_NUMBER(bad_warmups);
         impossible(TD_BAD_ARGUMENT, "warmup");
     }
     if (wrong()) {

@@ -24,7 +24,6 @@ static int reads_left = -1; /* until one fails; below 0: none does */
 static bool interrupted;    /* the next write was */
 
 ssize_t __real_pwrite(int file, const void *data, size_t bytes, off_t at);
-ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at);
 ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
 {
     if (fails == KILL)
@@ -51,7 +50,6 @@ FAULT(TRUNCATE, int, ftruncate, (int file, off_t length), (file, length))
 FAULT(RENAME, int, renameat, (int from, const char *a, int to, const char *b), (from, a, to, b))
 
 ssize_t __real_pread(int file, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at);
 ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at)
 {
     errno = EIO;
