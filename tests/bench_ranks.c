@@ -80,6 +80,26 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
         assert_true(llabs(r->bytes - 2 * (int64_t)r->parameters) < 4096); /* gradients, and new weights */
 }
 
+/* Links that gather weights are waited for: one read after the other, each in its pass. */
+static void check_waits(const td_bench_ranks_config *config, const td_bench_timeline *t, const td_stats *ms)
+{
+    double before = 0, all = 0;
+
+    assert_true((t->wait_count > 0) == (config->state != TD_BENCH_STATE_WHOLE));
+    for (int64_t i = 0; i < t->wait_count; i++) {
+        const td_bench_wait *wait = &t->waits[i];
+
+        assert_true(wait->range.begin < wait->range.end);
+        assert_true(wait->begin_ms >= before && wait->begin_ms <= wait->end_ms);
+        assert_true(wait->end_ms <= (wait->pass == TD_PASS_FORWARD ? t->forward_ms : t->backward_ms));
+        assert_true(i == 0 || wait->pass >= t->waits[i - 1].pass);
+        before = wait->end_ms;
+        all += wait->end_ms - wait->begin_ms;
+    }
+    assert_int_equal(ms->n, STEPS);
+    assert_true(ms->min - 1e-9 <= all && all <= ms->max + 1e-9); /* the last step's is one of them */
+}
+
 /* Every rank's collectives are inside its step, and those of strategies that wait are behind backward. */
 static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
                             const td_bench_ranks_summary *s)
@@ -102,6 +122,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
             bytes += span->bytes;
         }
         assert_int_equal(bytes, s->of[rank].bytes);
+        check_waits(config, &t, &s->of[rank].waits);
     }
     td_assert_refused(td_bench_ranks_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "rank is");
     td_assert_refused(td_bench_ranks_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");

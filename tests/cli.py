@@ -365,6 +365,7 @@ class Program(Cli):
 
     def test_rows_of_arithmetic_are_records(self):
         known = "memory_accounting attention_accounting ddp_overhead_model communication_accounting".split()
+        known += ["fsdp_accounting"]
         known += "parallelism_calculations mixed_precision_accumulation benchmarking_mixed_precision".split()
         for command in (["sizes"], ["account"], ["precision"], ["precision", "--ops"]):
             with self.subTest(command=command):

@@ -1,10 +1,11 @@
 /** Times the training step of several ranks (ddp/, shard/), tells apart what communication takes of it, and
  * says where each rank's memory goes.
  *
- * Three numbers, of which none stands for another:
+ * Four numbers, of which none stands for another:
  *
  *   collectives  how long a step's collectives ran, one after the other (td_comm_watch)
  *   exposed      a step, less the same step without communication
+ *   waits        how long passes waited for weights that links gather
  *   tail         from the end of the backward pass, for which the device is waited there, to the end of the
  *                last collective. With the update along backward, updates that collectives wait for are in
  *                it.
@@ -76,6 +77,7 @@ typedef struct td_bench_rank {
     td_stats step, silent;           /* ms */
     td_stats collectives, beside;    /* ms; beside: what of the collectives ran before the backward's end */
     td_stats tail;                   /* ms */
+    td_stats waits;                  /* ms in all that passes waited for weights; 0 without a shard link */
     double exposed_ms;               /* step's median less silent's */
     int64_t calls, bytes;            /* of a step's collectives */
     int64_t windows;                 /* blocks that they go from GPU to GPU of: td_comm_window_create */
@@ -98,12 +100,22 @@ typedef struct td_bench_span {
     double begin_ms, end_ms;
 } td_bench_span;
 
+/** A pass is about to read weights. The device waits from begin_ms, when it has ended what was queued
+ * before, to end_ms, when the weights are gathered and may be read. */
+typedef struct td_bench_wait {
+    td_pass pass;
+    td_range range;
+    double begin_ms, end_ms;
+} td_bench_wait;
+
 /** The last watched step of one rank, in ms since this rank left the barrier ahead of it. The passes are
  * those of the last micro-batch. */
 typedef struct td_bench_timeline {
     double forward_ms, backward_ms, step_ms; /* the ends of the passes, and of everything */
     const td_bench_span *spans;              /* [count], in the order of the calls; the result's */
     int64_t count;
+    const td_bench_wait *waits; /* [wait_count], in the order of the reads; the result's */
+    int64_t wait_count;         /* 0 without a shard link */
 } td_bench_timeline;
 
 typedef struct td_bench_ranks_result td_bench_ranks_result;
