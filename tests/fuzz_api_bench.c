@@ -110,11 +110,7 @@ API(td_bench_train_config)
     return td_bench_train_config(pointer("config", &c), config);
 }
 
-API(td_bench_result_destroy)
-{
-    td_bench_result_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_bench_result_destroy)
 
 API(td_bench_summary_of)
 {
@@ -222,11 +218,7 @@ API(td_bench_ranks_run)
     return close_rank(comm, status);
 }
 
-API(td_bench_ranks_result_destroy)
-{
-    td_bench_ranks_result_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_bench_ranks_result_destroy)
 
 API(td_bench_ranks_summary_of)
 {

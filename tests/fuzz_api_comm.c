@@ -156,11 +156,7 @@ API(td_comm_window_create)
     return comm_done(status);
 }
 
-API(td_comm_window_destroy)
-{
-    td_comm_window_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_comm_window_destroy)
 
 API(td_comm_watch)
 {

@@ -187,11 +187,7 @@ API(td_ddp_create)
     return close_bed(b, status);
 }
 
-API(td_ddp_destroy)
-{
-    td_ddp_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_ddp_destroy)
 
 API(td_ddp_gradient)
 {
@@ -290,11 +286,7 @@ API(td_ddp_link_create)
     return close_bed(b, status);
 }
 
-API(td_ddp_link_destroy)
-{
-    td_ddp_link_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_ddp_link_destroy)
 
 API(td_ddp_link_hook)
 {

@@ -32,11 +32,7 @@ API(td_device_count)
     return td_device_count((td_device_kind)kind, out("out", sizeof(int)));
 }
 
-API(td_device_close)
-{
-    td_device_close(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_device_close)
 
 API(td_device_kind_of)
 {
@@ -238,11 +234,7 @@ API(td_stream_wrap)
     return status;
 }
 
-API(td_stream_destroy)
-{
-    td_stream_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_stream_destroy)
 
 API(td_device_set_stream)
 {
@@ -301,11 +293,7 @@ API(td_graph_launch)
     return td_graph_launch(NULL);
 }
 
-API(td_graph_destroy)
-{
-    td_graph_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_graph_destroy)
 
 /* ---- events ---- */
 
@@ -323,11 +311,7 @@ API(td_event_create)
     return status;
 }
 
-API(td_event_destroy)
-{
-    td_event_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_event_destroy)
 
 /* An event, recorded or not. */
 static td_event *make_event(td_device *on, const char *name, bool recorded)

@@ -198,11 +198,7 @@ API(td_safetensors_open)
     return close_file(status);
 }
 
-API(td_safetensors_close)
-{
-    td_safetensors_close(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_safetensors_close)
 
 API(td_safetensors_count)
 {

@@ -62,11 +62,7 @@ API(td_memory_record)
     return status;
 }
 
-API(td_memory_recording_destroy)
-{
-    td_memory_recording_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_memory_recording_destroy)
 
 /* ---- of a recording ---- */
 

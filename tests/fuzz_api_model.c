@@ -144,11 +144,7 @@ API(td_transformer_plan)
     return td_transformer_plan(dev(), pointer("config", &c), bytes);
 }
 
-API(td_transformer_destroy)
-{
-    td_transformer_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_transformer_destroy)
 
 /* A model of the case's own device. */
 static td_transformer *open_model(void)

@@ -187,11 +187,7 @@ API(td_optimizer_create)
     return close_bed(&b, status);
 }
 
-API(td_optimizer_destroy)
-{
-    td_optimizer_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_optimizer_destroy)
 
 API(td_optimizer_set)
 {
@@ -326,11 +322,7 @@ API(td_clip_create)
     return close_bed(&b, status);
 }
 
-API(td_clip_destroy)
-{
-    td_clip_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_clip_destroy)
 
 API(td_clip_hook)
 {

@@ -73,11 +73,7 @@ API(td_record_create)
     return status;
 }
 
-API(td_record_destroy)
-{
-    td_record_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_record_destroy)
 
 API(td_record_set_string)
 {
@@ -150,11 +146,7 @@ API(td_record_text)
     return status;
 }
 
-API(td_record_text_free)
-{
-    td_record_text_free(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_record_text_free)
 
 /* Calls with a file of its own, or a path that is none. */
 static td_status with_file(bool append)

@@ -102,11 +102,7 @@ API(td_shard_list_create)
     return close_bed(b, status);
 }
 
-API(td_shard_list_destroy)
-{
-    td_shard_list_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_shard_list_destroy)
 
 API(td_shard_list_add)
 {
@@ -258,11 +254,7 @@ API(td_shard_link_create)
     return close_bed(b, status);
 }
 
-API(td_shard_link_destroy)
-{
-    td_shard_link_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_shard_link_destroy)
 
 API(td_shard_link_describe)
 {

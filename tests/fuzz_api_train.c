@@ -102,11 +102,7 @@ API(td_train_create)
     return status;
 }
 
-API(td_train_destroy)
-{
-    td_train_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_train_destroy)
 
 static td_train *open_train(td_train_config *config)
 {

@@ -616,7 +616,6 @@ int main(int argc, char **argv)
     const char *const drawn = getenv("TANDEM_FUZZ_SECONDS");
     const bool all = argc > 3;
     td_comm_backend backend;
-    td_memory_stats memory;
     int result;
 
     if (all)
@@ -635,8 +634,5 @@ int main(int argc, char **argv)
             free_arrays(&((truth *)truths)[i].after[step]);
     for (int i = 0; i < VALUES * 8; i++)
         free(((truth *)truths)[i].logits);
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    return td_ranks_end(dev, comm, failed);
 }

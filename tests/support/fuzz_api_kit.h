@@ -28,6 +28,14 @@
     }                                                                                                        \
     static td_status call_##function(void)
 
+/* A function that takes a NULL and returns nothing. */
+#define API_OF_NULL(function)                                                                                \
+    API(function)                                                                                            \
+    {                                                                                                        \
+        function(NULL);                                                                                      \
+        return TD_OK;                                                                                        \
+    }
+
 void api_add(const char *name, td_status (*call)(void));
 
 /* A CPU device of the case's own. */
