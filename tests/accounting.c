@@ -20,6 +20,7 @@ static void assert_near(const char *name, double got, double want, double within
 }
 
 static const td_account_model small = {768, 3072, 12, 12, 10000};
+static const td_account_model xl = {1600, 6400, 48, 25, 10000};
 static const td_account_model two7 = {2560, 10240, 32, 32, 10000};
 static const td_account_model eight = {4096, 11008, 34, 32, 151936};
 
@@ -116,6 +117,7 @@ static void activations_and_training_memory(void **state)
     static const int64_t contexts[] = {128, 256, 512};
     static const double residual[] = {5, 10, 20}, scores[] = {8, 32, 128}, ffn[] = {20, 40, 80},
                         logits[] = {19.53, 39.06, 78.13};
+    td_account_fsdp f;
     td_account_training t;
     int64_t copies = 0, bytes = 0;
 
@@ -143,6 +145,21 @@ static void activations_and_training_memory(void **state)
     assert_int_equal(t.gradients, 20);
     assert_int_equal(t.optimizer_state, 80);
     assert_int_equal(t.total, 120);
+
+    /* xl on 2 ranks: 1,998,235,200 elements, of which 155,200 are norms', 16 bytes each. */
+    td_assert_ok(td_account_fsdp_memory(&xl, 2, 4, 4, 4, &f));
+    assert_int_equal(f.block, 4 * 1600 * 1600 + 3 * 1600 * 6400);
+    assert_int_equal(f.elements, (1998235200 - 155200) / 2 + 155200);
+    assert_int_equal(f.rank.total, 16 * f.elements);
+    assert_int_equal(f.saved, 8 * (INT64_C(1998235200) - 155200));
+    /* Embedding, three blocks and head of 7 elements each on 4 ranks, and 7 norms. */
+    td_assert_ok(td_account_fsdp_memory(&(td_account_model){1, 1, 3, 1, 7}, 4, 4, 2, 4, &f));
+    assert_int_equal(f.block, 7);
+    assert_int_equal(f.elements, 2 + 3 * 2 + 2 + 7);
+    assert_int_equal(f.rank.parameters, 4 * f.elements);
+    assert_int_equal(f.rank.gradients, 2 * f.elements);
+    assert_int_equal(f.rank.optimizer_state, 8 * f.elements);
+    assert_int_equal(f.saved, 14 * (7 + 3 * 7 + 7 + 7) - f.rank.total);
 
     /* small: (128,625,408 - 7,680,000 - 19,200) x 2 bytes. */
     td_assert_ok(td_account_autocast_copies(&small, 2, &copies));
@@ -452,6 +469,7 @@ static void refused_overflow(void **state)
 {
     const int64_t half = INT64_MAX / 2;
     td_account_parameters p, p_before;
+    td_account_fsdp fsdp;
     td_account_training t;
     td_account_attention at;
     td_cost cost;
@@ -468,6 +486,7 @@ static void refused_overflow(void **state)
     assert_memory_equal(&p, &p_before, sizeof p);
 
     BAD(td_account_training_memory(half, 1, 1, 1, &t), "training bytes: the sum");
+    BAD(td_account_fsdp_memory(&small, 2, INT64_MAX, 1, 1, &fsdp), "parameter bytes");
     BAD(td_account_checkpointing(1, 1, INT64_MAX, 1, &bytes), "activation bytes: the sum");
     BAD(td_account_attention_memory(1, 1, 1, half / 2 + 1, 1, 1, false, &at),
         "bytes of q, k, v and o: the sum");

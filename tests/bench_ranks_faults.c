@@ -55,6 +55,7 @@ static const kind kinds[] = {
     {"one reduction after backward", TD_DDP_FLAT, TD_BENCH_STATE_WHOLE, TD_UPDATE_AFTER, 0, 2},
     {"state split by tensors", TD_DDP_OVERLAP, TD_BENCH_STATE_TENSORS, TD_UPDATE_AFTER, 0, 0},
     {"state split flat", TD_DDP_BUCKETED, TD_BENCH_STATE_FLAT, TD_UPDATE_ALONG, 1, 0},
+    {"all is split", TD_DDP_BUCKETED, TD_BENCH_STATE_FULL, TD_UPDATE_ALONG, 0, 2},
 };
 
 typedef struct trial {

@@ -265,6 +265,13 @@ static void a_link_is_joined_once_before_the_first_step(void **unused)
     td_assert_ok(td_train_create(dev, &config, &forward));
     td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_BAD_ARGUMENT, "goes forward only");
     td_train_destroy(forward);
+    config.until = TD_TRAIN_BACKWARD;
+    config.hooks = td_ddp_link_hook(other);
+    config.model.owned = &(td_range){0, 100};
+    config.model.owned_count = 1;
+    td_assert_ok(td_train_create(dev, &config, &forward));
+    td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_UNSUPPORTED, "from element 100 on: DDP");
+    td_train_destroy(forward);
     td_train_destroy(train);
     td_ddp_link_destroy(link);
     td_ddp_link_destroy(other);

@@ -156,7 +156,7 @@ static td_bench_ranks_config draw_ranks(void)
 
     c.model.use = TD_MODEL_GRADIENTS;
     c.model.transient_gradients = false;
-    c.state = (td_bench_state)choice("state", 3);
+    c.state = (td_bench_state)choice("state", 4);
     c.strategy = (td_ddp_strategy)td_fuzz_below(4);
     c.time = (td_update_time)choice("time", 2);
     c.bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
@@ -171,6 +171,10 @@ static td_bench_ranks_config draw_ranks(void)
     if (wrong()) {
         c.micro_batches = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "micro_batches");
+    }
+    if (c.state == TD_BENCH_STATE_FULL && wrong()) {
+        c.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (c.state != TD_BENCH_STATE_WHOLE && wrong()) {
         c.bucket_mb = BAD_NUMBER(bad_sizes);

@@ -240,6 +240,11 @@ API(td_hooks_room)
     return td_hooks_room(api_chain(), (td_range){0, td_fuzz_below(9)}, pointer("where", &where));
 }
 
+API(td_hooks_written)
+{
+    return td_hooks_written(api_chain(), (td_range){0, td_fuzz_below(9)});
+}
+
 API(td_hooks_final)
 {
     return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
@@ -299,22 +304,36 @@ API(td_transformer_parameter)
     return close_model(model, td_transformer_parameter(pointer("model", model), index, parameter));
 }
 
+static const td_model_size *draw_size(void)
+{
+    static const int64_t bad[] = {0, -1, INT64_MAX};
+    td_model_size size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11};
+
+    if (wrong()) {
+        *(bad_below(2) == 0 ? &size.d_ff : &size.layers) = BAD(bad);
+        impossible(TD_BAD_ARGUMENT, "size");
+    }
+    return in_copy("size", &size, sizeof size);
+}
+
 API(td_transformer_parameter_of)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000}, bad_extents[] = {0, -1, INT64_MAX};
-    td_model_size size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11};
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
     const td_precision precision = (td_precision)choice("precision", 5);
     int64_t index = td_fuzz_below(21);
 
     if (wrong()) {
-        *(bad_below(2) == 0 ? &size.d_ff : &size.layers) = BAD(bad_extents);
-        impossible(TD_BAD_ARGUMENT, "size");
-    } else if (wrong()) {
         index = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "index");
     }
-    const void *from = in_copy("size", &size, sizeof size);
-    return td_transformer_parameter_of(from, precision, index, out("out", sizeof(td_parameter)));
+    return td_transformer_parameter_of(draw_size(), precision, index, out("out", sizeof(td_parameter)));
+}
+
+API(td_transformer_elements)
+{
+    const td_precision precision = (td_precision)choice("precision", 5);
+
+    return td_transformer_elements(draw_size(), precision, out("out", sizeof(int64_t)));
 }
 
 API(td_transformer_parameter_find)
@@ -334,7 +353,7 @@ API(td_transformer_refresh)
     td_weights w;
 
     td_assert_ok(td_transformer_weights(model, &w));
-    if (w.planes[0].end > 0)
+    if (w.count > 1)
         impossible(TD_BAD_STATE, "planes");
     return close_model(model, td_transformer_refresh(pointer("model", model)));
 }

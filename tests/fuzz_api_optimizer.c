@@ -125,13 +125,21 @@ static void lay_out(bed *b)
     memset(b->block, 0, 3 * room);
     b->state = b->block;
     *b->state = (td_update_state){.step = 1, .gain = 1};
+    td_piece *const pieces = (td_piece *)(void *)(b->state + 1);
+    char *const params = (char *)b->block + room, *const grads = params + room;
+    pieces[0] = (td_piece){.range = {0, ELEMENTS}, .at = params, .grad = grads};
     b->weights = (td_weights){.elements = ELEMENTS,
                               .dtype = kind == 1 ? TD_BF16 : TD_F32,
                               .grad_dtype = kind > 0 ? TD_BF16 : TD_F32,
-                              .params = (char *)b->block + room,
-                              .grads = (char *)b->block + 2 * room};
-    if (kind == 2)
-        b->weights.planes[0] = (td_range){40, ELEMENTS};
+                              .count = kind == 2 ? 2 : 1,
+                              .pieces = pieces};
+    if (kind == 2) { /* the second piece has planes */
+        pieces[0].range.end = 40;
+        pieces[1] = (td_piece){.range = {40, ELEMENTS},
+                               .at = params + 40 * sizeof(float),
+                               .low = params + 40 * sizeof(float) + (ELEMENTS - 40) * sizeof(uint16_t),
+                               .grad = grads + 40 * sizeof(uint16_t)};
+    }
     b->config = (td_optimizer_config){.weights = b->weights,
                                       .groups = b->groups,
                                       .state = b->state,
@@ -174,8 +182,7 @@ API(td_optimizer_create)
     b.config.groups = b.groups;
     b.config.count = or_bad_count(draw_groups(b.groups));
     b.config.time = (td_update_time)choice("time", 2);
-    b.config.weights.params = pointer("weights|params", b.weights.params);
-    b.config.weights.grads = pointer("weights|gradients", b.weights.grads);
+    b.config.weights.pieces = pointer("weights|pieces", b.weights.pieces);
     b.config.state = pointer("state", b.state);
     td_device *device = dev();
     td_optimizer **to = pointer("out", &made);
@@ -307,7 +314,7 @@ API(td_clip_create)
     const float max_norm = (float)positive("max_norm");
     const int64_t most = at_least_one("most");
     if (wrong()) {
-        b.weights.grads = NULL;
+        b.weights.count = 0;
         impossible(TD_BAD_ARGUMENT, "weights");
     }
     const void *weights = in_copy("weights", &b.weights, sizeof b.weights);
@@ -320,6 +327,33 @@ API(td_clip_create)
     if (to)
         td_clip_destroy(made);
     return close_bed(&b, status);
+}
+
+static bool counts_all(void *user, td_range range)
+{
+    return !user && range.begin < range.end;
+}
+
+static td_status is_the_sum(void *user, float *norm)
+{
+    assert_true(!user && norm);
+    return TD_OK;
+}
+
+API(td_clip_set_ranks)
+{
+    bed b = open_bed();
+    td_clip_ranks ranks = {.counts = counts_all, .sum = is_the_sum};
+
+    if (wrong()) {
+        ranks.counts = NULL;
+        impossible(TD_BAD_ARGUMENT, "counts");
+    } else if (wrong()) {
+        ranks.sum = NULL;
+        impossible(TD_BAD_ARGUMENT, "sum");
+    }
+    td_clip *clip = pointer("clip", b.clip);
+    return close_bed(&b, td_clip_set_ranks(clip, pointer("ranks", &ranks)));
 }
 
 API_OF_NULL(td_clip_destroy)

@@ -388,6 +388,18 @@ static void the_largest_come_first(void **unused)
     td_memory_recording_destroy(recording);
 }
 
+static void owned_ranges_are_refused(void **unused)
+{
+    td_memory_recording *recording = (td_memory_recording *)&recording;
+    td_memory_config config = tiny;
+
+    (void)unused;
+    config.model.owned = &(td_range){0, 9};
+    config.model.owned_count = 1;
+    td_assert_refused(td_memory_record(dev, &config, &recording), TD_UNSUPPORTED, "model.owned");
+    assert_null(recording);
+}
+
 /* ---- by hand ---- */
 
 /* A block that is freed takes what stands in it along; what dies without having lived, and an allocation that
@@ -497,6 +509,7 @@ int main(void)
         cmocka_unit_test(a_freed_block_leaves_its_neighbour),
         cmocka_unit_test_setup_teardown(others_blocks_do_not_count, open_device, close_device),
         cmocka_unit_test_setup_teardown(the_largest_come_first, open_device, close_device),
+        cmocka_unit_test_setup_teardown(owned_ranges_are_refused, open_device, close_device),
     };
 
     if (strcmp(MEMORY_DEVICE, "cpu") != 0)

@@ -155,7 +155,7 @@ static td_status write_moment(const td_saved *s, const void *context, int64_t be
     const target *to = context;
 
     return td_saving_write(s->model, to->sink, to->at + begin * (int64_t)sizeof *numbers,
-                           (td_master){.at = numbers}, 0, count, TD_F32, s->buffer);
+                           (td_master){.at = numbers}, count, TD_F32, s->buffer);
 }
 
 td_status td_saved_check_state(const td_saved *s)

@@ -155,10 +155,10 @@ class Table:
 
 
 def framed(rows: Any) -> Any:
-    """Rows as a DataFrame; one as it is."""
+    """Rows as a DataFrame, in which a gap turns no whole numbers into floats; one as it is."""
     import pandas as pd  # which only pages need
 
-    return rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
+    return rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows), dtype=object)
 
 
 def _two_titles(title: str) -> list[str]:
