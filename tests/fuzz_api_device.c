@@ -189,15 +189,11 @@ API(td_device_download_async)
 
 API(td_device_fill)
 {
-    static const int bad[] = {-1, 256, INT32_MAX, INT32_MIN};
     const size_t bytes = draw_bytes();
     void *dst = bytes ? out("dst", bytes) : NULL;
     int value = (int)td_fuzz_below(256);
 
-    if (wrong()) {
-        value = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "value");
-    }
+    SPOIL_NUMBER(value, "value", -1, 256, INT32_MAX, INT32_MIN);
     return td_device_fill(dev(), dst, value, bytes);
 }
 
@@ -520,14 +516,10 @@ API(td_cpu_threads)
 
 API(td_cpu_set_threads)
 {
-    static const int bad[] = {0, -1, INT32_MIN, INT32_MAX, 100000, TD_CPU_MOST_THREADS + 1};
     const int before = td_cpu_threads();
     int threads = 1 + (int)td_fuzz_below(3);
 
-    if (wrong()) {
-        threads = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "threads");
-    }
+    SPOIL_NUMBER(threads, "threads", 0, -1, INT32_MIN, INT32_MAX, 100000, TD_CPU_MOST_THREADS + 1);
     const td_status status = td_cpu_set_threads(threads);
     assert_int_equal(td_cpu_threads(), status == TD_OK ? threads : before);
     return status;

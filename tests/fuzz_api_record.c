@@ -121,14 +121,10 @@ API(td_record_set_stats)
 
 API(td_record_set_samples)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1};
     const char *path = record_path();
     int64_t count = 1 + td_fuzz_below(19);
 
-    if (wrong()) {
-        count = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
+    SPOIL_NUMBER(count, "count", -1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1);
     const double *samples = draw_samples("samples", count, false);
     return OF_RECORD(td_record_set_samples(pointer("record", record), path, samples, count));
 }

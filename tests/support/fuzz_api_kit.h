@@ -72,6 +72,20 @@ int64_t says_integer(int64_t value);
 size_t says_size(size_t value);
 double says_number(double value);
 
+/* Spoils a variable with one of the values that follow, if it is to be wrong: a message must then have one of
+ * the words. */
+#define SPOIL_WITH(pick, variable, words, ...)                                                               \
+    do {                                                                                                     \
+        if (wrong()) {                                                                                       \
+            const __typeof__(variable) bad_values[] = {__VA_ARGS__};                                         \
+                                                                                                             \
+            (variable) = pick(bad_values);                                                                   \
+            impossible(TD_BAD_ARGUMENT, words);                                                              \
+        }                                                                                                    \
+    } while (0)
+#define SPOIL(variable, words, ...)        SPOIL_WITH(BAD, variable, words, __VA_ARGS__)
+#define SPOIL_NUMBER(variable, words, ...) SPOIL_WITH(BAD_NUMBER, variable, words, __VA_ARGS__)
+
 td_device *dev(void);
 
 /* In [1, 4]; or 0, negative, or next to the largest number, where `words` beside the name are those of
