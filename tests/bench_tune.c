@@ -10,15 +10,12 @@ static const td_bench_config config = {
 static int32_t fastest, last, runs, fails_at; /* SMs; of the last run; runs; 0: none fails */
 static bool has_sms;
 
-bool __wrap_td_update_has_sms(td_device *dev);
 bool __wrap_td_update_has_sms(td_device *dev)
 {
     (void)dev;
     return has_sms;
 }
 
-td_status __wrap_td_bench_run(td_device *dev, const td_bench_config *with, td_bench_progress progress,
-                              void *user, td_bench_result **out);
 td_status __wrap_td_bench_run(td_device *dev, const td_bench_config *with, td_bench_progress progress,
                               void *user, td_bench_result **out)
 {
@@ -30,7 +27,6 @@ td_status __wrap_td_bench_run(td_device *dev, const td_bench_config *with, td_be
     return ++runs == fails_at ? td_fail(TD_NO_MEMORY, "run %d was told to fail", (int)runs) : TD_OK;
 }
 
-td_status __wrap_td_bench_summary_of(const td_bench_result *result, td_bench_summary *out);
 td_status __wrap_td_bench_summary_of(const td_bench_result *result, td_bench_summary *out)
 {
     (void)result;

@@ -233,7 +233,7 @@ class Program(Cli):
             ),
             ("ddp --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
             ("ddp 3", "tandem ddp: '3' is one argument too many"),
-            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors or flat"),
+            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors, flat or full"),
             ("shard --strategy naive", "tandem shard: --strategy: 'naive' needs --kind tensors"),
             (
                 "shard --kind tensors --strategy naive --bucket-mb 1",
@@ -365,6 +365,7 @@ class Program(Cli):
 
     def test_rows_of_arithmetic_are_records(self):
         known = "memory_accounting attention_accounting ddp_overhead_model communication_accounting".split()
+        known += ["fsdp_accounting"]
         known += "parallelism_calculations mixed_precision_accumulation benchmarking_mixed_precision".split()
         for command in (["sizes"], ["account"], ["precision"], ["precision", "--ops"]):
             with self.subTest(command=command):

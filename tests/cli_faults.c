@@ -21,15 +21,10 @@
 /* ---- the doubles that prototypes do not tell ---- */
 
 void *__real_malloc(size_t size);
-void *__wrap_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__real_realloc(void *block, size_t size);
-void *__wrap_realloc(void *block, size_t size);
 char *__real_strdup(const char *text);
-char *__wrap_strdup(const char *text);
 int __real_vasprintf(char **out, const char *format, va_list args);
-int __wrap_vasprintf(char **out, const char *format, va_list args);
 
 void *__wrap_malloc(size_t size)
 {
@@ -164,7 +159,6 @@ static void every_fault_comes_back_as_a_status(void **state)
 /* ---- a GPU for each rank ---- */
 
 /* A machine of two. */
-td_status __wrap_td_device_count(td_device_kind kind, int *out);
 td_status __wrap_td_device_count(td_device_kind kind, int *out)
 {
     (void)kind;

@@ -88,7 +88,7 @@ COMMANDS = {
     "sizes": ({"--batch": SIZES, "--context": SIZES}, ""),
     "account": ({}, ""),
 }
-SECTIONS = "parameters flops activations training attention ddp xxl parallel operations nothing".split()
+SECTIONS = "parameters flops activations training fsdp attention ddp xxl parallel operations nothing".split()
 ENVIRONMENT = {
     "COLUMNS": ["1", "-1", "x"],
     "ARGP_HELP_FMT": ["rmargin=60", "garbage", ""],

@@ -26,7 +26,6 @@ enum { TYPES = 5, REDUCTIONS = 3 };
 static atomic_bool is_slow;
 
 ssize_t __real_send(int socket, const void *data, size_t bytes, int flags);
-ssize_t __wrap_send(int socket, const void *data, size_t bytes, int flags);
 ssize_t __wrap_send(int socket, const void *data, size_t bytes, int flags)
 {
     const ssize_t sent = __real_send(socket, data, bytes, flags);

@@ -522,89 +522,35 @@ static void arguments_are_checked(void **state)
     td_comm_options o = one;
     td_device *dev = NULL;
     td_comm *comm = NULL;
-    td_work *work = (td_work *)a;
+    td_work *work;
 
     (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
-#define REFUSED(field, value, words)                                                                         \
-    o = one;                                                                                                 \
-    o.field = value;                                                                                         \
-    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, words)
-    REFUSED(ranks, 0, "ranks is 0");
-    REFUSED(ranks, 129, "ranks is 129");
-    REFUSED(rank, -1, "rank is -1");
-    REFUSED(rank, 1, "rank is 1, needs");
-    REFUSED(local_ranks, 2, "local_ranks is 2");
-    REFUSED(token, "0123456789abcdef", "token is of 16 characters, needs 32 hexadecimal digits");
-    REFUSED(token, "0123456789abcdef0123456789abcdeg", "token is of 32 characters");
-    REFUSED(token, "0123456789abcdef0123456789abcdef0", "token is of 33 characters");
-    REFUSED(run, "", "run is ''");
-    REFUSED(directory, "", "directory is ''");
-    REFUSED(address, "", "address is ''");
-    REFUSED(seconds, -1, "seconds is -1");
-    REFUSED(open_seconds, 1e9, "open_seconds is 1e+09");
-    REFUSED(nccl_ctas, -1, "nccl_ctas is -1");
-    REFUSED(nccl_ctas, TD_COMM_MOST_CTAS + 1, "nccl_ctas is 65");
-    REFUSED(backend, (td_comm_backend)3, "backend is 3");
-    REFUSED(backend, TD_COMM_NCCL, "needs a CUDA device");
+    for (int i = 0; i < 3; i++) {
+        static const char *const tokens[] = {"0123456789abcdef", "0123456789abcdef0123456789abcdeg",
+                                             "0123456789abcdef0123456789abcdef0"};
+
+        o.token = tokens[i];
+        td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "needs 32 hexadecimal digits");
+    }
+    o = one;
+    o.backend = TD_COMM_NCCL;
+    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "needs a CUDA device");
     o = one;
     o.directory = o.address = "x:1";
     td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "both told");
-    td_assert_refused(td_comm_open(dev, &one, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_comm_open(NULL, &one, &comm), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_comm_open(dev, NULL, &comm), TD_BAD_ARGUMENT, "options is NULL");
     if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK) {
         td_device_close(dev);
         skip();
     }
     td_assert_ok(td_comm_open(dev, &one, &comm));
-    td_assert_refused(td_comm_all_reduce(NULL, a, b, 1, TD_COMM_F32, TD_SUM, &work), TD_BAD_ARGUMENT,
-                      "comm is NULL");
-    assert_null(work);
-    td_assert_refused(td_comm_all_reduce(comm, NULL, b, 1, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
-                      "in is NULL");
-    td_assert_refused(td_comm_all_reduce(comm, a, NULL, 1, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
-                      "out is NULL");
-    td_assert_refused(td_comm_all_reduce(comm, a, b, -1, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
-                      "count is -1");
-    td_assert_refused(td_comm_all_reduce(comm, a, b, 1, (td_comm_type)5, TD_SUM, NULL), TD_BAD_ARGUMENT,
-                      "type is 5");
-    td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_F32, (td_reduction)3, NULL), TD_BAD_ARGUMENT,
-                      "reduction is 3");
     td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_I64, TD_AVERAGE, NULL), TD_BAD_ARGUMENT,
                       "reduction is average and type is i64");
     td_assert_refused(td_comm_all_reduce(comm, a, a + 1, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
                       "overlap");
     td_assert_refused(td_comm_reduce_scatter(comm, a + 1, a, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
                       "overlap");
-    td_assert_refused(td_comm_reduce_scatter(NULL, a, b, 4, TD_COMM_F32, TD_SUM, &work), TD_BAD_ARGUMENT,
-                      "comm");
-    td_assert_refused(td_comm_all_gather(NULL, a, b, 4, TD_COMM_F32, &work), TD_BAD_ARGUMENT, "comm");
-    td_assert_refused(td_comm_all_gather(comm, a, b, INT64_MAX, TD_COMM_F32, &work), TD_BAD_ARGUMENT,
-                      "bytes of in");
-    td_assert_refused(td_comm_broadcast(NULL, a, 4, TD_COMM_F32, 0, &work), TD_BAD_ARGUMENT, "comm");
-    td_assert_refused(td_comm_broadcast(comm, NULL, 4, TD_COMM_F32, 0, &work), TD_BAD_ARGUMENT,
-                      "buffer is NULL");
-    td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, 1, NULL), TD_BAD_ARGUMENT,
-                      "root is 1, needs to be a rank of 1");
-    td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, -1, NULL), TD_BAD_ARGUMENT, "root is -1");
-    td_assert_refused(td_comm_barrier(NULL), TD_BAD_ARGUMENT, "comm is NULL");
-    td_assert_refused(td_comm_exchange(NULL, a, 4, b), TD_BAD_ARGUMENT, "comm is NULL");
-    td_assert_refused(td_comm_exchange(comm, NULL, 4, b), TD_BAD_ARGUMENT, "mine is NULL");
-    td_assert_refused(td_comm_exchange(comm, a, 4, NULL), TD_BAD_ARGUMENT, "all is NULL");
-    td_assert_refused(td_comm_exchange(comm, a, 0, b), TD_BAD_ARGUMENT, "bytes is 0");
-    td_assert_refused(td_comm_exchange(comm, a, 32769, b), TD_BAD_ARGUMENT, "bytes is 32769");
-    td_assert_refused(td_work_wait(NULL), TD_BAD_ARGUMENT, "work is NULL");
-    td_assert_refused(td_work_queue_wait(NULL), TD_BAD_ARGUMENT, "work is NULL");
-    td_assert_refused(td_work_test(NULL, NULL), TD_BAD_ARGUMENT, "work is NULL");
-    td_assert_refused(td_comm_describe(NULL, NULL), TD_BAD_ARGUMENT, "comm is NULL");
-    td_assert_refused(td_comm_describe(comm, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_comm_peer(comm, 1, NULL, NULL), TD_BAD_ARGUMENT, "rank is 1, needs");
-    td_assert_refused(td_comm_peer(comm, 0, NULL, NULL), TD_BAD_ARGUMENT, "host is NULL");
-    td_assert_refused(td_comm_abort(comm, NULL), TD_BAD_ARGUMENT, "reason is NULL");
-    td_assert_refused(td_comm_check(NULL), TD_BAD_ARGUMENT, "comm is NULL");
     td_assert_ok(td_comm_all_reduce(comm, a, b, 8, TD_COMM_F32, TD_SUM, &work));
-    td_assert_refused(td_work_test(work, NULL), TD_BAD_ARGUMENT, "done is NULL");
     td_assert_ok(td_work_wait(work));
     td_assert_ok(td_comm_abort(comm, "first"));
     td_assert_ok(td_comm_abort(comm, "second"));

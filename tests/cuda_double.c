@@ -49,14 +49,12 @@ static cudaError_t on_gpu(const char *function)
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaGetDeviceCount(int *count);
 cudaError_t __wrap_cudaGetDeviceCount(int *count)
 {
     *count = 2;
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaGetDevice(int *device);
 cudaError_t __wrap_cudaGetDevice(int *device)
 {
     if (current == NONE)
@@ -65,7 +63,6 @@ cudaError_t __wrap_cudaGetDevice(int *device)
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaSetDevice(int device);
 cudaError_t __wrap_cudaSetDevice(int device)
 {
     assert_in_range(device, 0, 1);
@@ -74,7 +71,6 @@ cudaError_t __wrap_cudaSetDevice(int device)
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
 cudaError_t __wrap_cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
 {
     memset(properties, 0, sizeof *properties);
@@ -85,28 +81,24 @@ cudaError_t __wrap_cudaGetDeviceProperties(struct cudaDeviceProp *properties, in
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaMalloc(void **out, size_t bytes);
 cudaError_t __wrap_cudaMalloc(void **out, size_t bytes)
 {
     *out = aligned_alloc(256, (bytes + 255) / 256 * 256);
     return *out ? on_gpu("cudaMalloc") : cudaErrorMemoryAllocation;
 }
 
-cudaError_t __wrap_cudaMallocHost(void **out, size_t bytes);
 cudaError_t __wrap_cudaMallocHost(void **out, size_t bytes)
 {
     *out = malloc(bytes);
     return *out ? on_gpu("cudaMallocHost") : cudaErrorMemoryAllocation;
 }
 
-cudaError_t __wrap_cudaFree(void *block);
 cudaError_t __wrap_cudaFree(void *block)
 {
     free(block);
     return on_gpu("cudaFree");
 }
 
-cudaError_t __wrap_cudaFreeHost(void *block);
 cudaError_t __wrap_cudaFreeHost(void *block)
 {
     free(block);
@@ -124,7 +116,6 @@ static cudaStream_t stream_of(int priority)
     return (cudaStream_t)(uintptr_t)streams_made;
 }
 
-cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
     *least = 0;
@@ -132,7 +123,6 @@ cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return on_gpu("cudaDeviceGetStreamPriorityRange");
 }
 
-cudaError_t __wrap_cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
 cudaError_t __wrap_cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
     assert_int_equal(flags, cudaStreamNonBlocking);
@@ -141,7 +131,6 @@ cudaError_t __wrap_cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned f
     return on_gpu("cudaStreamCreateWithPriority");
 }
 
-cudaError_t __wrap_cudaStreamGetPriority(cudaStream_t stream, int *priority);
 cudaError_t __wrap_cudaStreamGetPriority(cudaStream_t stream, int *priority)
 {
     *priority = priorities[(uintptr_t)stream];
@@ -173,13 +162,11 @@ DOUBLE(cudaGraphExecDestroy, cudaGraphExec_t exec)
 DOUBLE(cudaEventCreate, cudaEvent_t *event)
 DOUBLE(cudaEventRecord, cudaEvent_t event, cudaStream_t stream)
 
-cudaError_t __wrap_cudaEventDestroy(cudaEvent_t event);
 cudaError_t __wrap_cudaEventDestroy(cudaEvent_t event)
 {
     return cudaSuccess; /* needs no GPU to be current */
 }
 
-cudaError_t __wrap_td_cuda_probe(void);
 cudaError_t __wrap_td_cuda_probe(void)
 {
     (void)on_gpu("td_cuda_probe");
@@ -209,8 +196,6 @@ static td_sm_set launched_wanted;
 static bool sms_built;
 
 cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw,
-                                        const td_update_state *state, const td_update_tensors *tensors);
-cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw,
                                         const td_update_state *state, const td_update_tensors *tensors)
 {
     launched = *tensors;
@@ -218,16 +203,12 @@ cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *ada
     return on_gpu("td_cuda_adamw_update");
 }
 
-bool __wrap_td_cuda_update_sms_built(void);
 bool __wrap_td_cuda_update_sms_built(void)
 {
     (void)on_gpu("td_cuda_update_sms_built");
     return sms_built;
 }
 
-cudaError_t __wrap_td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted,
-                                            const td_adamw *adamw, const td_update_state *state,
-                                            const td_update_tensors *tensors);
 cudaError_t __wrap_td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted,
                                             const td_adamw *adamw, const td_update_state *state,
                                             const td_update_tensors *tensors)
@@ -239,8 +220,6 @@ cudaError_t __wrap_td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set
 }
 
 cudaError_t __wrap_td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
-                                          const td_update_state *state, const td_update_tensors *tensors);
-cudaError_t __wrap_td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
                                           const td_update_state *state, const td_update_tensors *tensors)
 {
     launched = *tensors;
@@ -249,8 +228,6 @@ cudaError_t __wrap_td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *
     return on_gpu("td_cuda_sgd_update_sms");
 }
 
-cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
-                                      const td_update_tensors *tensors);
 cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
                                       const td_update_tensors *tensors)
 {
@@ -265,7 +242,6 @@ static const int gpc_ends[] = {8, 26, 44, 60, 78, 96, 100};
 static cudaError_t gpcs_say;
 static int gpcs_asked;
 
-cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST]);
 cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST])
 {
     for (int sm = 0, gpc = 0, begin = 0; sm < sms; sm++) {
@@ -282,19 +258,12 @@ static cudaError_t flash_says;
 
 cudaError_t __wrap_td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu,
                                          const td_attention_shape *shape, const void *q, const void *k,
-                                         const void *v, void *o, float *lse, void *work);
-cudaError_t __wrap_td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu,
-                                         const td_attention_shape *shape, const void *q, const void *k,
                                          const void *v, void *o, float *lse, void *work)
 {
     (void)on_gpu("td_cuda_flash_forward");
     return flash_says;
 }
 
-cudaError_t __wrap_td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu,
-                                          const td_attention_shape *shape, const void *q, const void *k,
-                                          const void *v, const void *o, const void *dout, const float *lse,
-                                          void *dq, void *dk, void *dv, void *work);
 cudaError_t __wrap_td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu,
                                           const td_attention_shape *shape, const void *q, const void *k,
                                           const void *v, const void *o, const void *dout, const float *lse,
@@ -529,7 +498,6 @@ static const struct {
 static const char *nvml_lacks; /* a function; NULL: none */
 static bool nvml_there;
 
-cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int length, int device);
 cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int length, int device)
 {
     snprintf(id, (size_t)length, "0000:%02d:00.0", device);
@@ -537,14 +505,12 @@ cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int length, int device)
 }
 
 int __real_dlclose(void *library);
-int __wrap_dlclose(void *library);
 int __wrap_dlclose(void *library)
 {
     return library == (void *)nvml_functions ? 0 : __real_dlclose(library);
 }
 
 void *__real_dlopen(const char *name, int flags);
-void *__wrap_dlopen(const char *name, int flags);
 void *__wrap_dlopen(const char *name, int flags)
 {
     if (name && strcmp(name, "libnvidia-ml.so.1") == 0)
@@ -554,7 +520,6 @@ void *__wrap_dlopen(const char *name, int flags)
 }
 
 void *__real_dlsym(void *library, const char *name);
-void *__wrap_dlsym(void *library, const char *name);
 void *__wrap_dlsym(void *library, const char *name)
 {
     void *address = NULL;

@@ -122,9 +122,6 @@ static CUresult get_name(CUresult code, const char **out)
 
 cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
                                                     unsigned long long flags,
-                                                    enum cudaDriverEntryPointQueryResult *result);
-cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
-                                                    unsigned long long flags,
                                                     enum cudaDriverEntryPointQueryResult *result)
 {
     static const struct {
@@ -154,7 +151,6 @@ cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *name, void **out
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaMemGetInfo(size_t *free_bytes, size_t *all);
 cudaError_t __wrap_cudaMemGetInfo(size_t *free_bytes, size_t *all)
 {
     *free_bytes = total / 2;
@@ -162,7 +158,6 @@ cudaError_t __wrap_cudaMemGetInfo(size_t *free_bytes, size_t *all)
     return info_says;
 }
 
-cudaError_t __wrap_cudaDeviceSynchronize(void);
 cudaError_t __wrap_cudaDeviceSynchronize(void)
 {
     synchronized++;

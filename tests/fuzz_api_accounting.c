@@ -76,6 +76,19 @@ API(td_account_training_memory)
     return td_account_training_memory(count, p, g, m, out("out", sizeof(td_account_training)));
 }
 
+API(td_account_fsdp_memory)
+{
+    static const char words[] =
+        COUNTS "|ranks|parameter_bytes|gradient_bytes|moment_bytes|parameter|gradient|"
+               "optimizer|training";
+    const td_account_model m = draw_model();
+    const int64_t ranks = large_extent(words), p = large_extent(words), g = large_extent(words),
+                  moment = large_extent(words);
+
+    return td_account_fsdp_memory(pointer("model", &m), ranks, p, g, moment,
+                                  out("out", sizeof(td_account_fsdp)));
+}
+
 API(td_account_autocast_copies)
 {
     const td_account_model m = draw_model();

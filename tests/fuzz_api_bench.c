@@ -52,6 +52,7 @@ static td_status count_steps(void *user, int64_t done, int64_t total, double ste
 API(td_bench_run)
 {
     static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX};
+    static const int64_t bad_warmups[] = {-1, INT64_MIN, INT64_MAX};
     td_bench_config c = {
         .model = api_draw_model(false), .warmup = td_fuzz_below(2), .steps = 1 + td_fuzz_below(2)};
     td_bench_result *result = (td_bench_result *)&c;
@@ -66,7 +67,7 @@ API(td_bench_run)
         impossible(TD_NO_MEMORY, "steps");
     }
     if (wrong()) {
-        c.warmup = bad_below(2) == 0 ? -1 : INT64_MIN;
+        c.warmup = BAD_NUMBER(bad_warmups);
         impossible(TD_BAD_ARGUMENT, "warmup");
     }
     if (wrong()) {
@@ -150,6 +151,7 @@ static td_status close_rank(td_comm *comm, td_status status)
 static td_bench_ranks_config draw_ranks(void)
 {
     static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX, TD_BENCH_MOST_STEPS + 1};
+    static const int64_t bad_warmups[] = {-1, INT64_MIN, INT64_MAX};
     static const double bad_sizes[] = {-1, NAN, INFINITY};
     td_bench_ranks_config c = {.hyper = api_draw_hyper(),
                                .model = api_good_model(),
@@ -158,7 +160,7 @@ static td_bench_ranks_config draw_ranks(void)
 
     c.model.use = TD_MODEL_GRADIENTS;
     c.model.transient_gradients = false;
-    c.state = (td_bench_state)choice("state", 3);
+    c.state = (td_bench_state)choice("state", 4);
     c.strategy = (td_ddp_strategy)td_fuzz_below(4);
     c.time = (td_update_time)choice("time", 2);
     c.bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
@@ -167,12 +169,16 @@ static td_bench_ranks_config draw_ranks(void)
         impossible(TD_BAD_ARGUMENT, "steps");
     }
     if (wrong()) {
-        c.warmup = bad_below(2) == 0 ? -1 : INT64_MIN;
+        c.warmup = BAD_NUMBER(bad_warmups);
         impossible(TD_BAD_ARGUMENT, "warmup");
     }
     if (wrong()) {
         c.micro_batches = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "micro_batches");
+    }
+    if (c.state == TD_BENCH_STATE_FULL && wrong()) {
+        c.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (c.state != TD_BENCH_STATE_WHOLE && wrong()) {
         c.bucket_mb = BAD_NUMBER(bad_sizes);

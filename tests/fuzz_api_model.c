@@ -244,6 +244,11 @@ API(td_hooks_room)
     return td_hooks_room(api_chain(), (td_range){0, td_fuzz_below(9)}, pointer("where", &where));
 }
 
+API(td_hooks_written)
+{
+    return td_hooks_written(api_chain(), (td_range){0, td_fuzz_below(9)});
+}
+
 API(td_hooks_final)
 {
     return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);

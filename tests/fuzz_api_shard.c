@@ -198,16 +198,16 @@ API(td_shard_list_bytes)
 API(td_shard_kind_name)
 {
     assert_string_equal(td_shard_kind_name(TD_SHARD_FLAT), "flat");
-    assert_null(td_shard_kind_name((td_shard_kind)2));
+    assert_null(td_shard_kind_name((td_shard_kind)3));
     assert_null(td_shard_kind_name((td_shard_kind)-1));
     return TD_OK;
 }
 
 API(td_shard_kind_parse)
 {
-    static const char *const names[] = {"tensors", "flat"};
+    static const char *const names[] = {"tensors", "flat", "full"};
 
-    return td_shard_kind_parse(text("name|kind", 2, names), out("out", sizeof(td_shard_kind)));
+    return td_shard_kind_parse(text("name|kind", 3, names), out("out", sizeof(td_shard_kind)));
 }
 
 API(td_shard_nccl_ctas)
@@ -219,18 +219,35 @@ API(td_shard_nccl_ctas)
     return TD_OK;
 }
 
+/* Options that are taken with the config. */
+static td_shard_options good_options(td_train_config *config)
+{
+    const td_shard_kind kind = (td_shard_kind)td_fuzz_below(3);
+
+    config->model.transient_gradients &= kind != TD_SHARD_FULL;
+    return (td_shard_options){.kind = kind,
+                              .prefetch = td_fuzz_below(4),
+                              .keep_weights = td_fuzz_chance(50),
+                              .reduce_last = td_fuzz_chance(50)};
+}
+
 API(td_shard_link_create)
 {
     static const double bad[] = {-1, NAN, INFINITY};
     bed *b = open_bed();
     td_train_config config = api_good_train(), before;
-    const td_shard_kind kind = (td_shard_kind)choice("kind", 2);
-    double bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
+    td_shard_options options = {.kind = (td_shard_kind)choice("kind", 3),
+                                .bucket_mb = td_fuzz_chance(50) ? 0 : 0.001,
+                                .prefetch = td_fuzz_below(4)};
     td_shard_link *link = (td_shard_link *)b;
 
     if (wrong()) {
-        bucket_mb = BAD_NUMBER(bad);
+        options.bucket_mb = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "bucket_mb");
+    }
+    if (wrong()) {
+        options.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (wrong()) {
         config.model.size.layers = bad_below(2) == 0 ? 0 : INT32_MAX;
@@ -240,15 +257,18 @@ API(td_shard_link_create)
         config.group_count = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "group_count");
     }
+    if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)
+        impossible(TD_UNSUPPORTED, "transient_gradients");
     before = config;
     td_comm *comm = pointer("comm", b->comm);
+    const td_shard_options *from = pointer("options", &options);
     td_train_config *to_config = pointer("config", &config);
     td_shard_link **to = pointer("out", &link);
-    const td_status status = td_shard_link_create(comm, kind, bucket_mb, to_config, to);
+    const td_status status = td_shard_link_create(comm, from, to_config, to);
 
     if (status != TD_OK)
         assert_true(config.groups == before.groups && config.hooks == before.hooks &&
-                    config.behind == before.behind);
+                    config.behind == before.behind && config.model.owned == before.model.owned);
     if (to && status != TD_OK)
         assert_null(link);
     if (to)
@@ -268,7 +288,8 @@ API(td_shard_link_describe)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     const td_shard_link *from = pointer("link", link);
     const td_status status = td_shard_link_describe(from, out("out", sizeof(td_shard_info)));
     td_shard_link_destroy(link);
@@ -282,7 +303,8 @@ API(td_shard_link_attach)
     td_shard_link *link;
     td_train *train;
 
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     td_assert_ok(td_train_create(api_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     if (config.until == TD_TRAIN_FORWARD)
@@ -302,7 +324,8 @@ API(td_shard_link_wait)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     const td_status status = td_shard_link_wait(pointer("link", link));
     td_shard_link_destroy(link);
     return close_bed(b, status);
@@ -314,9 +337,42 @@ API(td_shard_link_finish)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     impossible(TD_BAD_STATE, "joined to no trainer");
     const td_status status = td_shard_link_finish(pointer("link", link));
+    td_shard_link_destroy(link);
+    return close_bed(b, status);
+}
+
+API(td_shard_gather)
+{
+    bed *b = open_bed();
+    td_train_config config = api_good_train();
+    const td_shard_options options = good_options(&config);
+    td_shard_link *link;
+    td_train *train;
+
+    config.until = TD_TRAIN_UPDATE;
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
+    td_assert_ok(td_train_create(api_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    if (td_fuzz_chance(80))
+        td_assert_ok(td_shard_link_attach(link, api_dev, train));
+    else
+        impossible(TD_BAD_STATE, "joined to no trainer");
+    td_forget_error();
+    td_shard_link *to = pointer("link", link);
+    int64_t index = td_fuzz_below(td_transformer_parameter_count(td_train_model(train)));
+    td_parameter p;
+    td_assert_ok(td_transformer_parameter(td_train_model(train), index, &p));
+    if (wrong()) {
+        index = bad_below(2) == 0 ? -1 : INT64_MAX;
+        impossible(TD_BAD_ARGUMENT, "index");
+    }
+    const td_status status =
+        td_shard_gather(to, index, out("numbers", (size_t)p.numel * td_dtype_size(p.dtype)));
+    td_train_destroy(train);
     td_shard_link_destroy(link);
     return close_bed(b, status);
 }
@@ -329,10 +385,10 @@ static td_train *open_saved(bed *b, td_shard_link **link, td_train_config *confi
     td_train *train;
 
     *config = api_good_train();
-    config->clip = 0;
+    const td_shard_options options = good_options(config);
     *link = NULL;
     if (td_fuzz_chance(70))
-        td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, config, link));
+        td_assert_ok(td_shard_link_create(b->comm, &options, config, link));
     td_assert_ok(td_train_create(api_dev, config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_forget_error();

@@ -21,7 +21,6 @@ static char **argument;
 
 /* Nobody lingers for others here. */
 int __real_nanosleep(const struct timespec *time, struct timespec *left);
-int __wrap_nanosleep(const struct timespec *time, struct timespec *left);
 
 int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
 {

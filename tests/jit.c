@@ -25,7 +25,6 @@ static char folder[] = "/tmp/tandem-test-jit-XXXXXX"; /* of all that is written 
 static int full_disk; /* writes beside fail from now on: as many */
 
 td_status __real_td_beside_write(td_beside *file, const void *data, size_t bytes);
-td_status __wrap_td_beside_write(td_beside *file, const void *data, size_t bytes);
 
 td_status __wrap_td_beside_write(td_beside *file, const void *data, size_t bytes)
 {
@@ -38,7 +37,6 @@ td_status __wrap_td_beside_write(td_beside *file, const void *data, size_t bytes
 }
 
 void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
 static int calloc_fails_in;
 
 void *__wrap_calloc(size_t count, size_t bytes)
@@ -718,17 +716,8 @@ static void a_compiler_needs_room_for_its_files(void **state)
 static void bad_options_are_refused(void **state)
 {
     td_device *dev = open_jit(NULL, cache_of("options"));
-    td_jit_info info;
 
     (void)state;
-    td_assert_refused(td_jit_configure(NULL, &(td_jit_options){0}), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_jit_configure(dev, NULL), TD_BAD_ARGUMENT, "options is NULL");
-    td_assert_refused(td_jit_configure(dev, &(td_jit_options){.compiler = ""}), TD_BAD_ARGUMENT,
-                      "compiler is empty");
-    td_assert_refused(td_jit_configure(dev, &(td_jit_options){.cache = ""}), TD_BAD_ARGUMENT,
-                      "cache is empty");
-    td_assert_refused(td_jit_info_of(NULL, &info), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_jit_info_of(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_ok(td_jit_prepare(dev, &small));
     td_assert_refused(td_jit_configure(dev, &(td_jit_options){0}), TD_BAD_STATE, "has its compiler already");
     td_device_close(dev);
@@ -751,8 +740,6 @@ static void refuses_what_it_has_no_code_for(void **state)
     shape = small, shape.seq = ((int64_t)1 << 30) + 1;
     td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_UNSUPPORTED, "goes up to 2^30");
     shape.seq = (int64_t)1 << 30, shape.batch = (int64_t)1 << 27, shape.head_dim = 1, shape.heads = 1;
-    td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_BAD_ARGUMENT, "backward_work");
-    td_assert_refused(td_jit_sizes(dev, &small, NULL), TD_BAD_ARGUMENT, "out is NULL");
 
     assert_string_equal(td_attention_jit.name, "jit");
     td_assert_ok(td_attention_jit.describe(TD_DEVICE_CPU, &traits));
@@ -764,7 +751,6 @@ static void refuses_what_it_has_no_code_for(void **state)
 #else
     assert_string_equal(traits.saved, "scores");
 #endif
-    td_assert_refused(td_jit_describe((td_device_kind)7, &traits), TD_BAD_ARGUMENT, "kind is 7");
     td_device_close(dev);
 }
 

@@ -15,9 +15,6 @@ dnnl_status_t __real_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_d
                                 float beta, float *c, dnnl_dim_t ldc);
 dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
                                 float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
-                                float beta, float *c, dnnl_dim_t ldc);
-dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
-                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
                                 float beta, float *c, dnnl_dim_t ldc)
 {
 #pragma omp atomic
@@ -28,15 +25,12 @@ dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_d
 }
 
 dnnl_status_t __real_dnnl_primitive_create(dnnl_primitive_t *primitive, const_dnnl_primitive_desc_t desc);
-dnnl_status_t __wrap_dnnl_primitive_create(dnnl_primitive_t *primitive, const_dnnl_primitive_desc_t desc);
 dnnl_status_t __wrap_dnnl_primitive_create(dnnl_primitive_t *primitive, const_dnnl_primitive_desc_t desc)
 {
     return create_fails != dnnl_success ? create_fails : __real_dnnl_primitive_create(primitive, desc);
 }
 
 dnnl_status_t __real_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int count,
-                                            const dnnl_exec_arg_t *args);
-dnnl_status_t __wrap_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int count,
                                             const dnnl_exec_arg_t *args);
 dnnl_status_t __wrap_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int count,
                                             const dnnl_exec_arg_t *args)
@@ -47,7 +41,6 @@ dnnl_status_t __wrap_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dn
 }
 
 dnnl_cpu_isa_t __real_dnnl_get_effective_cpu_isa(void);
-dnnl_cpu_isa_t __wrap_dnnl_get_effective_cpu_isa(void);
 dnnl_cpu_isa_t __wrap_dnnl_get_effective_cpu_isa(void)
 {
     return without_bf16 ? dnnl_cpu_isa_avx2 : __real_dnnl_get_effective_cpu_isa();

@@ -221,12 +221,13 @@ class Answers(unittest.TestCase):
             size="xl", dtype="f32", ranks=2, bucket_mb=25, shard="flat", warmup=5, batch=2, context=128
         )
         sides = {"c_nccl": [3.0, 3.1], "c_nccl_whole": [4.0, 9.0], "torch_zero": [6.0, 6.1]}
+        name = "optimizer_state_sharding_accounting"
         for wild in (True, False):
             records = [
-                {"deliverable": "d", "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
+                {"deliverable": name, "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
                 for impl, samples in (sides | ({} if wild else {"c_nccl_whole": [4.0, 4.1]})).items()
             ]
-            row = "optimizer_state_sharding_accounting (b)"
+            row = f"{name} (b)"
             section, values = (found[row] for found in self.answers(shard.report, records))
             table = next(block.table for block in section.blocks if hasattr(block, "table"))
             self.assertEqual("noisy" in table.titles, wild)

@@ -12,8 +12,6 @@
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
 
 static int64_t fail_in; /* 0: none fails */
 

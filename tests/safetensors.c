@@ -147,21 +147,12 @@ static void parts_of_a_tensor_are_read(void **unused)
     td_assert_ok(td_safetensors_read(file, b, 1, 2, bytes));
     assert_memory_equal(bytes, "\4\5\t\t", 4);
     td_assert_ok(td_safetensors_read(file, b, 4, 0, NULL));
-    td_assert_refused(td_safetensors_read(file, b, 0, 5, bytes), TD_BAD_ARGUMENT, "bytes is 5, needs 0 to 4");
-    td_assert_refused(td_safetensors_read(file, b, 3, 2, bytes), TD_BAD_ARGUMENT, "bytes is 2, needs 0 to 1");
-    td_assert_refused(td_safetensors_read(file, b, 0, -1, bytes), TD_BAD_ARGUMENT, "bytes is -1");
-    td_assert_refused(td_safetensors_read(file, b, 5, 0, bytes), TD_BAD_ARGUMENT, "begin is 5");
-    td_assert_refused(td_safetensors_read(file, b, -1, 1, bytes), TD_BAD_ARGUMENT, "begin is -1");
-    td_assert_refused(td_safetensors_read(file, 2, 0, 1, bytes), TD_BAD_ARGUMENT, "index is 2");
-    td_assert_refused(td_safetensors_read(file, b, 0, 1, NULL), TD_BAD_ARGUMENT, "dst is NULL");
-    td_assert_refused(td_safetensors_read(NULL, b, 0, 1, bytes), TD_BAD_ARGUMENT, "file is NULL");
     td_safetensors_close(file);
 }
 
 static void names_are_looked_up(void **unused)
 {
     (void)unused;
-    td_stored tensor;
 
     file_write_tensors(file_path, "{\"__metadata__\":{\"k\":\"v\"}}", 0);
     td_safetensors *empty = open_file();
@@ -174,15 +165,12 @@ static void names_are_looked_up(void **unused)
     assert_null(td_safetensors_metadata(empty, "l"));
     assert_null(td_safetensors_metadata(empty, NULL));
     assert_null(td_safetensors_metadata(NULL, "k"));
-    td_assert_refused(td_safetensors_tensor(empty, 0, &tensor), TD_BAD_ARGUMENT, "index is 0");
-    td_assert_refused(td_safetensors_tensor(NULL, 0, &tensor), TD_BAD_ARGUMENT, "file is NULL");
     td_safetensors_close(empty);
     td_safetensors_close(NULL);
 
     file_write_tensors(file_path, "{\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1);
     td_safetensors *file = open_file();
     assert_null(td_safetensors_metadata(file, "k"));
-    td_assert_refused(td_safetensors_tensor(file, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_safetensors_close(file);
 
     assert_string_equal(td_stored_dtype(TD_F64), "F64");
@@ -370,9 +358,6 @@ static void what_is_no_regular_file_is_refused_at_once(void **unused)
     assert_int_equal(mkfifo(file_path, 0600), 0);
     td_assert_refused(try_open(file_path), TD_IO_ERROR, "not a regular file");
     td_assert_refused(write_stored(9), TD_IO_ERROR, "not a regular file");
-    td_assert_refused(try_open(NULL), TD_BAD_ARGUMENT, "path is NULL");
-    td_assert_refused(try_open(""), TD_BAD_ARGUMENT, "path is NULL or empty");
-    td_assert_refused(td_safetensors_open(file_path, NULL), TD_BAD_ARGUMENT, "out is NULL");
 }
 
 static void a_file_that_becomes_shorter_is_an_error_of_the_read(void **unused)
@@ -427,34 +412,12 @@ static void bad_descriptions_are_refused_by_name(void **unused)
          TD_BAD_ARGUMENT,
          "the tensors have more than 2^63 - 1 bytes"},
     };
-    static const struct {
-        td_stored_text text;
-        const char *words;
-    } bad_texts[] = {
-        {{NULL, "v"}, "key 1 is NULL"},
-        {{"", "v"}, "key 1 is empty"},
-        {{"k", NULL}, "value 1 is NULL"},
-        {{"format", "v"}, "key 'format' is there twice"},
-        {{"k", "\xc0\x80"}, "value 1 is not UTF-8"},
-    };
     td_safetensors_writer *writer;
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const td_stored both[] = {good, bad[i].tensor};
         td_assert_refused(try_create(both, 2, NULL, 0), bad[i].status, bad[i].words);
     }
-    for (size_t i = 0; i < sizeof bad_texts / sizeof *bad_texts; i++) {
-        const td_stored_text both[] = {metadata[0], bad_texts[i].text};
-        td_assert_refused(try_create(&good, 1, both, 2), TD_BAD_ARGUMENT, bad_texts[i].words);
-    }
-    td_assert_refused(try_create(NULL, 1, NULL, 0), TD_BAD_ARGUMENT, "tensors is NULL, count is 1");
-    td_assert_refused(try_create(&good, -1, NULL, 0), TD_BAD_ARGUMENT, "count is -1");
-    td_assert_refused(try_create(&good, 1, NULL, 1), TD_BAD_ARGUMENT, "metadata is NULL");
-    td_assert_refused(try_create(&good, 1, metadata, -1), TD_BAD_ARGUMENT, "metadata_count is -1");
-    td_assert_refused(td_safetensors_writer_create(file_path, 1, &good, 0, NULL, NULL), TD_BAD_ARGUMENT,
-                      "out is NULL");
-    td_assert_refused(td_safetensors_writer_create("", 1, &good, 0, NULL, &writer), TD_BAD_ARGUMENT,
-                      "path is NULL or empty");
     td_assert_refused(td_safetensors_writer_create("no/such/folder", 1, &good, 0, NULL, &writer), TD_IO_ERROR,
                       "No such file");
     td_assert_refused(td_safetensors_writer_create("/dev/full", 1, &good, 0, NULL, &writer), TD_IO_ERROR,
@@ -507,9 +470,6 @@ static void a_file_is_committed_whole_and_once(void **unused)
     assert_int_equal(file_count(), 2);
     td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "4 bytes are missing");
     td_assert_ok(td_safetensors_write(writer, "abc", 3));
-    td_assert_refused(td_safetensors_write(writer, "de", 2), TD_BAD_ARGUMENT, "bytes is 2, but of");
-    td_assert_refused(td_safetensors_write(writer, "de", -1), TD_BAD_ARGUMENT, "bytes is -1");
-    td_assert_refused(td_safetensors_write(writer, NULL, 1), TD_BAD_ARGUMENT, "data is NULL");
     td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "1 bytes are missing");
     assert_true(file_is(file_path, "old", 3));
     td_assert_ok(td_safetensors_write(writer, "d", 1));
@@ -526,8 +486,6 @@ static void a_file_is_committed_whole_and_once(void **unused)
     td_safetensors *file = open_file();
     assert_int_equal(td_safetensors_count(file), 1);
     td_safetensors_close(file);
-    td_assert_refused(td_safetensors_write(NULL, "a", 1), TD_BAD_ARGUMENT, "writer is NULL");
-    td_assert_refused(td_safetensors_commit(NULL), TD_BAD_ARGUMENT, "writer is NULL");
     td_safetensors_writer_destroy(NULL);
 }
 

@@ -20,7 +20,7 @@ int main(int argc, char **argv)
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
     if (kills)
         return shard_killed(kind);
-    const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]);
+    const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]) + shard_full_group(argv[1]);
     if (td_comm_close(shard_comm) != TD_OK || td_device_memory(shard_dev, &memory) != TD_OK ||
         memory.current_bytes > 0)
         return fprintf(stderr, "%s\n", td_last_error()), 1;

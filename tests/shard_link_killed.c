@@ -29,7 +29,7 @@ int shard_killed(td_shard_kind kind)
         td_assert_ok(td_ddp_link_create(shard_comm, TD_DDP_OVERLAP, 0, &ddp));
         config.hooks = td_ddp_link_hook(ddp);
     }
-    td_assert_ok(td_shard_link_create(shard_comm, kind, 0.001, &config, &shard));
+    td_assert_ok(shard_link(kind, 0.001, &config, &shard));
     killer.next = config.hooks;
     config.hooks = &killer;
     td_assert_ok(td_train_create(shard_dev, &config, &train));

@@ -19,7 +19,6 @@
 /* The device says that it is a GPU; only the trace asks while this is set. */
 static bool pretend;
 td_device_kind __real_td_device_kind_of(const td_device *of);
-td_device_kind __wrap_td_device_kind_of(const td_device *of);
 td_device_kind __wrap_td_device_kind_of(const td_device *of)
 {
     return pretend ? TD_DEVICE_CUDA : __real_td_device_kind_of(of);
@@ -29,7 +28,6 @@ td_device_kind __wrap_td_device_kind_of(const td_device *of)
 static int found_at;
 static const char *lacks; /* a function that it has not; NULL: it has all */
 void *__real_dlopen(const char *file, int flags);
-void *__wrap_dlopen(const char *file, int flags);
 void *__wrap_dlopen(const char *file, int flags)
 {
     if (!file || !strstr(file, "libcupti.so.13"))
@@ -40,7 +38,6 @@ void *__wrap_dlopen(const char *file, int flags)
 }
 
 void *__real_dlsym(void *library, const char *name);
-void *__wrap_dlsym(void *library, const char *name);
 void *__wrap_dlsym(void *library, const char *name)
 {
     return lacks && strcmp(name, lacks) == 0 ? NULL : __real_dlsym(library, name);

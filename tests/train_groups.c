@@ -4,39 +4,13 @@
 
 #include "support/cases.h"
 #include "support/compare.h"
-#include "support/draw.h"
-#include "support/fence.h"
 #include "support/test.h"
+#include "support/train_kit.h"
 #include "support/weights.h"
 
 #include <unistd.h>
 
-enum { BATCH = 2, CONTEXT = 8, VOCAB = 29 };
-
-static td_device *dev;
-static int64_t *ids, *targets;
-
-static int open_device(void **unused)
-{
-    (void)unused;
-    td_assert_ok(td_device_open("cpu", &dev));
-    ids = td_draw_tokens("groups ids", 0, BATCH * CONTEXT, VOCAB);
-    targets = td_draw_tokens("groups targets", 1, BATCH * CONTEXT, VOCAB);
-    return 0;
-}
-
-static int close_device(void **unused)
-{
-    td_memory_stats memory;
-
-    (void)unused;
-    td_assert_ok(td_device_memory(dev, &memory));
-    assert_true(memory.current_bytes == 0 || td_broken_off());
-    td_device_close(dev);
-    td_fence_free(ids);
-    td_fence_free(targets);
-    return 0;
-}
+enum { BATCH = 2, CONTEXT = 8 };
 
 /* A link that counts what it hears of, and may refuse it. */
 typedef struct listener {

@@ -3,13 +3,12 @@
  * weights. */
 #include "support/cases.h"
 #include "support/compare.h"
-#include "support/draw.h"
 #include "support/fault.h"
-#include "support/fence.h"
 #include "support/file_kit.h"
 
 #include "base/safetensors.h"
 #include "support/test.h"
+#include "support/train_kit.h"
 #include "support/weights.h"
 #include "train/train.h"
 
@@ -35,32 +34,7 @@ FAULT(td_device_alloc_host, (td_device * dev, size_t bytes, void **out), (dev, b
 
 /* ---- trainers ---- */
 
-enum { BATCH = 6, CONTEXT = 10, VOCAB = 29, TENSORS = 80 };
-
-static td_device *dev;
-static int64_t *ids, *targets;
-
-static int open_device(void **unused)
-{
-    (void)unused;
-    td_assert_ok(td_device_open("cpu", &dev));
-    ids = td_draw_tokens("saving ids", 0, BATCH * CONTEXT, VOCAB);
-    targets = td_draw_tokens("saving targets", 1, BATCH * CONTEXT, VOCAB);
-    return 0;
-}
-
-static int close_device(void **unused)
-{
-    td_memory_stats memory;
-
-    (void)unused;
-    td_assert_ok(td_device_memory(dev, &memory));
-    assert_true(memory.current_bytes == 0 || td_broken_off());
-    td_device_close(dev);
-    td_fence_free(ids);
-    td_fence_free(targets);
-    return 0;
-}
+enum { BATCH = 6, CONTEXT = 10, TENSORS = 80 };
 
 /* A group of cases writes into one folder. */
 static int open_device_and_folder(void **unused)

@@ -37,8 +37,6 @@ static const td_hyperparameters adamw = {
 
 td_status __real_td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 td_status __real_td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
-td_status __wrap_td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
-td_status __wrap_td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 
 /* But for the residual stream, which is noted when it is there already. */
 static void poison(const char *name, const void *address, size_t bytes)

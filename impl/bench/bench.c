@@ -31,14 +31,7 @@ const char *td_bench_mode_name(td_bench_mode mode)
 
 td_status td_bench_mode_parse(const char *name, td_bench_mode *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("name", modes, sizeof *modes, MODES, name, &found));
-    *out = (td_bench_mode)found;
-cleanup:
-    return status;
+    return td_names_find("name", modes, sizeof *modes, MODES, name, (int *)out);
 }
 
 const char *td_bench_timed_name(td_bench_timed timed)
@@ -48,14 +41,7 @@ const char *td_bench_timed_name(td_bench_timed timed)
 
 td_status td_bench_timed_parse(const char *name, td_bench_timed *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("name", ways, sizeof *ways, WAYS, name, &found));
-    *out = (td_bench_timed)found;
-cleanup:
-    return status;
+    return td_names_find("name", ways, sizeof *ways, WAYS, name, (int *)out);
 }
 
 /** The phases of a step, and the step as one. */

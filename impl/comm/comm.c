@@ -51,14 +51,7 @@ const char *td_comm_backend_name(td_comm_backend backend)
 
 td_status td_comm_backend_parse(const char *name, td_comm_backend *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("backend", &backends[0].name, sizeof *backends, BACKENDS, name, &found));
-    *out = (td_comm_backend)found;
-cleanup:
-    return status;
+    return td_names_find("backend", &backends[0].name, sizeof *backends, BACKENDS, name, (int *)out);
 }
 
 td_status td_comm_backend_check(td_comm_backend backend)

@@ -1,5 +1,6 @@
 /* Clipping by global norm. The norm of each range is taken when it is final, while the cache may still hold
- * its gradients; the norm of these norms is that of all. */
+ * its gradients, or if it comes with an event, at the end of the pass, so that the pass does not wait. The
+ * norm of these norms is that of all. */
 #include "optimizer/optimizer.h"
 
 #include "base/check.h"
@@ -20,6 +21,8 @@ struct td_clip {
     float *norms;
     char *work;
     td_ranges held;
+    td_ranges later;     /* whose norms are taken at the end, in the order in which they came */
+    td_event *behind;    /* what they are behind; NULL: there are none */
     td_clip_ranks ranks; /* zeros: all gradients are here */
     bool running;        /* between begin and end of a pass that makes gradients final */
 };
@@ -64,7 +67,8 @@ static td_status clip_begin(td_hook *hook, td_pass pass, bool last)
 
     if (pass == TD_PASS_BACKWARD) {
         clip->running = last;
-        clip->held.count = clip->count = 0;
+        clip->held.count = clip->later.count = clip->count = 0;
+        clip->behind = NULL;
     }
     return TD_OK;
 }
@@ -87,20 +91,35 @@ cleanup:
     return status;
 }
 
-static td_status clip_final(td_hook *hook, td_range range, td_event *event)
+/** Of what this rank has of the range, if it is to count it. */
+static td_status add_norms(td_clip *clip, td_range range)
 {
-    td_clip *clip = (td_clip *)hook;
     td_status status = TD_OK;
     td_master master;
     td_range part;
 
-    TD_TRY(td_ranges_add(&clip->held, range));
-    if (event)
-        TD_TRY(td_event_wait(event));
     if (clip->ranks.sum && !clip->ranks.counts(clip->ranks.user, range))
         goto cleanup;
     while (td_weights_take(&clip->weights, &range, &part, &master))
         TD_TRY(add_norm(clip, part.end - part.begin, master.grad));
+cleanup:
+    return status;
+}
+
+static td_status clip_final(td_hook *hook, td_range range, td_event *event)
+{
+    td_clip *clip = (td_clip *)hook;
+    td_status status = TD_OK;
+
+    TD_TRY(td_ranges_add(&clip->held, range));
+    if (!event) {
+        TD_TRY(add_norms(clip, range));
+        goto cleanup;
+    }
+    if (clip->behind && clip->behind != event)
+        TD_TRY(td_event_wait(clip->behind));
+    clip->behind = event;
+    TD_TRY(td_ranges_append(&clip->later, range));
 cleanup:
     return status;
 }
@@ -113,8 +132,12 @@ static td_status clip_end(td_hook *hook, td_pass pass, td_status status)
     if (pass != TD_PASS_BACKWARD || !clip->running)
         return TD_OK;
     clip->running = false;
-    if (status != TD_OK || (clip->count == 0 && !clip->ranks.sum))
+    if (status != TD_OK || (clip->held.count == 0 && !clip->ranks.sum))
         return TD_OK;
+    if (clip->behind)
+        TD_TRY(td_event_wait(clip->behind));
+    for (int64_t i = 0; i < clip->later.count; i++)
+        TD_TRY(add_norms(clip, clip->later.at[i]));
     if (clip->count > 0)
         TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, norm, clip->work));
     else
@@ -174,6 +197,7 @@ void td_clip_destroy(td_clip *clip)
         return;
     (void)td_device_free(clip->dev, clip->block); /* NULL or a live block of dev, which free accepts */
     free(clip->held.at);
+    free(clip->later.at);
     free(clip);
 }
 

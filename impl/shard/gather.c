@@ -133,6 +133,8 @@ td_status td_shard_link_finish(td_shard_link *link)
         status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
         goto cleanup;
     }
+    if (link->split.kind == TD_SHARD_FULL)
+        goto cleanup;
     TD_TRY(gather_updated(link));
     expect_update(link);
 cleanup:

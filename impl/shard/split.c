@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "transformer/layout.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -20,11 +21,24 @@ static bool has_planes(const td_train_config *config, const td_parameter *parame
     return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
+/** Gives each rank an equal part of a range. What does not divide is the rest, which every rank has. */
+static td_shard_piece piece_of(const td_shard_split *split, td_range range, bool planes)
+{
+    const int64_t whole = (int64_t)split->ranks * PART_ELEMENTS;
+    const int64_t part = (range.end - range.begin) / whole * PART_ELEMENTS;
+    const int64_t own = range.begin + split->rank * part;
+
+    return (td_shard_piece){.range = range,
+                            .planes = planes,
+                            .own = {own, own + part},
+                            .rest = {range.begin + split->ranks * part, range.end}};
+}
+
 /** A piece has the parameters of a bucket that touch and are stored alike. */
 static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
                             const int64_t *order, double bucket_mb)
 {
-    const int64_t count = split->parameters, whole = (int64_t)split->ranks * PART_ELEMENTS;
+    const int64_t count = split->parameters;
     td_buckets *const b = &split->buckets;
 
     for (int64_t i = 0; i < count; i++) {
@@ -39,14 +53,50 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     for (int64_t i = 0; i < b->stretch_count; i++) {
         const td_stretch s = b->stretches[i];
         const td_range range = {split->ranges[s.first].begin, split->ranges[s.last].end};
-        const int64_t part = (range.end - range.begin) / whole * PART_ELEMENTS;
-        const int64_t own = range.begin + split->rank * part;
 
-        split->pieces[i] = (td_shard_piece){.range = range,
-                                            .planes = has_planes(config, &all[s.first]),
-                                            .own = {own, own + part},
-                                            .rest = {range.begin + split->ranks * part, range.end}};
+        split->pieces[i] = piece_of(split, range, has_planes(config, &all[s.first]));
     }
+}
+
+/** A piece is a unit: the embedding, a layer's matrices, all norms, the head. Each rank has all norms. */
+static td_status piece_by_unit(td_shard_split *split, const td_train_config *config, const td_parameter *all)
+{
+    const td_precision precision = config->model.precision;
+    const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
+    const int64_t layers = config->model.size.layers;
+    td_status status = TD_OK;
+    td_layout layout;
+
+    TD_TRY(td_layout_make(&config->model.size, td_precision_dtype(precision), &layout));
+    td_shard_piece *next = split->pieces;
+    *next++ = piece_of(split, td_part_range(&layout, TD_PART_EMBEDDING, 0), false);
+    for (int64_t layer = 0; layer < layers; layer++)
+        *next++ = piece_of(split,
+                           (td_range){td_part_range(&layout, TD_PART_ATTENTION, layer).begin,
+                                      td_part_range(&layout, TD_PART_FFN, layer).end},
+                           mixed);
+    const td_range norms = td_part_range(&layout, TD_PART_NORMS, 0);
+    *next++ = (td_shard_piece){.range = norms, .own = {norms.begin, norms.begin}, .rest = norms};
+    *next++ = piece_of(split, td_part_range(&layout, TD_PART_HEAD, 0), mixed);
+    split->piece_count = next - split->pieces;
+
+    split->gaps = calloc((size_t)split->parameters, sizeof *split->gaps);
+    split->owned = calloc(2 * (size_t)split->piece_count, sizeof *split->owned);
+    if (!split->gaps || !split->owned) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", split->piece_count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < split->parameters; i++)
+        split->gaps[i] = (td_range){all[i].offset + all[i].numel, split->ranges[i].end};
+    for (int64_t i = 0; i < split->piece_count; i++)
+        for (int part = 0; part < 2; part++) {
+            const td_range range = part ? split->pieces[i].rest : split->pieces[i].own;
+
+            if (range.begin < range.end)
+                split->owned[split->owned_count++] = range;
+        }
+cleanup:
+    return status;
 }
 
 /** A piece is a parameter, which one rank updates. */
@@ -153,9 +203,10 @@ static bool has_all(const td_train_config *config, int64_t elements)
     return !config->groups || end == elements;
 }
 
-td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
+td_status td_shard_split_make(const td_shard_options *options, const td_comm_info *info,
                               const td_train_config *config, td_shard_split *out)
 {
+    const td_shard_kind kind = options->kind;
     td_status status = TD_OK;
     td_parameter *all = NULL;
     int64_t *order = NULL;
@@ -188,7 +239,9 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
     }
     if (kind == TD_SHARD_FLAT) {
         TD_TRY(td_buckets_alloc(&out->buckets, count));
-        piece_by_bucket(out, config, all, order, bucket_mb);
+        piece_by_bucket(out, config, all, order, options->bucket_mb);
+    } else if (kind == TD_SHARD_FULL) {
+        TD_TRY(piece_by_unit(out, config, all));
     } else {
         TD_TRY(piece_by_parameter(out, config, all));
     }
@@ -205,5 +258,7 @@ void td_shard_split_free(td_shard_split *split)
     free(split->ranges);
     free(split->pieces);
     free(split->groups);
+    free(split->owned);
+    free(split->gaps);
     *split = (td_shard_split){.piece_count = 0};
 }

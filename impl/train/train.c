@@ -407,6 +407,11 @@ bool td_train_waits(const td_train *train)
     return train->due;
 }
 
+uint64_t td_train_was(const td_train *train)
+{
+    return train->was;
+}
+
 int32_t td_train_sms(const td_train *train)
 {
     return train->setup.update_sms;
@@ -538,6 +543,13 @@ static td_micro micro_of(const td_train *train)
     if (last == 0)
         return TD_MICRO_ONLY;
     return train->turn == 0 ? TD_MICRO_FIRST : train->turn < last ? TD_MICRO_MIDDLE : TD_MICRO_LAST;
+}
+
+bool td_train_adds(const td_train *train)
+{
+    const td_micro micro = micro_of(train);
+
+    return micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
 }
 
 /** Backward of a micro-batch. The losses of several are added up in memory that graphs can add to: here and

@@ -38,7 +38,7 @@ cleanup:
     return status;
 }
 
-/** The gradients of a range are complete. */
+/** This pass has written the gradients of a range. */
 static td_status final(const pass *p, td_range range)
 {
     td_transformer *model = p->model;
@@ -46,6 +46,7 @@ static td_status final(const pass *p, td_range range)
 
     if (model->plan.config.transient_gradients)
         TD_TRY(td_clear_padding(model, range, true));
+    TD_TRY(td_hooks_written(model->hooks, range));
     if (p->last)
         TD_TRY(td_hooks_final(model->hooks, range, NULL));
 cleanup:

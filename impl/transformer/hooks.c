@@ -90,6 +90,16 @@ cleanup:
     return status;
 }
 
+td_status td_hooks_written(td_hook *chain, td_range range)
+{
+    td_status status = TD_OK;
+
+    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
+        if (hook->written)
+            status = hook->written(hook, range);
+    return status;
+}
+
 td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 {
     td_hook *hook = chain;

@@ -10,6 +10,7 @@
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
  *     room      gradients of a range are about to be written
+ *     written   this pass has written them
  *     final     gradients of a range are complete, the last micro-batch's added
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
@@ -20,11 +21,11 @@
  * micro-batch every element becomes final once. The stream has waited for what hooks queued elsewhere when a
  * pass has ended; where that concerns weights alone, when they are next needed.
  *
- * The links of a chain hear begin, needed, done, room and end one after the other. final goes to the first
- * link alone, and each link passes it on as it sees fit: a range is final for the next link when this one has
- * reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
- * links behind it what it has updated: a link that shares out new weights stands there. The calls below do
- * this. A link leaves out the functions that it does not use: a link without final is passed by.
+ * The links of a chain hear begin, needed, done, room, written and end one after the other. final goes to the
+ * first link alone, and each link passes it on as it sees fit: a range is final for the next link when this
+ * one has reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells
+ * the links behind it what it has updated: a link that shares out new weights stands there. The calls below
+ * do this. A link leaves out the functions that it does not use: a link without final is passed by.
  *
  * Every function may fail: that ends the pass, and its status is what the pass returns. */
 #ifndef TD_TRANSFORMER_HOOKS_H
@@ -122,6 +123,11 @@ struct td_hook {
      * it passes on. */
     td_status (*room)(td_hook *hook, td_range range, void **where);
 
+    /** The pass has written all gradients of a range that `room` made room for, after what is queued on the
+     * device's current stream. It comes in the backward pass of each micro-batch; in a step's last one
+     * `final` follows. */
+    td_status (*written)(td_hook *hook, td_range range);
+
     /** The gradients of the range are in the block, or where `room` has placed them, after `event`; NULL:
      * after what is queued on the device's current stream. The event is recorded again for later ranges at
      * most until the pass has ended. A link that lets another stream reduce them passes them on at once with
@@ -152,6 +158,7 @@ TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *ne
                                  const void **where);
 TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
 TD_API td_status td_hooks_room(td_hook *chain, td_range range, void **where);
+TD_API td_status td_hooks_written(td_hook *chain, td_range range);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_settle(td_hook *chain);
