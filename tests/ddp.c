@@ -657,7 +657,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(neighbours_of_another_type_are_sent_apart),
     };
     const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
-    td_memory_stats memory;
     int result;
 
     if (kills && !td_ranks_inside())
@@ -668,8 +667,5 @@ int main(int argc, char **argv)
     const int failed = kills ? killed() : cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
     if (kills)
         _exit(failed); /* the communicator's end is the test of comm's */
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    return td_ranks_end(dev, comm, failed);
 }

@@ -192,7 +192,8 @@ static void nan_and_infinity_travel(void **state)
     ops_finish(&c);
 }
 
-/* The CPU sees the targets and refuses (tests/fuzz_api_ops.c); a GPU's kernel makes the loss NaN, and the row of the gradient. */
+/* The CPU sees the targets and refuses (tests/fuzz_api_ops.c); a GPU's kernel makes the loss NaN, and the
+ * row of the gradient. */
 static void unknown_targets_are_not_read(void **state)
 {
     enum { VOCAB = 3 };

@@ -105,8 +105,8 @@ static void embedding_sums_many_tokens_of_one_row(void **state)
     ops_finish(&c);
 }
 
-/* The CPU sees the ids and refuses (tests/fuzz_api_ops.c); a GPU's kernel gives a row of NaN for such an id, and leaves it out of
- * the sums. */
+/* The CPU sees the ids and refuses (tests/fuzz_api_ops.c); a GPU's kernel gives a row of NaN for such an
+ * id, and leaves it out of the sums. */
 static void embedding_reads_no_unknown_row(void **state)
 {
     enum { TOKENS = 6, VOCAB = 5, DIM = 8 };

@@ -8,7 +8,6 @@ int main(int argc, char **argv)
     td_shard_kind kind = TD_SHARD_TENSORS;
     const bool kills =
         argc > 4 && strcmp(argv[3], "killed") == 0 && td_shard_kind_parse(argv[4], &kind) == TD_OK;
-    td_memory_stats memory;
     int result;
 
     td_as_if_graphs();
@@ -21,9 +20,5 @@ int main(int argc, char **argv)
     if (kills)
         return shard_killed(kind);
     const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]) + shard_full_group(argv[1]);
-    if (td_comm_close(shard_comm) != TD_OK || td_device_memory(shard_dev, &memory) != TD_OK ||
-        memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(shard_dev);
-    return failed;
+    return td_ranks_end(shard_dev, shard_comm, failed);
 }
