@@ -66,7 +66,7 @@ static int ascending(const void *a, const void *b)
 
 /* ---- tests ---- */
 
-TD_BODY(philox_gives_the_published_answers)
+TD_TEST(philox_gives_the_published_answers)
 {
     /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zero, all
      * ones, and the first digits of pi. */
@@ -90,7 +90,7 @@ TD_BODY(philox_gives_the_published_answers)
     }
 }
 
-TD_BODY(elements_come_from_the_words_the_header_names)
+TD_TEST(elements_come_from_the_words_the_header_names)
 {
     /* Also where the block number needs its upper 32 bits, and seed and stream theirs. */
     static const int64_t offsets[] = {0, 3, 255, 256, (INT64_C(1) << 34) - 5, (INT64_C(1) << 50) + 11};
@@ -112,7 +112,7 @@ TD_BODY(elements_come_from_the_words_the_header_names)
     }
 }
 
-TD_BODY(slices_equal_the_whole)
+TD_TEST(slices_equal_the_whole)
 {
     enum { WHOLE = 40000 };
     static const struct {
@@ -138,7 +138,7 @@ TD_BODY(slices_equal_the_whole)
     }
 }
 
-TD_BODY(any_number_of_threads_draws_the_same)
+TD_TEST(any_number_of_threads_draws_the_same)
 {
     enum { COUNT = 100001 };
     td_rng rng = rng_of("rng: threads");
@@ -159,7 +159,7 @@ TD_BODY(any_number_of_threads_draws_the_same)
     }
 }
 
-TD_BODY(seeds_and_streams_are_streams_of_their_own)
+TD_TEST(seeds_and_streams_are_streams_of_their_own)
 {
     enum { COUNT = 1000 };
     const td_rng rngs[] = {{1, 0}, {2, 0}, {1, 1}, {UINT64_C(1) << 32, 0}, {1, UINT64_C(1) << 32}};
@@ -213,7 +213,7 @@ static double uniform_law(double x, const double *range)
     return (x - range[0]) / (range[1] - range[0]);
 }
 
-TD_BODY(uniform_is_uniform)
+TD_TEST(uniform_is_uniform)
 {
     const double range[] = {-2, 3};
     td_rng rng = rng_of("rng: uniform");
@@ -231,7 +231,7 @@ TD_BODY(uniform_is_uniform)
     td_fence_free(values);
 }
 
-TD_BODY(uniform_keeps_its_bounds_at_the_edges_of_float)
+TD_TEST(uniform_keeps_its_bounds_at_the_edges_of_float)
 {
     static const struct {
         float low, high;
@@ -260,7 +260,7 @@ static double normal_law(double x, const double *law)
     return cumulative((x - law[0]) / law[1]);
 }
 
-TD_BODY(normal_is_normal)
+TD_TEST(normal_is_normal)
 {
     const double law[] = {0.5, 2};
     td_rng rng = rng_of("rng: normal");
@@ -288,7 +288,7 @@ TD_BODY(normal_is_normal)
     td_fence_free(values);
 }
 
-TD_BODY(normal_is_box_muller_of_its_words)
+TD_TEST(normal_is_box_muller_of_its_words)
 {
     enum { COUNT = 20000 };
     td_rng rng = rng_of("rng: Box-Muller");
@@ -313,7 +313,7 @@ static double truncated_law(double x, const double *law)
     return (cumulative((x - law[0]) / law[1]) - from) / (to - from);
 }
 
-TD_BODY(truncated_normal_is_the_normal_between_its_bounds)
+TD_TEST(truncated_normal_is_the_normal_between_its_bounds)
 {
     /* mean, std, low, high: the model's, a lopsided one, one bound far out, narrow, only a tail on either
      * side. */
@@ -345,7 +345,7 @@ TD_BODY(truncated_normal_is_the_normal_between_its_bounds)
 
 /* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), found through
  * erfc. Far out on the right the law is mirrored, so there the way goes from the far end. */
-TD_BODY(truncated_normal_inverts_the_cumulative_distribution)
+TD_TEST(truncated_normal_inverts_the_cumulative_distribution)
 {
     enum { COUNT = 20000 };
     static const float ranges[][2] = {{-3, 3},   {-10, 10},   {-9.5f, -6}, {-1e30f, -10},
@@ -375,7 +375,7 @@ TD_BODY(truncated_normal_inverts_the_cumulative_distribution)
     td_fence_free(values);
 }
 
-TD_BODY(degenerate_laws_give_their_one_value)
+TD_TEST(degenerate_laws_give_their_one_value)
 {
     td_rng rng = rng_of("rng: degenerate");
     float values[300];
@@ -393,7 +393,7 @@ TD_BODY(degenerate_laws_give_their_one_value)
     }
 }
 
-TD_BODY(tokens_are_even)
+TD_TEST(tokens_are_even)
 {
     enum { BOUND = 1000 };
     td_rng rng = rng_of("rng: tokens");
@@ -416,7 +416,7 @@ TD_BODY(tokens_are_even)
         assert_int_equal(one[i], 0);
 }
 
-TD_BODY(the_last_elements_of_a_stream_can_be_drawn)
+TD_TEST(the_last_elements_of_a_stream_can_be_drawn)
 {
     td_rng rng = rng_of("rng: the end");
 
@@ -430,7 +430,7 @@ TD_BODY(the_last_elements_of_a_stream_can_be_drawn)
     }
 }
 
-TD_BODY(bad_input_is_refused_with_the_reason)
+TD_TEST(bad_input_is_refused_with_the_reason)
 {
     td_rng rng = rng_of("rng: bad input");
     double room[4] = {0};
@@ -471,23 +471,5 @@ TD_BODY(bad_input_is_refused_with_the_reason)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_the_published_answers),
-        cmocka_unit_test(elements_come_from_the_words_the_header_names),
-        cmocka_unit_test(slices_equal_the_whole),
-        cmocka_unit_test(any_number_of_threads_draws_the_same),
-        cmocka_unit_test(seeds_and_streams_are_streams_of_their_own),
-        cmocka_unit_test(uniform_is_uniform),
-        cmocka_unit_test(uniform_keeps_its_bounds_at_the_edges_of_float),
-        cmocka_unit_test(normal_is_normal),
-        cmocka_unit_test(normal_is_box_muller_of_its_words),
-        cmocka_unit_test(truncated_normal_is_the_normal_between_its_bounds),
-        cmocka_unit_test(truncated_normal_inverts_the_cumulative_distribution),
-        cmocka_unit_test(degenerate_laws_give_their_one_value),
-        cmocka_unit_test(tokens_are_even),
-        cmocka_unit_test(the_last_elements_of_a_stream_can_be_drawn),
-        cmocka_unit_test(bad_input_is_refused_with_the_reason),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return td_run_tests("rng", NULL, NULL);
 }
