@@ -26,26 +26,6 @@ void *__wrap_malloc(size_t bytes)
 
 /* ---- status ---- */
 
-TD_TEST(every_status_has_its_name)
-{
-    static const struct {
-        td_status status;
-        const char *name;
-    } rows[] = {{TD_OK, "TD_OK"},
-                {TD_BAD_ARGUMENT, "TD_BAD_ARGUMENT"},
-                {TD_NO_MEMORY, "TD_NO_MEMORY"},
-                {TD_UNSUPPORTED, "TD_UNSUPPORTED"},
-                {TD_IO_ERROR, "TD_IO_ERROR"},
-                {TD_LIBRARY_ERROR, "TD_LIBRARY_ERROR"},
-                {TD_BAD_STATE, "TD_BAD_STATE"},
-                {TD_RANK_FAILED, "TD_RANK_FAILED"},
-                {(td_status)-1, "unknown status"},
-                {(td_status)8, "unknown status"}};
-
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        assert_string_equal(td_status_name(rows[i].status), rows[i].name);
-}
-
 static void *fail_on_another_thread(void *message)
 {
     bool empty_at_first = td_last_error()[0] == '\0';

@@ -369,49 +369,12 @@ TD_TEST(names_sizes_and_epsilons)
     }
 }
 
-TD_TEST(bad_input_is_refused_with_the_reason)
+TD_TEST(a_precision_has_two_types)
 {
-    static const struct {
-        const char *words;
-        int64_t count;
-        int src_dtype, dst_dtype;
-        bool src, dst;
-    } rows[] = {
-        {"count is -1", -1, TD_F32, TD_F16, true, true},
-        {"src_dtype is 4", 1, 4, TD_F16, true, true},
-        {"src_dtype is -1", 1, -1, TD_F16, true, true},
-        {"dst_dtype is 17", 1, TD_F32, 17, true, true},
-        {"src is NULL, count is 1", 1, TD_F32, TD_F16, false, true},
-        {"dst is NULL, count is 1", 1, TD_F32, TD_F16, true, false},
-    };
-    float src[1] = {1}, dst[1] = {2};
-    td_dtype parsed = TD_F16;
-
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        td_assert_refused(td_convert(rows[i].count, (td_dtype)rows[i].src_dtype, rows[i].src ? src : NULL,
-                                     (td_dtype)rows[i].dst_dtype, rows[i].dst ? dst : NULL),
-                          TD_BAD_ARGUMENT, rows[i].words);
-    assert_true(dst[0] == 2);
     td_assert_ok(td_convert(0, TD_F32, NULL, TD_F16, NULL));
-
-    td_precision precision = TD_PRECISION_F16;
-    td_assert_refused(td_precision_parse("float32", &precision), TD_BAD_ARGUMENT, "precision is 'float32'");
-    td_assert_refused(td_precision_parse(NULL, &precision), TD_BAD_ARGUMENT, "name is NULL");
-    td_assert_refused(td_precision_parse("f32", NULL), TD_BAD_ARGUMENT, "out is NULL");
-    assert_int_equal(precision, TD_PRECISION_F16);
-    td_assert_ok(td_precision_parse("bf16_mixed", &precision));
-    assert_int_equal(precision, TD_PRECISION_BF16_MIXED);
-    assert_int_equal(td_precision_dtype(precision), TD_BF16);
-    assert_int_equal(td_precision_weights(precision), TD_F32);
+    assert_int_equal(td_precision_dtype(TD_PRECISION_BF16_MIXED), TD_BF16);
+    assert_int_equal(td_precision_weights(TD_PRECISION_BF16_MIXED), TD_F32);
     assert_int_equal(td_precision_weights(TD_PRECISION_BF16), TD_BF16);
-    assert_null(td_precision_name((td_precision)5));
-
-    td_assert_refused(td_dtype_parse(NULL, &parsed), TD_BAD_ARGUMENT, "name is NULL");
-    td_assert_refused(td_dtype_parse("f32", NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_dtype_parse("", &parsed), TD_BAD_ARGUMENT, "dtype is ''");
-    td_assert_refused(td_dtype_parse("F32", &parsed), TD_BAD_ARGUMENT, "dtype is 'F32'");
-    td_assert_refused(td_dtype_parse("float32", &parsed), TD_BAD_ARGUMENT, "needs f64, f32, f16 or bf16");
-    assert_int_equal(parsed, TD_F16);
 }
 
 #ifdef __SSE2__

@@ -67,29 +67,6 @@ static int64_t parameters_of(const td_memory_config *config)
     return parameters.total;
 }
 
-static void names_are_names(void **unused)
-{
-    static const char *const passes[] = {"inference", "forward", "step"};
-    static const char *const phases[] = {"create", "forward", "backward", "optimizer"};
-    static const char *const categories[] = {"weights", "gradients", "optimizer state", "activations",
-                                             "scratch"};
-    td_memory_pass pass;
-
-    (void)unused;
-    for (int i = 0; i < 3; i++) {
-        assert_string_equal(td_memory_pass_name((td_memory_pass)i), passes[i]);
-        td_assert_ok(td_memory_pass_parse(passes[i], &pass));
-        assert_int_equal(pass, i);
-    }
-    for (int i = 0; i < TD_MEMORY_PHASES; i++)
-        assert_string_equal(td_memory_phase_name((td_memory_phase)i), phases[i]);
-    for (int i = 0; i < TD_MEMORY_CATEGORIES; i++)
-        assert_string_equal(td_memory_category_name((td_memory_category)i), categories[i]);
-    assert_null(td_memory_pass_name((td_memory_pass)3));
-    assert_null(td_memory_phase_name((td_memory_phase)-1));
-    assert_null(td_memory_category_name((td_memory_category)5));
-}
-
 /* ---- events add up ---- */
 
 static bool within(const td_memory_event *tensor, const td_memory_event *block)
@@ -503,7 +480,6 @@ static void layers_are_found_in_names(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_are_names),
         cmocka_unit_test(layers_are_found_in_names),
         cmocka_unit_test(a_recording_by_hand_is_replayed),
         cmocka_unit_test(a_freed_block_leaves_its_neighbour),

@@ -430,41 +430,22 @@ TD_TEST(the_last_elements_of_a_stream_can_be_drawn)
     }
 }
 
-TD_TEST(bad_input_is_refused_with_the_reason)
+TD_TEST(places_beyond_a_stream_and_cuts_beyond_a_tail_are_refused)
 {
     td_rng rng = rng_of("rng: bad input");
     double room[4] = {0};
     float *out = (float *)room;
 
     for (int k = 0; k < 4; k++) {
-        td_assert_refused(draw(k, NULL, 0, 1, room), TD_BAD_ARGUMENT, "rng is NULL");
         td_assert_refused(draw(k, &rng, -1, 1, room), TD_BAD_ARGUMENT, "offset is -1");
-        td_assert_refused(draw(k, &rng, 0, -2, room), TD_BAD_ARGUMENT, "count is -2");
         td_assert_refused(draw(k, &rng, INT64_MAX, 1, room), TD_BAD_ARGUMENT, "beyond 2^63 - 1");
-        td_assert_refused(draw(k, &rng, 0, 1, NULL), TD_BAD_ARGUMENT, "out is NULL");
         td_assert_ok(draw(k, &rng, 0, 0, NULL));
     }
-    td_assert_refused(td_rng_uniform(&rng, 0, 1, 1, 0, out), TD_BAD_ARGUMENT, "low is 1 and high 0");
-    td_assert_refused(td_rng_uniform(&rng, 0, 1, NAN, 0, out), TD_BAD_ARGUMENT, "low is nan");
-    td_assert_refused(td_rng_uniform(&rng, 0, 1, 0, INFINITY, out), TD_BAD_ARGUMENT, "high inf");
-    td_assert_refused(td_rng_normal(&rng, 0, 1, NAN, 1, out), TD_BAD_ARGUMENT, "mean is nan");
-    td_assert_refused(td_rng_normal(&rng, 0, 1, INFINITY, 1, out), TD_BAD_ARGUMENT, "mean is inf");
-    td_assert_refused(td_rng_normal(&rng, 0, 1, 0, -1, out), TD_BAD_ARGUMENT, "std is -1");
-    td_assert_refused(td_rng_normal(&rng, 0, 1, 0, NAN, out), TD_BAD_ARGUMENT, "std is nan");
-    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, NAN, 1, -1, 1, out), TD_BAD_ARGUMENT,
-                      "mean is nan");
-    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, -1, -1, 1, out), TD_BAD_ARGUMENT, "std is -1");
-    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, 1, -1, out), TD_BAD_ARGUMENT,
-                      "low is 1 and high -1");
-    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, -1, INFINITY, out), TD_BAD_ARGUMENT,
-                      "high inf");
     td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, 11, 12, out), TD_BAD_ARGUMENT,
                       "beyond 10 std");
     td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, -12, -11, out), TD_BAD_ARGUMENT,
                       "beyond 10 std");
     td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 0, 1, 2, out), TD_BAD_ARGUMENT, "beyond 10 std");
-    td_assert_refused(td_rng_tokens(&rng, 0, 1, 0, (int64_t *)room), TD_BAD_ARGUMENT, "bound is 0");
-    td_assert_refused(td_rng_tokens(&rng, 0, 1, -5, (int64_t *)room), TD_BAD_ARGUMENT, "bound is -5");
     for (int i = 0; i < 4; i++)
         assert_true(room[i] == 0);
 }
