@@ -254,7 +254,7 @@ static void train_groups(int64_t count, const td_optimizer_group *groups, td_upd
     close_block(&b);
 }
 
-TD_BODY(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element)
+TD_TEST(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         td_optimizer_group groups[3], alike[10];
@@ -266,7 +266,7 @@ TD_BODY(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element)
     }
 }
 
-TD_BODY(a_shard_updates_what_the_whole_list_would)
+TD_TEST(a_shard_updates_what_the_whole_list_would)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)},
                              shard = {{300, 600}, whole.hyper};
@@ -288,7 +288,7 @@ TD_BODY(a_shard_updates_what_the_whole_list_would)
     close_block(&b);
 }
 
-TD_BODY(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call)
+TD_TEST(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
     block b;
@@ -303,7 +303,7 @@ TD_BODY(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call)
     close_block(&b);
 }
 
-TD_BODY(new_hyperparameters_count_from_the_next_update_on)
+TD_TEST(new_hyperparameters_count_from_the_next_update_on)
 {
     td_optimizer_group groups[3];
     td_hyperparameters hyper = sgd_of(0);
@@ -325,7 +325,7 @@ TD_BODY(new_hyperparameters_count_from_the_next_update_on)
     close_block(&b);
 }
 
-TD_BODY(groups_are_told_as_they_are_now)
+TD_TEST(groups_are_told_as_they_are_now)
 {
     td_hyperparameters hyper = sgd_of(0.25);
     td_optimizer_group groups[3], got;
@@ -348,7 +348,7 @@ TD_BODY(groups_are_told_as_they_are_now)
     close_block(&b);
 }
 
-TD_BODY(moments_belong_to_the_elements_of_adamw_groups_alone)
+TD_TEST(moments_belong_to_the_elements_of_adamw_groups_alone)
 {
     td_optimizer_group groups[3];
     float *m, *v, *m_end, *v_end;
@@ -379,7 +379,7 @@ TD_BODY(moments_belong_to_the_elements_of_adamw_groups_alone)
     close_block(&b);
 }
 
-TD_BODY(bytes_are_as_planned)
+TD_TEST(bytes_are_as_planned)
 {
     td_optimizer_group groups[3];
     td_memory_stats memory;
@@ -405,7 +405,7 @@ TD_BODY(bytes_are_as_planned)
     close_block(&b);
 }
 
-TD_BODY(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass)
+TD_TEST(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     block b;
@@ -441,7 +441,7 @@ TD_BODY(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_
     close_block(&b);
 }
 
-TD_BODY(many_ranges_in_any_order_are_one_set)
+TD_TEST(many_ranges_in_any_order_are_one_set)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.1)};
     block b;
@@ -463,7 +463,7 @@ TD_BODY(many_ranges_in_any_order_are_one_set)
 }
 
 /* A link may pass on ranges of one event, which is recorded again, or of several. */
-TD_BODY(every_event_of_a_pass_is_waited_for_once)
+TD_TEST(every_event_of_a_pass_is_waited_for_once)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     td_event *one, *other;
@@ -509,7 +509,7 @@ static double norm_of(const block *b)
     return sqrt(sum);
 }
 
-TD_BODY(clipping_scales_by_the_norm_of_all_and_reads_gradients_once)
+TD_TEST(clipping_scales_by_the_norm_of_all_and_reads_gradients_once)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
     float *m, *v, norm;
@@ -560,7 +560,7 @@ static td_status sum_with_three(void *user, float *norm)
     return TD_OK;
 }
 
-TD_BODY(a_norm_of_ranks_has_what_each_counts)
+TD_TEST(a_norm_of_ranks_has_what_each_counts)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     double square = 0;
@@ -587,7 +587,7 @@ TD_BODY(a_norm_of_ranks_has_what_each_counts)
     }
 }
 
-TD_BODY(a_failed_pass_is_not_clipped_and_passes_nothing_on)
+TD_TEST(a_failed_pass_is_not_clipped_and_passes_nothing_on)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     float before[ELEMENTS], after[ELEMENTS];
@@ -614,7 +614,7 @@ TD_BODY(a_failed_pass_is_not_clipped_and_passes_nothing_on)
 
 /* ---- refusals and the schedule ---- */
 
-TD_BODY(the_schedule_warms_up_falls_as_a_cosine_and_stays)
+TD_TEST(the_schedule_warms_up_falls_as_a_cosine_and_stays)
 {
     /* The values of the course's own test: max 1, min 0.1, warm-up 7, end 21. */
     static const struct {
@@ -635,22 +635,5 @@ TD_BODY(the_schedule_warms_up_falls_as_a_cosine_and_stays)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element),
-        cmocka_unit_test(a_shard_updates_what_the_whole_list_would),
-        cmocka_unit_test(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call),
-        cmocka_unit_test(new_hyperparameters_count_from_the_next_update_on),
-        cmocka_unit_test(groups_are_told_as_they_are_now),
-        cmocka_unit_test(moments_belong_to_the_elements_of_adamw_groups_alone),
-        cmocka_unit_test(bytes_are_as_planned),
-        cmocka_unit_test(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass),
-        cmocka_unit_test(many_ranges_in_any_order_are_one_set),
-        cmocka_unit_test(every_event_of_a_pass_is_waited_for_once),
-        cmocka_unit_test(clipping_scales_by_the_norm_of_all_and_reads_gradients_once),
-        cmocka_unit_test(a_norm_of_ranks_has_what_each_counts),
-        cmocka_unit_test(a_failed_pass_is_not_clipped_and_passes_nothing_on),
-        cmocka_unit_test(the_schedule_warms_up_falls_as_a_cosine_and_stays),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return td_run_tests("optimizer", NULL, NULL);
 }
