@@ -483,7 +483,4 @@ TD_TEST(refused_overflow)
     assert_int_equal(bytes, 42);
 }
 
-int main(void)
-{
-    return td_run_tests("accounting", NULL, NULL);
-}
+TD_MAIN("accounting", NULL, NULL)

@@ -337,7 +337,4 @@ TD_TEST(keys_are_32_digits)
     assert_false(td_key_same(drawn[0], drawn[1]));
 }
 
-int main(void)
-{
-    return td_run_tests("base", NULL, NULL);
-}
+TD_MAIN("base", NULL, NULL)

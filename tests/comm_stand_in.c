@@ -664,7 +664,4 @@ TD_TEST(a_close_waits_for_graphs_and_hears_of_deaths)
     run_ranks(die_behind_the_close, SIGKILL);
 }
 
-int main(void)
-{
-    return td_run_tests("NCCL's side, over stand-ins", NULL, NULL);
-}
+TD_MAIN("NCCL's side, over stand-ins", NULL, NULL)

@@ -459,7 +459,4 @@ TD_TEST(conversions_are_exact_in_any_environment)
     free(first);
 }
 
-int main(void)
-{
-    return td_run_tests("dtype", decode_both, NULL);
-}
+TD_MAIN("dtype", decode_both, NULL)

@@ -218,7 +218,4 @@ TD_TEST(code_of_the_cpu_is_found_in_every_locale)
     }
 }
 
-int main(void)
-{
-    return td_run_tests("locale", begin, end);
-}
+TD_MAIN("locale", begin, end)

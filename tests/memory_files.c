@@ -180,7 +180,4 @@ TD_TEST(a_recording_by_hand_is_written)
     free(text);
 }
 
-int main(void)
-{
-    return td_run_each("files of a recording", file_folder_make, file_folder_remove, record, forget);
-}
+TD_MAIN_EACH("files of a recording", file_folder_make, file_folder_remove, record, forget)

@@ -633,7 +633,4 @@ TD_TEST(the_schedule_warms_up_falls_as_a_cosine_and_stays)
     assert_true(lr == 1);
 }
 
-int main(void)
-{
-    return td_run_tests("optimizer", NULL, NULL);
-}
+TD_MAIN("optimizer", NULL, NULL)

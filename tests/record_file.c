@@ -348,7 +348,4 @@ TD_TEST(what_is_not_given_is_refused)
     td_record_destroy(record);
 }
 
-int main(void)
-{
-    return td_run_each("files of records", record_folder_make, remove_folder, NULL, NULL);
-}
+TD_MAIN_EACH("files of records", record_folder_make, remove_folder, NULL, NULL)

@@ -450,7 +450,4 @@ TD_TEST(places_beyond_a_stream_and_cuts_beyond_a_tail_are_refused)
         assert_true(room[i] == 0);
 }
 
-int main(void)
-{
-    return td_run_tests("rng", NULL, NULL);
-}
+TD_MAIN("rng", NULL, NULL)

@@ -647,7 +647,4 @@ TD_TEST(every_failing_call_of_a_reader_comes_out)
     assert_true(nth > 10);
 }
 
-int main(void)
-{
-    return td_run_each("safetensors", file_folder_make, file_folder_remove, NULL, NULL);
-}
+TD_MAIN_EACH("safetensors", file_folder_make, file_folder_remove, NULL, NULL)

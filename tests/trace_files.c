@@ -204,7 +204,4 @@ TD_TEST(an_empty_trace_is_written)
     td_device_close(dev);
 }
 
-int main(void)
-{
-    return td_run_each("files of a trace", file_folder_make, file_folder_remove, record, forget);
-}
+TD_MAIN_EACH("files of a trace", file_folder_make, file_folder_remove, record, forget)

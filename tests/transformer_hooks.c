@@ -515,7 +515,4 @@ TD_TEST(final_goes_to_the_first_that_wants_gradients)
     td_assert_ok(toy_forward(&model, NULL));
 }
 
-int main(void)
-{
-    return td_run_tests("hooks", NULL, NULL);
-}
+TD_MAIN("hooks", NULL, NULL)

@@ -40,4 +40,16 @@ static inline int td_run_each(const char *group, CMFixtureFunction before, CMFix
     return td_run_tests(group, setup, teardown);
 }
 
+/** A program that runs these tests and nothing else. */
+#define TD_MAIN(group, setup, teardown)                                                                      \
+    int main(void)                                                                                           \
+    {                                                                                                        \
+        return td_run_tests(group, setup, teardown);                                                         \
+    }
+#define TD_MAIN_EACH(group, before, after, setup, teardown)                                                  \
+    int main(void)                                                                                           \
+    {                                                                                                        \
+        return td_run_each(group, before, after, setup, teardown);                                           \
+    }
+
 #endif
