@@ -455,7 +455,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(steps_that_differ_are_refused),
         cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
     };
-    td_memory_stats memory;
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
@@ -463,8 +462,5 @@ int main(int argc, char **argv)
     td_assert_ok(td_comm_describe(comm, &info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
     const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    return td_ranks_end(dev, comm, failed);
 }

@@ -122,7 +122,6 @@ static double draw_bucket_mb(void)
 
 API(td_ddp_create)
 {
-    static const int64_t bad_counts[] = {0, -1, INT64_MIN, INT64_MAX};
     bed *b = open_bed();
     td_ddp_tensor *const any = &b->tensors[td_fuzz_below(b->config.count)];
 
@@ -144,18 +143,9 @@ API(td_ddp_create)
         any->room = INT64_MAX - 2;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
-    if (wrong()) {
-        any->name = NULL;
-        impossible(TD_BAD_ARGUMENT, "no name");
-    }
-    if (wrong()) {
-        any->data = NULL;
-        impossible(TD_BAD_ARGUMENT, "no data");
-    }
-    if (wrong()) {
-        any->dtype = (td_dtype)77;
-        impossible(TD_BAD_ARGUMENT, "dtype");
-    }
+    SPOIL(any->name, "no name", NULL);
+    SPOIL(any->data, "no data", NULL);
+    SPOIL(any->dtype, "dtype", (td_dtype)77);
     if (!any->frozen && wrong()) {
         any->uses = -1;
         impossible(TD_BAD_ARGUMENT, "uses");
@@ -168,14 +158,8 @@ API(td_ddp_create)
         b->order[0] = bad_below(2) == 0 ? -1 : b->config.count;
         impossible(TD_BAD_ARGUMENT, "order");
     }
-    if (wrong()) {
-        b->config.count = BAD_NUMBER(bad_counts);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
-    if (wrong()) {
-        b->config.tensors = NULL;
-        impossible(TD_BAD_ARGUMENT, "tensors");
-    }
+    SPOIL_NUMBER(b->config.count, "count", 0, -1, INT64_MIN, INT64_MAX);
+    SPOIL(b->config.tensors, "tensors", NULL);
     td_device *device = dev();
     td_comm *comm = pointer("comm", b->comm);
     const td_ddp_config *config = pointer("config", &b->config);
@@ -187,11 +171,7 @@ API(td_ddp_create)
     return close_bed(b, status);
 }
 
-API(td_ddp_destroy)
-{
-    td_ddp_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_ddp_destroy)
 
 API(td_ddp_gradient)
 {
@@ -290,11 +270,7 @@ API(td_ddp_link_create)
     return close_bed(b, status);
 }
 
-API(td_ddp_link_destroy)
-{
-    td_ddp_link_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_ddp_link_destroy)
 
 API(td_ddp_link_hook)
 {

@@ -32,11 +32,7 @@ API(td_device_count)
     return td_device_count((td_device_kind)kind, out("out", sizeof(int)));
 }
 
-API(td_device_close)
-{
-    td_device_close(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_device_close)
 
 API(td_device_kind_of)
 {
@@ -193,15 +189,11 @@ API(td_device_download_async)
 
 API(td_device_fill)
 {
-    static const int bad[] = {-1, 256, INT32_MAX, INT32_MIN};
     const size_t bytes = draw_bytes();
     void *dst = bytes ? out("dst", bytes) : NULL;
     int value = (int)td_fuzz_below(256);
 
-    if (wrong()) {
-        value = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "value");
-    }
+    SPOIL_NUMBER(value, "value", -1, 256, INT32_MAX, INT32_MIN);
     return td_device_fill(dev(), dst, value, bytes);
 }
 
@@ -238,11 +230,7 @@ API(td_stream_wrap)
     return status;
 }
 
-API(td_stream_destroy)
-{
-    td_stream_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_stream_destroy)
 
 API(td_device_set_stream)
 {
@@ -301,11 +289,7 @@ API(td_graph_launch)
     return td_graph_launch(NULL);
 }
 
-API(td_graph_destroy)
-{
-    td_graph_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_graph_destroy)
 
 /* ---- events ---- */
 
@@ -323,11 +307,7 @@ API(td_event_create)
     return status;
 }
 
-API(td_event_destroy)
-{
-    td_event_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_event_destroy)
 
 /* An event, recorded or not. */
 static td_event *make_event(td_device *on, const char *name, bool recorded)
@@ -536,14 +516,10 @@ API(td_cpu_threads)
 
 API(td_cpu_set_threads)
 {
-    static const int bad[] = {0, -1, INT32_MIN, INT32_MAX, 100000, TD_CPU_MOST_THREADS + 1};
     const int before = td_cpu_threads();
     int threads = 1 + (int)td_fuzz_below(3);
 
-    if (wrong()) {
-        threads = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "threads");
-    }
+    SPOIL_NUMBER(threads, "threads", 0, -1, INT32_MIN, INT32_MAX, 100000, TD_CPU_MOST_THREADS + 1);
     const td_status status = td_cpu_set_threads(threads);
     assert_int_equal(td_cpu_threads(), status == TD_OK ? threads : before);
     return status;

@@ -98,10 +98,7 @@ API(td_safetensors_writer_create)
         texts[1].key = BAD(bad_keys);
         impossible(TD_BAD_ARGUMENT, "key");
     }
-    if (wrong()) {
-        texts[1].value = bad_below(2) == 0 ? NULL : "\x80";
-        impossible(TD_BAD_ARGUMENT, "value");
-    }
+    SPOIL(texts[1].value, "value", NULL, "\x80");
     const int64_t count = count_or_bad("count", GOOD), pairs = count_or_bad("metadata_count", 2);
     const char *to_path = path_or_none(path_own(false));
     const td_stored *list = pointer("tensors", tensors);
@@ -117,15 +114,11 @@ API(td_safetensors_writer_create)
 
 API(td_safetensors_write)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, GOOD_BYTES + 1, INT64_MAX};
 
     open_writer();
     int64_t bytes = 1 + td_fuzz_below(GOOD_BYTES);
     const void *data = in("data", (size_t)bytes);
-    if (wrong()) {
-        bytes = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL_NUMBER(bytes, "bytes", -1, INT64_MIN, GOOD_BYTES + 1, INT64_MAX);
     return end(td_safetensors_write(pointer("writer", writer), data, bytes));
 }
 
@@ -198,11 +191,7 @@ API(td_safetensors_open)
     return close_file(status);
 }
 
-API(td_safetensors_close)
-{
-    td_safetensors_close(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_safetensors_close)
 
 API(td_safetensors_count)
 {
@@ -264,10 +253,7 @@ API(td_safetensors_read)
     const int64_t which = td_fuzz_below(GOOD);
     int64_t index = which, at = td_fuzz_below(has[which]), bytes = 1 + td_fuzz_below(has[which] - at);
     unsigned char *dst = out("dst", (size_t)bytes);
-    if (wrong()) {
-        index = bad_below(2) == 0 ? -1 : INT64_MAX;
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL(index, "index", -1, INT64_MAX);
     if (wrong()) {
         at = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "begin");

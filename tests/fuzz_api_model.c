@@ -32,7 +32,6 @@ td_transformer_config api_good_model(void)
 
 td_transformer_config api_draw_model(bool own)
 {
-    static const double bad_theta[] = {-1, NAN, INFINITY, -INFINITY};
     static const char *const attentions[] = {"naive", "flash"};
     td_transformer_config c = api_good_model();
     int64_t *const extents[] = {&c.size.d_model, &c.size.d_ff, &c.size.layers, &c.size.heads,
@@ -69,10 +68,7 @@ td_transformer_config api_draw_model(bool own)
     }
     if (!own)
         c.use = (td_model_use)td_fuzz_bits();
-    if (wrong()) {
-        c.rope_theta = BAD_NUMBER(bad_theta);
-        impossible(TD_BAD_ARGUMENT, "rope_theta");
-    }
+    SPOIL_NUMBER(c.rope_theta, "rope_theta", -1, NAN, INFINITY, -INFINITY);
     return c;
 }
 
@@ -144,11 +140,7 @@ API(td_transformer_plan)
     return td_transformer_plan(dev(), pointer("config", &c), bytes);
 }
 
-API(td_transformer_destroy)
-{
-    td_transformer_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_transformer_destroy)
 
 /* A model of the case's own device. */
 static td_transformer *open_model(void)
@@ -296,14 +288,10 @@ API(td_transformer_set_hooks)
 
 API(td_transformer_parameter)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
     td_transformer *model = open_model();
     int64_t index = td_fuzz_below(12);
 
-    if (wrong()) {
-        index = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL_NUMBER(index, "index", -1, INT64_MIN, INT64_MAX, 1000);
     void *parameter = out("out", sizeof(td_parameter));
     return close_model(model, td_transformer_parameter(pointer("model", model), index, parameter));
 }
@@ -322,14 +310,10 @@ static const td_model_size *draw_size(void)
 
 API(td_transformer_parameter_of)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
     const td_precision precision = (td_precision)choice("precision", 5);
     int64_t index = td_fuzz_below(21);
 
-    if (wrong()) {
-        index = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL_NUMBER(index, "index", -1, INT64_MIN, INT64_MAX, 1000);
     return td_transformer_parameter_of(draw_size(), precision, index, out("out", sizeof(td_parameter)));
 }
 
@@ -556,10 +540,7 @@ static void draw_backward(const pair *p, step *s)
     s->micro = (td_micro)td_fuzz_below(4);
     if (adds(s) && p->gradients == NEVER && !transient)
         s->micro = TD_MICRO_FIRST; /* the header does not say what there is to add to */
-    if (wrong()) {
-        s->micro = bad_below(2) == 0 ? (td_micro)-1 : (td_micro)4;
-        impossible(TD_BAD_ARGUMENT, "micro");
-    }
+    SPOIL(s->micro, "micro", (td_micro)-1, (td_micro)4);
     impossible_if(adds(s) && transient, "micro|transient");
     if (adds(s) && p->gradients == GONE)
         impossible(TD_BAD_STATE, "micro|gradients");

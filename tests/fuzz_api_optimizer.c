@@ -160,7 +160,7 @@ static bed open_bed(void)
                                            .sgd.lr = 0.1}};
     b.config.groups = b.groups;
     td_assert_ok(td_optimizer_create(api_dev, &b.config, &b.optimizer));
-    td_assert_ok(td_clip_create(api_dev, &b.weights, 1, 4, b.state, &b.clip));
+    td_assert_ok(td_clip_create(api_dev, &b.weights, 1, b.state, &b.clip));
     td_forget_error();
     return b;
 }
@@ -194,15 +194,10 @@ API(td_optimizer_create)
     return close_bed(&b, status);
 }
 
-API(td_optimizer_destroy)
-{
-    td_optimizer_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_optimizer_destroy)
 
 API(td_optimizer_set)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, GROUPS};
     bed b = open_bed();
     int64_t group = td_fuzz_below(b.config.count);
     td_optimizer_kind kind = b.groups[group].hyper.kind;
@@ -212,10 +207,7 @@ API(td_optimizer_set)
         impossible(TD_BAD_ARGUMENT, "kind");
     }
     const td_hyperparameters hyper = api_draw_hyper_of(kind);
-    if (wrong()) {
-        group = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "group");
-    }
+    SPOIL_NUMBER(group, "group", -1, INT64_MIN, INT64_MAX, GROUPS);
     td_optimizer *optimizer = pointer("optimizer", b.optimizer);
     return close_bed(&b, td_optimizer_set(optimizer, group, in_copy("hyper", &hyper, sizeof hyper)));
 }
@@ -231,14 +223,10 @@ API(td_optimizer_group_count)
 
 API(td_optimizer_group_at)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, GROUPS};
     bed b = open_bed();
     int64_t index = td_fuzz_below(b.config.count);
 
-    if (wrong()) {
-        index = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "group");
-    }
+    SPOIL_NUMBER(index, "group", -1, INT64_MIN, INT64_MAX, GROUPS);
     td_optimizer *optimizer = pointer("optimizer", b.optimizer);
     td_optimizer_group *to = out("out", sizeof *to);
     const td_status status = td_optimizer_group_at(optimizer, index, to);
@@ -299,10 +287,7 @@ API(td_optimizer_update)
     td_assert_ok(td_hooks_end(links, TD_PASS_BACKWARD, TD_OK));
     if (!final || b.config.time == TD_UPDATE_ALONG)
         impossible(TD_BAD_STATE, "gradients");
-    if (wrong()) {
-        b.state->step = bad_below(2) == 0 ? 0 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "step");
-    }
+    SPOIL(b.state->step, "step", 0, INT64_MIN);
     td_forget_error();
     return close_bed(&b, td_optimizer_update(pointer("optimizer", b.optimizer)));
 }
@@ -316,16 +301,12 @@ API(td_clip_create)
 
     lay_out(&b);
     const float max_norm = (float)positive("max_norm");
-    const int64_t most = at_least_one("most");
-    if (wrong()) {
-        b.weights.count = 0;
-        impossible(TD_BAD_ARGUMENT, "weights");
-    }
+    SPOIL(b.weights.count, "weights", 0);
     const void *weights = in_copy("weights", &b.weights, sizeof b.weights);
     td_update_state *state = pointer("state", b.state);
     td_device *device = dev();
     td_clip **to = pointer("out", &made);
-    const td_status status = td_clip_create(device, weights, max_norm, most, state, to);
+    const td_status status = td_clip_create(device, weights, max_norm, state, to);
     if (to && status != TD_OK)
         assert_null(made);
     if (to)
@@ -360,11 +341,7 @@ API(td_clip_set_ranks)
     return close_bed(&b, td_clip_set_ranks(clip, pointer("ranks", &ranks)));
 }
 
-API(td_clip_destroy)
-{
-    td_clip_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_clip_destroy)
 
 API(td_clip_hook)
 {
@@ -387,10 +364,9 @@ API(td_clip_plan)
 {
     const int64_t elements = extent("elements|count");
     const td_dtype type = dtype("grad_dtype|dtype");
-    const int64_t most = extent("most");
     void *bytes = out("out", sizeof(size_t));
 
-    return td_clip_plan(dev(), elements, type, most, bytes);
+    return td_clip_plan(dev(), elements, type, bytes);
 }
 
 API(td_cosine_schedule)
@@ -400,10 +376,7 @@ API(td_cosine_schedule)
     const int64_t warmup = index_in("warmup", 9);
     int64_t t = TD_FUZZ_PICK(times), end = warmup + td_fuzz_below(20);
 
-    if (wrong()) {
-        t = bad_below(2) == 0 ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "t");
-    }
+    SPOIL(t, "t", -1, INT64_MIN);
     if (wrong()) {
         end = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible_if(end < warmup, "end");

@@ -73,11 +73,7 @@ API(td_record_create)
     return status;
 }
 
-API(td_record_destroy)
-{
-    td_record_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_record_destroy)
 
 API(td_record_set_string)
 {
@@ -125,14 +121,10 @@ API(td_record_set_stats)
 
 API(td_record_set_samples)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1};
     const char *path = record_path();
     int64_t count = 1 + td_fuzz_below(19);
 
-    if (wrong()) {
-        count = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
+    SPOIL_NUMBER(count, "count", -1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1);
     const double *samples = draw_samples("samples", count, false);
     return OF_RECORD(td_record_set_samples(pointer("record", record), path, samples, count));
 }
@@ -150,11 +142,7 @@ API(td_record_text)
     return status;
 }
 
-API(td_record_text_free)
-{
-    td_record_text_free(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_record_text_free)
 
 /* Calls with a file of its own, or a path that is none. */
 static td_status with_file(bool append)

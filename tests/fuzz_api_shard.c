@@ -75,14 +75,8 @@ API(td_shard_assign)
         loads[0] = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "loads");
     }
-    if (wrong()) {
-        count = bad_below(2) == 0 ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
-    if (wrong()) {
-        ranks = bad_below(2) == 0 ? 0 : TD_COMM_MOST_RANKS + 1;
-        impossible(TD_BAD_ARGUMENT, "ranks");
-    }
+    SPOIL(count, "count", -1, INT64_MIN);
+    SPOIL(ranks, "ranks", 0, TD_COMM_MOST_RANKS + 1);
     const void *sizes = count > 0 ? in_copy("elements", elements, (size_t)count * sizeof *elements) : NULL;
     void *load = in_out_copy("loads", loads, sizeof loads);
     void *owners = count > 0 ? out("owners", (size_t)count * sizeof(int32_t)) : NULL;
@@ -102,15 +96,10 @@ API(td_shard_list_create)
     return close_bed(b, status);
 }
 
-API(td_shard_list_destroy)
-{
-    td_shard_list_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_shard_list_destroy)
 
 API(td_shard_list_add)
 {
-    static const int64_t bad_counts[] = {0, -1, INT64_MIN, INT64_MAX};
     bed *b = open_list();
     td_shard_tensor *const any = &b->tensors[td_fuzz_below(b->count)];
     const td_hyperparameters hyper = api_draw_hyper();
@@ -123,22 +112,13 @@ API(td_shard_list_add)
         any->elements = INT64_MAX / 4;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
-    if (wrong()) {
-        any->data = NULL;
-        impossible(TD_BAD_ARGUMENT, "no data");
-    }
-    if (wrong()) {
-        any->dtype = bad_below(2) == 0 ? TD_F64 : (td_dtype)77;
-        impossible(TD_BAD_ARGUMENT, "dtype");
-    }
+    SPOIL(any->data, "no data", NULL);
+    SPOIL(any->dtype, "dtype", TD_F64, (td_dtype)77);
     if (any->grad && wrong()) {
         any->grad_dtype = TD_F64;
         impossible(TD_BAD_ARGUMENT, "grad_dtype");
     }
-    if (wrong()) {
-        count = BAD_NUMBER(bad_counts);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
+    SPOIL_NUMBER(count, "count", 0, -1, INT64_MIN, INT64_MAX);
     td_shard_list *list = pointer("list", b->list);
     const void *tensors = pointer("tensors", b->tensors);
     const void *with = in_copy("hyper", &hyper, sizeof hyper);
@@ -151,24 +131,17 @@ API(td_shard_list_set)
     td_hyperparameters hyper = api_draw_hyper_of(b->hyper.kind);
     int64_t group = 0;
 
-    if (wrong()) {
-        group = bad_below(2) == 0 ? -1 : 1;
-        impossible(TD_BAD_ARGUMENT, "group");
-    }
+    SPOIL(group, "group", -1, 1);
     td_shard_list *list = pointer("list", b->list);
     return close_bed(b, td_shard_list_set(list, group, in_copy("hyper", &hyper, sizeof hyper)));
 }
 
 API(td_shard_list_step)
 {
-    static const float bad[] = {NAN, INFINITY, -INFINITY};
     bed *b = open_list();
     float gain = 0.5f;
 
-    if (wrong()) {
-        gain = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "gain");
-    }
+    SPOIL_NUMBER(gain, "gain", NAN, INFINITY, -INFINITY);
     return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
 }
 
@@ -177,10 +150,7 @@ API(td_shard_list_owner)
     bed *b = open_list();
     int64_t index = td_fuzz_below(b->count);
 
-    if (wrong()) {
-        index = bad_below(2) == 0 ? -1 : b->count;
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL(index, "index", -1, b->count);
     const td_shard_list *list = pointer("list", b->list);
     return close_bed(b, td_shard_list_owner(list, index, out("out", sizeof(int32_t))));
 }
@@ -233,7 +203,6 @@ static td_shard_options good_options(td_train_config *config)
 
 API(td_shard_link_create)
 {
-    static const double bad[] = {-1, NAN, INFINITY};
     bed *b = open_bed();
     td_train_config config = api_good_train(), before;
     td_shard_options options = {.kind = (td_shard_kind)choice("kind", 3),
@@ -241,22 +210,10 @@ API(td_shard_link_create)
                                 .prefetch = td_fuzz_below(4)};
     td_shard_link *link = (td_shard_link *)b;
 
-    if (wrong()) {
-        options.bucket_mb = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "bucket_mb");
-    }
-    if (wrong()) {
-        options.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "prefetch");
-    }
-    if (wrong()) {
-        config.model.size.layers = bad_below(2) == 0 ? 0 : INT32_MAX;
-        impossible(TD_BAD_ARGUMENT, "size");
-    }
-    if (wrong()) {
-        config.group_count = bad_below(2) == 0 ? -1 : INT64_MAX;
-        impossible(TD_BAD_ARGUMENT, "group_count");
-    }
+    SPOIL_NUMBER(options.bucket_mb, "bucket_mb", -1, NAN, INFINITY);
+    SPOIL(options.prefetch, "prefetch", -1, INT64_MAX);
+    SPOIL(config.model.size.layers, "size", 0, INT32_MAX);
+    SPOIL(config.group_count, "group_count", -1, INT64_MAX);
     if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)
         impossible(TD_UNSUPPORTED, "transient_gradients");
     before = config;
@@ -276,11 +233,7 @@ API(td_shard_link_create)
     return close_bed(b, status);
 }
 
-API(td_shard_link_destroy)
-{
-    td_shard_link_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_shard_link_destroy)
 
 API(td_shard_link_describe)
 {
@@ -366,10 +319,7 @@ API(td_shard_gather)
     int64_t index = td_fuzz_below(td_transformer_parameter_count(td_train_model(train)));
     td_parameter p;
     td_assert_ok(td_transformer_parameter(td_train_model(train), index, &p));
-    if (wrong()) {
-        index = bad_below(2) == 0 ? -1 : INT64_MAX;
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL(index, "index", -1, INT64_MAX);
     const td_status status =
         td_shard_gather(to, index, out("numbers", (size_t)p.numel * td_dtype_size(p.dtype)));
     td_train_destroy(train);

@@ -41,10 +41,7 @@ static td_train_config draw_train(td_hook *hooks)
         c.gain = BAD_NUMBER(bad_factors);
         impossible(TD_BAD_ARGUMENT, "gain");
     }
-    if (wrong()) {
-        c.micro_batches = bad_below(2) == 0 ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "micro_batches");
-    }
+    SPOIL(c.micro_batches, "micro_batches", -1, INT64_MIN);
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
     if (wrong()) {
         c.capture = true;
@@ -102,11 +99,7 @@ API(td_train_create)
     return status;
 }
 
-API(td_train_destroy)
-{
-    td_train_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_train_destroy)
 
 static td_train *open_train(td_train_config *config)
 {

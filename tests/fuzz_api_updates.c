@@ -90,13 +90,9 @@ static td_update_state draw_state(void)
 /* The same for an update, which wants a step that has begun. */
 static td_update_state draw_begun(void)
 {
-    static const int64_t bad[] = {0, -1, INT64_MIN};
     td_update_state state = draw_state();
 
-    if (wrong()) {
-        state.step = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "step");
-    }
+    SPOIL_NUMBER(state.step, "step", 0, -1, INT64_MIN);
     return state;
 }
 
@@ -135,15 +131,11 @@ API(td_update_clip)
 
 API(td_assign)
 {
-    static const size_t bad[] = {0, TD_ASSIGN_MOST + 1, SIZE_MAX, SIZE_MAX / 2};
     size_t bytes = 1 + (size_t)td_fuzz_below(TD_ASSIGN_MOST);
     const void *from = in("from", bytes);
     void *to = out("to", bytes);
 
-    if (wrong()) {
-        bytes = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL_NUMBER(bytes, "bytes", 0, TD_ASSIGN_MOST + 1, SIZE_MAX, SIZE_MAX / 2);
     const td_status status = td_assign(dev(), to, from, bytes);
     if (status == TD_OK)
         assert_memory_equal(to, from, bytes);
@@ -182,10 +174,7 @@ static td_update_tensors draw_tensors(void)
     if (wrong() || (t.dtype == TD_F32 && td_fuzz_chance(50)))
         t.low = out_or_null(BYTES(TD_BF16, t.count));
     impossible_if(t.low && t.dtype != TD_F32, "low");
-    if (wrong()) {
-        t.sms = bad_below(2) == 0 ? -1 : 5;
-        impossible(TD_BAD_ARGUMENT, "sms");
-    }
+    SPOIL(t.sms, "sms", -1, 5);
     t.g = in("g", BYTES(grad, t.count));
     return t;
 }
@@ -206,10 +195,7 @@ static td_sgd draw_sgd(void)
 {
     td_sgd sgd = {.lr = number("lr")};
 
-    if (wrong()) {
-        sgd.lr = bad_below(2) == 0 ? 1e39 : -1e300;
-        impossible(TD_BAD_ARGUMENT, "lr");
-    }
+    SPOIL(sgd.lr, "lr", 1e39, -1e300);
     return sgd;
 }
 

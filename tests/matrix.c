@@ -680,7 +680,6 @@ int main(int argc, char **argv)
     const char *const drawn = getenv("TANDEM_FUZZ_SECONDS");
     const bool all = argc > 3;
     td_comm_backend backend;
-    td_memory_stats memory;
     int result;
 
     if (all)
@@ -701,8 +700,5 @@ int main(int argc, char **argv)
     for (int i = 0; i < VALUES * 8; i++)
         free(((truth *)truths)[i].logits);
     td_assert_ok(td_device_free(dev, scratch));
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    return td_ranks_end(dev, comm, failed);
 }

@@ -20,6 +20,7 @@ from parity.core.view import Records
 from parity.ddp import page as ddp
 from parity.ddp.communication import fitted
 from parity.memory import report as report_memory
+from parity.shard import full_page
 from parity.shard import page as shard
 from parity.shared.pages import apart_of
 
@@ -233,6 +234,21 @@ class Answers(unittest.TestCase):
             self.assertEqual("noisy" in table.titles, wild)
             self.assertEqual(bool(section.answer), not wild)
             self.assertEqual(values["flat"] and values["flat"].verdict, None if wild else "faster")
+
+    def test_a_gather_is_late_if_its_layer_waits_for_it(self):
+        series = {"calls": [2, 2, 1, 2]}
+        for rank, slow in ((0, 0.0), (1, 0.25)):
+            series[f"{rank} passes"] = [2.0, 4.0, 5.0]
+            series[f"{rank} begin"], series[f"{rank} end"] = [0.0, 0.5, 1.0, 2.5], [0.5, 0.9, 1.5, 3.0 + slow]
+            # The first layer waits for its gather. The reduce-scatter ends while a layer waits for a gather.
+            series[f"{rank} asked"], series[f"{rank} there"] = [0.1, 1.2, 3.0], [0.5, 1.2, 3.0 + slow]
+        self.assertEqual(
+            full_page.gathers_of(series, 1), [("forward", 0.4), ("forward", 0.0), ("backward", 0.25)]
+        )
+        self.assertEqual(full_page.in_time(series), {"gathers": 6, "in_time": 3, "latest": 0.4})
+        values = {"step": 10.0, "without": 7.0, "waits": 1.0, "tail": 0.5}
+        numbers = full_page.numbers_of({"values": values})
+        self.assertEqual(numbers, {"step": 10.0, "ideal": 7.0, "exposed_ms": 1.5, "stretch": 1.5})
 
     def test_all_reduces_are_fitted(self):
         o, w = fitted({"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]})

@@ -294,7 +294,7 @@ static void only_what_is_owned_takes_memory(void **state)
     close_pair(&p);
 }
 
-static void what_needs_all_weights_refuses_a_part(void **unused)
+TD_BODY(what_needs_all_weights_refuses_a_part)
 {
     const td_range owned[] = {{0, 200}, {300, 400}};
     td_transformer_config config = {.size = ODD,
@@ -310,12 +310,11 @@ static void what_needs_all_weights_refuses_a_part(void **unused)
     td_weights weights;
     td_device *dev;
 
-    (void)unused;
     td_assert_ok(td_device_open("cpu", &dev));
     td_assert_ok(td_transformer_create(dev, &config, &model));
     td_assert_ok(td_transformer_init(model, 1));
     td_assert_refused(td_transformer_save(model, file_path), TD_UNSUPPORTED, "from element 200 on");
-    td_assert_refused(td_transformer_read(model, 2, numbers), TD_UNSUPPORTED, "td_shard_save");
+    td_assert_refused(td_transformer_read(model, 2, numbers), TD_UNSUPPORTED, "td_shard_gather");
     td_assert_ok(td_transformer_read(model, 0, numbers));
     td_assert_refused(td_transformer_forward(model, ids, 1, 3, NULL), TD_BAD_STATE,
                       "no hook has placed them");
@@ -325,6 +324,9 @@ static void what_needs_all_weights_refuses_a_part(void **unused)
     assert_int_equal(td_weights_master(&weights, 399).end, 400);
     assert_int_equal(td_weights_master(&weights, 400).end, weights.elements);
     td_transformer_destroy(model);
+    td_train *train;
+    const td_train_config all = {.model = config, .hyper.adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
+    td_assert_refused(td_train_create(dev, &all, &train), TD_UNSUPPORTED, "groups are of this rank's");
 
     td_range bad[] = {{0, 200}, {300, 300}};
     config.owned = bad;

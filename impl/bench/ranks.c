@@ -2,7 +2,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/rng.h"
+#include "bench/draw.h"
+#include "shard/state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -175,7 +176,7 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
     return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups alone, and all weights. */
+/** The trainer's config with its links; silent: with the shard's groups alone, unless it needs the link. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
@@ -188,10 +189,8 @@ static td_status make_links(run *r, bool silent)
     }
     TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
     r->silent = silent;
-    if (silent) {
+    if (silent && r->config->state != TD_BENCH_STATE_FULL)
         r->trainer.hooks = r->trainer.behind = NULL;
-        r->trainer.model.owned = NULL;
-    }
 cleanup:
     return status;
 }
@@ -206,37 +205,6 @@ static void drop_trainer(run *r)
     r->train = NULL;
     r->ddp = NULL;
     r->shard = NULL;
-}
-
-/** Each rank has windows of its own: those of rank 0 come first. */
-static td_status draw_batch(run *r)
-{
-    const td_transformer_config *model = &r->config->model;
-    const int64_t windows = r->micro_batches * model->batch, window = model->context + 1;
-    const size_t row = (size_t)model->context * sizeof(int64_t);
-    /* The streams below this one are the parameters'. */
-    const td_rng rng = {.seed = r->config->seed,
-                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(r->train))};
-    int64_t *tokens = calloc((size_t)window, sizeof *tokens);
-    td_status status = TD_OK;
-    void *block;
-
-    if (!tokens) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
-        goto cleanup;
-    }
-    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
-    r->ids = block;
-    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
-    r->targets = block;
-    for (int64_t i = 0; i < windows; i++) {
-        TD_TRY(td_rng_tokens(&rng, (r->info.rank * windows + i) * window, window, model->size.vocab, tokens));
-        TD_TRY(td_device_upload(r->dev, r->ids + i * model->context, tokens, row));
-        TD_TRY(td_device_upload(r->dev, r->targets + i * model->context, tokens + 1, row));
-    }
-cleanup:
-    free(tokens);
-    return status;
 }
 
 static td_status look_at_memory(run *r, td_bench_point point)
@@ -273,12 +241,18 @@ static td_status make_trainer(run *r, bool silent)
     }
     TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
     TD_TRY(td_train_init(r->train, r->config->seed));
+    const int64_t windows = r->micro_batches * r->config->model.batch; /* of each rank */
     if (!r->ids)
-        TD_TRY(draw_batch(r));
+        TD_TRY(td_bench_draw(r->dev, r->train, &r->config->model, r->config->seed, r->info.rank * windows,
+                             windows, &r->ids, &r->targets));
     if (!silent && r->ddp)
         TD_TRY(td_ddp_link_attach(r->ddp, r->dev, r->train));
-    if (!silent && r->shard)
+    if ((!silent || r->config->state == TD_BENCH_STATE_FULL) && r->shard)
         TD_TRY(td_shard_link_attach(r->shard, r->dev, r->train));
+    if (silent && r->config->state == TD_BENCH_STATE_FULL) {
+        TD_TRY(td_train_step(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
+        td_shard_silence(r->shard);
+    }
     TD_TRY(look_at_memory(r, TD_BENCH_MADE));
 cleanup:
     return status;
@@ -684,6 +658,12 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_TRY(make_shard(comm, config, &trainer, &shard));
     trainer.hooks = trainer.behind = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
+    if (shard) {
+        td_shard_info link;
+
+        TD_TRY(td_shard_link_describe(shard, &link));
+        out->step += link.gathered_layers + link.gathered_tables + link.reduced_layers + link.reduced_tables;
+    }
 cleanup:
     td_shard_link_destroy(shard);
     return status;

@@ -236,22 +236,13 @@ cleanup:
     return status;
 }
 
-/** What group `index` has of the range; nothing: its end is not above its begin. */
-static td_range part_of(const td_optimizer *o, int64_t index, td_range range)
-{
-    const td_range has = o->groups[index].is.range;
-
-    return (td_range){has.begin > range.begin ? has.begin : range.begin,
-                      has.end < range.end ? has.end : range.end};
-}
-
 /** Updates the elements of the range that are in groups, on `sms` SMs; 0: on all. */
 static td_status update(const td_optimizer *o, td_range range, int32_t sms)
 {
     td_status status = TD_OK;
 
     for (int64_t i = 0; i < o->count; i++) {
-        const td_range part = part_of(o, i, range);
+        const td_range part = td_range_both(o->groups[i].is.range, range);
 
         if (part.begin < part.end)
             TD_TRY(update_in(o, &o->groups[i], part, sms));
@@ -266,7 +257,7 @@ static td_status tell(const td_optimizer *o, td_range range, td_event *event)
     td_status status = TD_OK;
 
     for (int64_t i = 0; i < o->count && o->hook.next; i++) {
-        const td_range part = part_of(o, i, range);
+        const td_range part = td_range_both(o->groups[i].is.range, range);
 
         if (part.begin < part.end)
             TD_TRY(td_hooks_updated(o->hook.next, part, event));
@@ -324,7 +315,7 @@ static td_status update_along(td_optimizer *o, td_range range, td_event *event)
     int64_t size = 0;
 
     for (int64_t i = 0; i < o->count; i++) {
-        const td_range part = part_of(o, i, range);
+        const td_range part = td_range_both(o->groups[i].is.range, range);
 
         size += part.begin < part.end ? part.end - part.begin : 0;
     }

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "transformer/layout.h"
+#include "transformer/owned.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -142,9 +143,7 @@ static void add_groups(td_shard_split *split, const td_train_config *config, td_
     const int64_t count = config->groups ? config->group_count : 1;
 
     for (int64_t i = 0; i < count; i++) {
-        const td_range has = groups[i].range;
-        const td_range both = {has.begin > range.begin ? has.begin : range.begin,
-                               has.end < range.end ? has.end : range.end};
+        const td_range both = td_range_both(groups[i].range, range);
 
         if (both.begin >= both.end)
             continue;

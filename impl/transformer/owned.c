@@ -124,6 +124,11 @@ td_master td_weights_in_one(const td_weights *weights, td_range range)
     return master.end >= range.end ? master : (td_master){.end = 0};
 }
 
+td_range td_range_both(td_range a, td_range b)
+{
+    return (td_range){a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
 bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, td_master *master)
 {
     while (rest->begin < rest->end) {

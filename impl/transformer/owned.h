@@ -31,6 +31,9 @@ td_status td_check_place(const char *what, td_range range, const void *where);
 /** td_weights_master of the range's begin, if one piece has the whole range; else zeros. */
 td_master td_weights_in_one(const td_weights *weights, td_range range);
 
+/** What two ranges have in common; nothing: its end is not above its begin. */
+td_range td_range_both(td_range a, td_range b);
+
 /** Takes from the begin of *rest what one piece has of it, without the elements before it that this rank does
  * not have. False: it has none of *rest, or *rest is empty. */
 bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, td_master *master);

@@ -245,7 +245,7 @@ td_status td_transformer_read(td_transformer *model, int64_t index, void *number
     const td_parameter *p = &model->parameters[index];
     td_range rest = {p->offset, p->offset + p->numel}, part;
     td_master from;
-    TD_TRY(td_weights_check(&model->weights, rest, "a file of td_shard_save has all"));
+    TD_TRY(td_weights_check(&model->weights, rest, "td_shard_gather brings all of a parameter"));
     while (td_weights_take(&model->weights, &rest, &part, &from)) {
         const size_t size = td_dtype_size(p->dtype);
         const int64_t count = part.end - part.begin;

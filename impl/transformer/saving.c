@@ -109,13 +109,6 @@ cleanup:
     return status;
 }
 
-td_range td_saved_overlap(const td_parameter *parameter, td_range range)
-{
-    const int64_t begin = range.begin - parameter->offset, end = range.end - parameter->offset;
-
-    return (td_range){begin > 0 ? begin : 0, end < parameter->numel ? end : parameter->numel};
-}
-
 td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, int64_t at, int64_t count,
                                   const td_range *ranges, void *buffer)
 {
@@ -126,8 +119,7 @@ td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, in
         const int64_t size = (int64_t)td_dtype_size(p->dtype);
 
         for (int64_t k = 0; k < count; k++) {
-            const td_range here = td_saved_overlap(p, ranges[k]);
-            td_range rest = {p->offset + here.begin, p->offset + here.end}, part;
+            td_range rest = td_range_both((td_range){p->offset, p->offset + p->numel}, ranges[k]), part;
             td_master from;
 
             while (td_weights_take(&model->weights, &rest, &part, &from))

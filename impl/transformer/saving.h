@@ -42,9 +42,6 @@ td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at
 td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, int64_t at, int64_t count,
                                   const td_range *ranges, void *buffer);
 
-/** What of the parameter is in the range, counted from the parameter's first number. */
-td_range td_saved_overlap(const td_parameter *parameter, td_range range);
-
 /** TD_BAD_ARGUMENT unless the file has a tensor `name` with the parameter's shape and numbers that `dtype`
  * holds exactly; else *index is its index. */
 td_status td_saved_find(const char *path, const td_safetensors *file, const td_parameter *parameter,

@@ -1,11 +1,13 @@
 """Fully sharded weights, next to PyTorch's fully_shard: C's trainer, and the bridge's wrapper of PyTorch modules."""
 
+import os
+
 import torch
 
 from parity.bridge_fsdp import FullyShardedDataParallel
 from parity.core import DTYPES, Case, Side, equal
 from parity.shared.model import extents
-from parity.shared.ranked import by_turns, configs, switches_of, whole_of
+from parity.shared.ranked import BACKENDS, by_turns, configs, switches_of, whole_of
 from ref import ddp, shard
 
 IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
@@ -59,6 +61,8 @@ def configs_of(device, dtype, queued=False):
 
 def on_toy(case, draw, c):
     """SGD on the course's model, which computes in `compute` and keeps its weights in f32."""
+    # The bridge's backend: of MPI a process has one communicator, which is C's.
+    os.environ.setdefault("TANDEM_BACKEND", BACKENDS[draw.device.type][-1])
     rank, each = c.ranks.rank, case.samples // case.ranks
     compute = None if case.compute == "f32" else DTYPES[case.compute]
     state = {

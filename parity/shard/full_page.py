@@ -1,6 +1,6 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
-from parity.core.comparison import ms_of
+from parity.core.comparison import NOISY, ms_of
 from parity.ddp.page import bars_of
 from parity.shared.bench_ranks import CALLS, MIB
 from parity.shared.pages import extent, ran_with, report_proofs, setup, tabled
@@ -27,7 +27,9 @@ def report(page, records):
     told = {}
     if mine:
         largest = mine[-1]
-        told = largest["case"] | memory_of(largest) | numbers_of(largest) | in_time(largest.get("series", {}))
+        told = largest["case"] | memory_of(largest)
+        if not noisy(largest):
+            told |= numbers_of(largest) | in_time(largest.get("series", {}))
         theirs = [r for r in parts if r["case"] == largest["case"] and not r["impl"].startswith("c_")]
         told["torch"] = next((held(r) for r in theirs if "memory" in r), None)
         draw(page, largest)
@@ -97,6 +99,11 @@ def report_memory(page, mine, parts):
 # ---- time ----
 
 
+def noisy(record):
+    """Whether no sentence may be formed of its times."""
+    return record["values"].get("spread", 0.0) > NOISY
+
+
 def report_steps(page, records):
     times = records.only("fsdp_accounting").where(lambda r: "warmup" in r["case"] and "ms" in r)
     flat = records.only("optimizer_state_sharding_accounting", shard="flat").where(lambda r: "ms" in r)
@@ -154,10 +161,8 @@ def in_time(series):
 def report_gathers(page, records):
     rows, numbers = [], []
     for record in records:
-        series, head = (
-            record["series"],
-            {name: record["case"][name] for name in SHAPE} | {"side": record["impl"]},
-        )
+        series, head = record["series"], {name: record["case"][name] for name in SHAPE}
+        head |= {"side": record["impl"]} | ({"noisy": record["impl"]} if noisy(record) else {})
         numbers.append(head | {f"{NUMBERS[name]} (ms)": ms for name, ms in numbers_of(record).items()})
         for rank in ranks_of(series):
             found = gathers_of(series, rank)

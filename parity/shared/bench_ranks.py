@@ -58,6 +58,7 @@ class BenchRanks:
             for name, field in TIMES.items()
         }
         found["exposed"] = found["step"] - found["without"]
+        found["spread"] = max(rank.step.std / rank.step.mean for rank in self.ranks)
         first = self.ranks[0]
         found |= {"calls": first.calls, "bytes": first.bytes}
         return found | ({"windows": first.windows} if first.windows else {})

@@ -27,8 +27,8 @@ void file_write_tensors(const char *path, const char *header, size_t data);
 extern bool file_calls_fail;
 extern int file_interruptions, file_small_steps;
 
-/* A file that the library writes whole: `write` writes it to `path`; it begins and ends so, and has more bytes
- * than `least`. */
+/* A file that the library writes whole: `write` writes it to `path`; it begins and ends so, and has more
+ * bytes than `least`. */
 typedef struct file_kind {
     td_status (*write)(const char *path);
     const char *begin, *end;

@@ -28,6 +28,14 @@
     }                                                                                                        \
     static td_status call_##function(void)
 
+/* A function that takes a NULL and returns nothing. */
+#define API_OF_NULL(function)                                                                                \
+    API(function)                                                                                            \
+    {                                                                                                        \
+        function(NULL);                                                                                      \
+        return TD_OK;                                                                                        \
+    }
+
 void api_add(const char *name, td_status (*call)(void));
 
 /* A CPU device of the case's own. */
@@ -63,6 +71,20 @@ int64_t bad_below(int64_t count);
 int64_t says_integer(int64_t value);
 size_t says_size(size_t value);
 double says_number(double value);
+
+/* Spoils a variable with one of the values that follow, if it is to be wrong: a message must then have one of
+ * the words. */
+#define SPOIL_WITH(pick, variable, words, ...)                                                               \
+    do {                                                                                                     \
+        if (wrong()) {                                                                                       \
+            const __typeof__(variable) bad_values[] = {__VA_ARGS__};                                         \
+                                                                                                             \
+            (variable) = pick(bad_values);                                                                   \
+            impossible(TD_BAD_ARGUMENT, words);                                                              \
+        }                                                                                                    \
+    } while (0)
+#define SPOIL(variable, words, ...)        SPOIL_WITH(BAD, variable, words, __VA_ARGS__)
+#define SPOIL_NUMBER(variable, words, ...) SPOIL_WITH(BAD_NUMBER, variable, words, __VA_ARGS__)
 
 td_device *dev(void);
 
