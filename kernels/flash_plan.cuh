@@ -283,6 +283,16 @@ __device__ inline float hide(float score, float hidden)
     return hidden == -INFINITY ? -INFINITY : score + hidden;
 }
 
+/** The weight of a part's O, of its largest score and its sum. `max` is the largest score of all parts. A
+ * part without a visible key has a sum of 0, and no O. If all scores are NaN, the largest score is -infinity
+ * too, but the sum is NaN. */
+__device__ inline float part_weight(float2 part, float max, split_scale exponent)
+{
+    const float below = part.x - max;
+
+    return part.y == 0.0f ? 0.0f : part.y * exp2f(fmaf(below, exponent.high, below * exponent.low));
+}
+
 /** The powers of two in the number of keys that a query sees. P is 2^(S - L), and L some log2(keys) above the
  * scores that matter; the larger an exponent, the more of it is rounded away. So in f32 the lse of backward
  * is smaller by this, and P makes up for it. */
