@@ -103,13 +103,15 @@ cut cut_backward(int multiprocessors, const td_attention_shape *shape, bool by_k
 }
 
 /** Whether the kernel for Hopper's tensor cores computes the backward pass: widths up to 128 of 16-bit
- * elements, if the copy engine can read the rows. It adds to dQ in the order in which blocks end. */
+ * elements, if the copy engine can read the rows. Deterministic blocks wait for each other: of few heads the
+ * portable kernels are faster. */
 bool backward_takes_hopper(td_flash_gpu gpu, const td_attention_shape *shape)
 {
     const int width = width_of(shape->head_dim);
+    const int64_t tiles = whole(shape->seq_k, ROWS_PADDING) * shape->batch * shape->heads;
 
-    return hopper_runs(gpu) && shape->dtype != TD_F32 && !shape->deterministic && width <= 128 &&
-           shape->head_dim % 8 == 0;
+    return hopper_runs(gpu) && shape->dtype != TD_F32 && width <= 128 && shape->head_dim % 8 == 0 &&
+           (!shape->deterministic || tiles > gpu.multiprocessors);
 }
 
 /** The same for Hopper's kernel: tiles of 128 keys, one block a multiprocessor. */
@@ -138,6 +140,7 @@ struct backward_plan {
     cut by_keys, by_queries, on_hopper;
     bool takes_hopper; /* if every row starts at 16 bytes */
     float *lse, *dot, *dq_sums, *parts;
+    int64_t turns; /* if they are needed, as many ints after dq_sums, see backward_args */
     int *counter;
     size_t bytes;
 };
@@ -148,6 +151,7 @@ backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, v
     scratch rest = {static_cast<char *>(work), 0};
     const int64_t heads = shape->batch * shape->heads;
     const int64_t rows_padded = whole(shape->seq, ROWS_PADDING) * ROWS_PADDING;
+    const int width = width_of(shape->head_dim);
     int64_t parts = 0;
     int most = 1; /* parts by keys */
 
@@ -161,10 +165,11 @@ backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, v
     plan.lse = rest.floats(heads * rows_padded);
     plan.dot = rest.floats(heads * rows_padded);
     plan.counter = reinterpret_cast<int *>(rest.floats(1));
-    if (!shape->deterministic) {
-        if (kind_of_shape(shape) != kind::f32)
-            plan.dq_sums = rest.floats(heads * rows_padded * width_of(shape->head_dim));
-    } else if (plan.by_queries.parts > 1)
+    if (plan.takes_hopper && shape->deterministic)
+        plan.turns = 2 * heads * whole(shape->seq, hopper_queries(width));
+    if (plan.takes_hopper || (!shape->deterministic && kind_of_shape(shape) != kind::f32))
+        plan.dq_sums = rest.floats(heads * rows_padded * width + plan.turns);
+    if (shape->deterministic && plan.by_queries.parts > 1)
         parts = heads * shape->seq * shape->head_dim * plan.by_queries.parts;
     most = std::max(most, plan.by_keys.parts);
     if (most > 1)
@@ -467,13 +472,13 @@ cudaError_t add_parts(cudaStream_t stream, const backward_args &args, void *firs
     return cudaGetLastError();
 }
 
-/** The sums of dQ as long as prepare sets them to 0: the scratch, or in f32 dQ itself. */
-int64_t dq_sums_of(const backward_args &args, kind k)
+/** What prepare sets to 0: the sums of dQ, which are scratch or in f32 dQ itself, and the turns. */
+int64_t zeros_of(const backward_args &args, kind k, int64_t turns)
 {
     if (!args.dq_sums)
         return 0;
     return k == kind::f32 ? (int64_t)args.heads * args.seq * args.head_dim
-                          : (int64_t)args.heads * args.rows_padded * args.width;
+                          : (int64_t)args.heads * args.rows_padded * args.width + turns;
 }
 
 template <typename T, kind K>
@@ -489,7 +494,7 @@ cudaError_t prepare(cudaStream_t stream, const backward_args &args, const backwa
     td_attention_flash_prepare<T, K>
         <<<(unsigned)whole(rows, THREADS / lanes * ROWS_AT_ONCE), THREADS, 0, stream>>>(
             static_cast<const T *>(o), static_cast<const T *>(args.dout), lse, plan.lse, plan.dot, args,
-            lanes, dq_sums_of(args, K));
+            lanes, zeros_of(args, K, plan.turns));
     return cudaGetLastError();
 }
 
@@ -500,8 +505,15 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
     const kind k = kind_of_shape(shape);
     cudaError_t error;
 
-    if (k == kind::f32 && !shape->deterministic)
-        args.dq_sums = static_cast<float *>(args.dq);
+    bool on_hopper = plan.takes_hopper && args.vectors;
+
+    if (!shape->deterministic)
+        args.dq_sums = k == kind::f32 ? static_cast<float *>(args.dq) : plan.dq_sums;
+    else if (on_hopper)
+        args.dq_sums = plan.dq_sums;
+    if (plan.turns > 0)
+        args.turns =
+            reinterpret_cast<int *>(plan.dq_sums + (int64_t)args.heads * args.rows_padded * args.width);
     if constexpr (sizeof(T) == 4)
         error = k == kind::f32 ? prepare<T, kind::f32>(stream, args, plan, o, lse)
                                : prepare<T, kind::tf32>(stream, args, plan, o, lse);
@@ -510,13 +522,15 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
     if (error != cudaSuccess)
         return error;
-    error = cudaErrorNotSupported;
-    if (plan.takes_hopper && args.vectors) {
+    if (on_hopper) {
         args.blocks = plan.on_hopper;
         error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, args,
                                                                                free_multiprocessors(gpu));
+        on_hopper = error != cudaErrorNotSupported;
     }
-    if (error == cudaErrorNotSupported) {
+    if (!on_hopper) {
+        if (shape->deterministic)
+            args.dq_sums = nullptr;
         args.blocks = plan.by_keys;
         error = run_pass(stream, k, args, true);
     }
@@ -525,7 +539,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
     if (error != cudaSuccess || args.dq_sums == args.dq)
         return error;
 
-    if (plan.dq_sums) {
+    if (args.dq_sums) {
         const int64_t blocks = (int64_t)args.heads * args.rows_padded / 16 * (args.width / 16);
         return tile::launch_behind(stream, (unsigned)whole(blocks * 32, THREADS), THREADS,
                                    td_attention_flash_convert_dq<T>, plan.dq_sums, static_cast<T *>(args.dq),
@@ -675,7 +689,6 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const 
     args.lse = plan.lse;
     args.dot = plan.dot;
     args.counter = plan.counter;
-    args.dq_sums = plan.dq_sums;
     args.parts = plan.parts;
     args.heads = (int)(shape->batch * shape->heads);
     args.o_heads = shape->o_bshd ? (int)shape->heads : 1;

@@ -157,7 +157,9 @@ struct backward_args {
     float *dq_sums; /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
                              * [heads, rows_padded, width] in the order of accumulators, in f32 dQ itself */
     int *counter;   /* on Hopper, 0 after prepare */
-    float *parts;   /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
+    int *turns;   /* NULL: blocks add to dq_sums in any order. On Hopper [heads, tiles of queries, 2], 0 after
+                     * prepare: how many tiles of keys have added, for each warpgroup */
+    float *parts; /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
     cut blocks;
     int heads, o_heads, seq, seq_k, head_dim, width;
     int rows_padded;
