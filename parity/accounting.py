@@ -204,12 +204,10 @@ def report_xxl(page, records):
             ("(a)", "H100s of 80 GB for them", "{devices_80gb:.1f}"),
             ("(a)", "saved for backward in bf16, a token", "{saved_bytes_per_token:,} bytes"),
             ("(b)", "devices of 95 GB", "{fsdp_devices}"),
-            (
-                "(c)",
-                "tokens a device, each kind of communication on its own links",
-                "{fsdp_tokens_per_device:.0f}",
-            ),
-            ("(c)", "tokens a device, both kinds share the links", "{shared_wire_tokens_per_device:.0f}"),
+            ("(c)", "tokens in all, each kind of communication on its own links", "{fsdp_tokens:,.0f}"),
+            ("(c)", "the same, a device", "{fsdp_tokens_per_device:.0f}"),
+            ("(c)", "tokens in all, both kinds share the links", "{shared_wire_tokens:,.0f}"),
+            ("(c)", "the same, a device", "{shared_wire_tokens_per_device:.0f}"),
             ("(d)", "tokens a device, the best shape of a mesh", "{optimum_tokens_per_device:.0f}"),
         )
         page.table(

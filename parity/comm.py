@@ -310,6 +310,9 @@ def report_answer(page, single):
         found = single.only(impl=impl, ranks=ranks)
         return {mib: next(map(ms_of, found.only(bytes=mib * MIB).records), None) for mib in sizes}
 
+    def machines(impl):
+        return " and ".join(sorted({r["machine"] for r in single.only(impl=impl).records if "machine" in r}))
+
     ranks = single.values("ranks") or [None]
     few, many = ranks[0], ranks[-1]
     oom = next((r["case"] for r in single.records if r["status"] == "oom"), None)
@@ -319,6 +322,7 @@ def report_answer(page, single):
     gpus = max(single.only(impl="torch_nccl").values("ranks"), default=None)
     page.say(
         both=both or None,
+        machine={impl: machines(impl) for impl in ("torch_nccl", "torch_gloo")},
         gpu=ms("torch_nccl", few, 1, 100, 1024),
         cpu=ms("torch_gloo", few, 1, 100, 1024),
         mpi=ms("c_mpi", few, 1, 100),

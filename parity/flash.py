@@ -316,10 +316,8 @@ def report_grid(page, timed):
     if not lines and len(timed):
         page.lacks("the grid of lengths")
     headline, keys = (timed.only(heads=16), ["head_dim", "pass"]) if gpu else (timed.only(batch=8), ["pass"])
-    rows = headline.wide(keys, "ms", base="torch_eager")
-    ratio = headline.wide(keys, "ms", base="torch_flash").get("c / torch_flash")
-    if ratio is not None:
-        rows["c / torch_flash"] = ratio
+    pairs = zip(*(headline.wide(keys, "ms", base) for base in ("torch_eager", "torch_flash")), strict=True)
+    rows = [row | more for row, more in pairs]
     shape = "batch 1, 16 heads, seq 16384, bf16" if gpu else "batch 8, one head, seq 2048, head_dim 64, f32"
     page.note(f"Causal, {shape}:")
     page.table(rows, "headline", units=dict.fromkeys(headline.impls(), "ms"))

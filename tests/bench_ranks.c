@@ -71,8 +71,33 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
     assert_int_equal(r->parameters + r->gradients + r->optimizer_state + r->activations + r->buffers,
                      r->current[TD_BENCH_BEFORE_UPDATE]);
     assert_true(r->buffers < r->current[TD_BENCH_MADE]); /* nothing below 0 wrapped around */
-    if (config->state != TD_BENCH_STATE_WHOLE && config->model.precision == TD_PRECISION_F32)
+    if (config->state == TD_BENCH_STATE_FULL) { /* weights are gathered once or twice, gradients reduced */
+        const int64_t all = (int64_t)r->parameters * info.ranks;
+
+        assert_true(info.ranks == 1 || (r->bytes > all && r->bytes < 3 * all));
+        assert_true((r->gathered_layers > 0) == (info.ranks > 1) && r->reduced_tables <= r->buffers);
+    } else if (config->state != TD_BENCH_STATE_WHOLE && config->model.precision == TD_PRECISION_F32)
         assert_true(llabs(r->bytes - 2 * (int64_t)r->parameters) < 4096); /* gradients, and new weights */
+}
+
+/* Links that gather weights are waited for: one read after the other, each in its pass. */
+static void check_waits(const td_bench_ranks_config *config, const td_bench_timeline *t, const td_stats *ms)
+{
+    double before = 0, all = 0;
+
+    assert_true((t->wait_count > 0) == (config->state != TD_BENCH_STATE_WHOLE));
+    for (int64_t i = 0; i < t->wait_count; i++) {
+        const td_bench_wait *wait = &t->waits[i];
+
+        assert_true(wait->range.begin < wait->range.end);
+        assert_true(wait->begin_ms >= before && wait->begin_ms <= wait->end_ms);
+        assert_true(wait->end_ms <= (wait->pass == TD_PASS_FORWARD ? t->forward_ms : t->backward_ms));
+        assert_true(i == 0 || wait->pass >= t->waits[i - 1].pass);
+        before = wait->end_ms;
+        all += wait->end_ms - wait->begin_ms;
+    }
+    assert_int_equal(ms->n, STEPS);
+    assert_true(ms->min - 1e-9 <= all && all <= ms->max + 1e-9); /* the last step's is one of them */
 }
 
 /* Every rank's collectives are inside its step, and those of strategies that wait are behind backward. */
@@ -82,7 +107,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
     td_bench_timeline t;
 
     for (int rank = 0; rank < info.ranks; rank++) {
-        const bool waits = config->state != TD_BENCH_STATE_FLAT && config->strategy <= TD_DDP_FLAT;
+        const bool waits = config->state < TD_BENCH_STATE_FLAT && config->strategy <= TD_DDP_FLAT;
         int64_t bytes = 0;
 
         td_assert_ok(td_bench_ranks_timeline_of(result, rank, &t));
@@ -97,6 +122,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
             bytes += span->bytes;
         }
         assert_int_equal(bytes, s->of[rank].bytes);
+        check_waits(config, &t, &s->of[rank].waits);
     }
     td_assert_refused(td_bench_ranks_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "rank is");
     td_assert_refused(td_bench_ranks_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");
@@ -143,10 +169,10 @@ static void strategies_are_told_apart(void **unused)
 
 static void state_that_is_split_is_less(void **unused)
 {
-    size_t bytes[3] = {0};
+    size_t bytes[4] = {0}, parameters[4];
 
     (void)unused;
-    for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FLAT; state++)
+    for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FULL; state++)
         for (int mixed = 0; mixed < 2; mixed++) {
             td_bench_ranks_config config = tiny();
             td_bench_ranks_summary s;
@@ -158,10 +184,13 @@ static void state_that_is_split_is_less(void **unused)
                 check_rank(&config, &s.of[rank]);
             check_timelines(&config, result, &s);
             bytes[state] = s.of[0].optimizer_state;
+            parameters[state] = s.of[0].parameters;
             td_bench_ranks_result_destroy(result);
         }
     if (info.ranks == 2) {
         assert_int_equal(bytes[TD_BENCH_STATE_FLAT], bytes[TD_BENCH_STATE_WHOLE] / 2);
+        assert_true(bytes[TD_BENCH_STATE_FULL] < bytes[TD_BENCH_STATE_WHOLE] * 51 / 100); /* norms */
+        assert_true(parameters[TD_BENCH_STATE_FULL] < parameters[TD_BENCH_STATE_WHOLE] * 51 / 100);
         assert_true(bytes[TD_BENCH_STATE_TENSORS] < bytes[TD_BENCH_STATE_WHOLE] * 6 / 10);
     }
 }
@@ -196,9 +225,9 @@ static void what_is_wrong_is_named(void **unused)
                       "steps is 0, needs 1 to 4096");
     assert_null(result);
     config = tiny();
-    config.state = (td_bench_state)3;
+    config.state = (td_bench_state)4;
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
-                      "state is 3");
+                      "state is 4");
     config = tiny();
     config.bucket_mb = -1;
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
@@ -220,7 +249,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(micro_batches_are_of_one_step),
         cmocka_unit_test(what_is_wrong_is_named),
     };
-    td_memory_stats memory;
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
@@ -228,8 +256,5 @@ int main(int argc, char **argv)
     td_assert_ok(td_comm_describe(comm, &info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
     const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    return td_ranks_end(dev, comm, failed);
 }

@@ -12,7 +12,6 @@
 /* ---- the doubles that prototypes do not tell ---- */
 
 td_status __real_td_comm_watch(td_comm *comm, int64_t capacity);
-td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity);
 td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity)
 {
     return capacity > 0 && td_fault("td_comm_watch") ? td_fail(TD_IO_ERROR, "td_comm_watch was told to fail")
@@ -23,7 +22,6 @@ td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity)
 static _Thread_local bool tested;
 
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_calloc(size_t count, size_t size)
 {
     return tested && td_fault("calloc") ? NULL : __real_calloc(count, size);
@@ -57,6 +55,7 @@ static const kind kinds[] = {
     {"one reduction after backward", TD_DDP_FLAT, TD_BENCH_STATE_WHOLE, TD_UPDATE_AFTER, 0, 2},
     {"state split by tensors", TD_DDP_OVERLAP, TD_BENCH_STATE_TENSORS, TD_UPDATE_AFTER, 0, 0},
     {"state split flat", TD_DDP_BUCKETED, TD_BENCH_STATE_FLAT, TD_UPDATE_ALONG, 1, 0},
+    {"all is split", TD_DDP_BUCKETED, TD_BENCH_STATE_FULL, TD_UPDATE_ALONG, 0, 2},
 };
 
 typedef struct trial {

@@ -233,8 +233,18 @@ class Program(Cli):
             ),
             ("ddp --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
             ("ddp 3", "tandem ddp: '3' is one argument too many"),
-            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors or flat"),
+            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors, flat or full"),
             ("shard --strategy naive", "tandem shard: --strategy: 'naive' needs --kind tensors"),
+            ("shard --keep-weights", "tandem shard: --keep-weights needs --kind full"),
+            (
+                "shard --kind full --bucket-mb 1",
+                "tandem shard: --bucket-mb: '1' needs --kind flat or tensors",
+            ),
+            ("shard --kind full --prefetch 0", "tandem shard: --prefetch: '0' needs to be"),
+            (
+                "shard --kind full --gradients transient",
+                "tandem shard: --gradients: 'transient' needs --kind flat or tensors",
+            ),
             (
                 "shard --kind tensors --strategy naive --bucket-mb 1",
                 "tandem shard: --bucket-mb: '1' needs --strategy bucketed",
@@ -365,6 +375,7 @@ class Program(Cli):
 
     def test_rows_of_arithmetic_are_records(self):
         known = "memory_accounting attention_accounting ddp_overhead_model communication_accounting".split()
+        known += ["fsdp_accounting"]
         known += "parallelism_calculations mixed_precision_accumulation benchmarking_mixed_precision".split()
         for command in (["sizes"], ["account"], ["precision"], ["precision", "--ops"]):
             with self.subTest(command=command):

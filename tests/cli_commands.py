@@ -460,7 +460,7 @@ class Commands(Cli):
             "2555.6", "20444", "10222", "25302", "61.3", "89.4", "235.1", "16512",
         ):  # fmt: skip
             self.assertIn(figure, whole)
-        sections = "parameters flops activations training attention ddp xxl parallel operations".split()
+        sections = "parameters flops activations training fsdp attention ddp xxl parallel operations".split()
         self.assertEqual("".join(self.succeed("account", name) for name in sections), whole)
         self.assertEqual(self.succeed("account", "xxl", "ddp"), self.succeed("account", "ddp", "xxl"))
         self.assertTrue(all(tables(whole)))

@@ -21,15 +21,10 @@
 /* ---- the doubles that prototypes do not tell ---- */
 
 void *__real_malloc(size_t size);
-void *__wrap_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__real_realloc(void *block, size_t size);
-void *__wrap_realloc(void *block, size_t size);
 char *__real_strdup(const char *text);
-char *__wrap_strdup(const char *text);
 int __real_vasprintf(char **out, const char *format, va_list args);
-int __wrap_vasprintf(char **out, const char *format, va_list args);
 
 void *__wrap_malloc(size_t size)
 {
@@ -164,7 +159,6 @@ static void every_fault_comes_back_as_a_status(void **state)
 /* ---- a GPU for each rank ---- */
 
 /* A machine of two. */
-td_status __wrap_td_device_count(td_device_kind kind, int *out);
 td_status __wrap_td_device_count(td_device_kind kind, int *out)
 {
     (void)kind;
@@ -172,7 +166,7 @@ td_status __wrap_td_device_count(td_device_kind kind, int *out)
     return TD_OK;
 }
 
-static void each_rank_needs_a_gpu(void **state)
+TD_BODY(each_rank_needs_a_gpu)
 {
     static const struct {
         const char *rank, *ranks, *local_rank, *local_ranks, *words;
@@ -185,7 +179,6 @@ static void each_rank_needs_a_gpu(void **state)
                  {"0", "x", "0", "1", "WORLD_SIZE is 'x', needs a whole number"}};
     const command c = {"allreduce", td_command_allreduce, "--device cuda", false};
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
         const char *const values[] = {cases[i].rank, cases[i].ranks, cases[i].local_rank,
@@ -231,7 +224,7 @@ static void remove_tree(void)
 }
 
 /* Trees as the kernel shows them. */
-static void control_groups_lower_the_limit(void **state)
+TD_BODY(control_groups_lower_the_limit)
 {
     static const struct {
         const char *name;
@@ -269,7 +262,6 @@ static void control_groups_lower_the_limit(void **state)
     };
     const double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_non_null(mkdtemp(root));
         for (int j = 0; j < 8 && cases[i].files[j]; j += 2)

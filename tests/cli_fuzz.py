@@ -83,12 +83,15 @@ COMMANDS = {
     "memory": ({**RECORDED, **MACHINE}, SMALL_RECORDED),
     "trace": ({**TRACED, **MACHINE}, SMALL_MODEL),
     "ddp": ({**RANKED, "--strategy": [*NAMES, "overlap", "bucketed"], **MACHINE}, SMALL_MODEL),
-    "shard": ({**RANKED, "--kind": [*NAMES, "tensors"], **MACHINE}, SMALL_MODEL),
+    "shard": (
+        {**RANKED, "--kind": [*NAMES, "tensors", "full"], "--prefetch": NUMBERS, **MACHINE},
+        SMALL_MODEL,
+    ),
     "precision": ({"--count": NUMBERS, "--value": NUMBERS}, "--count 50"),
     "sizes": ({"--batch": SIZES, "--context": SIZES}, ""),
     "account": ({}, ""),
 }
-SECTIONS = "parameters flops activations training attention ddp xxl parallel operations nothing".split()
+SECTIONS = "parameters flops activations training fsdp attention ddp xxl parallel operations nothing".split()
 ENVIRONMENT = {
     "COLUMNS": ["1", "-1", "x"],
     "ARGP_HELP_FMT": ["rmargin=60", "garbage", ""],

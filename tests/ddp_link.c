@@ -265,6 +265,13 @@ static void a_link_is_joined_once_before_the_first_step(void **unused)
     td_assert_ok(td_train_create(dev, &config, &forward));
     td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_BAD_ARGUMENT, "goes forward only");
     td_train_destroy(forward);
+    config.until = TD_TRAIN_BACKWARD;
+    config.hooks = td_ddp_link_hook(other);
+    config.model.owned = &(td_range){0, 100};
+    config.model.owned_count = 1;
+    td_assert_ok(td_train_create(dev, &config, &forward));
+    td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_UNSUPPORTED, "from element 100 on: DDP");
+    td_train_destroy(forward);
     td_train_destroy(train);
     td_ddp_link_destroy(link);
     td_ddp_link_destroy(other);
@@ -448,7 +455,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(steps_that_differ_are_refused),
         cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
     };
-    td_memory_stats memory;
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
@@ -456,8 +462,5 @@ int main(int argc, char **argv)
     td_assert_ok(td_comm_describe(comm, &info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
     const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    return td_ranks_end(dev, comm, failed);
 }

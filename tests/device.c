@@ -16,7 +16,6 @@
 /* ---- the nth allocation of the host fails ---- */
 
 void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
 
 int64_t fail_in;
 
@@ -58,7 +57,7 @@ static void the_cpu_opens_under_its_name(void **state)
     td_device_close(NULL);
 }
 
-static void names_that_open_nothing_are_refused(void **state)
+TD_BODY(names_that_open_nothing_are_refused)
 {
     static const struct {
         const char *name, *words;
@@ -76,34 +75,30 @@ static void names_that_open_nothing_are_refused(void **state)
         {"cuda:99999999999", "name is 'cuda:99999999999'"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         td_device *dev = (td_device *)&dev; /* open must overwrite it */
 
         td_assert_refused(td_device_open(rows[i].name, &dev), TD_BAD_ARGUMENT, rows[i].words);
         assert_null(dev);
     }
-    td_assert_refused(td_device_open("cpu", NULL), TD_BAD_ARGUMENT, "out is NULL");
 }
 
-static void a_build_without_cuda_says_so(void **state)
+TD_BODY(a_build_without_cuda_says_so)
 {
 #ifdef TANDEM_HAVE_CUDA
     skip();
 #endif
     td_device *dev = (td_device *)&dev;
 
-    (void)state;
     td_assert_refused(td_device_open("cuda", &dev), TD_UNSUPPORTED, "device 'cuda'");
     assert_null(dev);
     td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "no CUDA");
 }
 
-static void devices_are_counted(void **state)
+TD_BODY(devices_are_counted)
 {
     int count = -1;
 
-    (void)state;
     td_assert_ok(td_device_count(TD_DEVICE_CPU, &count));
     assert_int_equal(count, 1);
     count = -1;
@@ -113,15 +108,13 @@ static void devices_are_counted(void **state)
     else
         assert_int_equal(count, -1); /* no CUDA in this build, or no driver: nothing is said */
     td_assert_refused(td_device_count((td_device_kind)7, &count), TD_BAD_ARGUMENT, "kind is 7");
-    td_assert_refused(td_device_count(TD_DEVICE_CPU, NULL), TD_BAD_ARGUMENT, "out is NULL");
 }
 
-static void open_undoes_itself_at_every_allocation(void **state)
+TD_BODY(open_undoes_itself_at_every_allocation)
 {
     int64_t nth = 0;
     td_status status;
 
-    (void)state;
     do {
         td_device *dev = (td_device *)&dev;
 
@@ -259,17 +252,13 @@ static void only_live_blocks_of_the_device_are_freed(void **state)
     td_device *dev = *state, *other;
     unsigned char *block;
     void *theirs;
-    int on_the_stack;
 
-    td_assert_refused(td_device_free(dev, &on_the_stack), TD_BAD_ARGUMENT, "is no live block of cpu");
     td_assert_ok(td_device_open("cpu", &other));
     td_assert_ok(td_device_alloc(dev, 4096, (void **)&block));
     td_assert_ok(td_device_alloc(other, 10, &theirs));
-    td_assert_refused(td_device_free(dev, block + 1), TD_BAD_ARGUMENT, "is no live block of cpu");
     td_assert_refused(td_device_free(dev, block + 256), TD_BAD_ARGUMENT, "is no live block of cpu");
     td_assert_refused(td_device_free(dev, block + 4096), TD_BAD_ARGUMENT, "is no live block of cpu");
     td_assert_refused(td_device_free(dev, theirs), TD_BAD_ARGUMENT, "is no live block of cpu");
-    td_assert_refused(td_device_free(NULL, block), TD_BAD_ARGUMENT, "dev is NULL");
     assert_int_equal(memory_of(dev).live_blocks, 1);
     td_assert_ok(td_device_free(dev, block));
     td_assert_refused(td_device_free(dev, block), TD_BAD_ARGUMENT, "is no live block of cpu"); /* twice */
@@ -360,8 +349,6 @@ static void the_nth_allocation_fails_once_when_asked_to(void **state)
     td_assert_ok(td_device_fail_allocation(dev, 1));
     td_assert_ok(td_device_fail_allocation(dev, 0)); /* taken back */
     td_assert_ok(td_device_alloc(dev, 77, &block));
-    td_assert_refused(td_device_fail_allocation(dev, -1), TD_BAD_ARGUMENT, "nth is -1");
-    td_assert_refused(td_device_fail_allocation(NULL, 1), TD_BAD_ARGUMENT, "dev is NULL");
 }
 
 static void a_table_that_cannot_grow_fails_the_allocation_alone(void **state)
@@ -418,44 +405,14 @@ static void copies_move_exactly_the_bytes(void **state)
     }
 }
 
-static void bad_copies_are_refused_with_the_reason(void **state)
+static void no_bytes_need_no_place(void **state)
 {
     td_device *dev = *state;
-    char a[4] = "abc", b[4] = "xyz";
 
-    td_assert_refused(td_device_copy(NULL, a, b, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_copy(dev, NULL, b, 1), TD_BAD_ARGUMENT, "dst is NULL, bytes is 1");
-    td_assert_refused(td_device_copy(dev, a, NULL, 1), TD_BAD_ARGUMENT, "src is NULL, bytes is 1");
-    td_assert_refused(td_device_upload(NULL, a, b, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_upload(dev, NULL, b, 2), TD_BAD_ARGUMENT, "dst is NULL, bytes is 2");
-    td_assert_refused(td_device_upload(dev, a, NULL, 2), TD_BAD_ARGUMENT, "src is NULL, bytes is 2");
-    td_assert_refused(td_device_download(NULL, a, b, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_download(dev, NULL, b, 3), TD_BAD_ARGUMENT, "dst is NULL, bytes is 3");
-    td_assert_refused(td_device_download(dev, a, NULL, 3), TD_BAD_ARGUMENT, "src is NULL, bytes is 3");
-    td_assert_refused(td_device_fill(NULL, a, 0, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_fill(dev, NULL, 0, 1), TD_BAD_ARGUMENT, "dst is NULL, bytes is 1");
-    td_assert_refused(td_device_fill(dev, a, 256, 1), TD_BAD_ARGUMENT, "value is 256");
-    td_assert_refused(td_device_fill(dev, a, -1, 1), TD_BAD_ARGUMENT, "value is -1");
-    td_assert_refused(td_device_synchronize(NULL), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_ok(td_device_copy(dev, NULL, NULL, 0));
     td_assert_ok(td_device_upload(dev, NULL, NULL, 0));
     td_assert_ok(td_device_download(dev, NULL, NULL, 0));
     td_assert_ok(td_device_fill(dev, NULL, 0, 0));
-    assert_string_equal(a, "abc");
-}
-
-static void other_bad_input_is_refused_with_the_reason(void **state)
-{
-    td_device *dev = *state;
-    td_memory_stats stats;
-    void *block = &block;
-
-    td_assert_refused(td_device_alloc(NULL, 1, &block), TD_BAD_ARGUMENT, "dev is NULL");
-    assert_null(block);
-    td_assert_refused(td_device_alloc(dev, 1, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_device_memory(NULL, &stats), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_memory(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_device_reset_peak(NULL), TD_BAD_ARGUMENT, "dev is NULL");
 }
 
 /* ---- time ---- */
@@ -499,16 +456,11 @@ static void the_cpu_has_no_streams_and_no_graphs(void **state)
     stream = (td_stream *)&stream;
     td_assert_refused(td_stream_wrap(dev, NULL, &stream), TD_UNSUPPORTED, "cpu has no streams");
     assert_null(stream);
-    td_assert_refused(td_stream_create(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_stream_create(NULL, &stream), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_device_set_stream(dev, NULL), TD_UNSUPPORTED, "cpu has no streams");
     assert_null(td_device_stream(dev));
     td_assert_refused(td_graph_begin(dev), TD_UNSUPPORTED, "no graphs");
-    td_assert_refused(td_graph_begin(NULL), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_graph_end(dev, &graph), TD_UNSUPPORTED, "no graphs");
     assert_null(graph);
-    td_assert_refused(td_graph_end(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_graph_launch(NULL), TD_BAD_ARGUMENT, "graph is NULL");
     td_stream_destroy(NULL);
     td_graph_destroy(NULL);
     assert_string_equal(td_device_model(dev), "");
@@ -529,25 +481,15 @@ static void host_memory_and_queued_copies(void **state)
     assert_int_equal(((char *)host)[98], 7);
     assert_int_equal(((char *)host)[99], 0);
     td_assert_ok(td_device_upload_async(dev, NULL, NULL, 0));
-    td_assert_refused(td_device_upload_async(NULL, block, host, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_upload_async(dev, NULL, host, 1), TD_BAD_ARGUMENT, "dst is NULL, bytes is 1");
-    td_assert_refused(td_device_upload_async(dev, block, NULL, 1), TD_BAD_ARGUMENT,
-                      "host is NULL, bytes is 1");
-    td_assert_refused(td_device_download_async(NULL, host, block, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_download_async(dev, NULL, block, 1), TD_BAD_ARGUMENT, "host is NULL");
-    td_assert_refused(td_device_download_async(dev, host, NULL, 1), TD_BAD_ARGUMENT, "src is NULL");
-    td_assert_refused(td_device_alloc_host(NULL, 1, &none), TD_BAD_ARGUMENT, "dev is NULL");
-    assert_null(none);
-    td_assert_refused(td_device_alloc_host(dev, 1, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_refused(td_device_alloc_host(dev, SIZE_MAX, &none), TD_NO_MEMORY,
                       "bytes of host memory for cpu");
+    assert_null(none);
     td_device_free_host(dev, NULL);
     td_device_free_host(dev, host);
     td_assert_ok(td_device_free(dev, block));
 
     td_assert_ok(td_event_create(dev, &event));
     td_assert_refused(td_event_wait(event), TD_BAD_STATE, "never recorded");
-    td_assert_refused(td_event_wait(NULL), TD_BAD_ARGUMENT, "event is NULL");
     td_assert_ok(td_event_record(event));
     td_assert_ok(td_event_wait(event));
     td_event_destroy(event);
@@ -563,14 +505,6 @@ static void bad_events_are_refused_with_the_reason(void **state)
     td_assert_ok(td_event_create(dev, &a));
     td_assert_ok(td_event_create(dev, &b));
     td_assert_ok(td_event_create(other, &theirs));
-    td_assert_refused(td_event_create(NULL, &none), TD_BAD_ARGUMENT, "dev is NULL");
-    assert_null(none);
-    td_assert_refused(td_event_create(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_event_record(NULL), TD_BAD_ARGUMENT, "event is NULL");
-    td_assert_refused(td_event_elapsed_ms(NULL, b, &ms), TD_BAD_ARGUMENT, "start is NULL");
-    td_assert_refused(td_event_elapsed_ms(a, NULL, &ms), TD_BAD_ARGUMENT, "stop is NULL");
-    td_assert_refused(td_event_elapsed_ms(a, b, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_event_elapsed_ms(a, theirs, &ms), TD_BAD_ARGUMENT, "another device");
     td_assert_refused(td_event_elapsed_ms(a, b, &ms), TD_BAD_STATE, "start was never recorded");
     td_assert_ok(td_event_record(a));
     td_assert_refused(td_event_elapsed_ms(a, b, &ms), TD_BAD_STATE, "stop was never recorded");
@@ -598,12 +532,11 @@ static int count_threads(void)
     return count;
 }
 
-static void a_child_of_fork_has_one_thread_and_does_not_hang(void **state)
+TD_BODY(a_child_of_fork_has_one_thread_and_does_not_hang)
 {
     const int before = td_cpu_threads();
     int ended;
 
-    (void)state;
     td_assert_ok(td_cpu_set_threads(2));
     assert_int_equal(count_threads(), 2); /* its threads wait for more from now on */
     fflush(NULL);
@@ -621,20 +554,14 @@ static void a_child_of_fork_has_one_thread_and_does_not_hang(void **state)
     td_assert_ok(td_cpu_set_threads(before));
 }
 
-static void the_number_of_threads_is_openmps(void **state)
+TD_BODY(the_number_of_threads_is_openmps)
 {
     int before = td_cpu_threads();
 
-    (void)state;
     assert_int_equal(before, omp_get_max_threads());
     td_assert_ok(td_cpu_set_threads(3));
     assert_int_equal(td_cpu_threads(), 3);
     assert_int_equal(omp_get_max_threads(), 3);
-    td_assert_refused(td_cpu_set_threads(0), TD_BAD_ARGUMENT, "threads is 0");
-    td_assert_refused(td_cpu_set_threads(-2), TD_BAD_ARGUMENT, "threads is -2");
-    td_assert_refused(td_cpu_set_threads(TD_CPU_MOST_THREADS + 1), TD_BAD_ARGUMENT,
-                      "threads is 4097, needs 1 to 4096");
-    td_assert_refused(td_cpu_set_threads(INT_MAX), TD_BAD_ARGUMENT, "threads is 2147483647");
     assert_int_equal(td_cpu_threads(), 3);
     td_assert_ok(td_cpu_set_threads(TD_CPU_MOST_THREADS));
     assert_int_equal(td_cpu_threads(), TD_CPU_MOST_THREADS);
@@ -651,13 +578,12 @@ static void note_destroyed(void *state)
     destroyed[destroyed_count++] = *(int *)state;
 }
 
-static void what_is_kept_has_a_key_and_goes_with_the_device(void **state)
+TD_BODY(what_is_kept_has_a_key_and_goes_with_the_device)
 {
     static const char keys[3];
     int values[] = {10, 11, 12};
     td_device *dev;
 
-    (void)state;
     destroyed_count = 0;
     td_assert_ok(td_device_open("cpu", &dev));
     assert_null(td_device_state(dev, &keys[0]));
@@ -692,8 +618,7 @@ int main(void)
         WITH_CPU(the_nth_allocation_fails_once_when_asked_to),
         WITH_CPU(a_table_that_cannot_grow_fails_the_allocation_alone),
         WITH_CPU(copies_move_exactly_the_bytes),
-        WITH_CPU(bad_copies_are_refused_with_the_reason),
-        WITH_CPU(other_bad_input_is_refused_with_the_reason),
+        WITH_CPU(no_bytes_need_no_place),
         WITH_CPU(events_measure_what_lies_between_them),
         WITH_CPU(the_cpu_has_no_streams_and_no_graphs),
         WITH_CPU(host_memory_and_queued_copies),

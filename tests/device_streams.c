@@ -117,7 +117,6 @@ FAILING(event_wait, (void *context, td_event *event), (context, event))
 FAILING(event_elapsed_ms, (td_event * start, td_event *stop, double *out), (start, stop, out))
 
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_calloc(size_t count, size_t size)
 {
     return td_fault("calloc") ? NULL : __real_calloc(count, size);
@@ -192,9 +191,6 @@ static void work_goes_to_the_stream_that_is_set(void **state)
     td_stream_destroy(made);
     td_stream_destroy(wrapped);
     td_stream_destroy(NULL);
-    td_assert_refused(td_stream_create(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_stream_create(NULL, &made), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_set_stream(NULL, NULL), TD_BAD_ARGUMENT, "dev is NULL");
 }
 
 static void a_stream_that_fails_leaves_nothing(void **state)
@@ -233,10 +229,6 @@ static void a_capture_begins_ends_and_is_replayed(void **state)
     td_fault_at(1);
     assert_int_equal(td_graph_launch(graph), TD_IO_ERROR);
     td_fault_at(0);
-    td_assert_refused(td_graph_launch(NULL), TD_BAD_ARGUMENT, "graph is NULL");
-    td_assert_refused(td_graph_begin(NULL), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_graph_end(NULL, &none), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_graph_end(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_graph_destroy(graph);
     td_graph_destroy(NULL);
 }
@@ -282,8 +274,6 @@ static void guests_come_with_every_launch(void **state)
     td_assert_refused(td_graph_join(dev, &first), TD_BAD_STATE, "no capture is running");
     td_assert_ok(td_graph_begin(dev));
     assert_int_equal(td_graph_capture(dev), 1);
-    td_assert_refused(td_graph_join(NULL, &first), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_graph_join(dev, NULL), TD_BAD_ARGUMENT, "guest is NULL");
     td_assert_refused(td_graph_join(dev, &none), TD_BAD_ARGUMENT, "launch is NULL");
     td_fault_at(1);
     assert_int_equal(td_graph_join(dev, &first), TD_NO_MEMORY);

@@ -6,6 +6,14 @@
 static int arguments;
 static char **argument;
 
+static void each_fault_is_refused_by_its_name(void **state)
+{
+    (void)state;
+    td_assert_ok(td_cpu_set_threads(2));
+    api_sweep(arguments > 2 ? argument[2] : "");
+    api_summary();
+}
+
 static void every_function_refuses_what_is_impossible_and_changes_nothing(void **state)
 {
     (void)state;
@@ -30,6 +38,7 @@ const char *__asan_default_options(void)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(each_fault_is_refused_by_its_name, api_sweep_teardown),
         cmocka_unit_test_teardown(every_function_refuses_what_is_impossible_and_changes_nothing,
                                   td_fuzz_teardown),
     };

@@ -8,9 +8,9 @@ static int64_t large_extent(const char *words)
 {
     static const int64_t large[] = {1000000, INT64_MAX / 2, INT64_MAX};
 
-    if (td_fuzz_chance(20)) {
+    if (wrong()) {
         possible(TD_BAD_ARGUMENT, words);
-        return TD_FUZZ_PICK(large);
+        return BAD(large);
     }
     return at_least_one(words);
 }
@@ -74,6 +74,19 @@ API(td_account_training_memory)
                   m = large_extent(words);
 
     return td_account_training_memory(count, p, g, m, out("out", sizeof(td_account_training)));
+}
+
+API(td_account_fsdp_memory)
+{
+    static const char words[] =
+        COUNTS "|ranks|parameter_bytes|gradient_bytes|moment_bytes|parameter|gradient|"
+               "optimizer|training";
+    const td_account_model m = draw_model();
+    const int64_t ranks = large_extent(words), p = large_extent(words), g = large_extent(words),
+                  moment = large_extent(words);
+
+    return td_account_fsdp_memory(pointer("model", &m), ranks, p, g, moment,
+                                  out("out", sizeof(td_account_fsdp)));
 }
 
 API(td_account_autocast_copies)
@@ -204,7 +217,7 @@ static td_account_parallel draw_parallel(void)
                              .bytes_per_second = positive("bytes_per_second")};
 
     if (p.devices <= 1)
-        p.devices = 0.5; /* 1 + a wrong number may be a right one */
+        p.devices = says_number(0.5); /* 1 + a wrong number may be a right one */
     return p;
 }
 

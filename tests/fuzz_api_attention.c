@@ -25,7 +25,7 @@ static attention_case draw_attention(bool flash)
     if (wrong()) {
         static const float bad[] = {NAN, INFINITY, -INFINITY, -1, -1e-45f};
 
-        c.s.scale = TD_FUZZ_PICK(bad);
+        c.s.scale = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "scale");
     } else {
         static const float good[] = {0, 1, 0.125f, 1e-45f, 100};
@@ -56,18 +56,6 @@ static td_status call_sizes(bool flash,
     return sizes(dev(), pointer("shape", &c.s), result);
 }
 
-/* Scratch is wanted on a multiple of 256 bytes. */
-static void *attention_work(td_status status, const size_t *bytes)
-{
-    char *scratch = work(status, bytes);
-
-    if (scratch && wrong()) {
-        impossible(TD_BAD_ARGUMENT, "work");
-        scratch += 64;
-    }
-    return scratch;
-}
-
 static td_status call_forward(const td_attention_impl *impl, bool flash)
 {
     const attention_case c = draw_attention(flash);
@@ -76,7 +64,7 @@ static td_status call_forward(const td_attention_impl *impl, bool flash)
     const void *q = in("q", c.queries_bytes), *k = in("k", c.keys_bytes), *v = in("v", c.keys_bytes);
     void *o = out("o", c.queries_bytes);
     void *saved = out(flash ? "lse" : "saved", status == TD_OK ? sizes.saved : 4096);
-    void *scratch = attention_work(status, &sizes.forward_work);
+    void *scratch = work(status, &sizes.forward_work);
 
     return impl->forward(dev(), pointer("shape", &c.s), q, k, v, o, saved, scratch);
 }
@@ -90,7 +78,7 @@ static td_status call_backward(const td_attention_impl *impl, bool flash)
     const void *o = in("o", c.queries_bytes), *dout = in("dout", c.queries_bytes);
     const void *saved = in(flash ? "lse" : "saved", status == TD_OK ? sizes.saved : 4096);
     void *dq = out("dq", c.queries_bytes), *dk = out("dk", c.keys_bytes), *dv = out("dv", c.keys_bytes);
-    void *scratch = attention_work(status, &sizes.backward_work);
+    void *scratch = work(status, &sizes.backward_work);
 
     return impl->backward(dev(), pointer("shape", &c.s), q, k, v, o, dout, saved, dq, dk, dv, scratch);
 }

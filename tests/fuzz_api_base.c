@@ -172,7 +172,7 @@ static double draw_std(void)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, "std");
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 API(td_rng_normal)
@@ -198,15 +198,12 @@ API(td_rng_truncated_normal)
 
 API(td_rng_tokens)
 {
-    static const int64_t good[] = {1, 2, 10000, INT64_MAX}, bad[] = {0, -1, INT64_MIN};
+    static const int64_t good[] = {1, 2, 10000, INT64_MAX};
     const slice s = draw_slice();
     int64_t bound = TD_FUZZ_PICK(good);
     void *to = s.count ? out("out", slice_bytes(&s, 8)) : NULL;
 
-    if (wrong()) {
-        bound = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "bound");
-    }
+    SPOIL(bound, "bound", 0, -1, INT64_MIN);
     return td_rng_tokens(pointer("rng", &s.rng), s.offset, s.count, bound, to);
 }
 
@@ -222,14 +219,10 @@ API(td_stats_compute)
 
 API(td_stats_percentile)
 {
-    static const double bad[] = {-1, 100.5, NAN, INFINITY, -5e-324};
     const int64_t count = draw_count();
     const double *samples = draw_samples("sorted", count, true);
     double p = td_fuzz_uniform(0, 100);
 
-    if (wrong()) {
-        p = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "p");
-    }
+    SPOIL_NUMBER(p, "p", -1, 100.5, NAN, INFINITY, -5e-324);
     return td_stats_percentile(samples, count, p, out("out", sizeof(double)));
 }

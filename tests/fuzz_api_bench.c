@@ -61,14 +61,11 @@ API(td_bench_run)
     c.timed = (td_bench_timed)choice("timed", 3);
     c.model.transient_gradients = false;
     if (wrong()) {
-        c.steps = TD_FUZZ_PICK(bad_steps);
+        c.steps = BAD_NUMBER(bad_steps);
         impossible(TD_BAD_ARGUMENT, "steps");
         impossible(TD_NO_MEMORY, "steps");
     }
-    if (wrong()) {
-        c.warmup = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "warmup");
-    }
+    SPOIL_NUMBER(c.warmup, "warmup", -1, INT64_MIN, INT64_MAX);
     if (wrong()) {
         c.graph = true;
         impossible(TD_UNSUPPORTED, "capture");
@@ -109,11 +106,7 @@ API(td_bench_train_config)
     return td_bench_train_config(pointer("config", &c), config);
 }
 
-API(td_bench_result_destroy)
-{
-    td_bench_result_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_bench_result_destroy)
 
 API(td_bench_summary_of)
 {
@@ -149,7 +142,6 @@ static td_status close_rank(td_comm *comm, td_status status)
 
 static td_bench_ranks_config draw_ranks(void)
 {
-    static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX, TD_BENCH_MOST_STEPS + 1};
     static const double bad_sizes[] = {-1, NAN, INFINITY};
     td_bench_ranks_config c = {.hyper = api_draw_hyper(),
                                .model = api_good_model(),
@@ -158,24 +150,19 @@ static td_bench_ranks_config draw_ranks(void)
 
     c.model.use = TD_MODEL_GRADIENTS;
     c.model.transient_gradients = false;
-    c.state = (td_bench_state)choice("state", 3);
+    c.state = (td_bench_state)choice("state", 4);
     c.strategy = (td_ddp_strategy)td_fuzz_below(4);
     c.time = (td_update_time)choice("time", 2);
     c.bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
-    if (wrong()) {
-        c.steps = TD_FUZZ_PICK(bad_steps);
-        impossible(TD_BAD_ARGUMENT, "steps");
-    }
-    if (wrong()) {
-        c.warmup = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "warmup");
-    }
-    if (wrong()) {
-        c.micro_batches = td_fuzz_chance(50) ? -1 : INT64_MAX;
-        impossible(TD_BAD_ARGUMENT, "micro_batches");
+    SPOIL_NUMBER(c.steps, "steps", 0, -1, INT64_MIN, INT64_MAX, TD_BENCH_MOST_STEPS + 1);
+    SPOIL_NUMBER(c.warmup, "warmup", -1, INT64_MIN, INT64_MAX);
+    SPOIL(c.micro_batches, "micro_batches", -1, INT64_MAX);
+    if (c.state == TD_BENCH_STATE_FULL && wrong()) {
+        c.prefetch = bad_below(2) == 0 ? -1 : INT64_MAX;
+        impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (c.state != TD_BENCH_STATE_WHOLE && wrong()) {
-        c.bucket_mb = TD_FUZZ_PICK(bad_sizes);
+        c.bucket_mb = BAD_NUMBER(bad_sizes);
         impossible(TD_BAD_ARGUMENT, "bucket_mb");
     }
     return c;
@@ -220,11 +207,7 @@ API(td_bench_ranks_run)
     return close_rank(comm, status);
 }
 
-API(td_bench_ranks_result_destroy)
-{
-    td_bench_ranks_result_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_bench_ranks_result_destroy)
 
 API(td_bench_ranks_summary_of)
 {

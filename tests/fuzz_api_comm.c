@@ -83,44 +83,26 @@ API(td_comm_open)
     td_comm **to = pointer("out", &made);
 
     if (wrong()) {
-        o.ranks = td_fuzz_chance(50) ? 0 : td_fuzz_chance(50) ? -5 : TD_COMM_MOST_RANKS + 1;
+        o.ranks = bad_below(2) == 0 ? 0 : bad_below(2) == 0 ? -5 : TD_COMM_MOST_RANKS + 1;
         impossible(TD_BAD_ARGUMENT, "ranks");
     } else if (wrong()) {
-        o.rank = td_fuzz_chance(50) ? 1 : -1;
+        o.rank = bad_below(2) == 0 ? 1 : -1;
         impossible(TD_BAD_ARGUMENT, "rank");
     }
+    SPOIL(o.local_ranks, "local_ranks", -1, 1000);
+    SPOIL(o.run, "run", "");
+    SPOIL(o.directory, "directory", "");
+    SPOIL(o.address, "address", "");
     if (wrong()) {
-        o.local_ranks = td_fuzz_chance(50) ? -1 : 1000;
-        impossible(TD_BAD_ARGUMENT, "local_ranks");
-    }
-    if (wrong()) {
-        o.run = "";
-        impossible(TD_BAD_ARGUMENT, "run");
-    }
-    if (wrong()) {
-        o.directory = "";
-        impossible(TD_BAD_ARGUMENT, "directory");
-    }
-    if (wrong()) {
-        o.address = "";
-        impossible(TD_BAD_ARGUMENT, "address");
-    }
-    if (wrong()) {
-        o.seconds = TD_FUZZ_PICK(bad_seconds);
+        o.seconds = BAD_NUMBER(bad_seconds);
         impossible(TD_BAD_ARGUMENT, "seconds");
     }
     if (wrong()) {
-        o.open_seconds = TD_FUZZ_PICK(bad_seconds);
+        o.open_seconds = BAD_NUMBER(bad_seconds);
         impossible(TD_BAD_ARGUMENT, "open_seconds");
     }
-    if (wrong()) {
-        o.nccl_ctas = td_fuzz_chance(50) ? -1 : TD_COMM_MOST_CTAS + 1;
-        impossible(TD_BAD_ARGUMENT, "nccl_ctas");
-    }
-    if (wrong()) {
-        o.backend = TD_COMM_NCCL;
-        impossible(TD_BAD_ARGUMENT, "backend");
-    }
+    SPOIL(o.nccl_ctas, "nccl_ctas", -1, TD_COMM_MOST_CTAS + 1);
+    SPOIL(o.backend, "backend", TD_COMM_NCCL);
     possible(TD_UNSUPPORTED, "backend");
     const td_status status = td_comm_open(dev(), pointer("options", &o), to);
     if (to && status != TD_OK)
@@ -143,10 +125,7 @@ API(td_comm_window_create)
     size_t bytes = 1 + (size_t)td_fuzz_below(100);
     td_comm_window *made = (td_comm_window *)&bytes, **to = pointer("out", &made);
 
-    if (wrong()) {
-        bytes = 0;
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL(bytes, "bytes", 0);
     const bool none = bytes > 0 && td_fuzz_chance(20);
     const td_status status = td_comm_window_create(comm, none ? NULL : memory, bytes, to);
     if (to && status != TD_OK)
@@ -156,22 +135,14 @@ API(td_comm_window_create)
     return comm_done(status);
 }
 
-API(td_comm_window_destroy)
-{
-    td_comm_window_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_comm_window_destroy)
 
 API(td_comm_watch)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX};
     td_comm *comm = make_comm();
     int64_t capacity = td_fuzz_below(5);
 
-    if (wrong()) {
-        capacity = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "capacity");
-    }
+    SPOIL_NUMBER(capacity, "capacity", -1, INT64_MIN, INT64_MAX);
     return comm_done(td_comm_watch(comm, capacity));
 }
 
@@ -228,10 +199,7 @@ API(td_comm_peer)
     int64_t process = 0;
     int32_t rank = 0;
 
-    if (wrong()) {
-        rank = td_fuzz_chance(50) ? 1 : -1;
-        impossible(TD_BAD_ARGUMENT, "rank");
-    }
+    SPOIL(rank, "rank", 1, -1);
     return comm_done(td_comm_peer(comm, rank, pointer("host", &host), pointer("process", &process)));
 }
 
@@ -264,7 +232,7 @@ static arguments draw_arguments(bool reduces)
     if (a.count > 0 && td_fuzz_chance(50))
         a.in = in("in", bytes);
     if (wrong()) {
-        a.count = TD_FUZZ_PICK(bad);
+        a.count = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "count");
     } else if (a.count > 0 && wrong()) {
         a.count = INT64_MAX - td_fuzz_below(3);
@@ -317,10 +285,7 @@ API(td_comm_broadcast)
     int32_t root = 0;
 
     a.out = a.count ? in_out("buffer", (size_t)a.count * 8) : NULL;
-    if (wrong()) {
-        root = td_fuzz_chance(50) ? 1 : -1;
-        impossible(TD_BAD_ARGUMENT, "root");
-    }
+    SPOIL(root, "root", 1, -1);
     return finish(&a, td_comm_broadcast(comm, a.out, a.count, a.type, root, handle(&a)));
 }
 
@@ -331,16 +296,12 @@ API(td_comm_barrier)
 
 API(td_comm_exchange)
 {
-    static const size_t bad[] = {0, 32769, SIZE_MAX};
     td_comm *comm = make_comm();
     size_t bytes = 1 + (size_t)td_fuzz_below(100);
     const void *mine = in("mine", bytes);
     void *all = out("all", bytes);
 
-    if (wrong()) {
-        bytes = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL_NUMBER(bytes, "bytes", 0, 32769, SIZE_MAX);
     return comm_done(td_comm_exchange(comm, mine, bytes, all));
 }
 

@@ -83,7 +83,7 @@ static int64_t draw_index(const bed *b)
     if (!wrong())
         return td_fuzz_below(b->config.count);
     impossible(TD_BAD_ARGUMENT, "index");
-    return td_fuzz_chance(50) ? -1 : b->config.count;
+    return bad_below(2) == 0 ? -1 : b->config.count;
 }
 
 API(td_ddp_strategy_name)
@@ -117,45 +117,35 @@ static double draw_bucket_mb(void)
     if (!wrong())
         return td_fuzz_chance(50) ? 0 : 25;
     impossible(TD_BAD_ARGUMENT, "bucket_mb");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_ddp_create)
 {
-    static const int64_t bad_counts[] = {0, -1, INT64_MIN, INT64_MAX};
     bed *b = open_bed();
     td_ddp_tensor *const any = &b->tensors[td_fuzz_below(b->config.count)];
 
     b->config.strategy = (td_ddp_strategy)choice("strategy", 4);
     b->config.bucket_mb = draw_bucket_mb();
     if (wrong()) {
-        any->dims = td_fuzz_chance(50) ? -1 : TD_DDP_DIMS + 1;
+        any->dims = bad_below(2) == 0 ? -1 : TD_DDP_DIMS + 1;
         impossible(TD_BAD_ARGUMENT, "dims");
     } else if (any->dims > 0 && wrong()) {
-        any->shape[0] = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        any->shape[0] = bad_below(2) == 0 ? 0 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "shape");
     } else if (any->dims > 1 && wrong()) {
         any->shape[0] = any->shape[1] = INT64_MAX - 2;
         impossible(TD_BAD_ARGUMENT, "tensors");
     } else if (!any->frozen && wrong()) {
-        any->room = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        any->room = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "room");
     } else if (!any->frozen && wrong()) {
         any->room = INT64_MAX - 2;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
-    if (wrong()) {
-        any->name = NULL;
-        impossible(TD_BAD_ARGUMENT, "no name");
-    }
-    if (wrong()) {
-        any->data = NULL;
-        impossible(TD_BAD_ARGUMENT, "no data");
-    }
-    if (wrong()) {
-        any->dtype = (td_dtype)77;
-        impossible(TD_BAD_ARGUMENT, "dtype");
-    }
+    SPOIL(any->name, "no name", NULL);
+    SPOIL(any->data, "no data", NULL);
+    SPOIL(any->dtype, "dtype", (td_dtype)77);
     if (!any->frozen && wrong()) {
         any->uses = -1;
         impossible(TD_BAD_ARGUMENT, "uses");
@@ -165,17 +155,11 @@ API(td_ddp_create)
         impossible(TD_BAD_ARGUMENT, "grad_dtype");
     }
     if (b->config.order && !b->tensors[b->order[0]].frozen && wrong()) {
-        b->order[0] = td_fuzz_chance(50) ? -1 : b->config.count;
+        b->order[0] = bad_below(2) == 0 ? -1 : b->config.count;
         impossible(TD_BAD_ARGUMENT, "order");
     }
-    if (wrong()) {
-        b->config.count = TD_FUZZ_PICK(bad_counts);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
-    if (wrong()) {
-        b->config.tensors = NULL;
-        impossible(TD_BAD_ARGUMENT, "tensors");
-    }
+    SPOIL_NUMBER(b->config.count, "count", 0, -1, INT64_MIN, INT64_MAX);
+    SPOIL(b->config.tensors, "tensors", NULL);
     td_device *device = dev();
     td_comm *comm = pointer("comm", b->comm);
     const td_ddp_config *config = pointer("config", &b->config);
@@ -187,11 +171,7 @@ API(td_ddp_create)
     return close_bed(b, status);
 }
 
-API(td_ddp_destroy)
-{
-    td_ddp_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_ddp_destroy)
 
 API(td_ddp_gradient)
 {
@@ -290,11 +270,7 @@ API(td_ddp_link_create)
     return close_bed(b, status);
 }
 
-API(td_ddp_link_destroy)
-{
-    td_ddp_link_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_ddp_link_destroy)
 
 API(td_ddp_link_hook)
 {

@@ -10,7 +10,7 @@ API(td_device_open)
     const char *name = text("name|device", 1, names);
 
     if (wrong()) {
-        name = TD_FUZZ_PICK(absent);
+        name = BAD(absent);
         impossible(TD_UNSUPPORTED, "device|cuda");
         impossible(TD_BAD_ARGUMENT, "device|name|cuda");
     } else if (name && strncmp(name, "cuda", 4) == 0) {
@@ -32,11 +32,7 @@ API(td_device_count)
     return td_device_count((td_device_kind)kind, out("out", sizeof(int)));
 }
 
-API(td_device_close)
-{
-    td_device_close(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_device_close)
 
 API(td_device_kind_of)
 {
@@ -73,7 +69,7 @@ static size_t draw_size(void)
     if (!wrong())
         return (size_t)td_fuzz_below(5000);
     impossible(TD_NO_MEMORY, "bytes");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_device_alloc)
@@ -107,7 +103,7 @@ API(td_device_free)
     td_device *device = dev();
     void *what = block;
     if (wrong()) {
-        what = block && td_fuzz_chance(50) ? (char *)block + 1 : (void *)&no_block;
+        what = block && bad_below(2) == 0 ? (char *)block + 1 : (void *)&no_block;
         impossible(TD_BAD_ARGUMENT, "block");
     }
     const td_status status = td_device_free(device, what);
@@ -193,15 +189,11 @@ API(td_device_download_async)
 
 API(td_device_fill)
 {
-    static const int bad[] = {-1, 256, INT32_MAX, INT32_MIN};
     const size_t bytes = draw_bytes();
     void *dst = bytes ? out("dst", bytes) : NULL;
     int value = (int)td_fuzz_below(256);
 
-    if (wrong()) {
-        value = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "value");
-    }
+    SPOIL_NUMBER(value, "value", -1, 256, INT32_MAX, INT32_MIN);
     return td_device_fill(dev(), dst, value, bytes);
 }
 
@@ -238,11 +230,7 @@ API(td_stream_wrap)
     return status;
 }
 
-API(td_stream_destroy)
-{
-    td_stream_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_stream_destroy)
 
 API(td_device_set_stream)
 {
@@ -301,11 +289,7 @@ API(td_graph_launch)
     return td_graph_launch(NULL);
 }
 
-API(td_graph_destroy)
-{
-    td_graph_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_graph_destroy)
 
 /* ---- events ---- */
 
@@ -323,11 +307,7 @@ API(td_event_create)
     return status;
 }
 
-API(td_event_destroy)
-{
-    td_event_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_event_destroy)
 
 /* An event, recorded or not. */
 static td_event *make_event(td_device *on, const char *name, bool recorded)
@@ -417,7 +397,7 @@ static const char *draw_label(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static int draw_depth(int level, const char *words)
@@ -463,7 +443,7 @@ API(td_device_history_begin)
     int64_t capacity = 1 + td_fuzz_below(10);
 
     if (wrong()) {
-        capacity = TD_FUZZ_PICK(bad);
+        capacity = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "capacity");
     } else if (wrong()) {
         capacity = INT64_MAX;
@@ -536,14 +516,10 @@ API(td_cpu_threads)
 
 API(td_cpu_set_threads)
 {
-    static const int bad[] = {0, -1, INT32_MIN, INT32_MAX, 100000, TD_CPU_MOST_THREADS + 1};
     const int before = td_cpu_threads();
     int threads = 1 + (int)td_fuzz_below(3);
 
-    if (wrong()) {
-        threads = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "threads");
-    }
+    SPOIL_NUMBER(threads, "threads", 0, -1, INT32_MIN, INT32_MAX, 100000, TD_CPU_MOST_THREADS + 1);
     const td_status status = td_cpu_set_threads(threads);
     assert_int_equal(td_cpu_threads(), status == TD_OK ? threads : before);
     return status;

@@ -39,7 +39,7 @@ API(td_stored_dtype)
     static const int bad[] = {-1, 4, INT_MAX, INT_MIN};
 
     assert_non_null(td_stored_dtype(TD_FUZZ_PICK(dtypes)));
-    assert_null(td_stored_dtype((td_dtype)TD_FUZZ_PICK(bad)));
+    assert_null(td_stored_dtype((td_dtype)BAD_NUMBER(bad)));
     return TD_OK;
 }
 
@@ -49,24 +49,24 @@ static td_stored spoil(td_stored t)
     static const char *const names[] = {NULL, "", "\xff", "a\xed\xa0\x80", "__metadata__", "a"};
     static const int64_t ranks[] = {-1, 9, INT64_MIN, INT64_MAX};
 
-    switch (td_fuzz_below(5)) {
+    switch (bad_below(5)) {
     case 0:
-        t.name = TD_FUZZ_PICK(names);
+        t.name = BAD(names);
         break;
     case 1:
         t.dtype = NULL;
         break;
     case 2:
-        t.dtype = td_fuzz_chance(50) ? "" : "F31";
+        t.dtype = bad_below(2) == 0 ? "" : "F31";
         impossible(TD_UNSUPPORTED, "dtype");
         break;
     case 3:
-        t.rank = TD_FUZZ_PICK(ranks);
+        t.rank = BAD_NUMBER(ranks);
         break;
     default:
         t.rank = 2;
         t.shape[0] = INT64_MAX;
-        t.shape[1] = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        t.shape[1] = bad_below(2) == 0 ? -1 : INT64_MAX;
         break;
     }
     impossible(TD_BAD_ARGUMENT, "tensor");
@@ -80,7 +80,7 @@ static int64_t count_or_bad(const char *name, int64_t right)
     if (!wrong())
         return right;
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_safetensors_writer_create)
@@ -95,13 +95,10 @@ API(td_safetensors_writer_create)
     if (wrong())
         tensors[1] = spoil(tensors[1]);
     if (wrong()) {
-        texts[1].key = TD_FUZZ_PICK(bad_keys);
+        texts[1].key = BAD(bad_keys);
         impossible(TD_BAD_ARGUMENT, "key");
     }
-    if (wrong()) {
-        texts[1].value = td_fuzz_chance(50) ? NULL : "\x80";
-        impossible(TD_BAD_ARGUMENT, "value");
-    }
+    SPOIL(texts[1].value, "value", NULL, "\x80");
     const int64_t count = count_or_bad("count", GOOD), pairs = count_or_bad("metadata_count", 2);
     const char *to_path = path_or_none(path_own(false));
     const td_stored *list = pointer("tensors", tensors);
@@ -117,15 +114,11 @@ API(td_safetensors_writer_create)
 
 API(td_safetensors_write)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, GOOD_BYTES + 1, INT64_MAX};
 
     open_writer();
     int64_t bytes = 1 + td_fuzz_below(GOOD_BYTES);
     const void *data = in("data", (size_t)bytes);
-    if (wrong()) {
-        bytes = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL_NUMBER(bytes, "bytes", -1, INT64_MIN, GOOD_BYTES + 1, INT64_MAX);
     return end(td_safetensors_write(pointer("writer", writer), data, bytes));
 }
 
@@ -185,7 +178,7 @@ API(td_safetensors_open)
     make_file();
     const char *from = path;
     if (wrong()) {
-        from = TD_FUZZ_PICK(bad);
+        from = BAD(bad);
         impossible(TD_BAD_ARGUMENT, "path|no safetensors file");
         impossible(TD_IO_ERROR, "cannot");
     }
@@ -198,11 +191,7 @@ API(td_safetensors_open)
     return close_file(status);
 }
 
-API(td_safetensors_close)
-{
-    td_safetensors_close(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_safetensors_close)
 
 API(td_safetensors_count)
 {
@@ -219,7 +208,7 @@ static int64_t index_or_bad(void)
     if (!wrong())
         return td_fuzz_below(GOOD);
     impossible(TD_BAD_ARGUMENT, "index");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_safetensors_tensor)
@@ -240,7 +229,7 @@ API(td_safetensors_find)
 
     make_file();
     assert_int_equal(td_safetensors_find(file, good[index].name), index);
-    assert_int_equal(td_safetensors_find(file, TD_FUZZ_PICK(none)), -1);
+    assert_int_equal(td_safetensors_find(file, BAD(none)), -1);
     assert_int_equal(td_safetensors_find(NULL, "a"), -1);
     return close_file(TD_OK);
 }
@@ -251,7 +240,7 @@ API(td_safetensors_metadata)
 
     make_file();
     assert_string_equal(td_safetensors_metadata(file, "key"), "value");
-    assert_null(td_safetensors_metadata(file, TD_FUZZ_PICK(none)));
+    assert_null(td_safetensors_metadata(file, BAD(none)));
     assert_null(td_safetensors_metadata(NULL, "key"));
     return close_file(TD_OK);
 }
@@ -264,16 +253,13 @@ API(td_safetensors_read)
     const int64_t which = td_fuzz_below(GOOD);
     int64_t index = which, at = td_fuzz_below(has[which]), bytes = 1 + td_fuzz_below(has[which] - at);
     unsigned char *dst = out("dst", (size_t)bytes);
+    SPOIL(index, "index", -1, INT64_MAX);
     if (wrong()) {
-        index = td_fuzz_chance(50) ? -1 : INT64_MAX;
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
-    if (wrong()) {
-        at = TD_FUZZ_PICK(bad);
+        at = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "begin");
     }
     if (wrong()) {
-        bytes = TD_FUZZ_PICK(bad);
+        bytes = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "bytes");
     }
     const td_status status = td_safetensors_read(pointer("file", file), index, at, bytes, dst);

@@ -23,10 +23,7 @@ static jit_case draw_jit(void)
     c.s.dtype = dtype("dtype");
     if (!api_spoilt())
         c.s.dtype = TD_F32;
-    if (wrong()) {
-        c.s.scale = NAN;
-        impossible(TD_BAD_ARGUMENT, "scale");
-    }
+    SPOIL(c.s.scale, "scale", NAN);
     if (wrong()) {
         c.s.tf32 = true;
         impossible_if(c.s.dtype != TD_F32, "tf32");
@@ -50,18 +47,9 @@ API(td_jit_configure)
 
     if (td_fuzz_chance(50))
         options.compiler = names[td_fuzz_below(2)];
-    if (wrong()) {
-        options.compiler = "";
-        impossible(TD_BAD_ARGUMENT, "compiler");
-    }
-    if (wrong()) {
-        options.cache = "";
-        impossible(TD_BAD_ARGUMENT, "cache");
-    }
-    if (wrong()) {
-        options.scratch = "";
-        impossible(TD_BAD_ARGUMENT, "scratch");
-    }
+    SPOIL(options.compiler, "compiler", "");
+    SPOIL(options.cache, "cache", "");
+    SPOIL(options.scratch, "scratch", "");
     return td_jit_configure(dev(), pointer("options", &options));
 }
 

@@ -62,11 +62,7 @@ API(td_memory_record)
     return status;
 }
 
-API(td_memory_recording_destroy)
-{
-    td_memory_recording_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_memory_recording_destroy)
 
 /* ---- of a recording ---- */
 
@@ -111,10 +107,7 @@ API(td_memory_largest)
     int64_t capacity = 1 + td_fuzz_below(20);
     const size_t room = (size_t)capacity * sizeof(td_memory_tensor);
 
-    if (wrong()) {
-        capacity = td_fuzz_chance(50) ? 0 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "capacity");
-    }
+    SPOIL(capacity, "capacity", 0, INT64_MIN);
     td_memory_tensor *largest = out("largest", room);
     int64_t *count = out("count", sizeof *count);
     return take_back(td_memory_largest(recording, phase, capacity, largest, count));

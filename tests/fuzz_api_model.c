@@ -32,7 +32,6 @@ td_transformer_config api_good_model(void)
 
 td_transformer_config api_draw_model(bool own)
 {
-    static const double bad_theta[] = {-1, NAN, INFINITY, -INFINITY};
     static const char *const attentions[] = {"naive", "flash"};
     td_transformer_config c = api_good_model();
     int64_t *const extents[] = {&c.size.d_model, &c.size.d_ff, &c.size.layers, &c.size.heads,
@@ -40,18 +39,17 @@ td_transformer_config api_draw_model(bool own)
 
     for (size_t i = 0; i < sizeof extents / sizeof *extents; i++)
         if (wrong())
-            while (!api_spoilt() || (*extents[i] >= 1 && *extents[i] <= 4))
-                *extents[i] = extent(MODEL_PRODUCTS);
+            *extents[i] = bad_extent(MODEL_PRODUCTS);
     if (wrong()) { /* heads that do not divide, or an odd size of them */
-        c.size.heads = td_fuzz_chance(50) ? 3 : D_MODEL;
+        c.size.heads = bad_below(2) == 0 ? 3 : D_MODEL;
         impossible(TD_BAD_ARGUMENT, "heads|d_model|head");
     }
     if (wrong()) {
-        c.precision = td_fuzz_chance(50) ? (td_precision)17 : (td_precision)-1;
+        c.precision = bad_below(2) == 0 ? (td_precision)17 : (td_precision)-1;
         impossible(TD_BAD_ARGUMENT, "precision");
     } else if (wrong()) {
         static const td_precision lacking[] = {TD_PRECISION_F16, TD_PRECISION_TF32};
-        c.precision = TD_FUZZ_PICK(lacking);
+        c.precision = BAD(lacking);
         impossible(TD_UNSUPPORTED, "f16|dtype|tf32");
     }
     if (wrong()) {
@@ -59,21 +57,18 @@ td_transformer_config api_draw_model(bool own)
         impossible(TD_BAD_ARGUMENT, "keep");
     } else if (wrong()) {
         /* The layers may be drawn too large already: then nothing is above them. */
-        c.checkpoint_layers = td_fuzz_chance(50) || c.size.layers == INT64_MAX ? -1 : c.size.layers + 1;
+        c.checkpoint_layers = c.size.layers == INT64_MAX || bad_below(2) == 0 ? -1 : c.size.layers + 1;
         impossible(TD_BAD_ARGUMENT, "checkpoint_layers");
     }
-    c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
+    c.attention = text("attention|name", 2, attentions);
     if (own && wrong()) {
         static const td_model_use bad_uses[] = {(td_model_use)-1, (td_model_use)2, (td_model_use)INT32_MAX};
-        c.use = TD_FUZZ_PICK(bad_uses);
+        c.use = BAD(bad_uses);
         impossible(TD_BAD_ARGUMENT, "use");
     }
     if (!own)
         c.use = (td_model_use)td_fuzz_bits();
-    if (wrong()) {
-        c.rope_theta = TD_FUZZ_PICK(bad_theta);
-        impossible(TD_BAD_ARGUMENT, "rope_theta");
-    }
+    SPOIL_NUMBER(c.rope_theta, "rope_theta", -1, NAN, INFINITY, -INFINITY);
     return c;
 }
 
@@ -145,11 +140,7 @@ API(td_transformer_plan)
     return td_transformer_plan(dev(), pointer("config", &c), bytes);
 }
 
-API(td_transformer_destroy)
-{
-    td_transformer_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_transformer_destroy)
 
 /* A model of the case's own device. */
 static td_transformer *open_model(void)
@@ -245,6 +236,11 @@ API(td_hooks_room)
     return td_hooks_room(api_chain(), (td_range){0, td_fuzz_below(9)}, pointer("where", &where));
 }
 
+API(td_hooks_written)
+{
+    return td_hooks_written(api_chain(), (td_range){0, td_fuzz_below(9)});
+}
+
 API(td_hooks_final)
 {
     return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
@@ -292,34 +288,40 @@ API(td_transformer_set_hooks)
 
 API(td_transformer_parameter)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
     td_transformer *model = open_model();
     int64_t index = td_fuzz_below(12);
 
-    if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL_NUMBER(index, "index", -1, INT64_MIN, INT64_MAX, 1000);
     void *parameter = out("out", sizeof(td_parameter));
     return close_model(model, td_transformer_parameter(pointer("model", model), index, parameter));
 }
 
+static const td_model_size *draw_size(void)
+{
+    static const int64_t bad[] = {0, -1, INT64_MAX};
+    td_model_size size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11};
+
+    if (wrong()) {
+        *(bad_below(2) == 0 ? &size.d_ff : &size.layers) = BAD(bad);
+        impossible(TD_BAD_ARGUMENT, "size");
+    }
+    return in_copy("size", &size, sizeof size);
+}
+
 API(td_transformer_parameter_of)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000}, bad_extents[] = {0, -1, INT64_MAX};
-    td_model_size size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11};
     const td_precision precision = (td_precision)choice("precision", 5);
     int64_t index = td_fuzz_below(21);
 
-    if (wrong()) {
-        *(td_fuzz_chance(50) ? &size.d_ff : &size.layers) = TD_FUZZ_PICK(bad_extents);
-        impossible(TD_BAD_ARGUMENT, "size");
-    } else if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
-    const void *from = in_copy("size", &size, sizeof size);
-    return td_transformer_parameter_of(from, precision, index, out("out", sizeof(td_parameter)));
+    SPOIL_NUMBER(index, "index", -1, INT64_MIN, INT64_MAX, 1000);
+    return td_transformer_parameter_of(draw_size(), precision, index, out("out", sizeof(td_parameter)));
+}
+
+API(td_transformer_elements)
+{
+    const td_precision precision = (td_precision)choice("precision", 5);
+
+    return td_transformer_elements(draw_size(), precision, out("out", sizeof(int64_t)));
 }
 
 API(td_transformer_parameter_find)
@@ -339,7 +341,7 @@ API(td_transformer_refresh)
     td_weights w;
 
     td_assert_ok(td_transformer_weights(model, &w));
-    if (w.planes[0].end > 0)
+    if (w.count > 1)
         impossible(TD_BAD_STATE, "planes");
     return close_model(model, td_transformer_refresh(pointer("model", model)));
 }
@@ -356,7 +358,7 @@ static int64_t draw_parameter(const td_transformer *model, size_t *bytes)
     if (!wrong())
         return index;
     impossible(TD_BAD_ARGUMENT, "index");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_transformer_read)
@@ -538,10 +540,7 @@ static void draw_backward(const pair *p, step *s)
     s->micro = (td_micro)td_fuzz_below(4);
     if (adds(s) && p->gradients == NEVER && !transient)
         s->micro = TD_MICRO_FIRST; /* the header does not say what there is to add to */
-    if (wrong()) {
-        s->micro = td_fuzz_chance(50) ? (td_micro)-1 : (td_micro)4;
-        impossible(TD_BAD_ARGUMENT, "micro");
-    }
+    SPOIL(s->micro, "micro", (td_micro)-1, (td_micro)4);
     impossible_if(adds(s) && transient, "micro|transient");
     if (adds(s) && p->gradients == GONE)
         impossible(TD_BAD_STATE, "micro|gradients");

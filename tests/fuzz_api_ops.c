@@ -3,15 +3,15 @@
 
 #include "ops/ops.h"
 
-/* 0, the row itself, more; or less than the row. */
+/* 0, the row itself, more; or less than the row, or so many that the array's product is beyond 2^63. */
 static int64_t pitch(const char *name, int64_t row)
 {
-    static const int64_t bad[] = {-1, INT64_MIN};
+    const int64_t bad[] = {-1, INT64_MIN, row > 1 && !api_spoilt() ? row - 1 : -2, INT64_MAX};
 
     if (!wrong())
         return td_fuzz_chance(50) || api_spoilt() ? 0 : row + td_fuzz_below(3);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 /* ---- matrix product ---- */
@@ -28,19 +28,26 @@ static td_gemm_shape draw_gemm(void)
                        .beta = (float)number("beta"),
                        .dtype = dtype("dtype")};
 
-    s.lda = pitch("lda", s.trans_a ? s.m : s.k);
-    s.ldb = pitch("ldb", s.trans_b ? s.k : s.n);
-    s.ldc = pitch("ldc", s.n);
+    s.lda = pitch("lda|a", s.trans_a ? s.m : s.k);
+    s.ldb = pitch("ldb|b", s.trans_b ? s.k : s.n);
+    s.ldc = pitch("ldc|c", s.n);
     s.stride_a = index_in("stride_a", 2);
     s.stride_b = index_in("stride_b", 2);
     s.stride_c = api_spoilt() ? 1 : s.m * (s.ldc ? s.ldc : s.n);
     if (wrong()) {
-        s.stride_c = td_fuzz_chance(50) ? 0 : -1;
+        s.stride_c = bad_below(2) == 0 ? 0 : -1;
         impossible_if(s.batch != 1 || s.stride_c < 0, "stride_c");
+    }
+    if (wrong()) { /* each matrix is in range, the last element of the last one is not */
+        int64_t *const strides[] = {&s.stride_a, &s.stride_b, &s.stride_c};
+
+        s.batch = 2;
+        *BAD(strides) = INT64_MAX / 16;
+        impossible(TD_BAD_ARGUMENT, "a|b|c");
     }
     s.out_dtype = td_fuzz_chance(50) ? s.dtype : TD_F32;
     if (wrong()) {
-        s.out_dtype = (td_dtype)(td_fuzz_chance(50) ? 17 : TD_F64);
+        s.out_dtype = (td_dtype)(bad_below(2) == 0 ? 17 : TD_F64);
         impossible_if(s.out_dtype != s.dtype, "out_dtype");
     }
     if (wrong()) {

@@ -12,7 +12,7 @@ static td_adamw draw_adamw(void)
 
     for (int i = 0; i < 5; i++)
         if (wrong()) {
-            *scalars[i] = i < 4 ? TD_FUZZ_PICK(bad) : NAN; /* a weight_decay below 0 is taken */
+            *scalars[i] = i < 4 ? BAD_NUMBER(bad) : NAN; /* a weight_decay below 0 is taken */
             impossible(TD_BAD_ARGUMENT, names[i]);
         }
     return a;
@@ -53,7 +53,7 @@ static int64_t draw_groups(td_optimizer_group groups[GROUPS])
     if (wrong()) {
         const int64_t where = td_fuzz_below(count);
 
-        groups[where].range = where > 0 && td_fuzz_chance(50) ? groups[where - 1].range : TD_FUZZ_PICK(bad);
+        groups[where].range = where > 0 && bad_below(2) == 0 ? groups[where - 1].range : BAD(bad);
         impossible(TD_BAD_ARGUMENT, "groups");
     }
     return count;
@@ -66,7 +66,7 @@ static int64_t or_bad_count(int64_t count)
     if (!wrong())
         return count;
     impossible(TD_BAD_ARGUMENT, "count");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 API(td_hyperparameters_check)
@@ -89,10 +89,10 @@ API(td_optimizer_plan)
     td_forget_error();
 
     if (wrong()) {
-        elements = TD_FUZZ_PICK(none);
+        elements = BAD_NUMBER(none);
         impossible(TD_BAD_ARGUMENT, "groups");
     } else if (!api_spoilt() && wrong()) {
-        elements = groups[count - 1].range.end = TD_FUZZ_PICK(large);
+        elements = groups[count - 1].range.end = BAD(large);
         if (groups[count - 1].hyper.kind == TD_OPTIMIZER_ADAMW)
             impossible(TD_BAD_ARGUMENT, "moments");
         else
@@ -125,13 +125,21 @@ static void lay_out(bed *b)
     memset(b->block, 0, 3 * room);
     b->state = b->block;
     *b->state = (td_update_state){.step = 1, .gain = 1};
+    td_piece *const pieces = (td_piece *)(void *)(b->state + 1);
+    char *const params = (char *)b->block + room, *const grads = params + room;
+    pieces[0] = (td_piece){.range = {0, ELEMENTS}, .at = params, .grad = grads};
     b->weights = (td_weights){.elements = ELEMENTS,
                               .dtype = kind == 1 ? TD_BF16 : TD_F32,
                               .grad_dtype = kind > 0 ? TD_BF16 : TD_F32,
-                              .params = (char *)b->block + room,
-                              .grads = (char *)b->block + 2 * room};
-    if (kind == 2)
-        b->weights.planes[0] = (td_range){40, ELEMENTS};
+                              .count = kind == 2 ? 2 : 1,
+                              .pieces = pieces};
+    if (kind == 2) { /* the second piece has planes */
+        pieces[0].range.end = 40;
+        pieces[1] = (td_piece){.range = {40, ELEMENTS},
+                               .at = params + 40 * sizeof(float),
+                               .low = params + 40 * sizeof(float) + (ELEMENTS - 40) * sizeof(uint16_t),
+                               .grad = grads + 40 * sizeof(uint16_t)};
+    }
     b->config = (td_optimizer_config){.weights = b->weights,
                                       .groups = b->groups,
                                       .state = b->state,
@@ -174,8 +182,7 @@ API(td_optimizer_create)
     b.config.groups = b.groups;
     b.config.count = or_bad_count(draw_groups(b.groups));
     b.config.time = (td_update_time)choice("time", 2);
-    b.config.weights.params = pointer("weights|params", b.weights.params);
-    b.config.weights.grads = pointer("weights|gradients", b.weights.grads);
+    b.config.weights.pieces = pointer("weights|pieces", b.weights.pieces);
     b.config.state = pointer("state", b.state);
     td_device *device = dev();
     td_optimizer **to = pointer("out", &made);
@@ -187,15 +194,10 @@ API(td_optimizer_create)
     return close_bed(&b, status);
 }
 
-API(td_optimizer_destroy)
-{
-    td_optimizer_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_optimizer_destroy)
 
 API(td_optimizer_set)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, GROUPS};
     bed b = open_bed();
     int64_t group = td_fuzz_below(b.config.count);
     td_optimizer_kind kind = b.groups[group].hyper.kind;
@@ -205,10 +207,7 @@ API(td_optimizer_set)
         impossible(TD_BAD_ARGUMENT, "kind");
     }
     const td_hyperparameters hyper = api_draw_hyper_of(kind);
-    if (wrong()) {
-        group = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "group");
-    }
+    SPOIL_NUMBER(group, "group", -1, INT64_MIN, INT64_MAX, GROUPS);
     td_optimizer *optimizer = pointer("optimizer", b.optimizer);
     return close_bed(&b, td_optimizer_set(optimizer, group, in_copy("hyper", &hyper, sizeof hyper)));
 }
@@ -224,14 +223,10 @@ API(td_optimizer_group_count)
 
 API(td_optimizer_group_at)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, GROUPS};
     bed b = open_bed();
     int64_t index = td_fuzz_below(b.config.count);
 
-    if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "group");
-    }
+    SPOIL_NUMBER(index, "group", -1, INT64_MIN, INT64_MAX, GROUPS);
     td_optimizer *optimizer = pointer("optimizer", b.optimizer);
     td_optimizer_group *to = out("out", sizeof *to);
     const td_status status = td_optimizer_group_at(optimizer, index, to);
@@ -292,10 +287,7 @@ API(td_optimizer_update)
     td_assert_ok(td_hooks_end(links, TD_PASS_BACKWARD, TD_OK));
     if (!final || b.config.time == TD_UPDATE_ALONG)
         impossible(TD_BAD_STATE, "gradients");
-    if (wrong()) {
-        b.state->step = td_fuzz_chance(50) ? 0 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "step");
-    }
+    SPOIL(b.state->step, "step", 0, INT64_MIN);
     td_forget_error();
     return close_bed(&b, td_optimizer_update(pointer("optimizer", b.optimizer)));
 }
@@ -310,10 +302,7 @@ API(td_clip_create)
     lay_out(&b);
     const float max_norm = (float)positive("max_norm");
     const int64_t most = at_least_one("most");
-    if (wrong()) {
-        b.weights.grads = NULL;
-        impossible(TD_BAD_ARGUMENT, "weights");
-    }
+    SPOIL(b.weights.count, "weights", 0);
     const void *weights = in_copy("weights", &b.weights, sizeof b.weights);
     td_update_state *state = pointer("state", b.state);
     td_device *device = dev();
@@ -326,11 +315,34 @@ API(td_clip_create)
     return close_bed(&b, status);
 }
 
-API(td_clip_destroy)
+static bool counts_all(void *user, td_range range)
 {
-    td_clip_destroy(NULL);
+    return !user && range.begin < range.end;
+}
+
+static td_status is_the_sum(void *user, float *norm)
+{
+    assert_true(!user && norm);
     return TD_OK;
 }
+
+API(td_clip_set_ranks)
+{
+    bed b = open_bed();
+    td_clip_ranks ranks = {.counts = counts_all, .sum = is_the_sum};
+
+    if (wrong()) {
+        ranks.counts = NULL;
+        impossible(TD_BAD_ARGUMENT, "counts");
+    } else if (wrong()) {
+        ranks.sum = NULL;
+        impossible(TD_BAD_ARGUMENT, "sum");
+    }
+    td_clip *clip = pointer("clip", b.clip);
+    return close_bed(&b, td_clip_set_ranks(clip, pointer("ranks", &ranks)));
+}
+
+API_OF_NULL(td_clip_destroy)
 
 API(td_clip_hook)
 {
@@ -366,12 +378,9 @@ API(td_cosine_schedule)
     const int64_t warmup = index_in("warmup", 9);
     int64_t t = TD_FUZZ_PICK(times), end = warmup + td_fuzz_below(20);
 
+    SPOIL(t, "t", -1, INT64_MIN);
     if (wrong()) {
-        t = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "t");
-    }
-    if (wrong()) {
-        end = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        end = bad_below(2) == 0 ? -1 : INT64_MIN;
         impossible_if(end < warmup, "end");
     }
     void *rate = out("out", sizeof(double));

@@ -21,13 +21,9 @@ API(td_precision_sum)
 
 API(td_precision_handout_case)
 {
-    static const int64_t bad[] = {-1, 4, INT64_MAX, INT64_MIN};
     int64_t index = td_fuzz_below(4);
 
-    if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL_NUMBER(index, "index", -1, 4, INT64_MAX, INT64_MIN);
     return td_precision_handout_case(index, out("out", sizeof(td_sum_case)));
 }
 
@@ -65,15 +61,11 @@ API(td_autocast_list_size)
 
 API(td_autocast_list_entry)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000000};
     const td_autocast_device device = (td_autocast_device)choice("device", 2);
     int64_t index = td_fuzz_below(20);
     const char *op = NULL;
 
-    if (wrong()) {
-        index = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL_NUMBER(index, "index", -1, INT64_MIN, INT64_MAX, 1000000);
     const char **to = td_fuzz_chance(95) ? &op : pointer("op", &op);
     return td_autocast_list_entry(device, index, to, out("rule", sizeof(td_autocast_rule)));
 }

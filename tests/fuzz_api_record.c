@@ -47,7 +47,7 @@ static const char *record_path(void)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, "path");
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 API(td_record_create)
@@ -61,7 +61,7 @@ API(td_record_create)
     for (int i = 0; i < 3; i++) {
         values[i] = TD_FUZZ_PICK(good);
         if (wrong()) {
-            values[i] = TD_FUZZ_PICK(bad);
+            values[i] = BAD(bad);
             impossible(TD_BAD_ARGUMENT, names[i]);
         }
     }
@@ -73,11 +73,7 @@ API(td_record_create)
     return status;
 }
 
-API(td_record_destroy)
-{
-    td_record_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_record_destroy)
 
 API(td_record_set_string)
 {
@@ -85,7 +81,7 @@ API(td_record_set_string)
     const char *path = record_path(), *value = TD_FUZZ_PICK(good);
 
     if (wrong()) {
-        value = td_fuzz_chance(50) ? NULL : "\xed\xa0\x80"; /* a surrogate */
+        value = bad_below(2) == 0 ? NULL : "\xed\xa0\x80"; /* a surrogate */
         impossible(TD_BAD_ARGUMENT, "value");
     }
     return OF_RECORD(td_record_set_string(pointer("record", record), path, value));
@@ -125,14 +121,10 @@ API(td_record_set_stats)
 
 API(td_record_set_samples)
 {
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1};
     const char *path = record_path();
     int64_t count = 1 + td_fuzz_below(19);
 
-    if (wrong()) {
-        count = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
+    SPOIL_NUMBER(count, "count", -1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1);
     const double *samples = draw_samples("samples", count, false);
     return OF_RECORD(td_record_set_samples(pointer("record", record), path, samples, count));
 }
@@ -150,11 +142,7 @@ API(td_record_text)
     return status;
 }
 
-API(td_record_text_free)
-{
-    td_record_text_free(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_record_text_free)
 
 /* Calls with a file of its own, or a path that is none. */
 static td_status with_file(bool append)

@@ -68,21 +68,15 @@ API(td_shard_assign)
     int32_t ranks = 1 + (int32_t)td_fuzz_below(3);
 
     if (count > 0 && wrong()) {
-        elements[td_fuzz_below(count)] = td_fuzz_chance(50) ? TD_FUZZ_PICK(bad) : INT64_MAX;
+        elements[td_fuzz_below(count)] = bad_below(2) == 0 ? BAD_NUMBER(bad) : INT64_MAX;
         loads[0] = 1;
         impossible(TD_BAD_ARGUMENT, "elements");
     } else if (wrong()) {
-        loads[0] = TD_FUZZ_PICK(bad);
+        loads[0] = BAD_NUMBER(bad);
         impossible(TD_BAD_ARGUMENT, "loads");
     }
-    if (wrong()) {
-        count = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
-    if (wrong()) {
-        ranks = td_fuzz_chance(50) ? 0 : TD_COMM_MOST_RANKS + 1;
-        impossible(TD_BAD_ARGUMENT, "ranks");
-    }
+    SPOIL(count, "count", -1, INT64_MIN);
+    SPOIL(ranks, "ranks", 0, TD_COMM_MOST_RANKS + 1);
     const void *sizes = count > 0 ? in_copy("elements", elements, (size_t)count * sizeof *elements) : NULL;
     void *load = in_out_copy("loads", loads, sizeof loads);
     void *owners = count > 0 ? out("owners", (size_t)count * sizeof(int32_t)) : NULL;
@@ -102,43 +96,29 @@ API(td_shard_list_create)
     return close_bed(b, status);
 }
 
-API(td_shard_list_destroy)
-{
-    td_shard_list_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_shard_list_destroy)
 
 API(td_shard_list_add)
 {
-    static const int64_t bad_counts[] = {0, -1, INT64_MIN, INT64_MAX};
     bed *b = open_list();
     td_shard_tensor *const any = &b->tensors[td_fuzz_below(b->count)];
     const td_hyperparameters hyper = api_draw_hyper();
     int64_t count = b->count;
 
     if (wrong()) {
-        any->elements = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        any->elements = bad_below(2) == 0 ? 0 : INT64_MIN;
         impossible(TD_BAD_ARGUMENT, "elements");
     } else if (wrong()) {
         any->elements = INT64_MAX / 4;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
-    if (wrong()) {
-        any->data = NULL;
-        impossible(TD_BAD_ARGUMENT, "no data");
-    }
-    if (wrong()) {
-        any->dtype = td_fuzz_chance(50) ? TD_F64 : (td_dtype)77;
-        impossible(TD_BAD_ARGUMENT, "dtype");
-    }
+    SPOIL(any->data, "no data", NULL);
+    SPOIL(any->dtype, "dtype", TD_F64, (td_dtype)77);
     if (any->grad && wrong()) {
         any->grad_dtype = TD_F64;
         impossible(TD_BAD_ARGUMENT, "grad_dtype");
     }
-    if (wrong()) {
-        count = TD_FUZZ_PICK(bad_counts);
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
+    SPOIL_NUMBER(count, "count", 0, -1, INT64_MIN, INT64_MAX);
     td_shard_list *list = pointer("list", b->list);
     const void *tensors = pointer("tensors", b->tensors);
     const void *with = in_copy("hyper", &hyper, sizeof hyper);
@@ -151,24 +131,17 @@ API(td_shard_list_set)
     td_hyperparameters hyper = api_draw_hyper_of(b->hyper.kind);
     int64_t group = 0;
 
-    if (wrong()) {
-        group = td_fuzz_chance(50) ? -1 : 1;
-        impossible(TD_BAD_ARGUMENT, "group");
-    }
+    SPOIL(group, "group", -1, 1);
     td_shard_list *list = pointer("list", b->list);
     return close_bed(b, td_shard_list_set(list, group, in_copy("hyper", &hyper, sizeof hyper)));
 }
 
 API(td_shard_list_step)
 {
-    static const float bad[] = {NAN, INFINITY, -INFINITY};
     bed *b = open_list();
     float gain = 0.5f;
 
-    if (wrong()) {
-        gain = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "gain");
-    }
+    SPOIL_NUMBER(gain, "gain", NAN, INFINITY, -INFINITY);
     return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
 }
 
@@ -177,10 +150,7 @@ API(td_shard_list_owner)
     bed *b = open_list();
     int64_t index = td_fuzz_below(b->count);
 
-    if (wrong()) {
-        index = td_fuzz_chance(50) ? -1 : b->count;
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
+    SPOIL(index, "index", -1, b->count);
     const td_shard_list *list = pointer("list", b->list);
     return close_bed(b, td_shard_list_owner(list, index, out("out", sizeof(int32_t))));
 }
@@ -198,16 +168,16 @@ API(td_shard_list_bytes)
 API(td_shard_kind_name)
 {
     assert_string_equal(td_shard_kind_name(TD_SHARD_FLAT), "flat");
-    assert_null(td_shard_kind_name((td_shard_kind)2));
+    assert_null(td_shard_kind_name((td_shard_kind)3));
     assert_null(td_shard_kind_name((td_shard_kind)-1));
     return TD_OK;
 }
 
 API(td_shard_kind_parse)
 {
-    static const char *const names[] = {"tensors", "flat"};
+    static const char *const names[] = {"tensors", "flat", "full"};
 
-    return td_shard_kind_parse(text("name|kind", 2, names), out("out", sizeof(td_shard_kind)));
+    return td_shard_kind_parse(text("name|kind", 3, names), out("out", sizeof(td_shard_kind)));
 }
 
 API(td_shard_nccl_ctas)
@@ -219,38 +189,43 @@ API(td_shard_nccl_ctas)
     return TD_OK;
 }
 
+/* Options that are taken with the config. */
+static td_shard_options good_options(td_train_config *config)
+{
+    const td_shard_kind kind = (td_shard_kind)td_fuzz_below(3);
+
+    config->model.transient_gradients &= kind != TD_SHARD_FULL;
+    return (td_shard_options){.kind = kind,
+                              .prefetch = td_fuzz_below(4),
+                              .keep_weights = td_fuzz_chance(50),
+                              .reduce_last = td_fuzz_chance(50)};
+}
+
 API(td_shard_link_create)
 {
-    static const double bad[] = {-1, NAN, INFINITY};
     bed *b = open_bed();
     td_train_config config = api_good_train(), before;
-    const td_shard_kind kind = (td_shard_kind)choice("kind", 2);
-    double bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
+    td_shard_options options = {.kind = (td_shard_kind)choice("kind", 3),
+                                .bucket_mb = td_fuzz_chance(50) ? 0 : 0.001,
+                                .prefetch = td_fuzz_below(4)};
     td_shard_link *link = (td_shard_link *)b;
 
-    if (wrong()) {
-        bucket_mb = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "bucket_mb");
-    }
-    if (wrong()) {
-        config.model.size.layers = td_fuzz_chance(50) ? 0 : INT32_MAX;
-        impossible(TD_BAD_ARGUMENT, "size");
-    }
-    if (wrong()) {
-        config.group_count = td_fuzz_chance(50) ? -1 : INT64_MAX;
-        impossible(TD_BAD_ARGUMENT, "group_count");
-    }
-    if (kind == TD_SHARD_FLAT && config.clip > 0)
-        impossible(TD_UNSUPPORTED, "clip");
+    SPOIL_NUMBER(options.bucket_mb, "bucket_mb", -1, NAN, INFINITY);
+    SPOIL(options.prefetch, "prefetch", -1, INT64_MAX);
+    SPOIL(config.model.size.layers, "size", 0, INT32_MAX);
+    SPOIL(config.group_count, "group_count", -1, INT64_MAX);
+    if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)
+        impossible(TD_UNSUPPORTED, "transient_gradients");
     before = config;
     td_comm *comm = pointer("comm", b->comm);
+    const td_shard_options *from = pointer("options", &options);
     td_train_config *to_config = pointer("config", &config);
     td_shard_link **to = pointer("out", &link);
-    const td_status status = td_shard_link_create(comm, kind, bucket_mb, to_config, to);
+    const td_status status = td_shard_link_create(comm, from, to_config, to);
 
     if (status != TD_OK)
         assert_true(config.groups == before.groups && config.hooks == before.hooks &&
-                    config.behind == before.behind);
+                    config.behind == before.behind && config.model.owned == before.model.owned);
     if (to && status != TD_OK)
         assert_null(link);
     if (to)
@@ -258,11 +233,7 @@ API(td_shard_link_create)
     return close_bed(b, status);
 }
 
-API(td_shard_link_destroy)
-{
-    td_shard_link_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_shard_link_destroy)
 
 API(td_shard_link_describe)
 {
@@ -270,8 +241,8 @@ API(td_shard_link_describe)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     const td_shard_link *from = pointer("link", link);
     const td_status status = td_shard_link_describe(from, out("out", sizeof(td_shard_info)));
     td_shard_link_destroy(link);
@@ -285,8 +256,8 @@ API(td_shard_link_attach)
     td_shard_link *link;
     td_train *train;
 
-    config.clip = 0;
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     td_assert_ok(td_train_create(api_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     if (config.until == TD_TRAIN_FORWARD)
@@ -306,8 +277,8 @@ API(td_shard_link_wait)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     const td_status status = td_shard_link_wait(pointer("link", link));
     td_shard_link_destroy(link);
     return close_bed(b, status);
@@ -319,10 +290,39 @@ API(td_shard_link_finish)
     td_train_config config = api_good_train();
     td_shard_link *link;
 
-    config.clip = 0;
-    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_options options = good_options(&config);
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     impossible(TD_BAD_STATE, "joined to no trainer");
     const td_status status = td_shard_link_finish(pointer("link", link));
+    td_shard_link_destroy(link);
+    return close_bed(b, status);
+}
+
+API(td_shard_gather)
+{
+    bed *b = open_bed();
+    td_train_config config = api_good_train();
+    const td_shard_options options = good_options(&config);
+    td_shard_link *link;
+    td_train *train;
+
+    config.until = TD_TRAIN_UPDATE;
+    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
+    td_assert_ok(td_train_create(api_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    if (td_fuzz_chance(80))
+        td_assert_ok(td_shard_link_attach(link, api_dev, train));
+    else
+        impossible(TD_BAD_STATE, "joined to no trainer");
+    td_forget_error();
+    td_shard_link *to = pointer("link", link);
+    int64_t index = td_fuzz_below(td_transformer_parameter_count(td_train_model(train)));
+    td_parameter p;
+    td_assert_ok(td_transformer_parameter(td_train_model(train), index, &p));
+    SPOIL(index, "index", -1, INT64_MAX);
+    const td_status status =
+        td_shard_gather(to, index, out("numbers", (size_t)p.numel * td_dtype_size(p.dtype)));
+    td_train_destroy(train);
     td_shard_link_destroy(link);
     return close_bed(b, status);
 }
@@ -335,10 +335,10 @@ static td_train *open_saved(bed *b, td_shard_link **link, td_train_config *confi
     td_train *train;
 
     *config = api_good_train();
-    config->clip = 0;
+    const td_shard_options options = good_options(config);
     *link = NULL;
     if (td_fuzz_chance(70))
-        td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, config, link));
+        td_assert_ok(td_shard_link_create(b->comm, &options, config, link));
     td_assert_ok(td_train_create(api_dev, config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_forget_error();

@@ -71,7 +71,7 @@ static unsigned phases(void)
     if (!wrong())
         return 1 + (unsigned)td_fuzz_below(TD_TRACE_ALL_PHASES);
     impossible(TD_BAD_ARGUMENT, "phases");
-    return td_fuzz_chance(50) ? 0 : TD_TRACE_ALL_PHASES + 1 + (unsigned)td_fuzz_below(1000);
+    return bad_below(2) == 0 ? 0 : TD_TRACE_ALL_PHASES + 1 + (unsigned)td_fuzz_below(1000);
 }
 
 static int64_t capacity(void)
@@ -79,7 +79,7 @@ static int64_t capacity(void)
     if (!wrong())
         return 1 + td_fuzz_below(10);
     impossible(TD_BAD_ARGUMENT, "capacity");
-    return td_fuzz_chance(50) ? 0 : INT64_MIN;
+    return bad_below(2) == 0 ? 0 : INT64_MIN;
 }
 
 API(td_trace_begin)

@@ -34,17 +34,14 @@ static td_train_config draw_train(td_hook *hooks)
     if (c.until == TD_TRAIN_UPDATE)
         c.hyper = api_draw_hyper();
     if (wrong()) {
-        c.clip = TD_FUZZ_PICK(bad_factors);
+        c.clip = BAD_NUMBER(bad_factors);
         impossible(TD_BAD_ARGUMENT, "clip");
     }
     if (wrong()) {
-        c.gain = TD_FUZZ_PICK(bad_factors);
+        c.gain = BAD_NUMBER(bad_factors);
         impossible(TD_BAD_ARGUMENT, "gain");
     }
-    if (wrong()) {
-        c.micro_batches = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "micro_batches");
-    }
+    SPOIL(c.micro_batches, "micro_batches", -1, INT64_MIN);
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
     if (wrong()) {
         c.capture = true;
@@ -102,11 +99,7 @@ API(td_train_create)
     return status;
 }
 
-API(td_train_destroy)
-{
-    td_train_destroy(NULL);
-    return TD_OK;
-}
+API_OF_NULL(td_train_destroy)
 
 static td_train *open_train(td_train_config *config)
 {
@@ -206,9 +199,8 @@ static int64_t beyond(const char *name, int64_t good, int64_t most)
 {
     if (!wrong())
         return good;
-    const int64_t bad = extent(name);
     impossible(TD_BAD_ARGUMENT, name);
-    return bad >= 1 && bad <= most ? most + 1 : bad;
+    return bad_below(2) == 0 ? most + 1 : bad_extent(name);
 }
 
 api_batch api_draw_batch(const td_train_config *config, int64_t micros, bool looks)

@@ -33,7 +33,7 @@ static double rate(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static double beta(const char *name)
@@ -44,7 +44,7 @@ static double beta(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     impossible(TD_BAD_ARGUMENT, name);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static td_adamw draw_adamw(void)
@@ -58,10 +58,22 @@ static td_adamw draw_adamw(void)
                   .eps = rate("eps"),
                   .weight_decay = TD_FUZZ_PICK(decays)};
 
+    if (wrong()) {
+        a.eps = bad_below(2) == 0 ? 0 : 1e-60;
+        a.beta2 = 0;
+    }
     impossible_if((float)a.eps == 0 && a.beta2 == 0, "eps|beta2");
     if (wrong()) {
-        a.weight_decay = TD_FUZZ_PICK(bad_decays);
+        a.weight_decay = BAD(bad_decays);
         impossible(TD_BAD_ARGUMENT, "weight_decay");
+    }
+    if (wrong()) { /* what follows from these is not finite in f32 */
+        static const double products[] = {0, 1e3, -1e20};
+
+        a.lr = 1e38;
+        a.beta1 = 0.9;
+        a.weight_decay = BAD(products);
+        impossible(TD_BAD_ARGUMENT, "lr");
     }
     return a;
 }
@@ -78,13 +90,9 @@ static td_update_state draw_state(void)
 /* The same for an update, which wants a step that has begun. */
 static td_update_state draw_begun(void)
 {
-    static const int64_t bad[] = {0, -1, INT64_MIN};
     td_update_state state = draw_state();
 
-    if (wrong()) {
-        state.step = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "step");
-    }
+    SPOIL_NUMBER(state.step, "step", 0, -1, INT64_MIN);
     return state;
 }
 
@@ -123,15 +131,11 @@ API(td_update_clip)
 
 API(td_assign)
 {
-    static const size_t bad[] = {0, TD_ASSIGN_MOST + 1, SIZE_MAX, SIZE_MAX / 2};
     size_t bytes = 1 + (size_t)td_fuzz_below(TD_ASSIGN_MOST);
     const void *from = in("from", bytes);
     void *to = out("to", bytes);
 
-    if (wrong()) {
-        bytes = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL_NUMBER(bytes, "bytes", 0, TD_ASSIGN_MOST + 1, SIZE_MAX, SIZE_MAX / 2);
     const td_status status = td_assign(dev(), to, from, bytes);
     if (status == TD_OK)
         assert_memory_equal(to, from, bytes);
@@ -170,6 +174,7 @@ static td_update_tensors draw_tensors(void)
     if (wrong() || (t.dtype == TD_F32 && td_fuzz_chance(50)))
         t.low = out_or_null(BYTES(TD_BF16, t.count));
     impossible_if(t.low && t.dtype != TD_F32, "low");
+    SPOIL(t.sms, "sms", -1, 5);
     t.g = in("g", BYTES(grad, t.count));
     return t;
 }
@@ -190,10 +195,7 @@ static td_sgd draw_sgd(void)
 {
     td_sgd sgd = {.lr = number("lr")};
 
-    if (wrong()) {
-        sgd.lr = td_fuzz_chance(50) ? 1e39 : -1e300;
-        impossible(TD_BAD_ARGUMENT, "lr");
-    }
+    SPOIL(sgd.lr, "lr", 1e39, -1e300);
     return sgd;
 }
 

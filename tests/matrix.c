@@ -20,6 +20,7 @@
 #include "support/fence.h"
 #include "support/ranks.h"
 #include "support/test.h"
+#include "support/weights.h"
 
 enum {
     BATCH = 2,
@@ -52,9 +53,9 @@ typedef enum axis {
     AXES
 } axis;
 
-enum { VALUES = 8 }; /* of an axis, at most */
+enum { VALUES = 9 }; /* of an axis, at most */
 
-typedef enum split { NONE, NAIVE, FLAT, OVERLAP, BUCKETED, TENSORS, ONE_BUCKET, SMALL_BUCKETS } split;
+typedef enum split { NONE, NAIVE, FLAT, OVERLAP, BUCKETED, TENSORS, ONE_BUCKET, SMALL_BUCKETS, FULL } split;
 
 static const char *const names[AXES][VALUES] = {
     [KEEP] = {"most", "all", "checkpoints of 1 layer", "checkpoints of 2 layers"},
@@ -66,7 +67,7 @@ static const char *const names[AXES][VALUES] = {
     [OPTIMIZER] = {"adamw", "sgd"},
     [GROUPS] = {"1 group", "2 groups"},
     [SPLIT] = {"no link", "ddp naive", "ddp flat", "ddp overlap", "ddp bucketed", "shard tensors",
-               "shard flat, 1 bucket", "shard flat"},
+               "shard flat, 1 bucket", "shard flat", "shard full"},
     [MASTERS] = {"f32", "bf16", "planes of bf16_mixed"}};
 
 /* Of masters. Another form of masters is a name, a line of config_of, and its arenas. */
@@ -118,7 +119,8 @@ static bool on_gpu(void)
 /* A CPU has graphs as if, which do not know the collectives of one rank. */
 static bool possible(const cell *c)
 {
-    return !(c->at[TRANSIENT] && c->at[MICRO] > 0) && !(c->at[SPLIT] == NONE && info.ranks > 1) &&
+    return !(c->at[TRANSIENT] && (c->at[MICRO] > 0 || c->at[SPLIT] == FULL)) &&
+           !(c->at[SPLIT] == NONE && info.ranks > 1) &&
            !(c->at[CAPTURED] && c->at[SPLIT] != NONE && info.ranks == 1 && !on_gpu());
 }
 
@@ -263,7 +265,7 @@ static void check_bytes(const cell *c, const td_train_config *config, size_t bef
 
 static trainer open_trainer(const cell *c)
 {
-    static const double sizes[] = {[BUCKETED] = 0.004, [SMALL_BUCKETS] = 0.002};
+    static const double sizes[VALUES] = {[BUCKETED] = 0.004, [SMALL_BUCKETS] = 0.002};
     const int split = c->at[SPLIT];
     td_train_config config = config_of(c);
     td_optimizer_group groups[2];
@@ -277,19 +279,31 @@ static trainer open_trainer(const cell *c)
         td_assert_ok(td_ddp_link_create(comm, strategy, sizes[split], &t.ddp));
         config.hooks = td_ddp_link_hook(t.ddp);
     }
-    if (split >= TENSORS)
-        td_assert_ok(td_shard_link_create(comm, split == TENSORS ? TD_SHARD_TENSORS : TD_SHARD_FLAT,
-                                          sizes[split], &config, &t.shard));
+    if (split >= TENSORS) {
+        const td_shard_options options = {.kind = split == TENSORS ? TD_SHARD_TENSORS
+                                                  : split == FULL  ? TD_SHARD_FULL
+                                                                   : TD_SHARD_FLAT,
+                                          .bucket_mb = sizes[split],
+                                          .prefetch = 1 + c->at[OPTIMIZER],
+                                          .keep_weights = c->at[GROUPS],
+                                          .reduce_last = c->at[MICRO]}; /* one reduction per step */
+
+        td_assert_ok(td_shard_link_create(comm, &options, &config, &t.shard));
+    }
     td_assert_ok(td_device_memory(dev, &memory));
     if (config.capture && !on_gpu())
         td_as_if_gpu_once();
     td_assert_ok(td_train_create(dev, &config, &t.train));
     check_bytes(c, &config, memory.current_bytes);
-    td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(split == NONE ? 0 : info.rank)));
+    td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(split == NONE || split == FULL ? 0 : info.rank)));
     if (t.ddp)
         td_assert_ok(td_ddp_link_attach(t.ddp, dev, t.train));
+    const bool side = split == FULL && c->at[PARTS] && !on_gpu();
+    if (side) /* reductions are waited for on a stream of their own */
+        td_as_if_gpu_once();
     if (t.shard)
         td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
+    assert_true(!side || t.shard->full.reductions.side);
     if (t.ddp)
         td_ddp_link_container(t.ddp)->multiprocessors = 0; /* GEMMs have all SMs */
     if (t.shard)
@@ -341,7 +355,7 @@ static float loss_of(td_train *train)
 /* ---- what cells are compared with ---- */
 
 typedef struct arrays {
-    void *params, *grads; /* on the host */
+    void *numbers, *grads; /* of all weights, on the host */
 } arrays;
 
 typedef struct truth {
@@ -377,17 +391,56 @@ static void *evaluate(td_train *train, td_precision precision)
     return here(logits, (int64_t)BATCH * CONTEXT * VOCAB, td_precision_dtype(precision));
 }
 
-static arrays read_arrays(const td_train *train)
-{
-    const td_weights w = weights_of(train);
+static void *scratch; /* room for any parameter, on the device */
+enum { SCRATCH_BYTES = 32 * 1024 };
 
-    return (arrays){.params = here(w.params, w.elements, w.dtype),
-                    .grads = here(w.grads, w.elements, w.grad_dtype)};
+/* The weights of all ranks; between them are zeros. */
+static void *gather_numbers(const trainer *t)
+{
+    td_transformer *const model = td_train_model(t->train);
+    const td_weights w = weights_of(t->train);
+    const size_t size = td_dtype_size(w.dtype);
+    char *numbers = calloc((size_t)w.elements, size);
+    td_parameter p;
+
+    assert_non_null(numbers);
+    for (int64_t i = 0; i < td_transformer_parameter_count(model); i++) {
+        td_assert_ok(td_transformer_parameter(model, i, &p));
+        assert_true((size_t)p.numel * size <= SCRATCH_BYTES);
+        td_assert_ok(td_shard_gather(t->shard, i, scratch));
+        td_assert_ok(
+            td_device_download(dev, numbers + (size_t)p.offset * size, scratch, (size_t)p.numel * size));
+    }
+    return numbers;
+}
+
+static bool is_full(const trainer *t)
+{
+    return t->shard && t->shard->split.kind == TD_SHARD_FULL;
+}
+
+static void *read_numbers(const trainer *t)
+{
+    const td_weights w = weights_of(t->train);
+
+    if (is_full(t))
+        return gather_numbers(t);
+    void *const params = here(w.params, w.elements, w.dtype), *const numbers = td_numbers_in_copy(
+                                                                  &w, params, 0, w.elements);
+    free(params);
+    return numbers;
+}
+
+static arrays read_arrays(const trainer *t)
+{
+    const td_weights w = weights_of(t->train);
+
+    return (arrays){.numbers = read_numbers(t), .grads = here(w.grads, w.elements, w.grad_dtype)};
 }
 
 static void free_arrays(arrays *a)
 {
-    free(a->params);
+    free(a->numbers);
     free(a->grads);
 }
 
@@ -441,7 +494,7 @@ static const truth *truth_of(const cell *c)
         add_up(trains);
         for (int rank = 0; rank < info.ranks; rank++)
             td_assert_ok(td_train_update(trains[rank]));
-        t->after[step] = read_arrays(trains[0]);
+        t->after[step] = read_arrays(&all[0]);
         if (step == 2)
             t->logits = evaluate(trains[0], precisions[c->at[MASTERS]]);
     }
@@ -453,35 +506,46 @@ static const truth *truth_of(const cell *c)
 
 /* ---- a cell ---- */
 
-/* Gradients that this rank has: a flat split has its parts and nothing more. */
-static void compare_gradients(const trainer *t, const truth *truth, const void *got, const void *want)
+static void compare_range(const trainer *t, const truth *truth, td_range range, const char *want)
 {
-    const size_t size = td_dtype_size(truth->w.grad_dtype);
+    const td_weights w = weights_of(t->train);
+    td_master master;
+
+    for (int64_t at = range.begin; at < range.end; at = master.end) {
+        master = td_weights_master(&w, at);
+        const int64_t count = (master.end < range.end ? master.end : range.end) - at;
+        void *const got = here(master.grad, count, w.grad_dtype);
+
+        td_assert_identical("gradients", truth->w.grad_dtype, got,
+                            want + (size_t)at * td_dtype_size(w.grad_dtype), count);
+        free(got);
+    }
+}
+
+/* Gradients that this rank has: with parts of buckets or of units its own ones and nothing more. */
+static void compare_gradients(const trainer *t, const truth *truth, const void *want)
+{
     const td_range all = {0, truth->w.elements};
-    const bool flat = t->shard && t->shard->split.kind == TD_SHARD_FLAT;
+    const bool parts = t->shard && t->shard->split.kind != TD_SHARD_TENSORS;
 
-    for (int64_t i = 0; i < (flat ? t->shard->split.piece_count : 1); i++) {
-        const td_range ranges[] = {flat ? t->shard->split.pieces[i].own : all,
-                                   flat ? t->shard->split.pieces[i].rest : (td_range){0, 0}};
-
-        for (int r = 0; r < 2; r++)
-            if (ranges[r].begin < ranges[r].end)
-                td_assert_identical(
-                    "gradients", truth->w.grad_dtype, (const char *)got + (size_t)ranges[r].begin * size,
-                    (const char *)want + (size_t)ranges[r].begin * size, ranges[r].end - ranges[r].begin);
+    if (!parts)
+        compare_range(t, truth, all, want);
+    for (int64_t i = 0; parts && i < t->shard->split.piece_count; i++) {
+        compare_range(t, truth, t->shard->split.pieces[i].own, want);
+        compare_range(t, truth, t->shard->split.pieces[i].rest, want);
     }
 }
 
 static void compare_with(const cell *c, const trainer *t, const truth *truth, int step)
 {
     const arrays *const want = &truth->after[step];
-    td_assert_ok(td_train_settle(t->train));
-    arrays got = read_arrays(t->train);
 
-    td_assert_identical("weights", truth->w.dtype, got.params, want->params, truth->w.elements);
+    td_assert_ok(td_train_settle(t->train));
+    void *const got = read_numbers(t);
+    td_assert_identical("weights", truth->w.dtype, got, want->numbers, truth->w.elements);
     if (!c->at[TRANSIENT])
-        compare_gradients(t, truth, got.grads, want->grads);
-    free_arrays(&got);
+        compare_gradients(t, truth, want->grads);
+    free(got);
 }
 
 /* Every second step in parts is settled before its update, which then makes weights that not all have. */
@@ -616,7 +680,6 @@ int main(int argc, char **argv)
     const char *const drawn = getenv("TANDEM_FUZZ_SECONDS");
     const bool all = argc > 3;
     td_comm_backend backend;
-    td_memory_stats memory;
     int result;
 
     if (all)
@@ -629,14 +692,13 @@ int main(int argc, char **argv)
     td_assert_ok(td_comm_describe(comm, &info));
     assert_true(info.ranks <= MOST_RANKS);
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors */
+    td_assert_ok(td_device_alloc(dev, SCRATCH_BYTES, &scratch));
     const int failed = td_run_group(argv[1], 1, &tests[all], NULL, NULL);
     for (int i = 0; i < VALUES * 8; i++)
         for (int step = 0; step < STEPS; step++)
             free_arrays(&((truth *)truths)[i].after[step]);
     for (int i = 0; i < VALUES * 8; i++)
         free(((truth *)truths)[i].logits);
-    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(dev);
-    return failed;
+    td_assert_ok(td_device_free(dev, scratch));
+    return td_ranks_end(dev, comm, failed);
 }

@@ -7,7 +7,6 @@
 /* ---- the doubles that prototypes do not tell ---- */
 
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 
 void *__wrap_calloc(size_t count, size_t size)
 {

@@ -18,19 +18,6 @@ static const td_memory_config tiny = {
     .pass = TD_MEMORY_STEP,
     .time = TD_UPDATE_AFTER};
 
-static const struct {
-    const char *name;
-    td_status (*write)(const td_memory_recording *recording, const char *path);
-    const char *begin, *end;
-    int64_t least; /* bytes */
-} kinds[] = {
-    {"snapshot", td_memory_write_snapshot, "\x80\x02}", ".", 20000},
-    {"events", td_memory_write_events, "{\"device\":\"cpu\",\"pass\":\"step\",", "]}\n", 20000},
-    {"timeline", td_memory_write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 20000},
-};
-
-enum { KINDS = sizeof kinds / sizeof *kinds };
-
 static td_memory_recording *recording;
 
 static int record(void **unused)
@@ -52,73 +39,30 @@ static int forget(void **unused)
     return 0;
 }
 
-static void check_whole(int kind)
+static td_status write_snapshot(const char *path)
 {
-    size_t bytes;
-    char *text = file_read(file_path, &bytes);
-    const size_t begin = strlen(kinds[kind].begin), end = strlen(kinds[kind].end);
-
-    assert_true((int64_t)bytes > kinds[kind].least);
-    assert_memory_equal(text, kinds[kind].begin, begin);
-    assert_memory_equal(text + bytes - end, kinds[kind].end, end);
-    free(text);
+    return td_memory_write_snapshot(recording, path);
 }
 
-static void every_failing_call_leaves_the_old_file(void **unused)
+static td_status write_events(const char *path)
 {
-    (void)unused;
-    for (int kind = 0; kind < KINDS; kind++) {
-        int64_t nth;
-
-        for (nth = 1;; nth++) {
-            file_write(file_path, "old", 3);
-            file_calls_fail = true;
-            td_fault_at(nth);
-            const td_status status = kinds[kind].write(recording, file_path);
-            file_calls_fail = false;
-            assert_int_equal(file_count(), 1);
-            if (!td_fault_name()) {
-                td_assert_ok(status);
-                break;
-            }
-            if (status == TD_OK) {
-                assert_true(file_fault_is_harmless());
-                continue;
-            }
-            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
-            assert_true(file_is(file_path, "old", 3));
-        }
-        assert_true(nth > 7);
-        check_whole(kind);
-    }
+    return td_memory_write_events(recording, path);
 }
 
-static void interrupted_and_short_writes_go_on(void **unused)
+static td_status write_timeline(const char *path)
 {
-    (void)unused;
-    for (int kind = 0; kind < KINDS; kind++) {
-        size_t bytes, again;
-
-        td_assert_ok(kinds[kind].write(recording, file_path));
-        char *once = file_read(file_path, &bytes);
-        file_interruptions = file_small_steps = 20;
-        td_assert_ok(kinds[kind].write(recording, file_path));
-        char *twice = file_read(file_path, &again);
-        assert_int_equal(bytes, again);
-        assert_memory_equal(once, twice, bytes);
-        free(once);
-        free(twice);
-    }
+    return td_memory_write_timeline(recording, path);
 }
 
-static void folders_that_are_not_there_are_named(void **unused)
+TD_BODY(files_are_whole_or_as_they_were)
 {
-    (void)unused;
-    for (int kind = 0; kind < KINDS; kind++) {
-        td_assert_refused(kinds[kind].write(recording, "nowhere/at/all"), TD_IO_ERROR, "nowhere/at/all");
-        td_assert_refused(kinds[kind].write(recording, "/dev/null"), TD_IO_ERROR, "not a regular file");
-    }
-    file_write(file_path, "", 0); /* for the teardown */
+    const file_kind kinds[] = {
+        {write_snapshot, "\x80\x02}", ".", 20000},
+        {write_events, "{\"device\":\"cpu\",\"pass\":\"step\",", "]}\n", 20000},
+        {write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 20000},
+    };
+
+    file_check_kinds(3, kinds);
 }
 
 static double number(const cJSON *object, const char *key)
@@ -139,7 +83,7 @@ static const char *string(const cJSON *object, const char *key)
 }
 
 /* The events are the entries, number by number. */
-static void events_are_the_entries(void **unused)
+TD_BODY(events_are_the_entries)
 {
     static const char *const actions[] = {"alloc", "free", "live", "dead", "oom"};
     const td_memory_entry *entries;
@@ -147,7 +91,6 @@ static void events_are_the_entries(void **unused)
     int64_t count;
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_memory_entries(recording, &entries, &count));
     td_assert_ok(td_memory_summary_of(recording, &summary));
     td_assert_ok(td_memory_write_events(recording, file_path));
@@ -180,7 +123,7 @@ static void events_are_the_entries(void **unused)
 
 /* What no pass has: a block that is freed before what stands in it, an allocation that failed, no label, a
  * label that JSON would take for its own, and another GPU than the first. */
-static void a_recording_by_hand_is_written(void **unused)
+TD_BODY(a_recording_by_hand_is_written)
 {
     static char memory[100];
     static const char texts[] = "\0a\0a/\"x";
@@ -206,7 +149,6 @@ static void a_recording_by_hand_is_written(void **unused)
                                    .label_count = 3};
     size_t bytes;
 
-    (void)unused;
     by_hand.summary.phases[0] = (td_memory_span){.end = by_hand.count, .begin_ns = 1, .end_ns = 2};
     for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
         by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};
@@ -243,8 +185,8 @@ static void a_recording_by_hand_is_written(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(every_failing_call_leaves_the_old_file), TEST(interrupted_and_short_writes_go_on),
-        TEST(folders_that_are_not_there_are_named),   TEST(events_are_the_entries),
+        TEST(files_are_whole_or_as_they_were),
+        TEST(events_are_the_entries),
         TEST(a_recording_by_hand_is_written),
     };
     return cmocka_run_group_tests_name("files of a recording", tests, record, forget);

@@ -209,8 +209,9 @@ class RealLibrary(unittest.TestCase):
             for dtype in ("f32", "tf32", "bf16", "f16", "bf16_mixed"):
                 (switches,) = switches_of(torch.device("cuda"), dtype).values()
                 self.assertEqual(switches.get("nccl_ctas", 0), c.td_ddp_nccl_ctas(dtype))
-                (switches,) = switches_of(torch.device("cuda"), dtype, shard="flat").values()
-                self.assertEqual(switches.get("nccl_ctas", 0), c.td_shard_nccl_ctas(dtype))
+                for shard in ("flat", "full"):
+                    (switches,) = switches_of(torch.device("cuda"), dtype, shard=shard).values()
+                    self.assertEqual(switches.get("nccl_ctas", 0), c.td_shard_nccl_ctas(dtype))
 
     @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
     def test_an_operation_end_to_end(self):

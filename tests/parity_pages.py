@@ -34,7 +34,7 @@ MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio
 parts""".split()
 TRIALS = 12
 EXPORTED = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
-TIMELINES = ("ddp", "memory", "trace")
+TIMELINES = ("ddp", "memory", "shard", "trace")
 RANKED = ("ddp", "shard")  # whose sides are those of each case
 COMMUNICATION = "step without exposed collectives beside tail".split()
 # Of every kind that some page reads, where those are more than C and PyTorch's formula.
@@ -458,6 +458,21 @@ def invented(module, case, impl, gpu=True):
         found["series"] = {"loss": [5.0 - rng.random() for _ in range(case.steps)]}
     if case.get("part") == "fit":
         found["series"] = {"bytes": [2**16, 2**20, 2**24], "ms": [0.1, 0.2, 1.5 + rng.random()]}
+    if case.get("part") == "memory":
+        parts = (
+            "made before_update after_update parameters gradients optimizer_state activations peak".split()
+        )
+        found["memory"] = {f"{part}_mib": [1 + rng.random() for _ in range(case.ranks)] for part in parts}
+        found |= {"collectives": 3, "collective_bytes": 2**22}
+    if case.get("part") == "memory" and case.shard == "full":
+        found["values"] = {name: 1 + rng.random() for name in (*COMMUNICATION, "waits")}
+        sizes = ("parameters", "gradients", "optimizer_state", "total", "whole", "block")
+        found["values"] |= {f"predicted {name}": 2**20 for name in sizes}
+        found["series"] = {"calls": [2, 2, 1, 0]}
+        for rank in range(case.ranks):
+            found["series"] |= {f"{rank} passes": [1.0, 3.0, 4.0]}
+            found["series"] |= {f"{rank} begin": [0.0, 0.1, 2.0, 3.0], f"{rank} end": [0.5, 0.9, 2.5, 3.2]}
+            found["series"] |= {f"{rank} asked": [0.1, 1.1], f"{rank} there": [0.5, 1.1]}
     if case.get("part") == "communication":
         found["values"] = {name: 1 + rng.random() for name in COMMUNICATION} | {"calls": 3, "bytes": 2**22}
         for rank in range(case.ranks):

@@ -20,6 +20,7 @@ from parity.core.view import Records
 from parity.ddp import page as ddp
 from parity.ddp.communication import fitted
 from parity.memory import report as report_memory
+from parity.shard import full_page
 from parity.shard import page as shard
 from parity.shared.pages import apart_of
 
@@ -189,13 +190,15 @@ class Answers(unittest.TestCase):
         runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
         # The step of another build, beside PyTorch's: what communication takes is not of it.
         timed_case = runs[2]["case"] | {"warmup": 5}
-        runs.append(timed("c_nccl", [150.0, 150.1], deliverable="d", status="ok", case=timed_case))
+        other = dict(status="ok", case=timed_case, build={"commit": "other"})
+        runs.append(timed("c_nccl", [150.0, 150.1], deliverable="d", **other))
         sections, values = self.answers(ddp.report, runs)
         flat = values["minimal_ddp_flat_benchmarking"]
         self.assertEqual([flat[name]["step"] for name in ("naive", "flat")], [130.0, 120.0])
         self.assertEqual(flat["dtype"], "f32")
         buckets = values["ddp_bucketed_benchmarking (a)"]
         self.assertEqual(buckets["c"], {"best": 25, "fast": 99.0, "worst": 1000, "slow": 110.0})
+        self.assertEqual([buckets[end]["mb"] for end in ("small", "large")], [1, 1000])
         overlap = values["ddp_overlap_individual_parameters_benchmarking (a)"]
         for strategy in ("naive", "flat", "overlap", "bucketed"):
             found = overlap[strategy]
@@ -206,6 +209,8 @@ class Answers(unittest.TestCase):
         self.assertTrue(traces.complete)  # a trace of the overlap was recorded
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
         self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [1, 4])
+        # The step that both tables have is of two builds, and the second table's note has both times.
+        self.assertRegex(blocks[3].words, r"101 ms.*150 ms")
 
     def test_a_proof_is_about_weights(self):
         outputs = {"losses": 3.0, "ranks_apart": 0.0, "weight.a": 0.1, "update.b": 0.2}
@@ -217,17 +222,33 @@ class Answers(unittest.TestCase):
             size="xl", dtype="f32", ranks=2, bucket_mb=25, shard="flat", warmup=5, batch=2, context=128
         )
         sides = {"c_nccl": [3.0, 3.1], "c_nccl_whole": [4.0, 9.0], "torch_zero": [6.0, 6.1]}
+        name = "optimizer_state_sharding_accounting"
         for wild in (True, False):
             records = [
-                {"deliverable": "d", "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
+                {"deliverable": name, "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
                 for impl, samples in (sides | ({} if wild else {"c_nccl_whole": [4.0, 4.1]})).items()
             ]
-            row = "optimizer_state_sharding_accounting (b)"
+            row = f"{name} (b)"
             section, values = (found[row] for found in self.answers(shard.report, records))
             table = next(block.table for block in section.blocks if hasattr(block, "table"))
             self.assertEqual("noisy" in table.titles, wild)
             self.assertEqual(bool(section.answer), not wild)
             self.assertEqual(values["flat"] and values["flat"].verdict, None if wild else "faster")
+
+    def test_a_gather_is_late_if_its_layer_waits_for_it(self):
+        series = {"calls": [2, 2, 1, 2]}
+        for rank, slow in ((0, 0.0), (1, 0.25)):
+            series[f"{rank} passes"] = [2.0, 4.0, 5.0]
+            series[f"{rank} begin"], series[f"{rank} end"] = [0.0, 0.5, 1.0, 2.5], [0.5, 0.9, 1.5, 3.0 + slow]
+            # The first layer waits for its gather. The reduce-scatter ends while a layer waits for a gather.
+            series[f"{rank} asked"], series[f"{rank} there"] = [0.1, 1.2, 3.0], [0.5, 1.2, 3.0 + slow]
+        self.assertEqual(
+            full_page.gathers_of(series, 1), [("forward", 0.4), ("forward", 0.0), ("backward", 0.25)]
+        )
+        self.assertEqual(full_page.in_time(series), {"gathers": 6, "in_time": 3, "latest": 0.4})
+        values = {"step": 10.0, "without": 7.0, "waits": 1.0, "tail": 0.5}
+        numbers = full_page.numbers_of({"values": values})
+        self.assertEqual(numbers, {"step": 10.0, "ideal": 7.0, "exposed_ms": 1.5, "stretch": 1.5})
 
     def test_all_reduces_are_fitted(self):
         o, w = fitted({"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]})

@@ -1,5 +1,6 @@
 /* Optimizer state that is split among ranks, in the steps of a trainer: test_shard_link BACKEND RANKS starts
- * the ranks itself; under mpirun it is one of them. With "killed KIND" behind that, rank 1 is killed. */
+ * the ranks itself; under mpirun it is one of them. With "killed KIND" after that, rank 1 is killed in a
+ * backward pass; with "killed KIND forward" in a forward pass, where full sharding gathers. */
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 
@@ -8,7 +9,6 @@ int main(int argc, char **argv)
     td_shard_kind kind = TD_SHARD_TENSORS;
     const bool kills =
         argc > 4 && strcmp(argv[3], "killed") == 0 && td_shard_kind_parse(argv[4], &kind) == TD_OK;
-    td_memory_stats memory;
     int result;
 
     td_as_if_graphs();
@@ -19,11 +19,7 @@ int main(int argc, char **argv)
     td_assert_ok(td_comm_describe(shard_comm, &shard_info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
     if (kills)
-        return shard_killed(kind);
-    const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]);
-    if (td_comm_close(shard_comm) != TD_OK || td_device_memory(shard_dev, &memory) != TD_OK ||
-        memory.current_bytes > 0)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    td_device_close(shard_dev);
-    return failed;
+        return shard_killed(kind, argc > 5);
+    const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]) + shard_full_group(argv[1]);
+    return td_ranks_end(shard_dev, shard_comm, failed);
 }

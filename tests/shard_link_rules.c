@@ -18,7 +18,7 @@ static void state_has_the_bytes_that_accounting_predicts(void **unused)
     (void)unused;
     td_assert_ok(td_account_model_parameters(&account, &parameters));
     td_assert_ok(td_account_training_memory(parameters.total, 4, 4, 4, &memory));
-    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         td_train_config config = shard_config_of(&(shard_setting){.name = "bytes"}), whole;
         td_train_bytes bytes, whole_bytes;
         td_shard_link *link;
@@ -28,7 +28,7 @@ static void state_has_the_bytes_that_accounting_predicts(void **unused)
         config.model.size = (td_model_size){64, 128, 3, 2, 64};
         config.hyper.kind = TD_OPTIMIZER_ADAMW;
         whole = config;
-        td_assert_ok(td_shard_link_create(shard_comm, kind, 0.02, &config, &link));
+        td_assert_ok(shard_link(kind, 0.02, &config, &link));
         td_assert_ok(td_shard_link_describe(link, &what));
         td_assert_ok(td_train_plan(shard_dev, &config, &bytes));
         td_assert_ok(td_train_plan(shard_dev, &whole, &whole_bytes));
@@ -63,22 +63,16 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_train *train;
 
     (void)unused;
-    config.clip = 1;
-    td_assert_refused(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED,
-                      "clip is 1");
-    assert_null(link);
-    config.clip = 0;
     const td_optimizer_group some = {.range = {0, 100}, .hyper = config.hyper};
     config.groups = &some;
     config.group_count = 1;
-    td_assert_refused(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED,
-                      "groups leave out");
+    td_assert_refused(shard_link(TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED, "groups leave out");
     assert_ptr_equal(config.groups, &some);
-    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_TENSORS, 0, &config, &link));
+    td_assert_ok(shard_link(TD_SHARD_TENSORS, 0, &config, &link));
     td_shard_link_destroy(link);
 
     config = shard_config_of(&s);
-    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_assert_ok(td_train_settle(train));
@@ -94,7 +88,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_shard_link_destroy(link);
 
     config = shard_config_of(&s);
-    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
     config.capture = true;
     if (!shard_on_gpu())
         td_as_if_gpu_once();
@@ -116,7 +110,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_shard_link_destroy(link);
 
     config = shard_config_of(&s);
-    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
     td_hook *hooks = config.hooks;
     config.until = TD_TRAIN_FORWARD;
     config.groups = NULL;
@@ -128,6 +122,13 @@ static void links_refuse_what_they_cannot_do(void **unused)
     config.model.size.vocab *= 9;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "the link is of");
+    td_train_destroy(train);
+    config.model.size.vocab /= 9;
+    config.model.transient_gradients = false;
+    config.model.owned = &(td_range){0, 100};
+    config.model.owned_count = 1;
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_UNSUPPORTED, "needs all weights");
     td_train_destroy(train);
     td_shard_link_destroy(link);
 }
@@ -144,7 +145,7 @@ static void ranges_are_of_whole_parameters_once(void **unused)
 
     (void)unused;
     shard_close_trainer(&t);
-    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
     td_hook *const hook = config.hooks;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
@@ -191,7 +192,7 @@ static void listen_to_steps(bool captured)
     td_shard_link *link;
     td_train *train;
 
-    td_assert_ok(td_shard_link_create(shard_comm, s.kind, s.bucket_mb, &config, &link));
+    td_assert_ok(shard_link(s.kind, s.bucket_mb, &config, &link));
     config.capture &= shard_on_gpu();
     config.update_sms = TD_UPDATE_ALL_SMS; /* an update on some SMs shares the device too */
     link->multiprocessors = 5;
@@ -242,8 +243,7 @@ static void links_that_differ_are_named(void **unused)
     (void)unused;
     if (shard_info.ranks == 1)
         return;
-    td_assert_ok(
-        td_shard_link_create(shard_comm, TD_SHARD_FLAT, shard_info.rank == 1 ? 0.001 : 0, &config, &link));
+    td_assert_ok(shard_link(TD_SHARD_FLAT, shard_info.rank == 1 ? 0.001 : 0, &config, &link));
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT,
@@ -269,7 +269,7 @@ static void links_that_differ_are_named(void **unused)
             config.groups = groups;
             config.group_count = 2;
         }
-        td_assert_ok(td_shard_link_create(shard_comm, of.kind, 0, &config, &link));
+        td_assert_ok(shard_link(of.kind, 0, &config, &link));
         td_assert_ok(td_train_create(shard_dev, &config, &train));
         td_assert_ok(td_train_init(train, 7));
         td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, words[i]);
@@ -283,7 +283,7 @@ static void links_that_differ_are_named(void **unused)
 static void steps_that_differ_are_refused(void **unused)
 {
     (void)unused;
-    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         const shard_setting s = {.name = "differ", .kind = kind};
         td_comm *const usual = shard_comm, *const other =
                                                td_ranks_other(shard_dev, usual, kind ? "flat" : "tensors");
@@ -313,13 +313,13 @@ static void steps_that_differ_are_refused(void **unused)
 static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
 {
     (void)unused;
-    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         const shard_setting s = {.name = "links", .kind = kind};
         td_train_config config = shard_config_of(&s), without = config;
         td_shard_link *link;
         td_train *train, *second;
 
-        td_assert_ok(td_shard_link_create(shard_comm, kind, 0, &config, &link));
+        td_assert_ok(shard_link(kind, 0, &config, &link));
         td_assert_ok(td_train_create(shard_dev, &without, &train));
         td_assert_ok(td_train_init(train, 7));
         td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT,
@@ -337,7 +337,7 @@ static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
 static void a_trainer_may_go_behind_any_step(void **unused)
 {
     (void)unused;
-    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++)
         for (int turn = 0; turn < 5; turn++) {
             const shard_setting s = {.name = "gone", .kind = kind, .bucket_mb = 0.001};
             shard_trainer t = shard_open_trainer(&s, true);
@@ -351,17 +351,18 @@ static void a_trainer_may_go_behind_any_step(void **unused)
 static void a_nan_is_everybodys(void **unused)
 {
     (void)unused;
-    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         const shard_setting s = {.name = "nan", .kind = kind};
         shard_trainer t = shard_open_trainer(&s, true);
 
-        /* In this rank's weights alone, until its gradients come to all. */
+        /* In this rank's weights alone, until its gradients or weights come to all. */
         if (shard_info.rank == shard_info.ranks - 1) {
             const td_weights w = shard_weights_of(t.train);
             const float nan = NAN;
 
-            td_assert_ok(
-                td_device_upload(shard_dev, (float *)w.params + w.elements - 1 - 60, &nan, sizeof nan));
+            const int64_t at =
+                kind == TD_SHARD_FULL ? t.shard->split.pieces[5].own.begin : w.elements - 1 - 60;
+            td_assert_ok(td_device_upload(shard_dev, td_weights_master(&w, at).at, &nan, sizeof nan));
         }
         shard_step(&t, 0);
         td_assert_ok(td_train_settle(t.train));

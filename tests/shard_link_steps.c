@@ -3,16 +3,16 @@
  * GEMMs leave SMs to collectives; test_matrix has those ranks. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
-#include "support/weights.h"
 
 #include <math.h>
 
 enum { STEPS = 5 };
 
-/* Steps have the same bits. */
+/* Steps have the same bits, unless each micro-batch is reduced. */
 static bool exact(const shard_setting *s)
 {
-    return shard_info.ranks <= 2 && !(s->sharing && shard_on_gpu());
+    return shard_info.ranks <= 2 && s->clip == 0 && !(s->sharing && shard_on_gpu()) &&
+           !(s->kind == TD_SHARD_FULL && s->micro_batches > 1 && !s->reduce_last);
 }
 
 /* What the device has there, for the host. */
@@ -35,24 +35,17 @@ static void assert_same_everywhere(const void *data, size_t bytes)
         assert_true(all[rank] == hash);
 }
 
-static void assert_alike(const shard_setting *s, const shard_trainer *a, const shard_trainer *b)
+static void assert_alike(const shard_setting *s, shard_trainer *a, shard_trainer *b)
 {
-    const td_weights got = shard_weights_of(a->train), want = shard_weights_of(b->train);
-    const size_t bytes = (size_t)got.elements * td_dtype_size(got.dtype);
-    td_weights here_got = got, here_want = want;
+    const td_weights w = shard_weights_of(a->train);
+    void *const numbers = shard_numbers_of(a), *const wanted = shard_numbers_of(b);
+    double *truth = td_as_f64(w.dtype, wanted, w.elements);
 
-    here_got.params = here(got.params, bytes);
-    here_want.params = here(want.params, bytes);
-    void *numbers = td_numbers_in(&here_got, 0, got.elements),
-         *wanted = td_numbers_in(&here_want, 0, got.elements);
-    double *truth = td_as_f64(want.dtype, wanted, want.elements);
     if (exact(s))
-        td_assert_identical(s->name, got.dtype, here_got.params, here_want.params, got.elements);
-    td_assert_close(s->name, got.dtype, numbers, truth, got.elements,
+        td_assert_identical(s->name, w.dtype, numbers, wanted, w.elements);
+    td_assert_close(s->name, w.dtype, numbers, truth, w.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
-    assert_same_everywhere(here_got.params, bytes);
-    free(here_got.params);
-    free(here_want.params);
+    assert_same_everywhere(numbers, (size_t)w.elements * td_dtype_size(w.dtype));
     free(numbers);
     free(wanted);
     free(truth);
@@ -84,24 +77,72 @@ static void train_case(const shard_setting *s)
     shard_close_trainer(&whole);
 }
 
+/* The gradients' norm, which ranks take together, is that in float64 of the gradients of one trainer. */
+static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole)
+{
+    /* Sums of more than two ranks have other orders. */
+    const double tolerance = shard_weights_of(whole->train).grad_dtype == TD_F32 ? 1e-5 : 0x1p-9;
+    const td_weights w = shard_weights_of(whole->train);
+    void *const grads = here(w.grads, w.grad_bytes);
+    double sum = 0;
+    float norm;
+
+    for (int64_t i = 0; i < w.elements; i++)
+        sum += pow(td_value_at(w.grad_dtype, grads, i), 2);
+    td_assert_ok(td_clip_norm(td_train_clip(sharded->train), &norm));
+    assert_true(fabs((double)norm - sqrt(sum)) <= tolerance * sqrt(sum));
+    assert_true(sum > 0);
+    assert_same_everywhere(&norm, sizeof norm);
+    free(grads);
+}
+
+static void steps_are_clipped_by_the_norm_of_all_ranks(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 6; i++) {
+        const shard_setting s = {.name = "clipped",
+                                 .kind = i < 4 ? TD_SHARD_FLAT : TD_SHARD_FULL,
+                                 .bucket_mb = i < 2 ? 0.004 : 0,
+                                 .precision = i % 2 ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
+                                 .time = i / 2 == 1 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
+                                 .captured = i % 3 == 0,
+                                 .micro_batches = i == 1 || i == 5 ? 3 : 1,
+                                 .clip = 0.05f};
+        shard_trainer sharded = shard_open_trainer(&s, true), whole = shard_open_trainer(&s, false);
+
+        for (int number = 0; number < 3; number++) {
+            shard_micro_step(&sharded, number, s.micro_batches);
+            shard_micro_step(&whole, number, s.micro_batches);
+            assert_norm(&sharded, &whole);
+        }
+        td_assert_ok(td_train_settle(sharded.train));
+        assert_alike(&s, &sharded, &whole);
+        shard_close_trainer(&sharded);
+        shard_close_trainer(&whole);
+    }
+}
+
 static void sharded_weights_are_those_of_unsharded_training(void **unused)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
     static const double sizes[] = {0, 0.004, 0.0005};
+    static const td_shard_kind kinds[] = {TD_SHARD_FLAT, TD_SHARD_FULL, TD_SHARD_TENSORS,
+                                          TD_SHARD_FULL, TD_SHARD_FLAT, TD_SHARD_FULL};
 
     (void)unused;
     if (shard_info.ranks <= 2)
         skip();
     /* One of each pair: more ranks than processors take long. */
     for (int i = 0; i < 6; i++) {
-        const shard_setting s = {.name = i % 3 == 2 ? "tensors" : "flat",
-                                 .kind = i % 3 == 2 ? TD_SHARD_TENSORS : TD_SHARD_FLAT,
+        const shard_setting s = {.name = td_shard_kind_name(kinds[i]),
+                                 .kind = kinds[i],
                                  .bucket_mb = sizes[(i + i / 3) % 3],
                                  .precision = precisions[i % 3],
                                  .time = i / 3 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
                                  .two_groups = i % 2 == 0,
                                  .captured = i == 3,
-                                 .micro_batches = i == 4 ? 3 : 1};
+                                 .micro_batches = i >= 4 ? 3 : 1,
+                                 .prefetch = i == 3 ? 2 : 0};
 
         train_case(&s);
     }
@@ -115,9 +156,9 @@ static void each_way(const char *name, void (*check)(shard_setting s))
 
     for (int p = 0; p < 2; p++)
         for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
-            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++)
                 for (int64_t micro_batches = 1; micro_batches <= 3; micro_batches += 2) {
-                    snprintf(words, sizeof words, "%s, %s", name, kind == TD_SHARD_FLAT ? "flat" : "tensors");
+                    snprintf(words, sizeof words, "%s, %s", name, td_shard_kind_name(kind));
                     check((shard_setting){.name = words,
                                           .kind = kind,
                                           .bucket_mb = 0.004,
@@ -125,6 +166,24 @@ static void each_way(const char *name, void (*check)(shard_setting s))
                                           .time = time,
                                           .micro_batches = micro_batches});
                 }
+}
+
+/* Each micro-batch is reduced and added to this rank's part. test_matrix reduces the last one alone. */
+static void micro_batches_of_full_sharding_add_up(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 2; i++) {
+        const shard_setting s = {.name = "full, micro-batches",
+                                 .kind = TD_SHARD_FULL,
+                                 .precision = i == 1 ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
+                                 .time = i == 1 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
+                                 .captured = shard_on_gpu(),
+                                 .sharing = true,
+                                 .micro_batches = 3,
+                                 .keep_weights = i == 1};
+
+        train_case(&s);
+    }
 }
 
 static void sharing_case(shard_setting s)
@@ -159,7 +218,7 @@ static void window_case(shard_setting s)
     s.wide = s.captured = true;
     s.bucket_mb = 4;
     shard_trainer t = shard_open_trainer(&s, true);
-    assert_int_equal(windows(), 2);
+    assert_int_equal(windows(), s.kind == TD_SHARD_FULL ? 4 : 2);
     shard_close_trainer(&t);
     assert_int_equal(windows(), 0);
     train_case(&s);
@@ -177,7 +236,9 @@ static void state_in_windows_is_that_of_unsharded_training(void **unused)
 int shard_steps_group(const char *name)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_are_clipped_by_the_norm_of_all_ranks),
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
+        cmocka_unit_test(micro_batches_of_full_sharding_add_up),
         cmocka_unit_test(steps_whose_products_leave_room_are_as_good),
         cmocka_unit_test(state_in_windows_is_that_of_unsharded_training),
     };

@@ -3,7 +3,6 @@
  * that, the rank is killed while it writes. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
-#include "support/weights.h"
 
 #include <errno.h>
 #include <glob.h>
@@ -25,7 +24,6 @@ static int reads_left = -1; /* until one fails; below 0: none does */
 static bool interrupted;    /* the next write was */
 
 ssize_t __real_pwrite(int file, const void *data, size_t bytes, off_t at);
-ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at);
 ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
 {
     if (fails == KILL)
@@ -52,7 +50,6 @@ FAULT(TRUNCATE, int, ftruncate, (int file, off_t length), (file, length))
 FAULT(RENAME, int, renameat, (int from, const char *a, int to, const char *b), (from, a, to, b))
 
 ssize_t __real_pread(int file, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at);
 ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at)
 {
     errno = EIO;
@@ -124,7 +121,7 @@ static void leave(bool joined)
 
 /* ---- trainers ---- */
 
-/* Splits: by gradients alone, where each rank has all state; whole tensors; parts of buckets. */
+/* Splits: by gradients alone, where each rank has all state; whole tensors; parts of buckets; of units. */
 static const shard_setting settings[] = {
     {.name = "whole", .kind = TD_SHARD_TENSORS, .adamw = true},
     {.name = "tensors", .kind = TD_SHARD_TENSORS, .adamw = true, .precision = TD_PRECISION_BF16_MIXED},
@@ -134,7 +131,12 @@ static const shard_setting settings[] = {
      .bucket_mb = 0.01,
      .adamw = true,
      .precision = TD_PRECISION_BF16_MIXED,
-     .time = TD_UPDATE_ALONG}};
+     .time = TD_UPDATE_ALONG},
+    {.name = "full in 16 bits",
+     .kind = TD_SHARD_FULL,
+     .adamw = true,
+     .precision = TD_PRECISION_BF16_MIXED,
+     .two_groups = true}};
 
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
@@ -219,10 +221,10 @@ static void check_numbers_of_ranks(int i, int32_t from, int32_t to)
         td_assert_ok(td_shard_restore(shard_comm, next.train, "shard-save-next.safetensors"));
         step_alike(&t, 1);
         td_assert_ok(td_train_settle(t.train));
-        td_weights got = shard_weights_of(t.train), want = shard_weights_of(next.train);
-        void *numbers = td_numbers_in(&got, 0, got.elements), *wanted = td_numbers_in(&want, 0, got.elements);
-        double *truth = td_as_f64(want.dtype, wanted, want.elements);
-        td_assert_close(settings[i].name, got.dtype, numbers, truth, got.elements,
+        const td_weights w = shard_weights_of(t.train);
+        void *numbers = shard_numbers_of(&t), *wanted = shard_numbers_of(&next);
+        double *truth = td_as_f64(w.dtype, wanted, w.elements);
+        td_assert_close(settings[i].name, w.dtype, numbers, truth, w.elements,
                         settings[i].precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
         free(truth);
         free(wanted);
@@ -248,10 +250,11 @@ static void any_number_of_ranks_reads_a_file(void **unused)
             check_numbers_of_ranks(i, 2, 1);
         return;
     }
-    for (int i = 1; i < 3; i++)
+    for (int i = 1; i < SETTINGS; i += 1 + (i == 2)) /* tensors, flat, full */
         for (int32_t to = 3; to <= all_info.ranks; to++)
             check_numbers_of_ranks(i, 2, to);
     check_numbers_of_ranks(2, all_info.ranks, 2);
+    check_numbers_of_ranks(4, all_info.ranks, 2);
 }
 
 /* One rank's failure is the error of all, the old file stays, and the next save succeeds. */

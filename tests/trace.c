@@ -24,9 +24,7 @@ static const td_bench_config tiny = {
 
 static int64_t calls, fail_at; /* of calloc and realloc; fail_at 0: never */
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__real_realloc(void *block, size_t size);
-void *__wrap_realloc(void *block, size_t size);
 
 void *__wrap_calloc(size_t count, size_t size)
 {
@@ -94,12 +92,11 @@ static bool agrees(double traced, double timed)
 
 /* The operations of a phase are all of its time but 3 %. A machine that does something else in between is
  * asked again. */
-static void totals_agree_with_the_timer(void **unused)
+TD_BODY(totals_agree_with_the_timer)
 {
     td_bench_config config = tiny;
     bool agreed = false;
 
-    (void)unused;
     config.model.size = (td_model_size){.d_model = 128, .d_ff = 256, .layers = 2, .heads = 4, .vocab = 500};
     config.model.context = 64;
     for (int i = 0; i < 20 && !agreed; i++) {
@@ -171,7 +168,7 @@ static const td_cases structures = {.group = "what a trace counts",
                                     .axes = {{"naive", "flash"}, {"f32", "mixed"}, {"phases", "whole"}}};
 
 /* Every number of a table divides by the steps, and the tables add up to each other. */
-static void tables_add_up(void **unused)
+TD_BODY(tables_add_up)
 {
     td_trace_kernel rows[64];
     td_trace_label labels[16];
@@ -181,7 +178,6 @@ static void tables_add_up(void **unused)
     int64_t count, short_count;
     double sum = 0, shares = 0, instances = 0;
 
-    (void)unused;
     config.model.attention = "naive";
     td_trace *trace = record(&config, &timed);
     const td_trace_total all = total_of(trace, TD_TRACE_ALL_PHASES), forward = total_of(trace, FORWARD);
@@ -223,7 +219,7 @@ static void tables_add_up(void **unused)
 }
 
 /* Labels of a caller's own are ranges; without any "step" all is one. */
-static void a_callers_own_labels_are_ranges(void **unused)
+TD_BODY(a_callers_own_labels_are_ranges)
 {
     const td_trace_activity *activities;
     const td_trace_range *ranges;
@@ -233,7 +229,6 @@ static void a_callers_own_labels_are_ranges(void **unused)
     int64_t count;
     void *block;
 
-    (void)unused;
     td_assert_ok(td_device_alloc(dev, 64, &block));
     td_assert_ok(td_device_push_label(dev, "before"));
     td_assert_ok(td_trace_begin(dev, &trace));
@@ -267,13 +262,12 @@ static void a_callers_own_labels_are_ranges(void **unused)
 }
 
 /* Deeper than a trace looks: what is beyond is counted. */
-static void ranges_beyond_the_deepest_are_counted(void **unused)
+TD_BODY(ranges_beyond_the_deepest_are_counted)
 {
     const td_operation op = {.name = "deep"};
     td_trace *trace;
     td_trace_info info;
 
-    (void)unused;
     td_assert_ok(td_trace_begin(dev, &trace));
     for (int i = 0; i < 70; i++)
         td_device_begin_operation(dev, &op);
@@ -288,7 +282,7 @@ static void ranges_beyond_the_deepest_are_counted(void **unused)
 
 /* ---- names ---- */
 
-static void kernels_are_classified_by_their_names(void **unused)
+TD_BODY(kernels_are_classified_by_their_names)
 {
     static const struct {
         const char *name;
@@ -341,7 +335,6 @@ static void kernels_are_classified_by_their_names(void **unused)
         {"", TD_OP_OTHER},
     };
 
-    (void)unused;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         td_op_class found;
 
@@ -352,9 +345,8 @@ static void kernels_are_classified_by_their_names(void **unused)
     }
 }
 
-static void phases_have_names(void **unused)
+TD_BODY(phases_have_names)
 {
-    (void)unused;
     assert_string_equal(td_trace_phase_name(TD_TRACE_FORWARD), "forward");
     assert_string_equal(td_trace_phase_name(TD_TRACE_ELSEWHERE), "elsewhere");
     assert_null(td_trace_phase_name((td_trace_phase)TD_TRACE_PHASES));
@@ -362,53 +354,13 @@ static void phases_have_names(void **unused)
 
 /* ---- what is refused, and what has no memory ---- */
 
-static void what_is_wrong_is_refused(void **unused)
+TD_BODY(a_trace_ends_once)
 {
-    const td_trace_activity *activities;
-    const td_trace_range *ranges;
-    const td_trace_call *made;
-    td_trace_attention attention;
     td_bench_summary timed;
-    td_trace_kernel row;
-    td_trace_label label;
-    td_trace_total total;
-    td_op_class op_class;
-    td_trace_info info;
     td_trace *trace;
-    int64_t count;
 
-    (void)unused;
-#define BAD(call, words) td_assert_refused(call, TD_BAD_ARGUMENT, words)
-    BAD(td_trace_begin(NULL, &trace), "dev is NULL");
-    assert_null(trace);
-    BAD(td_trace_begin(dev, NULL), "out is NULL");
-    BAD(td_trace_end(NULL), "trace is NULL");
-    BAD(td_trace_info_of(NULL, &info), "trace is NULL");
-    BAD(td_trace_classify(NULL, &op_class), "name is NULL");
-    BAD(td_trace_classify("x", NULL), "out is NULL");
     trace = record(&tiny, &timed);
     td_assert_refused(td_trace_end(trace), TD_BAD_STATE, "has ended already");
-    BAD(td_trace_info_of(trace, NULL), "out is NULL");
-    BAD(td_trace_ranges(trace, NULL, &count), "out is NULL");
-    BAD(td_trace_ranges(trace, &ranges, NULL), "count is NULL");
-    BAD(td_trace_activities(trace, NULL, &count), "out is NULL");
-    BAD(td_trace_activities(trace, &activities, NULL), "count is NULL");
-    BAD(td_trace_calls(trace, NULL, &count), "out is NULL");
-    BAD(td_trace_calls(trace, &made, NULL), "count is NULL");
-    BAD(td_trace_total_of(trace, 0, &total), "phases is 0");
-    BAD(td_trace_total_of(trace, 32, &total), "phases is 32");
-    BAD(td_trace_total_of(trace, 1, NULL), "out is NULL");
-    BAD(td_trace_kernels(trace, 1, 0, &row, &count), "capacity is 0");
-    BAD(td_trace_kernels(trace, 1, 1, NULL, &count), "rows is NULL");
-    BAD(td_trace_kernels(trace, 1, 1, &row, NULL), "count is NULL");
-    BAD(td_trace_kernels(trace, 0, 1, &row, &count), "phases is 0");
-    BAD(td_trace_labels(trace, 0, &label, &count), "capacity is 0");
-    BAD(td_trace_labels(trace, 1, NULL, &count), "rows is NULL");
-    BAD(td_trace_labels(trace, 1, &label, NULL), "count is NULL");
-    BAD(td_trace_attention_of(trace, NULL), "out is NULL");
-    BAD(td_trace_attention_of(NULL, &attention), "trace is NULL");
-    BAD(td_trace_write_json(trace, ""), "path is NULL or empty");
-    BAD(td_trace_write_timeline(trace, NULL), "path is NULL or empty");
     td_trace_destroy(trace);
 }
 
@@ -461,11 +413,10 @@ static td_status everything(int64_t *dropped)
     return status;
 }
 
-static void every_allocation_may_fail(void **unused)
+TD_BODY(every_allocation_may_fail)
 {
     int64_t nth, dropped, refused = 0, lost = 0;
 
-    (void)unused;
     for (nth = 1;; nth++) {
         calls = 0;
         fail_at = nth;
@@ -494,7 +445,7 @@ int main(void)
         TEST(ranges_beyond_the_deepest_are_counted),
         cmocka_unit_test(kernels_are_classified_by_their_names),
         cmocka_unit_test(phases_have_names),
-        TEST(what_is_wrong_is_refused),
+        TEST(a_trace_ends_once),
         TEST(every_allocation_may_fail),
     };
     int failed = cmocka_run_group_tests_name("traces", tests, NULL, NULL);

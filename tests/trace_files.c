@@ -20,18 +20,6 @@ static const td_bench_config tiny = {
     .warmup = 1,
     .steps = 2};
 
-static const struct {
-    const char *name;
-    td_status (*write)(const td_trace *trace, const char *path);
-    const char *begin, *end;
-    int64_t least; /* bytes */
-} kinds[] = {
-    {"json", td_trace_write_json, "{\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":", "\n]}\n", 20000},
-    {"timeline", td_trace_write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 1500},
-};
-
-enum { KINDS = sizeof kinds / sizeof *kinds };
-
 static td_trace *trace;
 
 static int record(void **unused)
@@ -60,55 +48,24 @@ static int forget(void **unused)
     return 0;
 }
 
-static void check_whole(int kind)
+static td_status write_json(const char *path)
 {
-    size_t bytes;
-    char *text = file_read(file_path, &bytes);
-    const size_t begin = strlen(kinds[kind].begin), end = strlen(kinds[kind].end);
-
-    assert_true((int64_t)bytes > kinds[kind].least);
-    assert_memory_equal(text, kinds[kind].begin, begin);
-    assert_memory_equal(text + bytes - end, kinds[kind].end, end);
-    free(text);
+    return td_trace_write_json(trace, path);
 }
 
-static void every_failing_call_leaves_the_old_file(void **unused)
+static td_status write_timeline(const char *path)
 {
-    (void)unused;
-    for (int kind = 0; kind < KINDS; kind++) {
-        int64_t nth;
-
-        for (nth = 1;; nth++) {
-            file_write(file_path, "old", 3);
-            file_calls_fail = true;
-            td_fault_at(nth);
-            const td_status status = kinds[kind].write(trace, file_path);
-            file_calls_fail = false;
-            assert_int_equal(file_count(), 1);
-            if (!td_fault_name()) {
-                td_assert_ok(status);
-                break;
-            }
-            if (status == TD_OK) {
-                assert_true(file_fault_is_harmless());
-                continue;
-            }
-            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
-            assert_true(file_is(file_path, "old", 3));
-        }
-        assert_true(nth > 7);
-        check_whole(kind);
-    }
+    return td_trace_write_timeline(trace, path);
 }
 
-static void folders_that_are_not_there_are_named(void **unused)
+TD_BODY(files_are_whole_or_as_they_were)
 {
-    (void)unused;
-    for (int kind = 0; kind < KINDS; kind++) {
-        td_assert_refused(kinds[kind].write(trace, "nowhere/at/all"), TD_IO_ERROR, "nowhere/at/all");
-        td_assert_refused(kinds[kind].write(trace, "/dev/null"), TD_IO_ERROR, "not a regular file");
-    }
-    file_write(file_path, "", 0); /* for the teardown */
+    const file_kind kinds[] = {
+        {write_json, "{\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":", "\n]}\n", 20000},
+        {write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 1500},
+    };
+
+    file_check_kinds(2, kinds);
 }
 
 /* ---- Chrome's format ---- */
@@ -151,7 +108,7 @@ static void check_nesting(const slice *slices, int count)
     }
 }
 
-static void the_json_is_chromes(void **unused)
+TD_BODY(the_json_is_chromes)
 {
     static slice slices[4096];
     const td_trace_range *ranges;
@@ -159,7 +116,6 @@ static void the_json_is_chromes(void **unused)
     int64_t range_count;
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_trace_ranges(trace, &ranges, &range_count));
     td_assert_ok(td_trace_write_json(trace, file_path));
     char *text = file_read(file_path, &bytes);
@@ -205,11 +161,10 @@ static void the_json_is_chromes(void **unused)
     free(text);
 }
 
-static void the_picture_has_phases_and_classes(void **unused)
+TD_BODY(the_picture_has_phases_and_classes)
 {
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_trace_write_timeline(trace, file_path));
     char *text = file_read(file_path, &bytes);
     for (int phase = TD_TRACE_FORWARD; phase < TD_TRACE_ELSEWHERE; phase++) {
@@ -226,13 +181,12 @@ static void the_picture_has_phases_and_classes(void **unused)
 }
 
 /* Nothing happened: a file all the same. */
-static void an_empty_trace_is_written(void **unused)
+TD_BODY(an_empty_trace_is_written)
 {
     td_trace *empty;
     td_device *dev;
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_device_open("cpu", &dev));
     td_assert_ok(td_trace_begin(dev, &empty));
     td_assert_ok(td_trace_end(empty));
@@ -255,8 +209,7 @@ static void an_empty_trace_is_written(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(every_failing_call_leaves_the_old_file),
-        TEST(folders_that_are_not_there_are_named),
+        TEST(files_are_whole_or_as_they_were),
         TEST(the_json_is_chromes),
         TEST(the_picture_has_phases_and_classes),
         TEST(an_empty_trace_is_written),

@@ -11,9 +11,7 @@
 /* ---- the doubles that prototypes do not tell ---- */
 
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 void *__real_realloc(void *block, size_t size);
-void *__wrap_realloc(void *block, size_t size);
 
 static bool host_fails; /* allocations of the host's memory count as calls, too */
 
@@ -34,11 +32,8 @@ void *__wrap_realloc(void *block, size_t size)
 static bool asked_for_graphs, asked_for_streams;
 
 td_device_kind __real_td_device_kind_of(const td_device *dev);
-td_device_kind __wrap_td_device_kind_of(const td_device *dev);
 td_status __real_td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
-td_status __wrap_td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
 td_status __real_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
-td_status __wrap_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
 
 enum { MOST_SMS = 40 }; /* what the formula gives to so few tokens */
 
@@ -81,7 +76,6 @@ td_status __wrap_td_assign(td_device *dev, void *to, const void *from, size_t by
     return status;
 }
 
-int32_t __wrap_td_device_sms(td_device *dev);
 int32_t __wrap_td_device_sms(td_device *dev)
 {
     (void)dev;
@@ -91,34 +85,23 @@ int32_t __wrap_td_device_sms(td_device *dev)
 static const char *card; /* the device's model; NULL: a CPU */
 
 const char *__real_td_device_model(const td_device *dev);
-const char *__wrap_td_device_model(const td_device *dev);
 const char *__wrap_td_device_model(const td_device *dev)
 {
     return card ? card : __real_td_device_model(dev);
 }
 
-bool __wrap_td_update_has_sms(td_device *dev);
 bool __wrap_td_update_has_sms(td_device *dev)
 {
     (void)dev;
     return side.there;
 }
 
-td_status __wrap_td_stream_create(td_device *dev, td_stream **out);
-void __wrap_td_stream_destroy(td_stream *stream);
 td_status __real_td_device_set_stream(td_device *dev, td_stream *stream);
-td_status __wrap_td_device_set_stream(td_device *dev, td_stream *stream);
 td_status __real_td_event_record(td_event *event);
-td_status __wrap_td_event_record(td_event *event);
 td_status __real_td_event_wait(td_event *event);
-td_status __wrap_td_event_wait(td_event *event);
 td_status __real_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
                                  const td_update_tensors *tensors);
-td_status __wrap_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
-                                 const td_update_tensors *tensors);
 td_status __real_td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
-                               const td_update_tensors *tensors);
-td_status __wrap_td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
                                const td_update_tensors *tensors);
 
 td_status __wrap_td_stream_create(td_device *dev, td_stream **out)
@@ -205,11 +188,6 @@ static struct {
     int64_t captures, launches, alive;
     int handles[16]; /* their addresses are graphs */
 } graphs;
-
-td_status __wrap_td_graph_begin(td_device *dev);
-td_status __wrap_td_graph_end(td_device *dev, td_graph **out);
-td_status __wrap_td_graph_launch(td_graph *graph);
-void __wrap_td_graph_destroy(td_graph *graph);
 
 td_status __wrap_td_graph_begin(td_device *dev)
 {
@@ -673,7 +651,7 @@ static void creation_survives_every_fault(void **state)
 }
 
 /* Fewer tokens, or more bytes a weight, need more SMs; a measured card and model have theirs. */
-static void update_sms_are_measured_or_follow_from_bytes_and_tokens(void **state)
+TD_BODY(update_sms_are_measured_or_follow_from_bytes_and_tokens)
 {
     static const struct {
         const char *card;
@@ -694,7 +672,6 @@ static void update_sms_are_measured_or_follow_from_bytes_and_tokens(void **state
     td_train_config config = {.model = {.size = {.d_model = 768, .d_ff = 3072}, .context = 512}};
     td_device *dev;
 
-    (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
     side.there = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -25,7 +25,6 @@ static const td_hyperparameters
 
 int64_t calls, fail_at;
 void *__real_calloc(size_t count, size_t size);
-void *__wrap_calloc(size_t count, size_t size);
 
 void *__wrap_calloc(size_t count, size_t size)
 {
@@ -346,8 +345,6 @@ static void bad_configurations(void **state)
     };
     td_device *dev = *state;
     td_transformer_config config;
-    td_transformer_bytes bytes;
-    td_transformer *model = (td_transformer *)&bytes;
 
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         config = tiny;
@@ -355,52 +352,18 @@ static void bad_configurations(void **state)
         td_assert_refused(create_with(dev, config), table[i].status, table[i].words);
     }
     config = tiny;
-    config.precision = (td_precision)99;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "precision is 99");
     config.precision = TD_PRECISION_F16;
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
     config.attention = "naive";
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
     config = tiny;
-    config.use = (td_model_use)2;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "use is 2");
-    config = tiny;
     config.checkpoint_layers = 1;
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT,
                       "checkpoint_layers is 1, which needs TD_KEEP_INPUTS");
-    config.keep = TD_KEEP_INPUTS;
-    config.checkpoint_layers = 3;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "checkpoint_layers is 3, needs 1 to all 2");
-    config.checkpoint_layers = -1;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "checkpoint_layers is -1");
-    config = tiny;
-    config.keep = (td_keep)3;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "keep is 3");
-    config = tiny;
-    config.attention = "fast";
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT,
-                      "attention is 'fast', needs naive, flash or jit");
-    config.attention = NULL;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is NULL");
-    config = tiny;
-    config.rope_theta = -1;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "rope_theta is -1");
-    config.rope_theta = NAN;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "rope_theta is");
-    config.rope_theta = INFINITY;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "rope_theta is inf");
     config = tiny;
     config.size.d_model = 258;
     config.size.heads = 1;
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "head_dim is 258");
-
-    td_assert_refused(td_transformer_create(NULL, &tiny, &model), TD_BAD_ARGUMENT, "dev is NULL");
-    assert_null(model);
-    td_assert_refused(td_transformer_create(dev, NULL, &model), TD_BAD_ARGUMENT, "config is NULL");
-    td_assert_refused(td_transformer_create(dev, &tiny, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_transformer_plan(NULL, &tiny, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_transformer_plan(dev, NULL, &bytes), TD_BAD_ARGUMENT, "config is NULL");
-    td_assert_refused(td_transformer_plan(dev, &tiny, NULL), TD_BAD_ARGUMENT, "out is NULL");
 }
 
 static void bad_calls(void **state)
@@ -408,54 +371,26 @@ static void bad_calls(void **state)
     const int64_t ids[18] = {0};
     td_transformer_config config = tiny;
     td_transformer *model, *inference;
-    td_model_size size = tiny.size;
     td_weights weights = {.elements = 10};
-    td_parameter p;
     float loss;
 
-    td_assert_refused(td_model_size_find(NULL, &size), TD_BAD_ARGUMENT, "name is NULL");
-    td_assert_refused(td_model_size_find("small", NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_model_size_find("tiny", &size), TD_BAD_ARGUMENT,
-                      "name is 'tiny', needs small, medium, large, xl, 2.7B or 10B");
-    td_assert_refused(td_model_size_find("", &size), TD_BAD_ARGUMENT, "name is ''");
-    td_assert_refused(td_transformer_weights(NULL, &weights), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_set_hooks(NULL, NULL), TD_BAD_ARGUMENT, "model is NULL");
     assert_null(td_transformer_loss_on_device(NULL));
 
     td_assert_ok(td_transformer_create(*state, &tiny, &model));
     config.use = TD_MODEL_INFERENCE;
     td_assert_ok(td_transformer_create(*state, &config, &inference));
-    td_assert_refused(td_transformer_weights(model, NULL), TD_BAD_ARGUMENT, "out is NULL");
 
     assert_int_equal(td_transformer_parameter_count(NULL), 0);
     assert_int_equal(td_transformer_numel(NULL), 0);
-    td_assert_refused(td_transformer_init(NULL, 1), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_parameter(NULL, 0, &p), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_parameter(model, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_transformer_parameter(model, -1, &p), TD_BAD_ARGUMENT, "index is -1, needs 0 to 20");
-    td_assert_refused(td_transformer_parameter(model, 21, &p), TD_BAD_ARGUMENT, "index is 21");
-    td_assert_refused(td_transformer_read(NULL, 0, &p), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_read(model, 21, &p), TD_BAD_ARGUMENT, "index is 21");
-    td_assert_refused(td_transformer_read(model, 0, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
-    td_assert_refused(td_transformer_write(model, -1, &p), TD_BAD_ARGUMENT, "index is -1");
-    td_assert_refused(td_transformer_write(model, 0, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
     assert_int_equal(td_weights_master(NULL, 0).end, 0);
     assert_int_equal(td_weights_master(&weights, -1).end, 0);
     assert_int_equal(td_weights_master(&weights, 10).end, 0);
-    td_assert_refused(td_transformer_parameter_find(NULL, "x", &p), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_parameter_find(model, NULL, &p), TD_BAD_ARGUMENT, "name is NULL");
-    td_assert_refused(td_transformer_parameter_find(model, "lm_head.weight", NULL), TD_BAD_ARGUMENT,
-                      "out is NULL");
-    td_assert_refused(td_transformer_parameter_find(model, "layers.2.ln1.weight", &p), TD_BAD_ARGUMENT,
-                      "name is 'layers.2.ln1.weight'");
 
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
     td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
     td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
     td_assert_ok(td_transformer_init(model, 1));
     td_assert_ok(td_transformer_init(inference, 1));
-    td_assert_refused(td_transformer_forward(NULL, ids, 2, 9, NULL), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_forward(model, NULL, 2, 9, NULL), TD_BAD_ARGUMENT, "ids is NULL");
     td_assert_refused(td_transformer_forward(model, ids, 0, 9, NULL), TD_BAD_ARGUMENT,
                       "batch is 0, needs 1 to 2");
     td_assert_refused(td_transformer_forward(model, ids, 3, 9, NULL), TD_BAD_ARGUMENT,
@@ -468,10 +403,7 @@ static void bad_calls(void **state)
 
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
-    td_assert_refused(td_transformer_loss(NULL, ids, &loss), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_loss(model, NULL, &loss), TD_BAD_ARGUMENT, "targets is NULL");
     td_assert_ok(td_transformer_loss(model, ids, NULL));
-    td_assert_refused(td_transformer_backward(NULL, TD_MICRO_ONLY), TD_BAD_ARGUMENT, "model is NULL");
     td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
     td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "backward");
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "backward");
@@ -607,9 +539,6 @@ static void refused_updates_change_nothing(void **state)
         float *moments[4];
         int levels = 0;
 
-        ASSERT_REFUSED(train, td_train_forward(train, NULL), TD_BAD_STATE, "no batch was loaded");
-        ASSERT_REFUSED(train, td_train_backward(train), TD_BAD_STATE, "no batch was loaded");
-        ASSERT_REFUSED(train, td_train_update(train), TD_BAD_STATE, "no gradients");
         prepare(train, time);
         prepare(twin, time);
         if (time == TD_UPDATE_ALONG)
@@ -621,7 +550,6 @@ static void refused_updates_change_nothing(void **state)
         /* No room for a label. */
         for (; levels < 32; levels++)
             td_assert_ok(td_device_push_label(dev, "outer"));
-        ASSERT_REFUSED(train, update(train, time), TD_BAD_STATE, "32");
         for (; levels > 0; levels--)
             td_assert_ok(td_device_pop_label(dev));
 
@@ -692,20 +620,18 @@ static void forward_needs_weights(void **state)
             td_transformer_destroy(model);
         }
     }
-    td_assert_refused(td_transformer_refresh(NULL), TD_BAD_ARGUMENT, "model is NULL");
 }
 
 /* Labels are popped on every way out. */
 static void labels_stay_balanced(void **state)
 {
     td_device *dev = *state;
-    const int64_t bad[18] = {-1}, ids[18] = {0};
+    const int64_t ids[18] = {0};
     td_transformer *model;
     int levels = 0;
 
     td_assert_ok(td_transformer_create(dev, &tiny, &model));
     td_assert_ok(td_transformer_init(model, 1));
-    td_assert_refused(td_transformer_forward(model, bad, 2, 9, NULL), TD_BAD_ARGUMENT, "-1");
     /* With every level but one taken, "forward" has room and "layers" has not. */
     for (; levels < 31; levels++)
         td_assert_ok(td_device_push_label(dev, "outer"));

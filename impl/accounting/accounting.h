@@ -79,6 +79,18 @@ TD_API td_status td_account_training_memory(int64_t parameters, int64_t paramete
                                             int64_t gradient_bytes, int64_t moment_bytes,
                                             td_account_training *out);
 
+/** The same of one rank if all three are fully sharded, without buffers. The rank has all norms, and
+ * 1 / ranks of the embedding, of each block's matrices and of the head, rounded up to whole elements. */
+typedef struct td_account_fsdp {
+    int64_t elements;         /* that the rank has */
+    int64_t block;            /* elements of a block's matrices, which are gathered together */
+    td_account_training rank; /* bytes */
+    int64_t saved;            /* bytes: the total without sharding less the rank's */
+} td_account_fsdp;
+
+TD_API td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, int64_t parameter_bytes,
+                                        int64_t gradient_bytes, int64_t moment_bytes, td_account_fsdp *out);
+
 /** Bytes of the low-precision copies that autocast keeps of every linear's weight until its context ends: the
  * weights of attention, ffn and head (the embedding is looked up, not multiplied). Why bf16 autocast needs
  * more memory for inference than f32 does. */

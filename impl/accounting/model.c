@@ -190,6 +190,35 @@ cleanup:
     return status;
 }
 
+/** The largest of `ranks` equal parts. */
+static int64_t part_of(int64_t elements, int64_t ranks)
+{
+    return elements / ranks + (elements % ranks != 0);
+}
+
+td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, int64_t parameter_bytes,
+                                 int64_t gradient_bytes, int64_t moment_bytes, td_account_fsdp *out)
+{
+    td_status status = TD_OK;
+    td_account_parameters p;
+    td_account_training whole;
+    td_account_fsdp f = {0};
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(td_account_model_parameters(model, &p));
+    TD_TRY(td_account_extent("ranks", ranks));
+    TD_TRY(td_account_training_memory(p.total, parameter_bytes, gradient_bytes, moment_bytes, &whole));
+    /* All of this is at most p.total. */
+    f.block = (p.attention + p.ffn) / model->layers;
+    f.elements = part_of(p.embedding, ranks) + model->layers * part_of(f.block, ranks) +
+                 part_of(p.head, ranks) + p.norms;
+    TD_TRY(td_account_training_memory(f.elements, parameter_bytes, gradient_bytes, moment_bytes, &f.rank));
+    f.saved = whole.total - f.rank.total;
+    *out = f;
+cleanup:
+    return status;
+}
+
 td_status td_account_autocast_copies(const td_account_model *model, int64_t low_bytes, int64_t *out)
 {
     td_status status = TD_OK;

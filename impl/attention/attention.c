@@ -213,8 +213,7 @@ td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *s
 
     TD_TRY(make_plan(dev, shape, &p));
     TD_NOT_NULL(q, k, v, o, saved);
-    TD_CHECK(work || p.forward_gemm == 0, "work is NULL, needs %zu bytes", p.forward_gemm);
-    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
+    TD_TRY(td_attention_check_work(work, p.forward_gemm));
 
     const td_softmax_shape softmax = softmax_of(&p);
     TD_TRY(td_device_push_label(dev, TD_LABEL_SCORES));
@@ -238,8 +237,7 @@ td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *
 
     TD_TRY(make_plan(dev, shape, &p));
     TD_NOT_NULL(q, k, v, o, dout, saved, dq, dk, dv);
-    TD_CHECK(work, "work is NULL, needs %zu bytes", p.matrix_step + p.backward_gemm);
-    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
+    TD_TRY(td_attention_check_work(work, p.matrix_step + p.backward_gemm));
 
     /* dP, then dS in its place. The scale of the scores goes into dS, so it reaches both dQ and dK. */
     void *const dscores = work;

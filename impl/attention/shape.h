@@ -11,6 +11,9 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
 /** The arguments of a `describe`. TD_BAD_ARGUMENT naming what is wrong. */
 td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits *out);
 
+/** work may be NULL if `bytes` is 0. */
+td_status td_attention_check_work(const void *work, size_t bytes);
+
 /** Elements from one row of o or dout to the next of the same head. */
 static inline int64_t td_attention_o_pitch(const td_attention_shape *shape)
 {

@@ -52,14 +52,7 @@ double td_dtype_eps(td_dtype dtype)
 
 td_status td_dtype_parse(const char *name, td_dtype *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("dtype", &dtypes[0].name, sizeof *dtypes, DTYPES, name, &found));
-    *out = (td_dtype)found;
-cleanup:
-    return status;
+    return td_names_find("dtype", &dtypes[0].name, sizeof *dtypes, DTYPES, name, (int *)out);
 }
 
 /** By td_precision. */
@@ -84,14 +77,7 @@ const char *td_precision_name(td_precision precision)
 
 td_status td_precision_parse(const char *name, td_precision *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("precision", &precisions[0].name, sizeof *precisions, PRECISIONS, name, &found));
-    *out = (td_precision)found;
-cleanup:
-    return status;
+    return td_names_find("precision", &precisions[0].name, sizeof *precisions, PRECISIONS, name, (int *)out);
 }
 
 td_dtype td_precision_dtype(td_precision precision)

@@ -17,7 +17,7 @@ td_status td_names_find(const char *what, const char *const *first, size_t strid
     td_status status = TD_OK;
     char known[160] = "";
 
-    TD_CHECK(name, "name is NULL");
+    TD_NOT_NULL(out, name);
     for (int i = 0; i < count; i++) {
         if (strcmp(name, name_at(first, stride, i)) == 0) {
             *out = i;

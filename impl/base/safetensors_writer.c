@@ -132,7 +132,8 @@ static td_status check_tensor(const char *path, const td_stored *tensor, int64_t
 {
     td_status status = TD_OK;
 
-    TD_CHECK(strcmp(tensor->name, TD_STORED_METADATA) != 0, "a tensor's name is '%s'", tensor->name);
+    TD_CHECK(strcmp(tensor->name, TD_STORED_METADATA) != 0, "a tensor's name is '%s', which cannot be one",
+             tensor->name);
     TD_CHECK(tensor->dtype, "tensor '%.64s': dtype is NULL", tensor->name);
     TD_CHECK(tensor->rank >= 0 && tensor->rank <= TD_STORED_MOST_RANK,
              "tensor '%.64s': rank is %" PRId64 ", needs 0 to %d", tensor->name, tensor->rank,

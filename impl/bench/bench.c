@@ -1,4 +1,4 @@
-#include "bench/bench.h"
+#include "bench/draw.h"
 
 #include "accounting/accounting.h"
 #include "base/check.h"
@@ -31,14 +31,7 @@ const char *td_bench_mode_name(td_bench_mode mode)
 
 td_status td_bench_mode_parse(const char *name, td_bench_mode *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("name", modes, sizeof *modes, MODES, name, &found));
-    *out = (td_bench_mode)found;
-cleanup:
-    return status;
+    return td_names_find("name", modes, sizeof *modes, MODES, name, (int *)out);
 }
 
 const char *td_bench_timed_name(td_bench_timed timed)
@@ -48,14 +41,7 @@ const char *td_bench_timed_name(td_bench_timed timed)
 
 td_status td_bench_timed_parse(const char *name, td_bench_timed *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("name", ways, sizeof *ways, WAYS, name, &found));
-    *out = (td_bench_timed)found;
-cleanup:
-    return status;
+    return td_names_find("name", ways, sizeof *ways, WAYS, name, (int *)out);
 }
 
 /** The phases of a step, and the step as one. */
@@ -81,16 +67,14 @@ static int64_t micro_batches_of(const td_bench_config *config)
     return config->micro_batches > 1 ? config->micro_batches : 1;
 }
 
-/** Windows of context tokens, `batch` for each micro-batch, and the same windows one token later. */
-static td_status draw_batch(run *r)
+td_status td_bench_draw(td_device *dev, td_train *train, const td_transformer_config *model, uint64_t seed,
+                        int64_t first, int64_t count, int64_t **ids, int64_t **targets)
 {
-    const td_transformer_config *model = &r->config->model;
-    const int64_t windows = micro_batches_of(r->config) * model->batch;
     const int64_t window = model->context + 1;
     const size_t row = (size_t)model->context * sizeof(int64_t);
     /* The streams below this one are the parameters'. */
-    const td_rng rng = {.seed = r->config->seed,
-                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(r->train))};
+    const td_rng rng = {.seed = seed,
+                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(train))};
     td_status status = TD_OK;
     void *block;
 
@@ -100,14 +84,14 @@ static td_status draw_batch(run *r)
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
         goto cleanup;
     }
-    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
-    r->ids = block;
-    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
-    r->targets = block;
-    for (int64_t b = 0; b < windows; b++) {
-        TD_TRY(td_rng_tokens(&rng, b * window, window, model->size.vocab, tokens));
-        TD_TRY(td_device_upload(r->dev, r->ids + b * model->context, tokens, row));
-        TD_TRY(td_device_upload(r->dev, r->targets + b * model->context, tokens + 1, row));
+    TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
+    *ids = block;
+    TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
+    *targets = block;
+    for (int64_t i = 0; i < count; i++) {
+        TD_TRY(td_rng_tokens(&rng, (first + i) * window, window, model->size.vocab, tokens));
+        TD_TRY(td_device_upload(dev, *ids + i * model->context, tokens, row));
+        TD_TRY(td_device_upload(dev, *targets + i * model->context, tokens + 1, row));
     }
 cleanup:
     free(tokens);
@@ -436,7 +420,8 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_TRY(td_device_reset_peak(dev));
     TD_TRY(td_train_create(dev, &train, &r.train));
     TD_TRY(td_train_init(r.train, config->seed));
-    TD_TRY(draw_batch(&r));
+    TD_TRY(td_bench_draw(dev, r.train, &config->model, config->seed, 0,
+                         micro_batches_of(config) * config->model.batch, &r.ids, &r.targets));
     TD_TRY(run_steps(&r, progress, user, result));
     TD_TRY(summarise(dev, config, result));
     TD_TRY(td_device_memory(dev, &memory));

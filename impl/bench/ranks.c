@@ -2,7 +2,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/rng.h"
+#include "bench/draw.h"
+#include "shard/state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +14,10 @@ struct td_bench_ranks_result {
     double *samples;              /* [steps] */
     td_bench_timeline *timelines; /* [ranks] */
     td_bench_span *spans;         /* [ranks, calls] */
+    td_bench_wait *waits;         /* [ranks, waits] */
 };
 
-/** When a collective ran, as ranks tell each other: they all make the same calls. */
+/** When something ran, as ranks tell each other. */
 typedef struct interval {
     double begin_ms, end_ms;
 } interval;
@@ -26,15 +28,26 @@ enum {
 };
 
 /** What is measured of each step of this rank. */
-typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, SERIES } series;
+typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, WAITS, SERIES } series;
 
-/** A link that waits for the device when a pass has ended, ahead of those that communicate. */
+/** When weights were asked for, and when they could be read. */
+typedef struct reading {
+    td_pass pass;
+    td_range range;
+    td_event *asked, *there;
+} reading;
+
+/** Two links: the first of the chain and the last. */
 typedef struct probe {
-    td_hook hook;
+    td_hook hook; /* waits for the device when a pass has ended, before links that communicate */
+    td_hook behind;
     td_device *dev;
     bool last;          /* the backward pass's gradients become final */
     int64_t forward_ns; /* the end of the last forward pass's work */
     int64_t end_ns;     /* of the last backward pass's, whose gradients became final */
+    td_event *begin;    /* the step's; NULL: readings are not watched */
+    reading *readings;  /* [count] of this step; further ones up to `made` have events */
+    int64_t count, made;
 } probe;
 
 typedef struct run {
@@ -55,6 +68,7 @@ typedef struct run {
     td_bench_rank rank;
     td_bench_timeline timeline; /* without its spans */
     td_bench_span *spans;       /* [rank.calls], of the last watched step */
+    td_bench_wait *waits;       /* [timeline.wait_count], of the last watched step */
     td_bench_ranks_progress progress;
     void *user;
     int64_t done;
@@ -84,6 +98,57 @@ static td_status probe_end(td_hook *hook, td_pass pass, td_status ended)
     return status;
 }
 
+/** Makes the events of one more reading. */
+static td_status add_reading(probe *p)
+{
+    td_status status = TD_OK;
+    reading *const more = realloc(p->readings, (size_t)(p->made + 1) * sizeof *more);
+
+    if (!more) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " readings of weights", p->made + 1);
+        goto cleanup;
+    }
+    p->readings = more;
+    more[p->made] = (reading){.asked = NULL};
+    TD_TRY(td_event_create(p->dev, &more[p->made].asked));
+    TD_TRY(td_event_create(p->dev, &more[p->made].there));
+cleanup:
+    if (more)
+        p->made++;
+    return status;
+}
+
+static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                              const void **where)
+{
+    probe *p = (probe *)hook;
+    td_status status = TD_OK;
+
+    (void)next;
+    (void)where;
+    if (!p->begin)
+        goto cleanup;
+    if (p->count == p->made)
+        TD_TRY(add_reading(p));
+    p->readings[p->count].pass = pass;
+    p->readings[p->count].range = need->range;
+    TD_TRY(td_event_record(p->readings[p->count].asked));
+cleanup:
+    return status;
+}
+
+static td_status probe_there(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                             const void **where)
+{
+    probe *p = (probe *)((char *)hook - offsetof(probe, behind));
+
+    (void)pass;
+    (void)need;
+    (void)next;
+    (void)where;
+    return p->begin ? td_event_record(p->readings[p->count++].there) : TD_OK;
+}
+
 static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t ranks)
 {
     return (td_train_config){.model = config->model,
@@ -98,28 +163,33 @@ static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t r
 static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, td_train_config *trainer,
                             td_shard_link **out)
 {
-    const td_shard_kind kind = config->state == TD_BENCH_STATE_FLAT ? TD_SHARD_FLAT : TD_SHARD_TENSORS;
+    static const td_shard_kind kinds[] = {[TD_BENCH_STATE_TENSORS] = TD_SHARD_TENSORS,
+                                          [TD_BENCH_STATE_FLAT] = TD_SHARD_FLAT,
+                                          [TD_BENCH_STATE_FULL] = TD_SHARD_FULL};
+    const td_shard_options options = {.kind = kinds[config->state],
+                                      .bucket_mb = config->bucket_mb,
+                                      .prefetch = config->prefetch,
+                                      .keep_weights = config->keep_weights,
+                                      .reduce_last = config->reduce_last};
 
     *out = NULL;
-    return config->state == TD_BENCH_STATE_WHOLE
-               ? TD_OK
-               : td_shard_link_create(comm, kind, config->bucket_mb, trainer, out);
+    return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups alone. */
+/** The trainer's config with its links; silent: with the shard's groups alone, unless it needs the link. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
 
     r->trainer = trainer_of(r->config, r->info.ranks);
     r->trainer.capture &= !r->watches;
-    if (r->config->state != TD_BENCH_STATE_FLAT) {
+    if (r->config->state < TD_BENCH_STATE_FLAT) {
         TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
         r->trainer.hooks = td_ddp_link_hook(r->ddp);
     }
     TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
     r->silent = silent;
-    if (silent)
+    if (silent && r->config->state != TD_BENCH_STATE_FULL)
         r->trainer.hooks = r->trainer.behind = NULL;
 cleanup:
     return status;
@@ -135,37 +205,6 @@ static void drop_trainer(run *r)
     r->train = NULL;
     r->ddp = NULL;
     r->shard = NULL;
-}
-
-/** Each rank has windows of its own: those of rank 0 come first. */
-static td_status draw_batch(run *r)
-{
-    const td_transformer_config *model = &r->config->model;
-    const int64_t windows = r->micro_batches * model->batch, window = model->context + 1;
-    const size_t row = (size_t)model->context * sizeof(int64_t);
-    /* The streams below this one are the parameters'. */
-    const td_rng rng = {.seed = r->config->seed,
-                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(r->train))};
-    int64_t *tokens = calloc((size_t)window, sizeof *tokens);
-    td_status status = TD_OK;
-    void *block;
-
-    if (!tokens) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
-        goto cleanup;
-    }
-    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
-    r->ids = block;
-    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
-    r->targets = block;
-    for (int64_t i = 0; i < windows; i++) {
-        TD_TRY(td_rng_tokens(&rng, (r->info.rank * windows + i) * window, window, model->size.vocab, tokens));
-        TD_TRY(td_device_upload(r->dev, r->ids + i * model->context, tokens, row));
-        TD_TRY(td_device_upload(r->dev, r->targets + i * model->context, tokens + 1, row));
-    }
-cleanup:
-    free(tokens);
-    return status;
 }
 
 static td_status look_at_memory(run *r, td_bench_point point)
@@ -187,18 +226,33 @@ static td_status make_trainer(run *r, bool silent)
 
     TD_TRY(td_device_reset_peak(r->dev));
     TD_TRY(make_links(r, silent));
-    if (!silent) { /* the first of all */
+    if (!silent) {
         r->probe = (probe){.hook = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
         r->trainer.hooks = &r->probe.hook;
     }
+    if (!silent && r->shard) {
+        td_hook **last = &r->trainer.behind;
+
+        r->probe.hook.needed = probe_needed;
+        r->probe.behind.needed = probe_there;
+        while (*last)
+            last = &(*last)->next;
+        *last = &r->probe.behind;
+    }
     TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
     TD_TRY(td_train_init(r->train, r->config->seed));
+    const int64_t windows = r->micro_batches * r->config->model.batch; /* of each rank */
     if (!r->ids)
-        TD_TRY(draw_batch(r));
+        TD_TRY(td_bench_draw(r->dev, r->train, &r->config->model, r->config->seed, r->info.rank * windows,
+                             windows, &r->ids, &r->targets));
     if (!silent && r->ddp)
         TD_TRY(td_ddp_link_attach(r->ddp, r->dev, r->train));
-    if (!silent && r->shard)
+    if ((!silent || r->config->state == TD_BENCH_STATE_FULL) && r->shard)
         TD_TRY(td_shard_link_attach(r->shard, r->dev, r->train));
+    if (silent && r->config->state == TD_BENCH_STATE_FULL) {
+        TD_TRY(td_train_step(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
+        td_shard_silence(r->shard);
+    }
     TD_TRY(look_at_memory(r, TD_BENCH_MADE));
 cleanup:
     return status;
@@ -341,6 +395,34 @@ cleanup:
     return status;
 }
 
+/** How long the step's passes waited for weights. */
+static td_status take_waits(run *r, int64_t step)
+{
+    probe *const p = &r->probe;
+    td_status status = TD_OK;
+    double all = 0;
+
+    r->timeline.wait_count = p->count;
+    free(r->waits);
+    r->waits = calloc((size_t)p->count + 1, sizeof *r->waits);
+    if (!r->waits) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " readings of weights", p->count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < p->count; i++) {
+        td_bench_wait *const wait = &r->waits[i];
+
+        *wait = (td_bench_wait){.pass = p->readings[i].pass, .range = p->readings[i].range};
+        TD_TRY(td_event_elapsed_ms(p->begin, p->readings[i].asked, &wait->begin_ms));
+        TD_TRY(td_event_elapsed_ms(p->begin, p->readings[i].there, &wait->end_ms));
+        all += wait->end_ms - wait->begin_ms;
+    }
+    if (step >= 0)
+        r->samples[WAITS * r->config->steps + step] = all;
+cleanup:
+    return status;
+}
+
 /** The step's timeline, which began at begin. */
 static td_status take_timeline(run *r, int64_t begin, int64_t end)
 {
@@ -349,10 +431,10 @@ static td_status take_timeline(run *r, int64_t begin, int64_t end)
     int64_t count;
 
     TD_TRY(td_comm_watched(r->comm, &spans, &count));
-    r->timeline = (td_bench_timeline){.forward_ms = (double)(r->probe.forward_ns - begin) / 1e6,
-                                      .backward_ms = (double)(r->probe.end_ns - begin) / 1e6,
-                                      .step_ms = (double)(end - begin) / 1e6,
-                                      .count = count};
+    r->timeline.forward_ms = (double)(r->probe.forward_ns - begin) / 1e6;
+    r->timeline.backward_ms = (double)(r->probe.end_ns - begin) / 1e6;
+    r->timeline.step_ms = (double)(end - begin) / 1e6;
+    r->timeline.count = count;
     r->spans = calloc((size_t)count + 1, sizeof *r->spans);
     if (!r->spans) {
         status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", count);
@@ -370,27 +452,43 @@ cleanup:
 /** Each step by itself, its collectives watched. */
 static td_status run_watched(run *r)
 {
-    /* Every parameter is reduced in two calls at most, and gathered in one. */
-    const int64_t most = 3 * td_transformer_parameter_count(td_train_model(r->train)) + 1;
+    /* Every parameter is reduced in two calls at most, and gathered in one. Units of TD_SHARD_FULL are fewer,
+     * but each micro-batch gathers them twice. */
+    const int64_t most = 4 * r->micro_batches * td_transformer_parameter_count(td_train_model(r->train)) + 1;
     td_status status = TD_OK;
 
     r->probe.hook.end = probe_end;
+    if (r->shard)
+        TD_TRY(td_event_create(r->dev, &r->probe.begin));
     for (int64_t i = -r->config->warmup; i < r->config->steps; i++) {
         TD_TRY(line_up(r));
         TD_TRY(td_comm_watch(r->comm, most));
         const int64_t begin = td_clock_ns();
+        r->probe.count = 0;
+        if (r->probe.begin)
+            TD_TRY(td_event_record(r->probe.begin));
         TD_TRY(step_in_parts(r));
         if (r->shard)
             TD_TRY(td_shard_link_finish(r->shard));
         TD_TRY(td_device_synchronize(r->dev));
         const int64_t end = td_clock_ns();
         TD_TRY(take_spans(r, i));
+        TD_TRY(take_waits(r, i));
         if (i == r->config->steps - 1)
             TD_TRY(take_timeline(r, begin, end));
         TD_TRY(told(r));
     }
 cleanup:
     (void)td_comm_watch(r->comm, 0);
+    td_event_destroy(r->probe.begin);
+    for (int64_t i = 0; i < r->probe.made; i++) {
+        td_event_destroy(r->probe.readings[i].asked);
+        td_event_destroy(r->probe.readings[i].there);
+    }
+    free(r->probe.readings);
+    r->probe.begin = NULL;
+    r->probe.readings = NULL;
+    r->probe.made = 0;
     return status;
 }
 
@@ -410,6 +508,15 @@ static td_status run_all(run *r)
         TD_TRY(make_trainer(r, false));
     }
     TD_TRY(run_watched(r));
+    if (r->shard) {
+        td_shard_info info;
+
+        TD_TRY(td_shard_link_describe(r->shard, &info));
+        r->rank.gathered_layers = info.gathered_layers;
+        r->rank.gathered_tables = info.gathered_tables;
+        r->rank.reduced_layers = info.reduced_layers;
+        r->rank.reduced_tables = info.reduced_tables;
+    }
     TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
     r->rank.parameters = bytes.model.parameters;
     r->rank.gradients = bytes.model.gradients;
@@ -426,8 +533,8 @@ cleanup:
 static td_status summarise(run *r, td_bench_ranks_result *result)
 {
     const int64_t steps = r->config->steps, ranks = r->info.ranks;
-    td_stats *const of[SERIES] = {&r->rank.silent, &r->rank.step, &r->rank.collectives, &r->rank.beside,
-                                  &r->rank.tail};
+    td_stats *const of[SERIES] = {&r->rank.silent, &r->rank.step, &r->rank.collectives,
+                                  &r->rank.beside, &r->rank.tail, &r->rank.waits};
     double *all = calloc((size_t)(ranks * steps), sizeof *all);
     td_status status = TD_OK;
 
@@ -455,35 +562,65 @@ cleanup:
     return status;
 }
 
-/** Every rank gets the timelines of all. */
+/** Every rank gets the intervals of all: [count] of this one, and [ranks, count]. */
+static td_status share_intervals(run *r, int64_t count, const interval *mine, interval *all)
+{
+    const int64_t ranks = r->info.ranks;
+    interval *some = calloc((size_t)ranks * AT_ONCE, sizeof *some);
+    td_status status = TD_OK;
+
+    if (!some) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %d events", AT_ONCE);
+        goto cleanup;
+    }
+    for (int64_t at = 0; at < count; at += AT_ONCE) {
+        const int64_t now = count - at < AT_ONCE ? count - at : AT_ONCE;
+
+        TD_TRY(td_comm_exchange(r->comm, mine + at, (size_t)now * sizeof *mine, some));
+        for (int64_t rank = 0; rank < ranks; rank++)
+            memcpy(all + rank * count + at, some + rank * now, (size_t)now * sizeof *all);
+    }
+cleanup:
+    free(some);
+    return status;
+}
+
+/** Every rank gets the timelines of all, which make the same calls and read the same weights. */
 static td_status share_timelines(run *r, td_bench_ranks_result *result)
 {
-    const int64_t ranks = r->info.ranks, count = r->timeline.count;
-    interval *mine = calloc(AT_ONCE, sizeof *mine), *all = calloc((size_t)ranks * AT_ONCE, sizeof *all);
+    const int64_t ranks = r->info.ranks, calls = r->timeline.count, waits = r->timeline.wait_count;
+    const int64_t most = (calls > waits ? calls : waits) + 1;
+    interval *mine = calloc((size_t)most, sizeof *mine), *all = calloc((size_t)(ranks * most), sizeof *all);
     td_status status = TD_OK;
 
     result->timelines = calloc((size_t)ranks, sizeof *result->timelines);
-    result->spans = calloc((size_t)(ranks * count) + 1, sizeof *result->spans);
-    if (!mine || !all || !result->timelines || !result->spans) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", count);
+    result->spans = calloc((size_t)(ranks * calls) + 1, sizeof *result->spans);
+    result->waits = calloc((size_t)(ranks * waits) + 1, sizeof *result->waits);
+    if (!mine || !all || !result->timelines || !result->spans || !result->waits) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", calls);
         goto cleanup;
     }
     TD_TRY(td_comm_exchange(r->comm, &r->timeline, sizeof r->timeline, result->timelines));
-    for (int64_t at = 0; at < count; at += AT_ONCE) {
-        const int64_t some = count - at < AT_ONCE ? count - at : AT_ONCE;
-
-        for (int64_t i = 0; i < some; i++)
-            mine[i] = (interval){r->spans[at + i].begin_ms, r->spans[at + i].end_ms};
-        TD_TRY(td_comm_exchange(r->comm, mine, (size_t)some * sizeof *mine, all));
-        for (int64_t i = 0; i < ranks * some; i++) {
-            const int64_t call = at + i % some;
-
-            result->spans[i / some * count + call] =
-                (td_bench_span){r->spans[call].call, r->spans[call].bytes, all[i].begin_ms, all[i].end_ms};
-        }
+    for (int64_t i = 0; i < calls; i++)
+        mine[i] = (interval){r->spans[i].begin_ms, r->spans[i].end_ms};
+    TD_TRY(share_intervals(r, calls, mine, all));
+    for (int64_t i = 0; i < ranks * calls; i++) {
+        result->spans[i] = r->spans[i % calls];
+        result->spans[i].begin_ms = all[i].begin_ms;
+        result->spans[i].end_ms = all[i].end_ms;
     }
-    for (int64_t rank = 0; rank < ranks; rank++)
-        result->timelines[rank].spans = result->spans + rank * count;
+    for (int64_t i = 0; i < waits; i++)
+        mine[i] = (interval){r->waits[i].begin_ms, r->waits[i].end_ms};
+    TD_TRY(share_intervals(r, waits, mine, all));
+    for (int64_t i = 0; i < ranks * waits; i++) {
+        result->waits[i] = r->waits[i % waits];
+        result->waits[i].begin_ms = all[i].begin_ms;
+        result->waits[i].end_ms = all[i].end_ms;
+    }
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        result->timelines[rank].spans = result->spans + rank * calls;
+        result->timelines[rank].waits = result->waits + rank * waits;
+    }
 cleanup:
     free(mine);
     free(all);
@@ -495,7 +632,7 @@ static td_status check_config(const td_bench_ranks_config *config)
     td_status status = TD_OK;
 
     TD_CHECK(config, "config is NULL");
-    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FLAT, "state is %d, which is no td_bench_state",
+    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, which is no td_bench_state",
              (int)config->state);
     TD_CHECK(config->warmup >= 0 && config->warmup <= TD_BENCH_MOST_STEPS,
              "warmup is %" PRId64 ", needs 0 to %d", config->warmup, TD_BENCH_MOST_STEPS);
@@ -521,6 +658,12 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_TRY(make_shard(comm, config, &trainer, &shard));
     trainer.hooks = trainer.behind = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
+    if (shard) {
+        td_shard_info link;
+
+        TD_TRY(td_shard_link_describe(shard, &link));
+        out->step += link.gathered_layers + link.gathered_tables + link.reduced_layers + link.reduced_tables;
+    }
 cleanup:
     td_shard_link_destroy(shard);
     return status;
@@ -568,6 +711,7 @@ cleanup:
     }
     free(r.samples);
     free(r.spans);
+    free(r.waits);
     return status;
 }
 
@@ -579,6 +723,7 @@ void td_bench_ranks_result_destroy(td_bench_ranks_result *result)
     free(result->samples);
     free(result->timelines);
     free(result->spans);
+    free(result->waits);
     free(result);
 }
 

@@ -1,10 +1,11 @@
 /** Times the training step of several ranks (ddp/, shard/), tells apart what communication takes of it, and
  * says where each rank's memory goes.
  *
- * Three numbers, of which none stands for another:
+ * Four numbers, of which none stands for another:
  *
  *   collectives  how long a step's collectives ran, one after the other (td_comm_watch)
  *   exposed      a step, less the same step without communication
+ *   waits        how long passes waited for weights that links gather
  *   tail         from the end of the backward pass, for which the device is waited there, to the end of the
  *                last collective. With the update along backward, updates that collectives wait for are in
  *                it.
@@ -13,7 +14,8 @@
  * step behind the other, which are the times of the step; and with it, the collectives watched and the device
  * waited for at the end of both passes. Where steps are captured the first two series are, and the third is
  * queued: nothing is watched in a graph. Where state is split flat its schedule is then another than theirs,
- * for captured steps gather at the head of the next. */
+ * for captured steps gather at the head of the next. With TD_BENCH_STATE_FULL the steps without communication
+ * follow one with it, and compute with the weights that this one has gathered last. */
 #ifndef TD_BENCH_RANKS_H
 #define TD_BENCH_RANKS_H
 
@@ -27,7 +29,8 @@ TD_BEGIN_DECLS
 typedef enum td_bench_state {
     TD_BENCH_STATE_WHOLE = 0, /* every rank has all of it */
     TD_BENCH_STATE_TENSORS,   /* TD_SHARD_TENSORS */
-    TD_BENCH_STATE_FLAT       /* TD_SHARD_FLAT */
+    TD_BENCH_STATE_FLAT,      /* TD_SHARD_FLAT */
+    TD_BENCH_STATE_FULL       /* TD_SHARD_FULL: weights and gradients are split as well */
 } td_bench_state;
 
 #define TD_BENCH_MOST_STEPS 4096
@@ -39,17 +42,21 @@ typedef struct td_bench_ranks_config {
     int32_t update_sms;    /* as td_train_config has it */
     int64_t micro_batches; /* 0: 1 */
     td_ddp_strategy
-        strategy;     /* of the reduction; not looked at with TD_BENCH_STATE_FLAT, which has its own */
-    double bucket_mb; /* as td_ddp_link_create and td_shard_link_create have it */
+        strategy;     /* of the reduction; not looked at with TD_BENCH_STATE_FLAT and _FULL, which have
+                               * their own */
+    double bucket_mb; /* as td_ddp_link_create and td_shard_options have it */
     td_bench_state state;
+    int64_t prefetch; /* these three as td_shard_options has them */
+    bool keep_weights, reduce_last;
     int64_t warmup, steps; /* of each series; warmup may be 0, steps 1 to TD_BENCH_MOST_STEPS */
     uint64_t seed;         /* weights and tokens; each rank has tokens of its own */
     bool graph; /* steps that are timed whole are captured as a graph, as td_bench_config has it; those whose
                  * collectives are watched are queued */
 } td_bench_ranks_config;
 
-/** What this rank's trainer takes from the device. All ranks of comm may call it, or one. TD_BAD_ARGUMENT: a
- * NULL, an unknown state; as td_train_plan and td_shard_link_create. */
+/** What this rank's trainer takes from the device; `step` includes the memory of its link (td_shard_info).
+ * All ranks of comm may call it, or one. TD_BAD_ARGUMENT: a NULL, an unknown state; as td_train_plan and
+ * td_shard_link_create. */
 TD_API td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_ranks_config *config,
                                      td_train_bytes *out);
 
@@ -71,6 +78,7 @@ typedef struct td_bench_rank {
     td_stats step, silent;           /* ms */
     td_stats collectives, beside;    /* ms; beside: what of the collectives ran before the backward's end */
     td_stats tail;                   /* ms */
+    td_stats waits;                  /* ms in all that passes waited for weights; 0 without a shard link */
     double exposed_ms;               /* step's median less silent's */
     int64_t calls, bytes;            /* of a step's collectives */
     int64_t windows;                 /* blocks that they go from GPU to GPU of: td_comm_window_create */
@@ -83,6 +91,7 @@ typedef struct td_bench_rank {
     size_t activations;
     size_t buffers; /* the rest of what is there before the update: scratch, tokens, tables, hyperparameters,
                      * the links' */
+    size_t gathered_layers, gathered_tables, reduced_layers, reduced_tables; /* of these: td_shard_info */
 } td_bench_rank;
 
 /** A collective of the step whose timeline is kept. */
@@ -92,12 +101,22 @@ typedef struct td_bench_span {
     double begin_ms, end_ms;
 } td_bench_span;
 
+/** A pass is about to read weights. The device waits from begin_ms, when it has ended what was queued
+ * before, to end_ms, when the weights are gathered and may be read. */
+typedef struct td_bench_wait {
+    td_pass pass;
+    td_range range;
+    double begin_ms, end_ms;
+} td_bench_wait;
+
 /** The last watched step of one rank, in ms since this rank left the barrier ahead of it. The passes are
  * those of the last micro-batch. */
 typedef struct td_bench_timeline {
     double forward_ms, backward_ms, step_ms; /* the ends of the passes, and of everything */
     const td_bench_span *spans;              /* [count], in the order of the calls; the result's */
     int64_t count;
+    const td_bench_wait *waits; /* [wait_count], in the order of the reads; the result's */
+    int64_t wait_count;         /* 0 without a shard link */
 } td_bench_timeline;
 
 typedef struct td_bench_ranks_result td_bench_ranks_result;

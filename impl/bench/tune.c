@@ -32,8 +32,10 @@ td_status td_bench_tune(td_device *dev, const td_bench_config *config, int32_t *
 
     TD_NOT_NULL(out, dev, config);
     TD_CHECK(config->mode == TD_BENCH_TRAIN && config->timed == TD_TIMED_WHOLE,
-             "mode is %s and timed %s, needs train and whole: else no update comes along the backward pass",
-             td_bench_mode_name(config->mode), td_bench_timed_name(config->timed));
+             "mode is %s (%d) and timed %s (%d), needs train and whole: else no update comes along the "
+             "backward pass",
+             td_bench_mode_name(config->mode), (int)config->mode, td_bench_timed_name(config->timed),
+             (int)config->timed);
     if (!td_update_has_sms(dev)) {
         status = td_fail(TD_UNSUPPORTED, "%s cannot update on a part of its SMs", td_device_name(dev));
         goto cleanup;

@@ -131,6 +131,26 @@ cleanup:
     return status;
 }
 
+static td_status add_fsdp(td_table *table)
+{
+    static const int64_t ranks[] = {2, 4, 8};
+    td_status status = TD_OK;
+    td_account_model model;
+    const char *name;
+
+    for (int64_t i = 0; next_size(i, &name, &model); i++)
+        for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
+            td_account_fsdp f;
+            TD_TRY(td_account_fsdp_memory(&model, ranks[j], 4, 4, 4, &f));
+            TD_TRY(td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f", name, ranks[j],
+                                (double)f.rank.parameters / gib, (double)f.rank.gradients / gib,
+                                (double)f.rank.optimizer_state / gib, (double)f.rank.total / gib,
+                                (double)f.saved / gib, 4.0 * (double)f.block / mib));
+        }
+cleanup:
+    return status;
+}
+
 static td_status add_checkpointing(td_table *table)
 {
     static const int64_t blocks = 32, segments[] = {1, 2, 4, 8, 16, 32};
@@ -402,6 +422,13 @@ static const struct listing {
      "blocks a segment\tactivations GiB",
      {"memory_accounting", "accounting", "checkpointing", 1, "size=2.7B\tbatch=4\tcontext=2048"},
      add_checkpointing},
+    {"fsdp",
+     "Fully sharded weights: memory of one rank without activations and buffers, f32 and AdamW; saved: the "
+     "difference from no sharding; a block: weights that are gathered together",
+     "lrrrrrrr",
+     "size\tranks\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tsaved GiB\ta block MiB",
+     {"fsdp_accounting", "accounting", "fsdp", 2, NULL},
+     add_fsdp},
     {"attention",
      "Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved "
      "is kept for backward, with q, k, v and o",
@@ -498,11 +525,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (strcmp(arg, listings[i].section) == 0)
             args->wanted[i] = known = true;
     if (!known)
-        argp_error(
-            state,
-            "'%s' is no section; there are parameters, flops, activations, training, attention, ddp, xxl, "
-            "parallel, operations",
-            arg);
+        argp_error(state,
+                   "'%s' is no section; there are parameters, flops, activations, training, fsdp, attention, "
+                   "ddp, xxl, parallel, operations",
+                   arg);
     args->any = true;
     return 0;
 }
@@ -520,6 +546,7 @@ td_status td_command_account(int argc, char **argv)
                "  flops        of a forward and a backward pass; utilisation of a peak\n"
                "  activations  residual, scores, feed-forward, logits\n"
                "  training     parameters, gradients, AdamW; gradient checkpointing\n"
+               "  fsdp         what fully sharded weights save\n"
                "  attention    what naive and flash attention keep; where naive does not fit\n"
                "  ddp          the overhead model of bucketed gradients; ring all-reduce\n"
                "  xxl          communication_accounting: memory, devices, batch of a mesh\n"

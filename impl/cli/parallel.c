@@ -18,7 +18,15 @@
  * program's own tables (two H100s, NCCL 2.28.3, November 2026). */
 enum { USUAL_MB = 25, NARROW_MB = 100 };
 
-enum { KEY_STRATEGY = TD_OPTION_KEY, KEY_KIND, KEY_BUCKET_MB, KEY_OPTIMIZER };
+enum {
+    KEY_STRATEGY = TD_OPTION_KEY,
+    KEY_KIND,
+    KEY_BUCKET_MB,
+    KEY_OPTIMIZER,
+    KEY_PREFETCH,
+    KEY_KEEP_WEIGHTS,
+    KEY_REDUCE_LAST
+};
 
 #define STRATEGY_OPTION(more)                                                                                \
     {                                                                                                        \
@@ -46,9 +54,16 @@ static const struct argp_option of_ddp[] = {
 static const struct argp_option of_shard[] = {
     {0, 0, 0, 0, "What is communicated:", 2},
     {"kind", KEY_KIND, "NAME", 0,
-     "tensors: whole parameters have an owner, which updates and broadcasts them; or flat (the default): a "
-     "part of every bucket, by reduce-scatter and all-gather",
+     "tensors: whole parameters have an owner, which updates and broadcasts them; flat (the default): a "
+     "part of every bucket, by reduce-scatter and all-gather; or full: a part of weights and gradients as "
+     "well",
      2},
+    {"prefetch", KEY_PREFETCH, "N", 0,
+     "of --kind full: the weights of a layer are gathered N layers before the pass needs them (1)", 2},
+    {"keep-weights", KEY_KEEP_WEIGHTS, 0, 0,
+     "of --kind full: gathered weights stay from the forward pass to the end of the backward pass", 2},
+    {"reduce-last", KEY_REDUCE_LAST, 0, 0,
+     "of --kind full: the last micro-batch reduces the gradients of all, which stay in memory until then", 2},
     STRATEGY_OPTION("of --kind tensors, how gradients are reduced. "),
     OWN_OPTIONS};
 
@@ -80,9 +95,17 @@ typedef struct arguments {
     td_model_options model; /* of config.model */
     td_pass_options pass;
     bool bucket_given, strategy_given;
+    const char *full_given; /* the last option of --kind full alone */
 } arguments;
 
 /* ---- arguments ---- */
+
+/** Whether the size of buckets means something. */
+static bool has_buckets(const td_bench_ranks_config *config)
+{
+    return config->state == TD_BENCH_STATE_FLAT ||
+           (config->state != TD_BENCH_STATE_FULL && config->strategy == TD_DDP_BUCKETED);
+}
 
 /** Fills the configuration from the options of a pass, and refuses choices that do not go together. */
 static void take_pass(const struct argp_state *state, arguments *args)
@@ -96,10 +119,30 @@ static void take_pass(const struct argp_state *state, arguments *args)
     config->seed = args->pass.seed;
     config->time = args->pass.time;
     config->update_sms = args->pass.update_sms;
-    if (config->state == TD_BENCH_STATE_FLAT && args->strategy_given)
+    if (config->state >= TD_BENCH_STATE_FLAT && args->strategy_given)
         argp_error(state, "--strategy: '%s' needs --kind tensors", td_ddp_strategy_name(config->strategy));
-    if (config->state != TD_BENCH_STATE_FLAT && args->bucket_given && config->strategy != TD_DDP_BUCKETED)
+    if (args->bucket_given && config->state == TD_BENCH_STATE_FULL)
+        argp_error(state, "--bucket-mb: '%g' needs --kind flat or tensors", config->bucket_mb);
+    if (args->bucket_given && !has_buckets(config))
         argp_error(state, "--bucket-mb: '%g' needs --strategy bucketed", config->bucket_mb);
+    if (args->full_given && config->state != TD_BENCH_STATE_FULL)
+        argp_error(state, "%s needs --kind full", args->full_given);
+    if (config->state != TD_BENCH_STATE_FULL)
+        return;
+    if (args->pass.gradients_given && config->model.transient_gradients)
+        argp_error(state, "--gradients: 'transient' needs --kind flat or tensors");
+    config->model.transient_gradients = false;
+}
+
+static void take_kind(const struct argp_state *state, const char *arg, td_bench_state *out)
+{
+    td_shard_kind kind;
+
+    if (td_shard_kind_parse(arg, &kind) != TD_OK)
+        argp_error(state, "--kind: '%s' needs to be tensors, flat or full", arg);
+    *out = kind == TD_SHARD_TENSORS ? TD_BENCH_STATE_TENSORS
+           : kind == TD_SHARD_FLAT  ? TD_BENCH_STATE_FLAT
+                                    : TD_BENCH_STATE_FULL;
 }
 
 static void take_optimizer(const struct argp_state *state, const char *arg, td_hyperparameters *out)
@@ -128,8 +171,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->strategy_given = true;
         return 0;
     case KEY_KIND:
-        config->state = td_option_either(state, "kind", arg, "tensors", "flat") ? TD_BENCH_STATE_TENSORS
-                                                                                : TD_BENCH_STATE_FLAT;
+        take_kind(state, arg, &config->state);
+        return 0;
+    case KEY_PREFETCH:
+        config->prefetch = td_option_integer(state, "prefetch", arg, 1, INT32_MAX);
+        args->full_given = "--prefetch";
+        return 0;
+    case KEY_KEEP_WEIGHTS:
+        config->keep_weights = true;
+        args->full_given = "--keep-weights";
+        return 0;
+    case KEY_REDUCE_LAST:
+        config->reduce_last = true;
+        args->full_given = "--reduce-last";
         return 0;
     case KEY_BUCKET_MB:
         config->bucket_mb = td_option_number(state, "bucket-mb", arg);
@@ -160,12 +214,6 @@ static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 }
 
 /* ---- what comes out ---- */
-
-/** Whether the size of buckets means something. */
-static bool has_buckets(const td_bench_ranks_config *config)
-{
-    return config->state == TD_BENCH_STATE_FLAT || config->strategy == TD_DDP_BUCKETED;
-}
 
 static const char *optimizer_of(const td_bench_ranks_config *config)
 {
@@ -252,9 +300,28 @@ static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
     }
     fprintf(out, "Peak memory up to each point, and what of it is there before the update is for:\n\n");
     td_table_write(table, out);
+    const td_bench_rank *const first = &s->of[0];
+    if (first->gathered_layers > 0)
+        fprintf(out,
+                "Of the buffers, gathered weights have %.2f MiB for layers and %.2f for embedding and head; "
+                "gradients that are not reduced yet have %.2f and %.2f\n",
+                mib(first->gathered_layers), mib(first->gathered_tables), mib(first->reduced_layers),
+                mib(first->reduced_tables));
 cleanup:
     td_table_destroy(table);
     return status;
+}
+
+static void print_full(const td_bench_ranks_config *config, FILE *out)
+{
+    fprintf(out, ", weights, gradients and state split by parts of units; ");
+    if (config->keep_weights)
+        fprintf(out, "gathered weights stay until the backward pass ends");
+    else
+        fprintf(out, "weights are gathered %" PRId64 " layer%s before they are needed",
+                config->prefetch > 0 ? config->prefetch : 1, config->prefetch > 1 ? "s" : "");
+    if (config->reduce_last && config->micro_batches > 1)
+        fprintf(out, "; the last micro-batch reduces gradients");
 }
 
 static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *out)
@@ -274,10 +341,12 @@ static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *
     if (td_device_kind_of(ranks->dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used by each", td_cpu_threads());
     fprintf(out, "\n%s", optimizer_of(config));
-    if (config->state != TD_BENCH_STATE_WHOLE)
+    if (config->state == TD_BENCH_STATE_FULL)
+        print_full(config, out);
+    else if (config->state != TD_BENCH_STATE_WHOLE)
         fprintf(out, ", its state split by %s",
                 config->state == TD_BENCH_STATE_FLAT ? "parts of buckets" : "tensors");
-    if (config->state != TD_BENCH_STATE_FLAT)
+    if (config->state < TD_BENCH_STATE_FLAT)
         fprintf(out, "; gradients reduced %s", td_ddp_strategy_name(config->strategy));
     if (has_buckets(config) && config->bucket_mb > 0)
         fprintf(out, "; buckets of %g MiB", config->bucket_mb);
@@ -325,8 +394,9 @@ static const char *deliverable_of(const td_bench_ranks_config *config)
                                                   "ddp_overlap_individual_parameters_benchmarking",
                                               [TD_DDP_BUCKETED] = "ddp_bucketed_benchmarking"};
 
-    return config->state == TD_BENCH_STATE_WHOLE ? by_strategy[config->strategy]
-                                                 : "optimizer_state_sharding_accounting";
+    return config->state == TD_BENCH_STATE_WHOLE  ? by_strategy[config->strategy]
+           : config->state == TD_BENCH_STATE_FULL ? "fsdp_accounting"
+                                                  : "optimizer_state_sharding_accounting";
 }
 
 static td_status set_case(const arguments *args, const td_ranks *ranks, td_record *record)
@@ -339,8 +409,13 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, td_recor
     if (config->state != TD_BENCH_STATE_WHOLE)
         TD_TRY(td_record_set_string(
             record, "case.shard",
-            td_shard_kind_name(config->state == TD_BENCH_STATE_FLAT ? TD_SHARD_FLAT : TD_SHARD_TENSORS)));
-    if (config->state != TD_BENCH_STATE_FLAT)
+            td_shard_kind_name((td_shard_kind)(config->state - TD_BENCH_STATE_TENSORS))));
+    if (config->state == TD_BENCH_STATE_FULL) {
+        TD_TRY(td_record_set_integer(record, "config.prefetch", config->prefetch > 0 ? config->prefetch : 1));
+        TD_TRY(td_record_set_bool(record, "config.keep_weights", config->keep_weights));
+        TD_TRY(td_record_set_bool(record, "config.reduce_last", config->reduce_last));
+    }
+    if (config->state < TD_BENCH_STATE_FLAT)
         TD_TRY(td_record_set_string(record, "case.strategy", td_ddp_strategy_name(config->strategy)));
     if (has_buckets(config))
         TD_TRY(td_record_set_number(record, "case.bucket_mb", config->bucket_mb));
@@ -376,7 +451,12 @@ static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
                  {"memory.gradients_mib", offsetof(td_bench_rank, gradients)},
                  {"memory.optimizer_state_mib", offsetof(td_bench_rank, optimizer_state)},
                  {"memory.activations_mib", offsetof(td_bench_rank, activations)},
-                 {"memory.buffers_mib", offsetof(td_bench_rank, buffers)}};
+                 {"memory.buffers_mib", offsetof(td_bench_rank, buffers)},
+                 {"memory.gathered_layers_mib", offsetof(td_bench_rank, gathered_layers)},
+                 {"memory.gathered_tables_mib", offsetof(td_bench_rank, gathered_tables)},
+                 {"memory.reduced_layers_mib", offsetof(td_bench_rank, reduced_layers)},
+                 {"memory.reduced_tables_mib", offsetof(td_bench_rank, reduced_tables)}};
+    const size_t count = sizeof bytes / sizeof *bytes - (s->of[0].gathered_layers > 0 ? 0 : 4);
     double *values = calloc((size_t)s->ranks, sizeof *values), peak = 0;
     td_status status = TD_OK;
     char path[64];
@@ -391,7 +471,7 @@ static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
         snprintf(path, sizeof path, "by_rank.%s", columns[i].key);
         TD_TRY(td_record_set_samples(record, path, values, s->ranks));
     }
-    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
+    for (size_t i = 0; i < count; i++) {
         for (int64_t rank = 0; rank < s->ranks; rank++) {
             values[rank] = mib(*(const size_t *)((const char *)&s->of[rank] + bytes[i].at));
             if (i < TD_BENCH_POINTS && values[rank] > peak)
@@ -451,7 +531,10 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
     const td_model_size *size = &c->model.size;
     const char *attention = c->model.attention;
     const td_setting settings[] = {
-        {"--kind (0 none, 1 tensors, 2 flat)", c->state},
+        {"--kind (0 none, 1 tensors, 2 flat, 3 full)", c->state},
+        {"--prefetch", (double)c->prefetch},
+        {"--keep-weights", c->keep_weights},
+        {"--reduce-last", c->reduce_last},
         {"--strategy (0 naive, 1 flat, 2 overlap, 3 bucketed)", c->strategy},
         {"--bucket-mb", c->bucket_mb},
         {"--optimizer (0 adamw, 1 sgd)", c->hyper.kind},
@@ -532,7 +615,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     const td_dtype grad_dtype = grad_dtype_of(&args.config);
     if (!args.ranks.ctas_given)
-        args.ranks.comm.nccl_ctas = args.config.state == TD_BENCH_STATE_FLAT ? td_shard_nccl_ctas(grad_dtype)
+        args.ranks.comm.nccl_ctas = args.config.state >= TD_BENCH_STATE_FLAT ? td_shard_nccl_ctas(grad_dtype)
                                                                              : td_ddp_nccl_ctas(grad_dtype);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));

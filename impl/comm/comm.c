@@ -51,14 +51,7 @@ const char *td_comm_backend_name(td_comm_backend backend)
 
 td_status td_comm_backend_parse(const char *name, td_comm_backend *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("backend", &backends[0].name, sizeof *backends, BACKENDS, name, &found));
-    *out = (td_comm_backend)found;
-cleanup:
-    return status;
+    return td_names_find("backend", &backends[0].name, sizeof *backends, BACKENDS, name, (int *)out);
 }
 
 td_status td_comm_backend_check(td_comm_backend backend)
@@ -116,7 +109,8 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
              (int)options->backend);
     TD_CHECK(options->ranks >= 1 && options->ranks <= TD_COMM_MOST_RANKS, "ranks is %d, needs 1 to %d",
              (int)options->ranks, TD_COMM_MOST_RANKS);
-    TD_CHECK(options->rank >= 0 && options->rank < options->ranks, "rank is %d of %d", (int)options->rank,
+    TD_CHECK(options->rank >= 0 && options->rank < options->ranks,
+             "rank is %d, needs to be below ranks, %d, and at least 0", (int)options->rank,
              (int)options->ranks);
     TD_CHECK(options->local_ranks >= 0 && options->local_ranks <= options->ranks, "local_ranks is %d of %d",
              (int)options->local_ranks, (int)options->ranks);
@@ -358,7 +352,7 @@ td_status td_comm_peer(const td_comm *comm, int32_t rank, const char **host, int
     td_status status = TD_OK;
 
     TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(rank >= 0 && rank < comm->options.ranks, "rank is %d of %d", (int)rank,
+    TD_CHECK(rank >= 0 && rank < comm->options.ranks, "rank is %d, needs to be a rank of %d", (int)rank,
              (int)comm->options.ranks);
     TD_NOT_NULL(host, process);
     *host = comm->control ? td_control_peer(comm->control, rank)->name : comm->own_host;
@@ -703,7 +697,7 @@ td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, td_comm_
         *work = NULL;
     TD_CHECK(comm, "comm is NULL");
     TD_CHECK(buffer || count == 0, "buffer is NULL, count is %" PRId64, count);
-    TD_CHECK(root >= 0 && root < comm->options.ranks, "root is %d of %d ranks", (int)root,
+    TD_CHECK(root >= 0 && root < comm->options.ranks, "root is %d, needs to be a rank of %d", (int)root,
              (int)comm->options.ranks);
     TD_TRY(check_call(comm, &call, buffer, 1, buffer, 1));
     TD_TRY(run_call(comm, &call, buffer, buffer, work));

@@ -188,7 +188,7 @@ td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes,
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(!memory || bytes > 0, "bytes is 0");
+    TD_CHECK(!memory || bytes > 0, "bytes is 0, needs at least 1");
     if (td_graph_capture(comm->dev) > 0) {
         status = td_fail(TD_BAD_STATE, "a window cannot be made while a graph is captured");
         goto cleanup;

@@ -19,14 +19,7 @@ const char *td_ddp_strategy_name(td_ddp_strategy strategy)
 
 td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("strategy", names, sizeof *names, STRATEGIES, name, &found));
-    *out = (td_ddp_strategy)found;
-cleanup:
-    return status;
+    return td_names_find("strategy", names, sizeof *names, STRATEGIES, name, (int *)out);
 }
 
 td_status td_ddp_check_strategy(td_ddp_strategy strategy, double bucket_mb)

@@ -155,7 +155,8 @@ TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
  * differ between ranks, so that links behind this one that call collectives wait for `end`.
  *
  * TD_BAD_ARGUMENT: a NULL, a trainer without gradients or without the link's hook in its chain; on every
- * rank, naming rank and setting, trainers that differ; as td_ddp_create. TD_BAD_STATE: it was joined. */
+ * rank, naming rank and setting, trainers that differ; as td_ddp_create. TD_UNSUPPORTED: a model with owned
+ * ranges. TD_BAD_STATE: it was joined. */
 TD_API td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train);
 
 /** The container of the link; NULL for NULL and before td_ddp_link_attach. Its tensors are the model's

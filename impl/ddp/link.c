@@ -1,6 +1,7 @@
 /* The container in the steps of a trainer: what is final is marked ready, and goes on when it is reduced. */
 #include "base/check.h"
 #include "ddp/agree.h"
+#include "transformer/owned.h"
 #include "transformer/saving.h"
 
 #include <stdlib.h>
@@ -228,6 +229,8 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
 
     TD_CHECK(link, "link is NULL");
     TD_TRY(td_link_check(&link->hook, link->ddp != NULL, dev, train, &weights));
+    TD_TRY(
+        td_weights_check(&weights, (td_range){0, weights.elements}, "DDP needs all weights on every rank"));
     TD_TRY(td_train_group_settings(train, groups));
     TD_TRY(td_link_agree(link->comm, train, TD_GROUP_SETTINGS, groups));
     TD_TRY(attach(link, dev, td_train_model(train), &weights));

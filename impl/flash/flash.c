@@ -76,18 +76,6 @@ cleanup:
     return status;
 }
 
-/** work may be NULL where none is needed. */
-static td_status check_work(const void *work, size_t bytes)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
-    /* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
-    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
-cleanup:
-    return status;
-}
-
 static td_status begin_operation(td_device *dev, const char *name, const td_attention_shape *s, bool backward)
 {
     td_status status = TD_OK;
@@ -145,7 +133,7 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
     TD_TRY(resolve(dev, shape, &s, &passes));
     TD_NOT_NULL(q, k, v, o, lse);
     TD_TRY(passes->sizes(dev, &s, &sizes));
-    TD_TRY(check_work(work, sizes.forward_work));
+    TD_TRY(td_attention_check_work(work, sizes.forward_work));
     TD_TRY(begin_operation(dev, "flash_forward", &s, false));
     TD_TRY(td_operation_done(dev, passes->forward(dev, &s, q, k, v, o, lse, work)));
 cleanup:
@@ -164,7 +152,7 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
     TD_TRY(resolve(dev, shape, &s, &passes));
     TD_NOT_NULL(q, k, v, o, dout, lse, dq, dk, dv);
     TD_TRY(passes->sizes(dev, &s, &sizes));
-    TD_TRY(check_work(work, sizes.backward_work));
+    TD_TRY(td_attention_check_work(work, sizes.backward_work));
     TD_TRY(begin_operation(dev, "flash_backward", &s, true));
     TD_TRY(td_operation_done(dev, passes->backward(dev, &s, q, k, v, o, dout, lse, dq, dk, dv, work)));
 cleanup:

@@ -62,17 +62,6 @@ cleanup:
     return status;
 }
 
-/** work may be NULL where none is needed. */
-static td_status check_work(const void *work, size_t bytes)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
-    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
-cleanup:
-    return status;
-}
-
 td_status td_jit_describe(td_device_kind kind, td_attention_traits *out)
 {
     td_status status = TD_OK;
@@ -121,7 +110,7 @@ td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const 
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
     TD_NOT_NULL(q, k, v, o, saved);
-    TD_TRY(check_work(work, sizes.forward_work));
+    TD_TRY(td_attention_check_work(work, sizes.forward_work));
     TD_TRY(passes->forward(dev, &s, q, k, v, o, saved, work));
 cleanup:
     return status;
@@ -138,7 +127,7 @@ td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
     TD_NOT_NULL(q, k, v, o, dout, saved, dq, dk, dv);
-    TD_TRY(check_work(work, sizes.backward_work));
+    TD_TRY(td_attention_check_work(work, sizes.backward_work));
     TD_TRY(passes->backward(dev, &s, q, k, v, o, dout, saved, dq, dk, dv, work));
 cleanup:
     return status;

@@ -211,6 +211,11 @@ td_status td_memory_train_config(const td_memory_config *config, td_train_config
 
     TD_NOT_NULL(config, out);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
+    if (config->model.owned) {
+        status = td_fail(TD_UNSUPPORTED, "model.owned is given, but a recording has no ranks that bring the "
+                                         "other weights");
+        goto cleanup;
+    }
     *out = (td_train_config){.model = config->model,
                              .until = until[config->pass],
                              .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),

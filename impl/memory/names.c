@@ -37,14 +37,7 @@ const char *td_memory_phase_name(td_memory_phase phase)
 
 td_status td_memory_pass_parse(const char *name, td_memory_pass *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("name", passes, sizeof *passes, PASSES, name, &found));
-    *out = (td_memory_pass)found;
-cleanup:
-    return status;
+    return td_names_find("name", passes, sizeof *passes, PASSES, name, (int *)out);
 }
 
 const char *td_memory_last_part(const char *label)

@@ -181,7 +181,8 @@ td_status td_adamw_check(const td_adamw *adamw)
     TD_CHECK(fits_f32(adamw->weight_decay), "weight_decay is %g, needs to be finite in f32",
              adamw->weight_decay);
     TD_CHECK((float)adamw->eps > 0.0f || adamw->beta2 > 0.0,
-             "eps is %g and beta2 is 0: then the step of a gradient of 0 is 0 / 0", adamw->eps);
+             "eps is %g and beta2 is 0, needs one above 0: else the step of a gradient of 0 is 0 / 0",
+             adamw->eps);
 
     /* What the kernels round to f32: the decay, and the rate behind both corrections, which is the largest in
      * the first step, and at most the decay. */

@@ -1,9 +1,11 @@
 /* Clipping by global norm. The norm of each range is taken when it is final, while the cache may still hold
- * its gradients; the norm of these norms is that of all. */
+ * its gradients, or if it comes with an event, at the end of the pass, so that the pass does not wait. The
+ * norm of these norms is that of all. */
 #include "optimizer/optimizer.h"
 
 #include "base/check.h"
 #include "optimizer/ranges.h"
+#include "transformer/owned.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -19,8 +21,17 @@ struct td_clip {
     float *norms;
     char *work;
     td_ranges held;
-    bool running; /* between begin and end of a pass that makes gradients final */
+    td_ranges later;     /* whose norms are taken at the end, in the order in which they came */
+    td_event *behind;    /* what they are behind; NULL: there are none */
+    td_clip_ranks ranks; /* zeros: all gradients are here */
+    bool running;        /* between begin and end of a pass that makes gradients final */
 };
+
+/** Norms that there is room for: one of all that came before, and one that comes. */
+static int64_t at_least_two(int64_t most)
+{
+    return most < 2 ? 2 : most;
+}
 
 /** Where scratch begins in the block, and its bytes. */
 static td_status work_of(td_device *dev, int64_t elements, td_dtype dtype, int64_t most, size_t *begin,
@@ -31,7 +42,7 @@ static td_status work_of(td_device *dev, int64_t elements, td_dtype dtype, int64
 
     TD_CHECK(most >= 1 && most <= INT32_MAX, "most is %" PRId64 ", needs 1 to %d", most, INT32_MAX);
     TD_TRY(td_global_norm_work_bytes(dev, elements, dtype, bytes));
-    TD_TRY(td_global_norm_work_bytes(dev, most, TD_F32, &norms));
+    TD_TRY(td_global_norm_work_bytes(dev, at_least_two(most), TD_F32, &norms));
     *bytes = norms > *bytes ? norms : *bytes;
     *begin = 2 * TD_ALIGNMENT + (size_t)most * sizeof(float) / TD_ALIGNMENT * TD_ALIGNMENT;
 cleanup:
@@ -56,28 +67,59 @@ static td_status clip_begin(td_hook *hook, td_pass pass, bool last)
 
     if (pass == TD_PASS_BACKWARD) {
         clip->running = last;
-        clip->held.count = clip->count = 0;
+        clip->held.count = clip->later.count = clip->count = 0;
+        clip->behind = NULL;
     }
     return TD_OK;
+}
+
+/** Takes a norm of what comes next; when there is no room for it, those before become one. */
+static td_status add_norm(td_clip *clip, int64_t count, const void *grads)
+{
+    td_status status = TD_OK;
+
+    if (clip->count == clip->most) {
+        TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, (float *)(void *)clip->block,
+                              clip->work));
+        TD_TRY(td_device_copy(clip->dev, clip->norms, clip->block, sizeof *clip->norms));
+        clip->count = 1;
+    }
+    TD_TRY(td_global_norm(clip->dev, count, clip->weights.grad_dtype, grads, clip->norms + clip->count,
+                          clip->work));
+    clip->count++;
+cleanup:
+    return status;
+}
+
+/** Of what this rank has of the range, if it is to count it. */
+static td_status add_norms(td_clip *clip, td_range range)
+{
+    td_status status = TD_OK;
+    td_master master;
+    td_range part;
+
+    if (clip->ranks.sum && !clip->ranks.counts(clip->ranks.user, range))
+        goto cleanup;
+    while (td_weights_take(&clip->weights, &range, &part, &master))
+        TD_TRY(add_norm(clip, part.end - part.begin, master.grad));
+cleanup:
+    return status;
 }
 
 static td_status clip_final(td_hook *hook, td_range range, td_event *event)
 {
     td_clip *clip = (td_clip *)hook;
-    const char *grads = clip->weights.grads;
     td_status status = TD_OK;
 
-    if (clip->count == clip->most) {
-        status = td_fail(TD_BAD_STATE, "more than %" PRId64 " ranges became final in one pass", clip->most);
+    TD_TRY(td_ranges_add(&clip->held, range));
+    if (!event) {
+        TD_TRY(add_norms(clip, range));
         goto cleanup;
     }
-    TD_TRY(td_ranges_add(&clip->held, range));
-    if (event)
-        TD_TRY(td_event_wait(event));
-    TD_TRY(td_global_norm(clip->dev, range.end - range.begin, clip->weights.grad_dtype,
-                          grads + (size_t)range.begin * td_dtype_size(clip->weights.grad_dtype),
-                          clip->norms + clip->count, clip->work));
-    clip->count++;
+    if (clip->behind && clip->behind != event)
+        TD_TRY(td_event_wait(clip->behind));
+    clip->behind = event;
+    TD_TRY(td_ranges_append(&clip->later, range));
 cleanup:
     return status;
 }
@@ -90,9 +132,18 @@ static td_status clip_end(td_hook *hook, td_pass pass, td_status status)
     if (pass != TD_PASS_BACKWARD || !clip->running)
         return TD_OK;
     clip->running = false;
-    if (status != TD_OK || clip->count == 0)
+    if (status != TD_OK || (clip->held.count == 0 && !clip->ranks.sum))
         return TD_OK;
-    TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, norm, clip->work));
+    if (clip->behind)
+        TD_TRY(td_event_wait(clip->behind));
+    for (int64_t i = 0; i < clip->later.count; i++)
+        TD_TRY(add_norms(clip, clip->later.at[i]));
+    if (clip->count > 0)
+        TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, norm, clip->work));
+    else
+        TD_TRY(td_device_fill(clip->dev, norm, 0, sizeof *norm));
+    if (clip->ranks.sum)
+        TD_TRY(clip->ranks.sum(clip->ranks.user, norm));
     TD_TRY(td_update_clip(clip->dev, clip->max_norm, norm, clip->state));
     for (int64_t i = 0; i < clip->held.count; i++)
         TD_TRY(td_hooks_final(hook->next, clip->held.at[i], NULL));
@@ -111,7 +162,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_NOT_NULL(dev, weights);
-    TD_CHECK(weights->grads, "weights has no gradients");
+    TD_CHECK(weights->count > 0 && weights->pieces && weights->pieces[0].grad, "weights has no gradients");
     TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
              (double)max_norm);
     TD_CHECK(state, "state is NULL");
@@ -125,7 +176,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     clip->dev = dev;
     clip->weights = *weights;
     clip->max_norm = max_norm;
-    clip->most = most;
+    clip->most = at_least_two(most);
     clip->state = state;
     TD_TRY(td_device_alloc(dev, begin + bytes, &block));
     clip->block = block;
@@ -146,7 +197,19 @@ void td_clip_destroy(td_clip *clip)
         return;
     (void)td_device_free(clip->dev, clip->block); /* NULL or a live block of dev, which free accepts */
     free(clip->held.at);
+    free(clip->later.at);
     free(clip);
+}
+
+td_status td_clip_set_ranks(td_clip *clip, const td_clip_ranks *ranks)
+{
+    td_status status = TD_OK;
+
+    TD_NOT_NULL(clip, ranks);
+    TD_CHECK(ranks->counts && ranks->sum, "ranks has a NULL for counts or sum");
+    clip->ranks = *ranks;
+cleanup:
+    return status;
 }
 
 td_hook *td_clip_hook(td_clip *clip)

@@ -4,6 +4,7 @@
 #include "device/listen.h"
 #include "device/share.h"
 #include "optimizer/ranges.h"
+#include "transformer/owned.h"
 
 #include <stdlib.h>
 
@@ -209,25 +210,23 @@ cleanup:
 static td_status update_in(const td_optimizer *o, const group *g, td_range range, int32_t sms)
 {
     const td_weights *w = &o->weights;
-    const char *const grads = w->grads;
     td_status status = TD_OK;
     td_master master;
+    td_range part;
 
-    for (int64_t at = range.begin; at < range.end; at = master.end) {
-        master = td_weights_master(w, at);
-        const int64_t end = master.end < range.end ? master.end : range.end;
-        td_update_tensors tensors = {.count = end - at,
+    while (td_weights_take(w, &range, &part, &master)) {
+        td_update_tensors tensors = {.count = part.end - part.begin,
                                      .dtype = w->dtype,
                                      .grad_dtype = w->grad_dtype,
                                      .p = master.at,
                                      .low = master.low,
-                                     .g = grads + (size_t)at * td_dtype_size(w->grad_dtype),
+                                     .g = master.grad,
                                      .sms = sms,
                                      .work = g->work};
 
         if (g->is.hyper.kind == TD_OPTIMIZER_ADAMW) {
-            tensors.m = moment_at(g, o->exp_avg, at);
-            tensors.v = moment_at(g, o->exp_avg_sq, at);
+            tensors.m = moment_at(g, o->exp_avg, part.begin);
+            tensors.v = moment_at(g, o->exp_avg_sq, part.begin);
             TD_TRY(td_adamw_update(o->dev, g->hyper, o->state, &tensors));
         } else {
             TD_TRY(td_sgd_update(o->dev, g->hyper, o->state, &tensors));
@@ -237,22 +236,13 @@ cleanup:
     return status;
 }
 
-/** What group `index` has of the range; nothing: its end is not above its begin. */
-static td_range part_of(const td_optimizer *o, int64_t index, td_range range)
-{
-    const td_range has = o->groups[index].is.range;
-
-    return (td_range){has.begin > range.begin ? has.begin : range.begin,
-                      has.end < range.end ? has.end : range.end};
-}
-
 /** Updates the elements of the range that are in groups, on `sms` SMs; 0: on all. */
 static td_status update(const td_optimizer *o, td_range range, int32_t sms)
 {
     td_status status = TD_OK;
 
     for (int64_t i = 0; i < o->count; i++) {
-        const td_range part = part_of(o, i, range);
+        const td_range part = td_range_both(o->groups[i].is.range, range);
 
         if (part.begin < part.end)
             TD_TRY(update_in(o, &o->groups[i], part, sms));
@@ -267,7 +257,7 @@ static td_status tell(const td_optimizer *o, td_range range, td_event *event)
     td_status status = TD_OK;
 
     for (int64_t i = 0; i < o->count && o->hook.next; i++) {
-        const td_range part = part_of(o, i, range);
+        const td_range part = td_range_both(o->groups[i].is.range, range);
 
         if (part.begin < part.end)
             TD_TRY(td_hooks_updated(o->hook.next, part, event));
@@ -325,7 +315,7 @@ static td_status update_along(td_optimizer *o, td_range range, td_event *event)
     int64_t size = 0;
 
     for (int64_t i = 0; i < o->count; i++) {
-        const td_range part = part_of(o, i, range);
+        const td_range part = td_range_both(o->groups[i].is.range, range);
 
         size += part.begin < part.end ? part.end - part.begin : 0;
     }
@@ -420,15 +410,18 @@ static td_status check_config(td_device *dev, const td_optimizer_config *config)
     td_status status = TD_OK;
 
     TD_CHECK(config, "config is NULL");
-    TD_CHECK(config->weights.params, "weights has no params");
-    TD_CHECK(config->weights.grads, "weights has no gradients");
+    const td_weights *const weights = &config->weights;
+    TD_CHECK(weights->count > 0 && weights->pieces, "weights has no pieces");
+    TD_CHECK(weights->pieces[0].grad, "weights has no gradients");
     TD_CHECK(config->state, "state is NULL");
     TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
              "time is %d, which is no td_update_time", (int)config->time);
     TD_CHECK(config->sms == 0 || (config->sms > 0 && config->sms < td_device_sms(dev)),
              "sms is %d, needs to be 0, or below the %d SMs of %s", (int)config->sms, (int)td_device_sms(dev),
              td_device_name(dev));
-    TD_TRY(check_groups(config->weights.elements, config->count, config->groups));
+    TD_TRY(check_groups(weights->elements, config->count, config->groups));
+    for (int64_t i = 0; i < config->count; i++)
+        TD_TRY(td_weights_check(weights, config->groups[i].range, "groups are of this rank's weights"));
 cleanup:
     return status;
 }

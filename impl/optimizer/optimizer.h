@@ -73,7 +73,7 @@ TD_API td_status td_optimizer_plan(int64_t elements, int64_t count, const td_opt
  *
  * TD_BAD_ARGUMENT: a NULL, groups that are empty, overlap, descend or leave the block, hyperparameters as
  * their checks, a time that is none, an sms below 0, or above 0 and not below the number of the device's SMs.
- * TD_NO_MEMORY. *out is then NULL. */
+ * TD_UNSUPPORTED: groups with weights that this rank does not have. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
 TD_API void td_optimizer_destroy(td_optimizer *optimizer); /* accepts NULL */
 
@@ -109,12 +109,27 @@ TD_API td_status td_optimizer_update(td_optimizer *optimizer);
  * makes `gain` what torch.nn.utils.clip_grad_norm_ multiplies by. Each gradient is read once for it. */
 typedef struct td_clip td_clip;
 
-/** most: ranges that become final in a pass. TD_BAD_ARGUMENT: a NULL, a max_norm that is not finite or not
- * above 0, a `most` below 1, weights without gradients. TD_NO_MEMORY. *out is then NULL. */
+/** most: about how many ranges become final in a pass; with more of them the norm is rounded more often.
+ * TD_BAD_ARGUMENT: a NULL, a max_norm that is not finite or not above 0, a `most` below 1, weights without
+ * gradients. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_clip_create(td_device *dev, const td_weights *weights, float max_norm, int64_t most,
                                 td_update_state *state, td_clip **out);
 TD_API void td_clip_destroy(td_clip *clip); /* accepts NULL */
 TD_API td_hook *td_clip_hook(td_clip *clip);
+
+/** What ranks that share out their gradients do to clip by one norm. */
+typedef struct td_clip_ranks {
+    /** Whether this rank's norm has the range, which became final here. Of each element one rank says so. */
+    bool (*counts)(void *user, td_range range);
+
+    /** norm [1], f32, in the device's memory: this rank's norm becomes that of all ranks, the same bits on
+     * each. Queued on the device's current stream, once in each step's last backward pass. */
+    td_status (*sum)(void *user, float *norm);
+    void *user;
+} td_clip_ranks;
+
+/** From now on the norm is that of all ranks. TD_BAD_ARGUMENT: a NULL but for user. */
+TD_API td_status td_clip_set_ranks(td_clip *clip, const td_clip_ranks *ranks);
 
 /** The norm that the last step's gradients had before they were clipped, and without the gain; waits for the
  * device. TD_BAD_ARGUMENT: a NULL. */

@@ -17,6 +17,17 @@ static td_status grow(td_ranges *set)
     return TD_OK;
 }
 
+td_status td_ranges_append(td_ranges *list, td_range range)
+{
+    td_status status = TD_OK;
+
+    if (list->count == list->room)
+        TD_TRY(grow(list));
+    list->at[list->count++] = range;
+cleanup:
+    return status;
+}
+
 td_status td_ranges_add(td_ranges *set, td_range range)
 {
     int64_t next = 0; /* the first range behind */

@@ -13,4 +13,7 @@ typedef struct td_ranges {
  * has no more; a set that is emptied by `count = 0` keeps its room. */
 td_status td_ranges_add(td_ranges *set, td_range range);
 
+/** Uses it as a list instead: the range comes last, as it is. TD_NO_MEMORY. */
+td_status td_ranges_append(td_ranges *list, td_range range);
+
 #endif

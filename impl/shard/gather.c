@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
+#include "transformer/owned.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -133,6 +134,8 @@ td_status td_shard_link_finish(td_shard_link *link)
         status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
         goto cleanup;
     }
+    if (link->split.kind == TD_SHARD_FULL)
+        goto cleanup;
     TD_TRY(gather_updated(link));
     expect_update(link);
 cleanup:
@@ -294,12 +297,11 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     }
     for (int64_t i = 0; i < link->split.piece_count && status == TD_OK; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
-        const td_range own = piece->own;
+        const td_range both = td_range_both(piece->own, range);
 
-        if (!touches(own, range))
+        if (both.begin >= both.end)
             continue;
-        piece->left -=
-            (own.end < range.end ? own.end : range.end) - (own.begin > range.begin ? own.begin : range.begin);
+        piece->left -= both.end - both.begin;
         if (piece->left == 0)
             status = send(link, piece);
     }

@@ -3,14 +3,15 @@
 #include "base/names.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/owned.h"
 #include "transformer/saving.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = {"tensors", "flat"};
-enum { KINDS = 2 };
+static const char *const names[] = {"tensors", "flat", "full"};
+enum { KINDS = 3 };
 
 const char *td_shard_kind_name(td_shard_kind kind)
 {
@@ -46,29 +47,51 @@ void td_shard_share(const td_shard_link *link)
 
 /* ---- creation ---- */
 
-static td_status make(td_shard_link *link, td_shard_kind kind, const td_train_config *config)
+static td_status make(td_shard_link *link, const td_train_config *config)
 {
+    const td_shard_options *const o = &link->options;
     td_status status = TD_OK;
     td_comm_info info;
 
     TD_TRY(td_comm_describe(link->comm, &info));
     link->multiprocessors = info.nccl_ctas;
-    TD_TRY(td_shard_split_make(kind, &info, link->bucket_mb, config, &link->split));
-    td_shard_reduce_hook(link);
-    td_shard_gather_hook(link);
+    TD_TRY(td_shard_split_make(o, &info, config, &link->split));
+    if (o->kind == TD_SHARD_FULL) {
+        td_shard_full_hook(link);
+        TD_TRY(td_shard_full_plan(link, config));
+    } else {
+        td_shard_reduce_hook(link);
+        td_shard_gather_hook(link);
+    }
     const td_optimizer_group all = {.range = {0, link->split.elements}, .hyper = config->hyper};
     td_group_settings(config->groups ? config->group_count : 1, config->groups ? config->groups : &all,
                       link->settings);
     memcpy(link->settings + TD_GROUP_SETTINGS,
-           (td_setting[]){{"link: kind (0 tensors, 1 flat)", kind},
+           (td_setting[]){{"link: kind (0 tensors, 1 flat, 2 full)", o->kind},
                           {"link: pieces", (double)link->split.piece_count},
-                          {"link: buckets", (double)link->split.buckets.count}},
-           3 * sizeof *link->settings);
+                          {"link: buckets", (double)link->split.buckets.count},
+                          {"link: prefetch", (double)o->prefetch},
+                          {"link: keep_weights", o->keep_weights},
+                          {"link: reduce_last", o->reduce_last}},
+           6 * sizeof *link->settings);
 cleanup:
     return status;
 }
 
-td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_mb, td_train_config *config,
+static td_status check_options(const td_shard_options *o)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK((unsigned)o->kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)o->kind);
+    TD_CHECK(isfinite(o->bucket_mb) && o->bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0",
+             o->bucket_mb);
+    TD_CHECK(o->prefetch >= 0 && o->prefetch <= INT32_MAX,
+             "prefetch is %" PRId64 ", needs 1 to %d, or 0 for 1", o->prefetch, INT32_MAX);
+cleanup:
+    return status;
+}
+
+td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
                                td_shard_link **out)
 {
     td_shard_link *link = NULL;
@@ -76,13 +99,11 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK((unsigned)kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)kind);
-    TD_CHECK(isfinite(bucket_mb) && bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0", bucket_mb);
-    TD_CHECK(config, "config is NULL");
-    if (kind == TD_SHARD_FLAT && config->clip > 0) {
-        status = td_fail(TD_UNSUPPORTED, "clip is %g: no rank has all of the reduced gradients",
-                         (double)config->clip);
+    TD_NOT_NULL(comm, options, config);
+    TD_TRY(check_options(options));
+    const td_shard_kind kind = options->kind;
+    if (kind == TD_SHARD_FULL && config->model.transient_gradients) {
+        status = td_fail(TD_UNSUPPORTED, "transient_gradients is set, but the link places gradients");
         goto cleanup;
     }
     link = calloc(1, sizeof *link);
@@ -91,16 +112,23 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
         goto cleanup;
     }
     link->comm = comm;
-    link->bucket_mb = bucket_mb;
+    link->options = *options;
+    if (options->prefetch == 0)
+        link->options.prefetch = 1;
     link->captured = config->capture;
-    TD_TRY(make(link, kind, config));
+    TD_TRY(make(link, config));
 
-    if (kind == TD_SHARD_FLAT) {
+    if (kind != TD_SHARD_TENSORS) {
         link->reduce.next = config->hooks;
         config->hooks = &link->reduce;
     }
-    link->gather.next = config->behind;
-    config->behind = &link->gather;
+    if (kind == TD_SHARD_FULL) {
+        config->model.owned = link->split.owned;
+        config->model.owned_count = link->split.owned_count;
+    } else {
+        link->gather.next = config->behind;
+        config->behind = &link->gather;
+    }
     config->own_groups = true;
     config->groups = link->split.groups;
     config->group_count = link->split.group_count;
@@ -126,6 +154,9 @@ void td_shard_link_destroy(td_shard_link *link)
     (void)td_buckets_settle(&link->split.buckets);
     td_flight_deinit(&link->gathers);
     drop_windows(link);
+    td_shard_full_free(link);
+    if (link->norms)
+        (void)td_device_free(link->dev, link->norms);
     td_shard_split_free(&link->split);
     free(link);
 }
@@ -135,7 +166,12 @@ td_status td_shard_link_describe(const td_shard_link *link, td_shard_info *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(link, out);
-    *out = (td_shard_info){.pieces = link->split.piece_count,
+    const td_shard_rooms *const w = &link->full.weights, *const g = &link->full.grads;
+    *out = (td_shard_info){.gathered_layers = (size_t)w->layers * w->layer_bytes,
+                           .gathered_tables = (size_t)(w->count - w->layers) * w->table_bytes,
+                           .reduced_layers = (size_t)g->layers * g->layer_bytes,
+                           .reduced_tables = (size_t)(g->count - g->layers) * g->table_bytes,
+                           .pieces = link->split.piece_count,
                            .buckets = link->split.buckets.count,
                            .updated = link->split.updated,
                            .repeated = link->split.repeated,
@@ -149,16 +185,40 @@ cleanup:
 /** What is reduced and gathered can go from GPU to GPU directly. */
 static td_status make_windows(td_shard_link *link)
 {
-    const td_weights *w = &link->weights;
+    const td_shard_rooms *const weights = &link->full.weights, *const grads = &link->full.grads;
+    const td_weights *const w = &link->weights;
     const struct {
-        const void *at;
-        td_dtype dtype;
-    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->grads, w->grad_dtype}};
+        const void *at; /* NULL: there is none, on no rank */
+        size_t bytes;
+    } all[TD_SHARD_WINDOWS] = {{w->params, w->param_bytes},
+                               {w->grads, w->grad_bytes},
+                               {weights->block, td_shard_rooms_bytes(weights)},
+                               {grads->block, td_shard_rooms_bytes(grads)}};
     td_status status = TD_OK;
 
     for (int i = 0; i < TD_SHARD_WINDOWS; i++)
-        TD_TRY(td_comm_window_create(link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype),
-                                     &link->windows[i]));
+        if (all[i].at)
+            TD_TRY(td_comm_window_create(link->comm, all[i].at, all[i].bytes, &link->windows[i]));
+cleanup:
+    return status;
+}
+
+static td_status join(td_shard_link *link, td_device *dev, td_train *train)
+{
+    td_status status = TD_OK;
+
+    if (link->split.kind == TD_SHARD_TENSORS)
+        goto cleanup;
+    if (link->split.kind == TD_SHARD_FULL) {
+        TD_TRY(td_shard_full_attach(link, dev, train));
+    } else {
+        const td_weights *const w = &link->weights;
+
+        TD_TRY(td_flight_init(&link->split.buckets.flight, dev));
+        TD_TRY(td_comm_broadcast(link->comm, w->params, w->elements, (td_comm_type)w->dtype, 0, NULL));
+        td_weights_written(td_train_model(train), true);
+    }
+    TD_TRY(make_windows(link));
 cleanup:
     return status;
 }
@@ -169,24 +229,48 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     td_weights weights;
 
     TD_CHECK(link, "link is NULL");
-    TD_TRY(td_link_check(&link->gather, link->dev != NULL, dev, train, &weights));
+    TD_TRY(td_link_check(link->split.kind == TD_SHARD_FULL ? &link->reduce : &link->gather, link->dev != NULL,
+                         dev, train, &weights));
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
+    if (link->split.kind <= TD_SHARD_FLAT)
+        TD_TRY(td_weights_check(&weights, (td_range){0, weights.elements},
+                                "this link needs all weights on every rank"));
     link->weights = weights;
     TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
-    if (link->split.kind == TD_SHARD_FLAT) {
-        TD_TRY(td_flight_init(&link->split.buckets.flight, dev));
-        TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,
-                                 NULL));
-        TD_TRY(make_windows(link));
-        td_weights_written(td_train_model(train), true);
-    }
+    TD_TRY(join(link, dev, train));
+    if (link->split.kind != TD_SHARD_TENSORS)
+        TD_TRY(td_shard_clip(link, dev, train));
     link->train = train;
     link->dev = dev;
     td_link_listen(&link->listener, link->comm, train);
 cleanup:
-    if (status != TD_OK && link && !link->dev)
+    if (status != TD_OK && link && !link->dev) {
         drop_windows(link);
+        td_shard_full_drop(link, dev);
+    }
+    return status;
+}
+
+td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers)
+{
+    td_status status = TD_OK;
+    td_parameter parameter;
+
+    TD_NOT_NULL(link, numbers);
+    if (!link->dev) {
+        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+        goto cleanup;
+    }
+    td_transformer *const model = td_train_model(link->train);
+    TD_TRY(td_transformer_parameter(model, index, &parameter));
+    if (link->split.kind == TD_SHARD_FULL) {
+        TD_TRY(td_shard_full_gather(link, &parameter, numbers));
+    } else {
+        TD_TRY(td_train_settle(link->train));
+        TD_TRY(td_transformer_read(model, index, numbers));
+    }
+cleanup:
     return status;
 }

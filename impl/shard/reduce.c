@@ -11,16 +11,17 @@ static td_status send(void *user, int64_t stretch)
     const td_range own = piece->own, rest = piece->rest;
     const size_t size = td_dtype_size(link->weights.grad_dtype);
     const td_comm_type type = (td_comm_type)link->weights.grad_dtype;
-    char *const grads = link->weights.grads, *const end = grads + (size_t)rest.begin * size;
+    char *const grads = td_weights_master(&link->weights, piece->range.begin).grad;
+    char *const end = grads + (size_t)(rest.begin - piece->range.begin) * size;
     td_flight *const flight = &link->split.buckets.flight;
     td_status status = TD_OK;
     td_work **work;
 
     if (own.begin < own.end) {
         TD_TRY(td_flight_place(flight, &work));
-        TD_TRY(td_comm_reduce_scatter(link->comm, grads + (size_t)piece->range.begin * size,
-                                      grads + (size_t)own.begin * size, own.end - own.begin, type, TD_SUM,
-                                      work));
+        TD_TRY(td_comm_reduce_scatter(link->comm, grads,
+                                      grads + (size_t)(own.begin - piece->range.begin) * size,
+                                      own.end - own.begin, type, TD_SUM, work));
         flight->sent++;
     }
     if (rest.begin < rest.end) {

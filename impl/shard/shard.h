@@ -1,8 +1,10 @@
-/** Optimizer state that is split among ranks: each rank updates some of the weights and gets the others from
- * the ranks that update them (Rajbhandari et al. 2020, ZeRO, stage 1).
+/** Optimizer state that is split among ranks, or all of a trainer's state: each rank updates some of the
+ * weights and gets the others from the ranks that update them (Rajbhandari et al. 2020: ZeRO, stages 1 and
+ * 3).
  *
+ *     td_shard_options options = {.kind = TD_SHARD_FLAT, .bucket_mb = 25};
  *     config.gain = 1.0f / ranks;           // a td_train_config of all weights, the same on every rank
- *     td_shard_link_create(comm, TD_SHARD_FLAT, 25, &config, &link);   // config is now this rank's
+ *     td_shard_link_create(comm, &options, &config, &link);            // config is now this rank's
  *     td_train_create(dev, &config, &train);
  *     td_train_init(train, seed);
  *     td_shard_link_attach(link, dev, train);                          // all ranks get rank 0's weights
@@ -11,20 +13,40 @@
  *     td_train_settle(train);               // all weights are here, to be read
  *     td_train_destroy(train), td_shard_link_destroy(link);
  *
- * All ranks make all of these calls. Two ways to split. TD_SHARD_TENSORS, as in the assignment: a tensor's
+ * All ranks make all of these calls. Three ways to split. TD_SHARD_TENSORS, as in the assignment: a tensor's
  * owner updates it and sends it to all, after another link has reduced the gradients (td_ddp_link, whose hook
  * goes into config.hooks first). TD_SHARD_FLAT: each bucket of gradients is reduced and scattered as it
  * becomes final, each rank updates its part at once, and new weights are gathered during the rest of the
  * step, until the next forward pass needs them. That moves two thirds of the bytes of the first way, and all
  * ranks have equal shares.
  *
- * Three calls wait. td_train_settle brings everything to everybody. td_shard_link_finish brings only what
- * forward reads, so that a step's time ends there. td_shard_link_wait sends nothing, and waits for what is on
- * its way: before a trainer is destroyed that was neither settled nor finished.
+ * TD_SHARD_FULL (FSDP) splits weights and gradients as well. The embedding, each layer's matrices, and the
+ * head are units. Each rank has a part of every unit, with its gradients and moments, and nothing more of it;
+ * every rank has all norms. A pass gathers a unit before it reads the unit, and the unit's memory is used
+ * again afterwards:
  *
- * Steps may be captured. A captured step leaves no gathering on its way: both ways then gather new weights
- * when the next forward pass begins, and each layer waits for its own weights. Such a pass gathers at every
- * launch, also if nothing is new: all ranks launch it, or none.
+ *     td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = 1};
+ *     td_shard_link_create(comm, &options, &config, &link);            // config.model has this rank's part
+ *     td_train_create(dev, &config, &train);
+ *     td_train_init(train, seed);           // the same seed on every rank: each rank draws its part
+ *     td_shard_link_attach(link, dev, train);
+ *     td_train_step(train, ids, targets, batch, seq);
+ *     td_shard_gather(link, index, numbers);                           // a whole parameter, on every rank
+ *
+ * When a unit begins, the gather of the unit `prefetch` places later is queued. It runs after the work of the
+ * unit before, and during the work of this unit. The backward pass does the same in reverse order. It finds
+ * the last units of the forward pass still there. Gradients of a unit are reduced and scattered when the pass
+ * has written them, and the owner updates its part at once unless gradients are clipped or the update comes
+ * after the pass. At most two layers' gradients are in memory before they are reduced.
+ *
+ * With the first two ways three calls wait. td_train_settle brings everything to everybody.
+ * td_shard_link_finish brings only what forward reads, so that a step's time ends there. td_shard_link_wait
+ * sends nothing, and waits for what is on its way: before a trainer is destroyed that was neither settled nor
+ * finished.
+ *
+ * Steps may be captured. A captured step leaves no gathering on its way: the first two ways then gather new
+ * weights when the next forward pass begins, and each layer waits for its own weights. Such a pass gathers at
+ * every launch, also if nothing is new: all ranks launch it, or none.
  *
  * td_shard_list does the first way with any list of tensors, without a trainer. */
 #ifndef TD_SHARD_SHARD_H
@@ -98,41 +120,59 @@ TD_API td_status td_shard_list_bytes(const td_shard_list *list, size_t *out);
 
 typedef enum td_shard_kind {
     TD_SHARD_TENSORS = 0, /* whole parameters */
-    TD_SHARD_FLAT         /* a part of every bucket of gradients */
+    TD_SHARD_FLAT,        /* a part of every bucket of gradients */
+    TD_SHARD_FULL         /* a part of every unit: of its weights and gradients as well */
 } td_shard_kind;
 
-/** "tensors", "flat"; NULL for any other value. */
+/** How a trainer is split. All ranks have the same. */
+typedef struct td_shard_options {
+    td_shard_kind kind;
+    /* Of TD_SHARD_FLAT: gradients are reduced in buckets of at most so many 2^20 bytes, or a single parameter
+     * that has more; 0: all in one. */
+    double bucket_mb;
+
+    /* Of TD_SHARD_FULL. */
+    int64_t prefetch;  /* units that are gathered before the pass needs them; 0: 1. There is memory for
+                        * prefetch + 1 gathered layers. */
+    bool keep_weights; /* Layers stay gathered from the forward pass to the end of the backward pass, which
+                        * gathers nothing: there is memory for all gathered layers. */
+    bool reduce_last;  /* Each rank adds up the gradients of all weights over the micro-batches, and the last
+                        * micro-batch reduces them: there is memory for all gradients. Otherwise each
+                        * micro-batch reduces, and each rank adds to its part. */
+} td_shard_options;
+
+/** "tensors", "flat", "full"; NULL for any other value. */
 TD_API const char *td_shard_kind_name(td_shard_kind kind);
 
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_shard_kind_parse(const char *name, td_shard_kind *out);
 
-/** What td_comm_options.nccl_ctas is best for steps of TD_SHARD_FLAT: 24 for gradients of 16 bits, and 16 for
- * others, because new weights are gathered where a pass waits for them. Measured as td_ddp_nccl_ctas was,
- * which is right for steps by tensors. */
+/** What td_comm_options.nccl_ctas is best for steps of TD_SHARD_FLAT, and is taken for TD_SHARD_FULL: 24 for
+ * gradients of 16 bits, and 16 for others, because new weights are gathered where a pass waits for them.
+ * Measured as td_ddp_nccl_ctas was, which is right for steps by tensors. */
 TD_API int32_t td_shard_nccl_ctas(td_dtype grad_dtype);
 
 typedef struct td_shard_link td_shard_link;
 
 /** Makes the config of a trainer of all weights that of this rank's: `groups` become this rank's part of what
- * they are, and links join `behind`, and with TD_SHARD_FLAT `hooks`, ahead of those that are there.
- *
- *   bucket_mb  of TD_SHARD_FLAT: gradients are reduced in buckets of at most so many 2^20 bytes, or a single
- *              parameter that has more; 0: all in one
+ * they are. Links join `behind`, and with TD_SHARD_FLAT `hooks`, before the links that are there. With
+ * TD_SHARD_FULL one link joins `hooks`, and `model.owned` becomes this rank's weights.
  *
  * config->capture is the trainer's: a link that was made without it ends a capture with TD_BAD_STATE. Graphs
  * with passes of the trainer are destroyed ahead of the link; the trainer's own are when it is.
  *
- * With TD_SHARD_TENSORS a link of the caller's reduces gradients, as td_ddp_link does. TD_SHARD_FLAT does it
- * itself: it sums, and config->gain is to be 1 / ranks. Where ranks do not divide a stretch of a bucket into
- * parts of whole 16 bytes, every rank updates its last elements.
+ * With TD_SHARD_TENSORS a link of the caller's reduces gradients, as td_ddp_link does. The other kinds do it
+ * themselves: they sum, and config->gain is to be 1 / ranks. If config->clip is set, all ranks clip by one
+ * norm, to which each adds its part. Where ranks do not divide a stretch of a bucket, or a unit, into parts
+ * of whole 16 bytes, every rank has and updates its last elements.
  *
  * comm outlives the link, and the link the trainer. TD_BAD_ARGUMENT: a NULL, a kind that is none, a bucket_mb
- * that is negative or not finite, a size, groups or hyperparameters that no trainer takes. TD_UNSUPPORTED:
- * with TD_SHARD_FLAT a `clip`, because no rank has all of the reduced gradients, and groups that leave out
- * weights, which could not be gathered. TD_NO_MEMORY. config is then as it was, and *out NULL. */
-TD_API td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_mb,
-                                      td_train_config *config, td_shard_link **out);
+ * that is negative or not finite, a prefetch below 0 or above 2^31 - 1, a size, groups or hyperparameters
+ * that no trainer takes. TD_UNSUPPORTED: with TD_SHARD_FLAT groups that leave out weights, which could not be
+ * gathered; with TD_SHARD_FULL transient gradients, because the link places gradients. TD_NO_MEMORY. config
+ * is then as it was, and *out NULL. */
+TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
+                                      td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
 
 /** Joins the link to the trainer that was made with its config: all ranks together, once there are weights.
@@ -140,12 +180,18 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * td_shard_link_create; each step's first collective carries a hash of what td_train_set set last, of batch x
  * seq and of what td_train_init, _reset and _restore did since. What td_optimizer_set does to groups is not
  * compared. TD_BAD_ARGUMENT: a NULL, a trainer of another size or without the link in its chain; on every
- * rank, links or trainers that differ. TD_BAD_STATE: it is joined already. TD_SHARD_FLAT sends rank 0's
- * weights to all, as td_ddp_link_attach does, and makes windows of the trainer's weights and gradients, as
- * td_ddp_create does of gradients. While collectives are on their way products are cut, as td_ddp_create
- * says.
+ * rank, links or trainers that differ. TD_UNSUPPORTED: a model with owned ranges, except with TD_SHARD_FULL.
+ * TD_BAD_STATE: it is joined already. TD_SHARD_FLAT sends rank 0's weights to all, as td_ddp_link_attach
+ * does, and makes windows of the trainer's weights and gradients, as td_ddp_create does of gradients. While
+ * collectives are on their way GEMMs leave SMs to them, as td_ddp_create says.
  *
- * From then on lower planes of masters are their owner's alone, until td_train_settle gathers them. */
+ * From then on lower planes of masters are their owner's alone, until td_train_settle gathers them.
+ *
+ * With TD_SHARD_FULL no rank has all weights. Rank 0 sends only the norms and what else every rank has. Ranks
+ * compare by which seeds and calls their weights were made. The link takes memory for gathered weights and
+ * for gradients here (td_shard_info), until td_shard_link_destroy, and makes windows of that memory too. It
+ * needs no call between steps: td_train_settle, td_shard_link_finish and td_shard_link_wait have nothing to
+ * do, and weights stay split. */
 TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Brings new weights to this rank as the next forward pass reads them, so that a step ends here: what is on
@@ -159,6 +205,15 @@ TD_API td_status td_shard_link_finish(td_shard_link *link);
  * failed none is on its way, but where a capture was refused. TD_BAD_ARGUMENT: a NULL. Errors of
  * collectives. */
 TD_API td_status td_shard_link_wait(td_shard_link *link);
+
+/** Brings a whole parameter to every rank; all ranks call it together, between steps.
+ *
+ *   index    in state-dict order
+ *   numbers  [rows, cols]  out  in the parameter's dtype, on the device
+ *
+ * With other kinds than TD_SHARD_FULL it is td_train_settle and td_transformer_read. TD_BAD_ARGUMENT: a NULL,
+ * an index out of range. TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
+TD_API td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers);
 
 /* ---- saving, by all ranks together ----
  *
@@ -191,11 +246,15 @@ TD_API td_status td_shard_save(td_comm *comm, td_train *train, const char *path)
 TD_API td_status td_shard_restore(td_comm *comm, td_train *train, const char *path);
 
 typedef struct td_shard_info {
-    int64_t pieces;      /* what is gathered: parameters, or stretches of buckets */
+    int64_t pieces;      /* what is gathered: parameters, stretches of buckets, or units */
     int64_t buckets;     /* of TD_SHARD_FLAT */
     int64_t updated;     /* elements that this rank updates, padding included */
     int64_t repeated;    /* of these, those that every rank updates */
     size_t moment_bytes; /* of theirs: 8 an element with AdamW; td_optimizer_plan adds what aligns them */
+
+    /* Of TD_SHARD_FULL: memory that the link takes when it is attached. */
+    size_t gathered_layers, gathered_tables; /* for weights: of layers; of the embedding, then the head */
+    size_t reduced_layers, reduced_tables;   /* for gradients that are not reduced yet, likewise */
 } td_shard_info;
 
 /** TD_BAD_ARGUMENT: a NULL. */

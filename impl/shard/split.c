@@ -2,6 +2,8 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "transformer/layout.h"
+#include "transformer/owned.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -20,11 +22,24 @@ static bool has_planes(const td_train_config *config, const td_parameter *parame
     return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
+/** Gives each rank an equal part of a range. What does not divide is the rest, which every rank has. */
+static td_shard_piece piece_of(const td_shard_split *split, td_range range, bool planes)
+{
+    const int64_t whole = (int64_t)split->ranks * PART_ELEMENTS;
+    const int64_t part = (range.end - range.begin) / whole * PART_ELEMENTS;
+    const int64_t own = range.begin + split->rank * part;
+
+    return (td_shard_piece){.range = range,
+                            .planes = planes,
+                            .own = {own, own + part},
+                            .rest = {range.begin + split->ranks * part, range.end}};
+}
+
 /** A piece has the parameters of a bucket that touch and are stored alike. */
 static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
                             const int64_t *order, double bucket_mb)
 {
-    const int64_t count = split->parameters, whole = (int64_t)split->ranks * PART_ELEMENTS;
+    const int64_t count = split->parameters;
     td_buckets *const b = &split->buckets;
 
     for (int64_t i = 0; i < count; i++) {
@@ -39,14 +54,50 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     for (int64_t i = 0; i < b->stretch_count; i++) {
         const td_stretch s = b->stretches[i];
         const td_range range = {split->ranges[s.first].begin, split->ranges[s.last].end};
-        const int64_t part = (range.end - range.begin) / whole * PART_ELEMENTS;
-        const int64_t own = range.begin + split->rank * part;
 
-        split->pieces[i] = (td_shard_piece){.range = range,
-                                            .planes = has_planes(config, &all[s.first]),
-                                            .own = {own, own + part},
-                                            .rest = {range.begin + split->ranks * part, range.end}};
+        split->pieces[i] = piece_of(split, range, has_planes(config, &all[s.first]));
     }
+}
+
+/** A piece is a unit: the embedding, a layer's matrices, all norms, the head. Each rank has all norms. */
+static td_status piece_by_unit(td_shard_split *split, const td_train_config *config, const td_parameter *all)
+{
+    const td_precision precision = config->model.precision;
+    const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
+    const int64_t layers = config->model.size.layers;
+    td_status status = TD_OK;
+    td_layout layout;
+
+    TD_TRY(td_layout_make(&config->model.size, td_precision_dtype(precision), &layout));
+    td_shard_piece *next = split->pieces;
+    *next++ = piece_of(split, td_part_range(&layout, TD_PART_EMBEDDING, 0), false);
+    for (int64_t layer = 0; layer < layers; layer++)
+        *next++ = piece_of(split,
+                           (td_range){td_part_range(&layout, TD_PART_ATTENTION, layer).begin,
+                                      td_part_range(&layout, TD_PART_FFN, layer).end},
+                           mixed);
+    const td_range norms = td_part_range(&layout, TD_PART_NORMS, 0);
+    *next++ = (td_shard_piece){.range = norms, .own = {norms.begin, norms.begin}, .rest = norms};
+    *next++ = piece_of(split, td_part_range(&layout, TD_PART_HEAD, 0), mixed);
+    split->piece_count = next - split->pieces;
+
+    split->gaps = calloc((size_t)split->parameters, sizeof *split->gaps);
+    split->owned = calloc(2 * (size_t)split->piece_count, sizeof *split->owned);
+    if (!split->gaps || !split->owned) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", split->piece_count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < split->parameters; i++)
+        split->gaps[i] = (td_range){all[i].offset + all[i].numel, split->ranges[i].end};
+    for (int64_t i = 0; i < split->piece_count; i++)
+        for (int part = 0; part < 2; part++) {
+            const td_range range = part ? split->pieces[i].rest : split->pieces[i].own;
+
+            if (range.begin < range.end)
+                split->owned[split->owned_count++] = range;
+        }
+cleanup:
+    return status;
 }
 
 /** A piece is a parameter, which one rank updates. */
@@ -92,9 +143,7 @@ static void add_groups(td_shard_split *split, const td_train_config *config, td_
     const int64_t count = config->groups ? config->group_count : 1;
 
     for (int64_t i = 0; i < count; i++) {
-        const td_range has = groups[i].range;
-        const td_range both = {has.begin > range.begin ? has.begin : range.begin,
-                               has.end < range.end ? has.end : range.end};
+        const td_range both = td_range_both(groups[i].range, range);
 
         if (both.begin >= both.end)
             continue;
@@ -126,13 +175,13 @@ cleanup:
     return status;
 }
 
-static td_status check_config(const td_train_config *config)
+/** *elements: of the block. */
+static td_status check_config(const td_train_config *config, int64_t *elements)
 {
     const td_model_size *size = &config->model.size;
     td_status status = TD_OK;
-    td_parameter unused;
 
-    TD_TRY(td_transformer_parameter_of(size, config->model.precision, 0, &unused));
+    TD_TRY(td_transformer_elements(size, config->model.precision, elements));
     TD_CHECK(size->layers <= INT32_MAX / 16, "size.layers is %" PRId64 ", needs at most %d", size->layers,
              INT32_MAX / 16);
     if (!config->groups)
@@ -153,34 +202,17 @@ static bool has_all(const td_train_config *config, int64_t elements)
     return !config->groups || end == elements;
 }
 
-/** All parameters, and the elements of their block. */
-static td_status place_all(const td_transformer_config *model, int64_t count, td_parameter *all,
-                           int64_t *elements)
-{
-    const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(td_precision_dtype(model->precision));
-    td_status status = TD_OK;
-
-    *elements = 0;
-    for (int64_t i = 0; i < count; i++) {
-        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
-        const int64_t end = all[i].offset + all[i].numel;
-        *elements = end > *elements ? end : *elements;
-    }
-    *elements = (*elements + alignment - 1) / alignment * alignment;
-cleanup:
-    return status;
-}
-
-td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
+td_status td_shard_split_make(const td_shard_options *options, const td_comm_info *info,
                               const td_train_config *config, td_shard_split *out)
 {
+    const td_shard_kind kind = options->kind;
     td_status status = TD_OK;
     td_parameter *all = NULL;
     int64_t *order = NULL;
     size_t unused;
 
     *out = (td_shard_split){.kind = kind, .rank = info->rank, .ranks = info->ranks};
-    TD_TRY(check_config(config));
+    TD_TRY(check_config(config, &out->elements));
     const int64_t count = 9 * config->model.size.layers + 3;
     all = calloc((size_t)count, sizeof *all);
     order = calloc((size_t)count, sizeof *order);
@@ -191,7 +223,9 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
         goto cleanup;
     }
     out->parameters = count;
-    TD_TRY(place_all(&config->model, count, all, &out->elements));
+    const td_transformer_config *const model = &config->model;
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
     td_place(count, all, out->elements, out->ranges, order);
     if (config->groups) /* as the trainer of all weights would check them */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
@@ -204,7 +238,9 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
     }
     if (kind == TD_SHARD_FLAT) {
         TD_TRY(td_buckets_alloc(&out->buckets, count));
-        piece_by_bucket(out, config, all, order, bucket_mb);
+        piece_by_bucket(out, config, all, order, options->bucket_mb);
+    } else if (kind == TD_SHARD_FULL) {
+        TD_TRY(piece_by_unit(out, config, all));
     } else {
         TD_TRY(piece_by_parameter(out, config, all));
     }
@@ -221,5 +257,7 @@ void td_shard_split_free(td_shard_split *split)
     free(split->ranges);
     free(split->pieces);
     free(split->groups);
+    free(split->owned);
+    free(split->gaps);
     *split = (td_shard_split){.piece_count = 0};
 }

@@ -19,8 +19,8 @@ typedef struct td_shard_piece {
     bool planes;   /* its masters are planes, of which passes read the upper ones */
     int32_t owner; /* of TD_SHARD_TENSORS */
 
-    /* This rank updates both, and either may be empty: `own` is its part, which with TD_SHARD_FLAT is as long
-     * on every rank; `rest` is updated by every rank. */
+    /* This rank updates both, and either may be empty: `own` is its part, which is as long on every rank
+     * except with TD_SHARD_TENSORS; `rest` is updated by every rank. */
     td_range own, rest;
 
     td_gather_state state;
@@ -35,8 +35,12 @@ typedef struct td_shard_split {
     int64_t parameters;
     td_range *ranges;    /* [parameters] with their padding, in the order of the block */
     td_buckets buckets;  /* of TD_SHARD_FLAT, whose members are the parameters; else without any */
-    int64_t piece_count; /* of TD_SHARD_TENSORS the parameters; of TD_SHARD_FLAT the buckets' stretches */
+    int64_t piece_count; /* of TD_SHARD_TENSORS the parameters; of TD_SHARD_FLAT the buckets' stretches; of
+                          * TD_SHARD_FULL the units, in the order of the block */
     td_shard_piece *pieces;
+    int64_t owned_count; /* of TD_SHARD_FULL: the weights that this rank has */
+    td_range *owned;
+    td_range *gaps; /* [parameters] padding after each one, in the order of the block; some are empty */
     int64_t group_count;
     td_optimizer_group *groups; /* of this rank's optimizer */
     int64_t updated, repeated;
@@ -44,7 +48,7 @@ typedef struct td_shard_split {
 } td_shard_split;
 
 /** Splits the weights of a trainer; td_shard_split_free frees what there is, also after an error. */
-td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
+td_status td_shard_split_make(const td_shard_options *options, const td_comm_info *info,
                               const td_train_config *config, td_shard_split *out);
 void td_shard_split_free(td_shard_split *split);
 

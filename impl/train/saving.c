@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "train/state.h"
+#include "transformer/owned.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,12 +94,12 @@ static td_status visit_moment(const td_saved *s, const td_parameter *p, int whic
     float *moments[MOMENTS];
 
     for (int64_t i = 0; i < s->count; i++) {
-        const td_range part = td_saved_overlap(p, s->parts[i]);
+        const td_range part = td_range_both((td_range){p->offset, p->offset + p->numel}, s->parts[i]);
 
         if (part.begin >= part.end)
             continue;
-        TD_TRY(td_optimizer_moments(s->optimizer, p->offset + part.begin, &moments[0], &moments[1]));
-        TD_TRY(does(s, context, part.begin, part.end - part.begin, moments[which]));
+        TD_TRY(td_optimizer_moments(s->optimizer, part.begin, &moments[0], &moments[1]));
+        TD_TRY(does(s, context, part.begin - p->offset, part.end - part.begin, moments[which]));
     }
 cleanup:
     return status;
@@ -155,7 +156,7 @@ static td_status write_moment(const td_saved *s, const void *context, int64_t be
     const target *to = context;
 
     return td_saving_write(s->model, to->sink, to->at + begin * (int64_t)sizeof *numbers,
-                           (td_master){.at = numbers}, 0, count, TD_F32, s->buffer);
+                           (td_master){.at = numbers}, count, TD_F32, s->buffer);
 }
 
 td_status td_saved_check_state(const td_saved *s)

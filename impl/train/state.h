@@ -11,6 +11,12 @@ td_status td_train_check_settled(const td_train *train);
 /** Whether a step was counted whose update is still to come: td_train_update makes it. */
 bool td_train_waits(const td_train *train);
 
+/** Whether the backward pass that runs adds to the gradients of earlier micro-batches. */
+bool td_train_adds(const td_train *train);
+
+/** A hash of what weights, moments and steps were made of: by which seeds, and after which calls. */
+uint64_t td_train_was(const td_train *train);
+
 /** The SMs that its updates run on next to GEMMs; 0: all. */
 int32_t td_train_sms(const td_train *train);
 /** A link that shares a trainer's steps among ranks. `step` is called when a step's last backward pass

@@ -113,8 +113,7 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     s->config.model.f32_gradients = s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
-    s->elements =
-        (int64_t)(s->model.parameters / td_dtype_size(td_precision_weights(config->model.precision)));
+    TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));
     s->ranges = config->model.size.layers + 3;
     tokens = config->model.batch * config->model.context; /* as the plan checked */
     s->loss = TD_ALIGNMENT;
@@ -408,6 +407,11 @@ bool td_train_waits(const td_train *train)
     return train->due;
 }
 
+uint64_t td_train_was(const td_train *train)
+{
+    return train->was;
+}
+
 int32_t td_train_sms(const td_train *train)
 {
     return train->setup.update_sms;
@@ -539,6 +543,13 @@ static td_micro micro_of(const td_train *train)
     if (last == 0)
         return TD_MICRO_ONLY;
     return train->turn == 0 ? TD_MICRO_FIRST : train->turn < last ? TD_MICRO_MIDDLE : TD_MICRO_LAST;
+}
+
+bool td_train_adds(const td_train *train)
+{
+    const td_micro micro = micro_of(train);
+
+    return micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
 }
 
 /** Backward of a micro-batch. The losses of several are added up in memory that graphs can add to: here and

@@ -1,5 +1,6 @@
 #include "transformer/forward.h"
 #include "transformer/history.h"
+#include "transformer/owned.h"
 #include "transformer/reading.h"
 #include "transformer/shapes.h"
 
@@ -37,7 +38,7 @@ cleanup:
     return status;
 }
 
-/** The gradients of a range are complete. */
+/** This pass has written the gradients of a range. */
 static td_status final(const pass *p, td_range range)
 {
     td_transformer *model = p->model;
@@ -45,6 +46,7 @@ static td_status final(const pass *p, td_range range)
 
     if (model->plan.config.transient_gradients)
         TD_TRY(td_clear_padding(model, range, true));
+    TD_TRY(td_hooks_written(model->hooks, range));
     if (p->last)
         TD_TRY(td_hooks_final(model->hooks, range, NULL));
 cleanup:
@@ -55,10 +57,11 @@ cleanup:
 static td_status make_room(const pass *p, td_part part, td_range range)
 {
     td_transformer *model = p->model;
-    void *where = (char *)model->weights.grads + (size_t)range.begin * td_dtype_size(model->plan.grad_dtype);
+    void *where = td_weights_in_one(&model->weights, range).grad;
     td_status status = TD_OK;
 
     TD_TRY(td_hooks_room(model->hooks, range, &where));
+    TD_TRY(td_check_place("gradients", range, where));
     model->room[part].at = where;
     model->room[part].begin = range.begin;
 cleanup:

@@ -2,25 +2,38 @@
 
 #include "base/check.h"
 
+/** The address of element `index` of those at `base`; NULL of NULL. */
+static void *element(void *base, int64_t index, size_t size)
+{
+    return base ? (char *)base + (size_t)index * size : NULL;
+}
+
 td_master td_weights_master(const td_weights *weights, int64_t index)
 {
     if (!weights || index < 0 || index >= weights->elements)
         return (td_master){.end = 0};
-    char *const params = weights->params;
-    td_master master = {.at = params + (size_t)index * td_dtype_size(weights->dtype),
-                        .end = weights->elements};
-    for (int i = TD_PLANES - 1; i >= 0; i--) {
-        const td_range planes = weights->planes[i];
-        char *const upper = params + (size_t)planes.begin * sizeof(float);
-        const size_t bytes = (size_t)(planes.end - planes.begin) * sizeof(uint16_t),
-                     at = (size_t)(index - planes.begin) * sizeof(uint16_t);
+    int64_t first = 0,
+            end = weights->count; /* the first piece that ends after the element is in [first, end] */
 
-        if (index < planes.begin)
-            master.end = planes.begin;
-        else if (index < planes.end)
-            master = (td_master){.at = upper + at, .low = upper + bytes + at, .end = planes.end};
+    while (first < end) {
+        const int64_t middle = first + (end - first) / 2;
+
+        if (weights->pieces[middle].range.end <= index)
+            first = middle + 1;
+        else
+            end = middle;
     }
-    return master;
+    if (first == weights->count)
+        return (td_master){.end = weights->elements};
+    const td_piece *const piece = &weights->pieces[first];
+    if (index < piece->range.begin)
+        return (td_master){.end = piece->range.begin};
+    const int64_t at = index - piece->range.begin;
+    const size_t size = piece->low ? sizeof(uint16_t) : td_dtype_size(weights->dtype);
+    return (td_master){.at = element(piece->at, at, size),
+                       .low = element(piece->low, at, size),
+                       .grad = element(piece->grad, at, td_dtype_size(weights->grad_dtype)),
+                       .end = piece->range.end};
 }
 
 td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
@@ -74,6 +87,16 @@ td_status td_hooks_room(td_hook *chain, td_range range, void **where)
             TD_TRY(hook->room(hook, range, where));
     }
 cleanup:
+    return status;
+}
+
+td_status td_hooks_written(td_hook *chain, td_range range)
+{
+    td_status status = TD_OK;
+
+    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
+        if (hook->written)
+            status = hook->written(hook, range);
     return status;
 }
 

@@ -10,6 +10,7 @@
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
  *     room      gradients of a range are about to be written
+ *     written   this pass has written them
  *     final     gradients of a range are complete, the last micro-batch's added
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
@@ -20,11 +21,11 @@
  * micro-batch every element becomes final once. The stream has waited for what hooks queued elsewhere when a
  * pass has ended; where that concerns weights alone, when they are next needed.
  *
- * The links of a chain hear begin, needed, done, room and end one after the other. final goes to the first
- * link alone, and each link passes it on as it sees fit: a range is final for the next link when this one has
- * reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
- * links behind it what it has updated: a link that shares out new weights stands there. The calls below do
- * this. A link leaves out the functions that it does not use: a link without final is passed by.
+ * The links of a chain hear begin, needed, done, room, written and end one after the other. final goes to the
+ * first link alone, and each link passes it on as it sees fit: a range is final for the next link when this
+ * one has reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells
+ * the links behind it what it has updated: a link that shares out new weights stands there. The calls below
+ * do this. A link leaves out the functions that it does not use: a link without final is passed by.
  *
  * Every function may fail: that ends the pass, and its status is what the pass returns. */
 #ifndef TD_TRANSFORMER_HOOKS_H
@@ -40,27 +41,39 @@ typedef struct td_range {
     int64_t begin, end; /* elements of the block of weights: [begin, end) */
 } td_range;
 
-enum { TD_PLANES = 2 };
+/** A range of the block whose masters and gradients this rank has, all masters stored alike. */
+typedef struct td_piece {
+    td_range range;
+    void *at;   /* masters: numbers, or their upper planes */
+    void *low;  /* lower planes; NULL: `at` has numbers */
+    void *grad; /* gradients; NULL: the model is for inference */
+} td_piece;
 
-/** The block of weights: masters, which the optimizer updates, and gradients. The range of a weight stands at
- * the same elements in both.
+/** The block of weights: masters, which the optimizer updates, and gradients. A rank has all of it, or pieces
+ * (td_transformer_config.owned); other ranks have the rest.
  *
- * In mixed precision the masters of GEMM weights are planes (td_split): in the bytes of the elements
- * [begin, end) the upper 16 bits of all come first, which GEMMs read as bf16, then the lower ones. All other
- * masters are numbers of `dtype`. td_weights_master says where each is. */
+ * In mixed precision the masters of GEMM weights are planes (td_split): the upper 16 bits of all numbers of a
+ * piece, which GEMMs read as bf16, then the lower ones. All other masters are numbers of `dtype`. */
 typedef struct td_weights {
-    int64_t elements;
-    td_dtype dtype;             /* of masters */
-    td_dtype grad_dtype;        /* of grads */
-    td_range planes[TD_PLANES]; /* ascending; empty: there is none */
-    void *params;               /* [elements] masters */
-    void *grads;                /* [elements]; NULL: the model is for inference */
+    int64_t elements; /* of the block, padding included, on whatever rank they are */
+    td_dtype dtype;   /* of masters */
+    td_dtype grad_dtype;
+    int64_t count;
+    const td_piece *pieces; /* [count] ascending; owned by the model */
+
+    /* The memory that the pieces are parts of. If this rank has all weights, the elements stand there one
+     * after the other. */
+    void *params;
+    size_t param_bytes;
+    void *grads; /* NULL: the model is for inference */
+    size_t grad_bytes;
 } td_weights;
 
-/** Where masters are: of the elements from the one that was asked for up to `end`. */
+/** Where masters and gradients are: of the elements from the one that was asked for up to `end`. */
 typedef struct td_master {
-    void *at;  /* numbers, or their upper planes */
-    void *low; /* lower planes; NULL: `at` has numbers */
+    void *at;   /* numbers, or their upper planes; NULL: this rank has none of these elements */
+    void *low;  /* lower planes; NULL: `at` has numbers */
+    void *grad; /* gradients; NULL: this rank has none */
     int64_t end;
 } td_master;
 
@@ -92,21 +105,28 @@ struct td_hook {
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
 
-    /** Work that is queued behind this call reads the range at *where, which holds the address of its first
-     * element in the model's own block and may be changed. It is valid until `done`. `next`: what will be
-     * needed after this, so that it can be fetched beside the work, also where that is in a recomputation or
-     * behind it; NULL: nothing more in this pass. */
+    /** Work that is queued after this call reads the range at *where, which holds the address of its first
+     * element in the model's own block and may be changed. *where is NULL if this rank does not have the
+     * range in one piece: a link must then set it, or the pass fails with TD_BAD_STATE. It is valid until
+     * `done`. `next`: what will be needed after this, so that it can be fetched during the work, also if that
+     * is in a recomputation or after it; NULL: nothing more in this pass. */
     td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                         const void **where);
 
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
 
     /** Work that is queued after this call writes gradients of the range at *where, or adds to those that are
-     * there. *where holds the address of the first one in the model's own block and may be changed. It is
-     * valid until `final`, or until the pass ends if that is not a step's last one. Elements between weights
-     * are not written. The links after this one read gradients in the block: a link that places them
-     * elsewhere brings there what it passes on. */
+     * there. *where holds the address of the first one in the model's own block and may be changed. If this
+     * rank does not have the range in one piece it is NULL, as in `needed`. It is valid until `written`; but
+     * the next micro-batch adds to what is there then. Elements between weights are not written. The links
+     * after this one read gradients in the block: a link that places them elsewhere brings there what it
+     * passes on. */
     td_status (*room)(td_hook *hook, td_range range, void **where);
+
+    /** The pass has written all gradients of a range that `room` made room for, after what is queued on the
+     * device's current stream. It comes in the backward pass of each micro-batch; in a step's last one
+     * `final` follows. */
+    td_status (*written)(td_hook *hook, td_range range);
 
     /** The gradients of the range are in the block, or where `room` has placed them, after `event`; NULL:
      * after what is queued on the device's current stream. The event is recorded again for later ranges at
@@ -138,6 +158,7 @@ TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *ne
                                  const void **where);
 TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
 TD_API td_status td_hooks_room(td_hook *chain, td_range range, void **where);
+TD_API td_status td_hooks_written(td_hook *chain, td_range range);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_settle(td_hook *chain);

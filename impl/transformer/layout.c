@@ -123,9 +123,3 @@ td_range td_part_range(const td_layout *layout, td_part part, int64_t layer)
         return (td_range){layout->lm_head, layout->elements};
     }
 }
-
-void td_layout_planes(const td_layout *layout, td_range out[TD_PLANES])
-{
-    out[0] = (td_range){layout->layers, layout->norms};
-    out[1] = (td_range){layout->lm_head, layout->elements};
-}

@@ -63,7 +63,4 @@ typedef enum td_part {
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
 
-/** The ranges of what GEMMs read: layers' matrices, and the head. */
-void td_layout_planes(const td_layout *layout, td_range out[TD_PLANES]);
-
 #endif

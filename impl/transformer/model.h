@@ -13,6 +13,7 @@ struct td_transformer {
     td_device *dev;
     td_plan plan;
     td_weights weights;
+    td_piece *pieces; /* of weights */
     char *arena;
     td_parameter *parameters; /* in state-dict order */
     int64_t *by_offset;       /* their indices, in the order of the block */

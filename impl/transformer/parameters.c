@@ -1,4 +1,5 @@
 #include "transformer/model.h"
+#include "transformer/owned.h"
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -42,16 +43,14 @@ static td_parameter place(const td_model_size *size, const td_layout *layout, in
 
 static void fill(td_transformer *model, int64_t index)
 {
-    const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.grad_dtype;
-    const td_weights *weights = &model->weights;
     td_parameter p = place(&model->plan.config.size, &model->plan.layout, index);
-    const bool planes = model->plan.mixed && p.cols > 0 && index != TD_P_EMBEDDING;
+    const td_master master = td_weights_in_one(&model->weights, (td_range){p.offset, p.offset + p.numel});
 
     p.name = model->names[index];
-    p.dtype = dtype;
-    p.grad_dtype = grad_dtype;
-    p.data = planes ? NULL : (char *)weights->params + (size_t)p.offset * td_dtype_size(dtype);
-    p.grad = weights->grads ? (char *)weights->grads + (size_t)p.offset * td_dtype_size(grad_dtype) : NULL;
+    p.dtype = model->plan.wide;
+    p.grad_dtype = model->plan.grad_dtype;
+    p.data = master.low ? NULL : master.at;
+    p.grad = master.grad;
     model->parameters[index] = p;
 }
 
@@ -112,24 +111,47 @@ cleanup:
     return status;
 }
 
+/** The layout of a model that there need not be. */
+static td_status layout_of(const td_model_size *size, td_precision precision, td_layout *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(size, "size is NULL");
+    TD_CHECK(td_precision_name(precision), "precision is %d, which is no td_precision", (int)precision);
+    const int64_t extents[] = {size->d_model, size->d_ff, size->layers, size->vocab};
+    for (int i = 0; i < 4; i++)
+        TD_CHECK(extents[i] >= 1 && extents[i] <= INT64_MAX / 16,
+                 "size has an extent of %" PRId64 ", needs 1 to %" PRId64, extents[i], INT64_MAX / 16);
+    TD_TRY(td_layout_make(size, td_precision_dtype(precision), out));
+cleanup:
+    return status;
+}
+
 td_status td_transformer_parameter_of(const td_model_size *size, td_precision precision, int64_t index,
                                       td_parameter *out)
 {
     td_status status = TD_OK;
     td_layout layout;
 
-    TD_NOT_NULL(size, out);
-    TD_CHECK(td_precision_name(precision), "precision is %d, which is no td_precision", (int)precision);
-    const int64_t extents[] = {size->d_model, size->d_ff, size->layers, size->vocab};
-    for (int i = 0; i < 4; i++)
-        TD_CHECK(extents[i] >= 1 && extents[i] <= INT64_MAX / 16,
-                 "size has an extent of %" PRId64 ", needs 1 to %" PRId64, extents[i], INT64_MAX / 16);
-    TD_TRY(td_layout_make(size, td_precision_dtype(precision), &layout));
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(layout_of(size, precision, &layout));
     TD_CHECK(index >= 0 && index <= td_p_lm_head(size), "index is %" PRId64 ", needs 0 to %" PRId64, index,
              td_p_lm_head(size));
     *out = place(size, &layout, index);
     out->dtype = td_precision_weights(precision);
     out->grad_dtype = td_precision_dtype(precision);
+cleanup:
+    return status;
+}
+
+td_status td_transformer_elements(const td_model_size *size, td_precision precision, int64_t *out)
+{
+    td_status status = TD_OK;
+    td_layout layout;
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(layout_of(size, precision, &layout));
+    *out = layout.elements;
 cleanup:
     return status;
 }
@@ -166,16 +188,19 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
     const float std = index == TD_P_EMBEDDING ? 1.0f : (float)sqrt(variance);
     td_status status = TD_OK;
 
-    const td_master to = td_weights_master(&model->weights, parameter->offset);
-    for (int64_t offset = 0; offset < parameter->numel; offset += room) {
-        const int64_t count = parameter->numel - offset < room ? parameter->numel - offset : room;
-        if (parameter->cols > 0)
-            TD_TRY(td_rng_truncated_normal(&rng, offset, count, 0, std, -3 * std, 3 * std, drawn));
-        else
-            TD_TRY(td_rng_uniform(&rng, offset, count, 1, 1, drawn)); /* norms begin as 1 */
-        TD_TRY(td_convert(count, TD_F32, drawn, dtype, rounded));
-        TD_TRY(td_master_upload(model, to, offset, count, dtype, rounded, drawn));
-    }
+    td_range rest = {parameter->offset, parameter->offset + parameter->numel}, part;
+    td_master to;
+    while (td_weights_take(&model->weights, &rest, &part, &to))
+        for (int64_t done = 0; done < part.end - part.begin; done += room) {
+            const int64_t left = part.end - part.begin - done, count = left < room ? left : room,
+                          offset = part.begin - parameter->offset + done;
+            if (parameter->cols > 0)
+                TD_TRY(td_rng_truncated_normal(&rng, offset, count, 0, std, -3 * std, 3 * std, drawn));
+            else
+                TD_TRY(td_rng_uniform(&rng, offset, count, 1, 1, drawn)); /* norms begin as 1 */
+            TD_TRY(td_convert(count, TD_F32, drawn, dtype, rounded));
+            TD_TRY(td_master_upload(model, to, done, count, dtype, rounded, drawn));
+        }
 cleanup:
     return status;
 }
@@ -218,11 +243,19 @@ td_status td_transformer_read(td_transformer *model, int64_t index, void *number
 
     TD_TRY(check_numbers(model, index, numbers));
     const td_parameter *p = &model->parameters[index];
-    const td_master master = td_weights_master(&model->weights, p->offset);
-    if (master.low)
-        TD_TRY(td_join(model->dev, p->numel, master.at, master.low, numbers));
-    else
-        TD_TRY(td_device_copy(model->dev, numbers, master.at, (size_t)p->numel * td_dtype_size(p->dtype)));
+    td_range rest = {p->offset, p->offset + p->numel}, part;
+    td_master from;
+    TD_TRY(td_weights_check(&model->weights, rest, "td_shard_gather brings all of a parameter"));
+    while (td_weights_take(&model->weights, &rest, &part, &from)) {
+        const size_t size = td_dtype_size(p->dtype);
+        const int64_t count = part.end - part.begin;
+        void *const to = (char *)numbers + (size_t)(part.begin - p->offset) * size;
+
+        if (from.low)
+            TD_TRY(td_join(model->dev, count, from.at, from.low, to));
+        else
+            TD_TRY(td_device_copy(model->dev, to, from.at, (size_t)count * size));
+    }
 cleanup:
     return status;
 }
@@ -233,11 +266,18 @@ td_status td_transformer_write(td_transformer *model, int64_t index, const void 
 
     TD_TRY(check_numbers(model, index, numbers));
     const td_parameter *p = &model->parameters[index];
-    const td_master master = td_weights_master(&model->weights, p->offset);
-    if (master.low)
-        TD_TRY(td_split(model->dev, p->numel, numbers, master.at, master.low));
-    else
-        TD_TRY(td_device_copy(model->dev, master.at, numbers, (size_t)p->numel * td_dtype_size(p->dtype)));
+    td_range rest = {p->offset, p->offset + p->numel}, part;
+    td_master to;
+    while (td_weights_take(&model->weights, &rest, &part, &to)) {
+        const size_t size = td_dtype_size(p->dtype);
+        const int64_t count = part.end - part.begin;
+        const void *const from = (const char *)numbers + (size_t)(part.begin - p->offset) * size;
+
+        if (to.low)
+            TD_TRY(td_split(model->dev, count, from, to.at, to.low));
+        else
+            TD_TRY(td_device_copy(model->dev, to.at, from, (size_t)count * size));
+    }
     model->written[index] = true;
     model->weights_there |= !memchr(model->written, 0, (size_t)td_transformer_parameter_count(model));
 cleanup:

@@ -1,4 +1,4 @@
-#include "transformer/plan.h"
+#include "transformer/owned.h"
 #include "transformer/shapes.h"
 
 #include "base/check.h"
@@ -530,10 +530,12 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_layout_make(&config->size, plan.dtype, &plan.layout));
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
-    plan.total.parameters = (size_t)block;
     TD_TRY(td_product("gradients", 2,
                       (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.grad_dtype)}, &block));
-    plan.gradient_bytes = has_backward(&plan) ? (size_t)block : 0;
+    TD_TRY(td_owned_check(config, &plan.layout));
+    plan.pieces = td_owned_measure(&plan, &plan.total.parameters, &plan.gradient_bytes);
+    if (!has_backward(&plan))
+        plan.gradient_bytes = 0;
     plan.total.gradients = plan.gradient_bytes;
 
     TD_TRY(measure(dev, &plan, bytes));

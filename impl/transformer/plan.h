@@ -91,7 +91,8 @@ typedef struct td_plan {
     bool mixed;                 /* they are two */
     td_dtype grad_dtype;        /* of the weights' gradients: dtype, or wide */
     td_layout layout;
-    int64_t span;  /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
+    int64_t pieces; /* of the weights that this rank has */
+    int64_t span;   /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
     int64_t last;  /* the first layer of the last checkpoint, which alone backward finds as forward left it */
     bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */

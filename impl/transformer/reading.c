@@ -1,5 +1,6 @@
 /* What hooks hear of the weights that a pass reads, and where the pass then finds them. */
 #include "transformer/reading.h"
+#include "transformer/owned.h"
 
 #include "base/check.h"
 
@@ -50,8 +51,7 @@ td_status td_needed(td_transformer *model, td_part part, int64_t layer)
     const td_need need = need_of(model, part, layer);
     td_status status = TD_OK;
 
-    const td_master master = td_weights_master(&model->weights, need.range.begin);
-    const void *where = master.at;
+    const void *where = td_weights_in_one(&model->weights, need.range).at;
     if (model->hooks) {
         td_part next_part = part;
         int64_t next_layer = layer;
@@ -60,6 +60,7 @@ td_status td_needed(td_transformer *model, td_part part, int64_t layer)
 
         TD_TRY(td_hooks_needed(model->hooks, model->pass, &need, more ? &next : NULL, &where));
     }
+    TD_TRY(td_check_place("weights", need.range, where));
     model->at[part] = where;
 cleanup:
     return status;

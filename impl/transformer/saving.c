@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/float16.h"
 #include "transformer/model.h"
+#include "transformer/owned.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -93,7 +94,7 @@ td_sink td_sink_of(td_safetensors_writer *const *writer)
 }
 
 td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at, td_master from,
-                          int64_t begin, int64_t count, td_dtype dtype, void *buffer)
+                          int64_t count, td_dtype dtype, void *buffer)
 {
     const int64_t size = (int64_t)td_dtype_size(dtype), most = (from.low ? HALF : BUFFER) / size;
     td_status status = TD_OK;
@@ -101,18 +102,11 @@ td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at
     for (int64_t done = 0; done < count; done += most) {
         const int64_t piece = count - done < most ? count - done : most;
 
-        TD_TRY(download(model, from, begin + done, piece, dtype, buffer, (char *)buffer + HALF));
+        TD_TRY(download(model, from, done, piece, dtype, buffer, (char *)buffer + HALF));
         TD_TRY(sink->write(sink->to, at + done * size, buffer, piece * size));
     }
 cleanup:
     return status;
-}
-
-td_range td_saved_overlap(const td_parameter *parameter, td_range range)
-{
-    const int64_t begin = range.begin - parameter->offset, end = range.end - parameter->offset;
-
-    return (td_range){begin > 0 ? begin : 0, end < parameter->numel ? end : parameter->numel};
 }
 
 td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, int64_t at, int64_t count,
@@ -122,14 +116,15 @@ td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, in
 
     for (int64_t i = 0; i < td_transformer_parameter_count(model); i++) {
         const td_parameter *p = &model->parameters[i];
-        const td_master from = td_weights_master(&model->weights, p->offset);
         const int64_t size = (int64_t)td_dtype_size(p->dtype);
 
         for (int64_t k = 0; k < count; k++) {
-            const td_range part = td_saved_overlap(p, ranges[k]);
+            td_range rest = td_range_both((td_range){p->offset, p->offset + p->numel}, ranges[k]), part;
+            td_master from;
 
-            TD_TRY(td_saving_write(model, sink, at + part.begin * size, from, part.begin,
-                                   part.end - part.begin, p->dtype, buffer));
+            while (td_weights_take(&model->weights, &rest, &part, &from))
+                TD_TRY(td_saving_write(model, sink, at + (part.begin - p->offset) * size, from,
+                                       part.end - part.begin, p->dtype, buffer));
         }
         at += p->numel * size;
     }
@@ -147,6 +142,8 @@ td_status td_transformer_save(td_transformer *model, const char *path)
     void *buffer = NULL;
 
     TD_TRY(td_saving_check(model));
+    const td_range all = {0, model->weights.elements};
+    TD_TRY(td_weights_check(&model->weights, all, "td_shard_save writes one file of all ranks"));
     tensors = calloc((size_t)count, sizeof *tensors);
     if (!tensors) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
@@ -159,7 +156,6 @@ td_status td_transformer_save(td_transformer *model, const char *path)
     }
     TD_TRY(td_saving_buffer(model, &buffer));
     TD_TRY(td_safetensors_writer_create(path, count, tensors, 1, &metadata, &writer));
-    const td_range all = {0, model->weights.elements};
     const td_sink sink = td_sink_of(&writer);
     TD_TRY(td_saving_write_weights(model, &sink, 0, 1, &all, buffer));
     TD_TRY(td_safetensors_commit(writer));
@@ -258,10 +254,12 @@ td_status td_saving_read_weights(td_transformer *model, const td_safetensors *fi
     td_weights_written(model, false);
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];
+        td_range rest = {p->offset, p->offset + p->numel}, part;
+        td_master to;
 
-        const td_master to = td_weights_master(&model->weights, p->offset);
-        TD_TRY(td_saving_read(model, file, td_safetensors_find(file, p->name), 0, p->numel, p->dtype, to,
-                              buffer));
+        while (td_weights_take(&model->weights, &rest, &part, &to))
+            TD_TRY(td_saving_read(model, file, td_safetensors_find(file, p->name), part.begin - p->offset,
+                                  part.end - part.begin, p->dtype, to, buffer));
     }
 cleanup:
     return status;

@@ -33,17 +33,14 @@ typedef struct td_sink {
 /** One whose pieces come in the file's order. */
 td_sink td_sink_of(td_safetensors_writer *const *writer);
 
-/** Writes `count` numbers from the master's number `begin` on to the data's byte `at`. */
+/** Writes `count` numbers of the master to the data's byte `at`. */
 td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at, td_master from,
-                          int64_t begin, int64_t count, td_dtype dtype, void *buffer);
+                          int64_t count, td_dtype dtype, void *buffer);
 
-/** Writes the weights of ascending ranges of the block. All weights, which td_saved_tensor describes in
- * state-dict order, have the file's data from byte `at` on. */
+/** Writes what this rank has of the weights of ascending ranges of the block. All weights, which
+ * td_saved_tensor describes in state-dict order, have the file's data from byte `at` on. */
 td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, int64_t at, int64_t count,
                                   const td_range *ranges, void *buffer);
-
-/** What of the parameter is in the range, counted from the parameter's first number. */
-td_range td_saved_overlap(const td_parameter *parameter, td_range range);
 
 /** TD_BAD_ARGUMENT unless the file has a tensor `name` with the parameter's shape and numbers that `dtype`
  * holds exactly; else *index is its index. */

@@ -1,4 +1,5 @@
 #include "transformer/history.h"
+#include "transformer/owned.h"
 
 #include "base/check.h"
 
@@ -59,20 +60,26 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
 
     TD_TRY(host_array("parameters", count, sizeof *model->written, &block));
     model->written = block;
+    TD_TRY(host_array("pieces", model->plan.pieces, sizeof *model->pieces, &block));
+    model->pieces = block;
     model->weights = (td_weights){.elements = model->plan.layout.elements,
                                   .dtype = model->plan.wide,
-                                  .grad_dtype = model->plan.grad_dtype};
-    if (model->plan.mixed)
-        td_layout_planes(&model->plan.layout, model->weights.planes);
-    TD_TRY(device_block(dev, model->plan.total.parameters, &model->weights.params));
+                                  .grad_dtype = model->plan.grad_dtype,
+                                  .count = model->plan.pieces,
+                                  .pieces = model->pieces,
+                                  .param_bytes = model->plan.total.parameters,
+                                  .grad_bytes = model->plan.gradient_bytes};
+    TD_TRY(device_block(dev, model->weights.param_bytes, &model->weights.params));
     if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients)
-        TD_TRY(device_block(dev, model->plan.gradient_bytes, &model->weights.grads));
+        TD_TRY(device_block(dev, model->weights.grad_bytes, &model->weights.grads));
     TD_TRY(td_device_alloc(dev, model->plan.arena_bytes, &block));
     model->arena = block;
     if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
         model->weights.grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
     }
+    td_owned_place(&model->plan, model->weights.params, model->weights.grads, model->pieces);
+    model->plan.config.owned = NULL; /* the caller's */
     td_parameters_fill(model);
     if (model->grads_lost)
         TD_TRY(td_clear_padding(model, (td_range){0, model->plan.layout.elements}, false));
@@ -101,6 +108,7 @@ void td_transformer_destroy(td_transformer *model)
     free(model->names);
     free(model->by_offset);
     free(model->written);
+    free(model->pieces);
     free(model);
 }
 

@@ -74,6 +74,11 @@ typedef struct td_transformer_config {
     /* Gradients share memory with the activations that backward has done with: they are lost with the next
      * forward, and backward cannot accumulate. */
     bool transient_gradients;
+
+    /* The weights that this rank has: ascending ranges of the block, which are copied. NULL: all. Hooks bring
+     * the others when a pass needs them, and place their gradients (td_hook.needed, td_hook.room). */
+    const td_range *owned;
+    int64_t owned_count;
 } td_transformer_config;
 
 typedef struct td_transformer td_transformer;
@@ -83,15 +88,17 @@ typedef struct td_transformer td_transformer;
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
  * attention, precision, keep or use, checkpoint_layers that the other choices do not allow, a rope_theta
- * that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that
- * dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
+ * that is negative or not finite, owned ranges that are empty, descend or leave the block, a product beyond
+ * 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev cannot serve, owned ranges with transient
+ * gradients. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
 
 /** The course's initialisation: linears truncated normal with std sqrt(2 / (d_in + d_out)) cut at 3 std,
- * embeddings std 1 cut at 3, norm weights 1. Parameter i draws from stream i of `seed`. TD_NO_MEMORY: no room
- * for the numbers on their way through the host. */
+ * embeddings std 1 cut at 3, norm weights 1. Parameter i draws from stream i of `seed`, and its element j is
+ * number j of the stream: with owned ranges too. TD_NO_MEMORY: no room for the numbers on their way through
+ * the host. */
 TD_API td_status td_transformer_init(td_transformer *model, uint64_t seed);
 
 /* ---- parameters, in state-dict order ---- */
@@ -104,8 +111,9 @@ typedef struct td_parameter {
     td_dtype dtype;      /* that of the precision's weights */
     td_dtype grad_dtype; /* of grad: that of its products, or of the weights (f32_gradients) */
     void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh. NULL:
-                          * its numbers are planes (td_weights), see td_transformer_read and _write */
-    void *grad;          /* likewise; NULL for inference */
+                          * its numbers are planes (td_weights), see td_transformer_read and _write, or this
+                          * rank does not have all of them in one piece */
+    void *grad; /* likewise; NULL for inference, or if this rank does not have all of it in one piece */
 } td_parameter;
 
 TD_API int64_t
@@ -121,6 +129,10 @@ TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t i
 TD_API td_status td_transformer_parameter_of(const td_model_size *size, td_precision precision, int64_t index,
                                              td_parameter *out);
 
+/** The elements of the block of weights of that size and precision, padding included. Errors as
+ * td_transformer_parameter_of. */
+TD_API td_status td_transformer_elements(const td_model_size *size, td_precision precision, int64_t *out);
+
 /** The parameter of that name. TD_BAD_ARGUMENT: a NULL, an unknown name. */
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);
@@ -128,27 +140,30 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
 /** The numbers of parameter `index` in state-dict order, whether it is planes or not, to and from dev's
  * memory. A model without weights has them once every parameter was written, or after td_transformer_init,
  * _load or _refresh. Queued on dev's current stream. If hooks share weights out among ranks, td_train_settle
- * comes before.
+ * comes before. With owned ranges td_transformer_write writes what this rank has.
  *
  *   numbers  [rows, cols]  out of td_transformer_read, in of td_transformer_write; the parameter's dtype
  *
- * TD_BAD_ARGUMENT: a NULL, an index out of range. */
+ * TD_BAD_ARGUMENT: a NULL, an index out of range. TD_UNSUPPORTED: td_transformer_read of a parameter that
+ * this rank has in part. */
 TD_API td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers);
 TD_API td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers);
 
-/** The caller has written all parameters where `data` is. TD_BAD_STATE: some parameters are planes, as in
- * mixed precision: td_transformer_write writes these. TD_BAD_ARGUMENT: model is NULL. */
+/** The caller has written all weights of td_transformer_weights, where `data` is too. TD_BAD_STATE: some
+ * parameters are planes, as in mixed precision: td_transformer_write writes these. TD_BAD_ARGUMENT: model is
+ * NULL. */
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /** Writes the weights to a safetensors file, under their names and in their dtype: in mixed precision the f32
  * masters. Waits for the device, and moves through the host in pieces. TD_BAD_STATE: there are no weights.
+ * TD_UNSUPPORTED: this rank has some of the weights only: td_shard_save writes one file of all ranks.
  * TD_NO_MEMORY. Otherwise as td_safetensors_writer_create, _write and _commit: after an error what stood at
  * `path` does so still. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
-/** Reads the weights of such a file. Tensors whose name begins with "optimizer." are left alone. Weights of
- * 16 bits become f32 where the model's are, exactly. A NaN stays one; of planes it keeps no payload. The next
- * pass is a forward pass.
+/** Reads the weights of such a file, with owned ranges those alone. Tensors whose name begins with
+ * "optimizer." are left alone. Weights of 16 bits become f32 where the model's are, exactly. A NaN stays
+ * one; of planes it keeps no payload. The next pass is a forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
  * model's cannot hold; as td_safetensors_open, as are TD_UNSUPPORTED and TD_IO_ERROR. TD_NO_MEMORY. The model

@@ -82,10 +82,11 @@ def report_phases(page, warm):
         ms, warmup = record["ms"], record["case"]["warmup"]
         row |= phases_of(record) | {"step": Spread(ms["mean"], ms["std"])}
         row |= {
-            "std / mean of the step": f"{100 * ms['std'] / ms['mean']:.2f} %",
-            "warm-up steps": warmup,
-            "steps": ms["n"],
+            f"std / mean, {name}": f"{100 * of.std / of.mean:.2f} %"
+            for name, of in phases_of(record).items()
+            if name in PHASES[:2] and of.mean
         }
+        row |= {"warm-up steps": warmup, "steps": ms["n"]}
         mark(row, record)
         rows.append(row | {"% of the bound": page.rates.share(record, ADAMW_BYTES * extents(size)[1])})
         fewer["warm-up"] |= {size: WARM} if warmup < WARM else {}
@@ -247,8 +248,9 @@ def report_compiled(page, compiled):
     page.table(steps.wide(["dtype", "size"], "ms"), "steps_bf16_mixed", order, ms, expected=5)
     page.note("The forward pass alone, without gradients:")
     page.table(forward.wide(["dtype", "size"], "ms"), "forward", order, ms)
-    if not len(steps):
-        page.lacks("whole steps: the forward pass alone was measured")
+    for what, found in (("whole steps", steps), ("the forward pass alone", forward)):
+        if not len(found):
+            page.lacks(f"{what}, with and without torch.compile")
     page.note("The same steps: FLOPs of the matrix products in % of the GEMM rate measured on this card.")
     shares = tabled(steps.records, ["size"], lambda record: {record["impl"]: page.rates.share(record)})
     page.table(
@@ -326,8 +328,9 @@ def part_of(kernel):
 def report_parts(page, records):
     """GPU time of the kernels of one step by part, and the least that each part can take."""
     page.question("Where does the time of a step go (bf16_mixed), and what is the least of each part?")
+    found = []
     for (size,), sides in by_case(records.where(lambda r: r.get("parts")), ["size"]).items():
-        rows = {part: {"part": part} for part in (*PARTS, "rest", "sum")}
+        rows = {part: {"size": size, "part": part} for part in (*PARTS, "rest", "sum")}
         for impl, record in sides.items():
             for kernel, ms in record["parts"].items():
                 for part in (part_of(kernel), "sum"):
@@ -336,8 +339,9 @@ def report_parts(page, records):
         for part, row in rows.items():
             row["floor"] = values.get(f"floor_{part}")
         rows["sum"]["floor"] = sum(row["floor"] for row in rows.values() if row["floor"])
-        units = dict.fromkeys((*ORDER, "floor"), "ms")
-        page.table(rows.values(), f"step_parts_{size}", ["part", *units], units, more=True)
+        found += [row for row in rows.values() if row.keys() & sides.keys()]
+    units = dict.fromkeys((*ORDER, "floor"), "ms")
+    page.table(found, "step_parts", ["size", "part", *units], units)
     page.method("parts")
 
 
@@ -365,17 +369,20 @@ def report_checkpoints(page, records):
             sides = peaks.setdefault((case["size"], case["context"]), {})
             sides.setdefault(impl, {})[case["checkpoint_layers"]] = record
     sizes = {"peak": "MiB", "activations by the arithmetic": "MiB"}
+    asked = any((r["case"]["size"], r["case"]["context"]) == ("2.7B", 2048) for r in records)
     page.note(
-        "xl is the handout's of 2025; the xl of 2026, called 2.7B here, was not measured with checkpoints."
+        "Batch 4. xl is the handout's of 2025; 2.7B here is the xl of 2026, with which the handout asks."
     )
     page.table(rows, "checkpointing", units={"time": "ms"} | sizes)
     chosen = max(
         (key for key in peaks if "c_checkpoint" in peaks[key]),
-        key=lambda key: (len(peaks[key]["c_checkpoint"]), key[1]),
+        key=lambda key: (len(peaks[key]["c_checkpoint"]), key[1], key[0] == "2.7B"),
         default=None,
     )
     if chosen is None:
         return
+    if not asked:
+        page.lacks("the xl of 2026 (2.7B here) at context 2048")
     found = peaks[chosen]["c_checkpoint"]
     lowest = {impl: min(of.values(), key=lambda r: r["peak_mib"]) for impl, of in peaks[chosen].items()}
     said = {
@@ -383,15 +390,13 @@ def report_checkpoints(page, records):
         for impl, record in lowest.items()
     }
     one, record = found.get(1), lowest["c_checkpoint"]
-    case, values = record["case"], record["values"]
+    case = record["case"]
     base = next((r for r in records if r["impl"] == "c_keep_all" and one and r["case"] == one["case"]), None)
-    told = {"size": chosen[0], "context": chosen[1]} | said["c_checkpoint"]
+    told = {"size": chosen[0], "context": chosen[1], "batch": case["batch"]} | said["c_checkpoint"]
     for name, of in (("", one), ("all_", base)):
         told |= {f"{name}ms": ms_of(of), f"{name or 'one_'}peak": (of or {}).get("peak_mib")}
-    page.say(**told, other=len(found) > 1, torch=said.get("torch_checkpoint"))
-    each = case["batch"] * case["context"] * case["d_model"] * 4 / MIB
-    layer = values["all_mib"] / case["layers"]
-    page.working(size=chosen[0], input=each, layer=layer, model=(case["layers"] * each / layer) ** 0.5)
+    page.say(**told, other=len(found) > 1, torch=said.get("torch_checkpoint"), asked=asked)
+    page.working(**told, **arithmetic(found))
     page.bars(
         "checkpoints",
         {
@@ -403,6 +408,17 @@ def report_checkpoints(page, records):
         stacked=False,
     )
     page.method("checkpoints")
+
+
+def arithmetic(found):
+    """The parts of the formula for activations, in MiB, from what records of C have for each k."""
+    case, values = found[min(found)]["case"], found[min(found)]["values"]
+    layers, k = case["layers"], case["checkpoint_layers"]
+    each = case["batch"] * case["context"] * case["d_model"] * 4 / MIB
+    layer = (values["all_mib"] - values["inputs_mib"] + layers // k * each) / (layers - k)
+    sums = {of: found[of]["values"]["inputs_mib"] for of in sorted(found) if layers % of == 0}
+    told = {"layers": layers, "input": each, "layer": layer, "rest": values["all_mib"] - layers * layer}
+    return told | {"sums": sums, "model": (layers * each / layer) ** 0.5}
 
 
 def report_micro_batches(page, records):

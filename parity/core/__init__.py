@@ -134,7 +134,7 @@ page             the report of one module
     page.say(**values)                      the answer, by the template "## row" of parity/words/<module>.j2: a line is
                                             a sentence, at most four of 25 words and 3 numbers. A sentence whose values
                                             are missing or None is left out. page.working(**values): "## row working"
-    page.table(frame, name, columns={...}, units={...}, digits={...}, more=False, expected=0)   a DataFrame, or rows;
+    page.table(rows, name, columns={...}, units={...}, digits={...}, more=False, expected=0)   rows are dicts;
                                             columns selects, orders and titles.
                                             `more`: nobody asks for it, it stands in <module>_tables.md. `expected`:
                                             how many rows the question asks for
@@ -146,13 +146,12 @@ page             the report of one module
     page.method(part="", **values)          a paragraph of the last section, how it was measured, by "## method part"
 
 records          a Records object: the newest result of each (case, impl) of the module
-    records.frame                           DataFrame, a row a (case, impl), for programs that look at records
     records.only(deliverable, impl=..., **keys)   a Records with fewer rows; a list means any of its values
     records.where(wanted)                   those records of which wanted(record) is true
     records.values(key)                     the values of a case key, in order;  records.impls() likewise
     records.value(column, impl="c", **keys) one number, NaN where nothing was measured
-    records.wide(keys, column, base=None)   DataFrame, a row a case: the keys, one column an impl (oom and failures
-                                            in words) and, with base="torch_eager", columns "c / torch_eager"
+    records.wide(keys, column, base=None)   a row a case: the keys, a number an impl (oom and failures in words) and,
+                                            with base="torch_eager", "c / torch_eager"
     records.curve(x, column, impl)          (values of the case key x, the number at each), for a plot
     records.ratio(column, over="torch_eager", impl="c")    array of column(impl) / column(over) over the cases
     A column is one of view.MEASURED, such as ms (the median), or a key of the record, as "error.outputs.lse.rel_l2".
@@ -164,5 +163,4 @@ A complete example is ci/module/template/: ci/new-module NAME makes a module of 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
 from parity.core.draw import DTYPES, NAMES
 
-# Views of records need pandas: parity.bridge, which imports from this package, does without.
 __all__ = ["DTYPES", "NAMES", "Case", "Side", "amid", "equal", "grid", "parity", "within"]

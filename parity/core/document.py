@@ -151,7 +151,7 @@ class Html(Alone):
     STYLE = """body{font:16px/1.5 sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:13px;margin:1em 0;display:block;overflow-x:auto}
 th,td{padding:2px 8px;border-bottom:1px solid #ddd;text-align:left}.r{text-align:right}
-thead th{border-bottom:2px solid #888;background:#f6f6f6}pre{background:#f6f6f6;padding:1em;overflow-x:auto}
+thead th{border-bottom:2px solid #888;background:#f6f6f6}pre{background:#f6f6f6;padding:1em;white-space:pre-wrap}
 img{max-width:100%}h2{border-top:1px solid #ccc;padding-top:.7em;margin-top:2em}.small{color:#666;font-size:13px}
 code{background:#f2f2f2;padding:0 .2em}"""
 

@@ -25,7 +25,7 @@ from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.sides import explained, sides_note
-from parity.core.tables import SUFFIXES, Table, framed
+from parity.core.tables import SUFFIXES, Table, columns_of, has, titles_of
 from parity.core.view import Records
 
 GRIDS = "_tables.md"  # the module's second page, for tables that no question asks for
@@ -85,7 +85,7 @@ class Page:
 
     def table(
         self,
-        frame: Any,
+        rows: Iterable[Mapping[str, Any]],
         name: str,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
@@ -93,23 +93,22 @@ class Page:
         more: bool = False,
         expected: int = 0,
     ) -> None:
-        """A table of the section, of a DataFrame or of rows. `name` is that of its file where tables are exported.
-        `more`: nobody asks for it, and it stands on the second page. `expected`: how many rows the question asks for.
-        Columns and units that the frame lacks, and columns without a value, are left out. `noisy` comes last, named by
-        `columns` or not."""
-        frame = framed(frame).dropna(axis="columns", how="all")
-        frame = frame[[column for column in frame if not (frame[column] == "").all()]]
-        if expected and len(frame) < expected:
-            self.lacks(f"{expected - len(frame)} of the {expected} rows that are asked for")
-        if frame.empty:
+        """A table of the section. `name` is the name of its file where tables are exported. `more`: nobody asks for
+        it, and it stands on the second page. `expected`: how many rows the question asks for. Columns without a value,
+        and their units, are left out. `noisy` comes last, named by `columns` or not."""
+        rows = list(rows)
+        there = [column for column in columns_of(rows) if any(has(row, column) for row in rows)]
+        if expected and len(rows) < expected:
+            self.lacks(f"{expected - len(rows)} of the {expected} rows that are asked for")
+        if not there:
             self._notes = []
             return
-        if "noisy" in frame:
-            frame["noisy"] = frame.pop("noisy")
-            titles = columns if isinstance(columns, Mapping) else {name: name for name in columns or frame}
-            columns = {**titles, "noisy": "noisy"}
-        units, digits = ({k: v for k, v in (of or {}).items() if k in frame} for of in (units, digits))
-        tabled = Tabled(name, Table(frame, columns, units, digits), asked=bool(self._now.row) and not more)
+        rows = [{column: row.get(column) for column in there} for row in rows]
+        titles = titles_of(columns or there)
+        if "noisy" in there:
+            titles["noisy"] = titles.pop("noisy", "noisy")
+        units, digits = ({k: v for k, v in (of or {}).items() if k in there} for of in (units, digits))
+        tabled = Tabled(name, Table(rows, titles, units, digits), asked=bool(self._now.row) and not more)
         if more:
             self.more.append((self._now.question, tabled))
             self._notes = []

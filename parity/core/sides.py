@@ -19,6 +19,7 @@ SIDES = {
     "c_mpi_whole": "C over MPI without sharding",
     "c_gloo_whole": "C over Gloo without sharding",
     "c_nccl_whole": "C over NCCL without sharding",
+    "c_bridge": "FullyShardedDataParallel of parity/bridge_fsdp.py: PyTorch's modules, C's collectives",
     "torch_eager": "PyTorch as the course writes it, eager",
     "torch_eager_f32": "PyTorch, eager, in f32",
     "torch_eager_seed": "PyTorch, eager, with another seed",
@@ -38,6 +39,8 @@ SIDES = {
     "torch_ddp_graph": "that step captured as one CUDA graph",
     "torch_ddp_compressed": "DistributedDataParallel that sends bf16",
     "torch_zero": "PyTorch's ZeroRedundancyOptimizer",
+    "torch_fsdp": "PyTorch's fully_shard (FSDP2)",
+    "torch_fsdp_compiled": "fully_shard with compiled blocks and fused attention",
 }
 # Where C runs no model, or runs it in another way than step by step.
 SPECIAL = {

@@ -1,4 +1,4 @@
-"""A DataFrame as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
+"""Rows as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
 
 import csv
 import html
@@ -34,26 +34,23 @@ class Table:
 
     def __init__(
         self,
-        frame: Any,
+        rows: Iterable[Mapping[str, Any]],
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
         digits: Mapping[str, int] | None = None,
     ):
-        """Of a DataFrame, or of rows. columns selects, orders and (as a mapping) titles the frame's columns; one that
-        the frame lacks, because nothing was measured, is left out. units follow the title in brackets. digits are
-        significant digits."""
-        frame = framed(frame)
-        columns = columns if columns is not None else list(frame.columns)
-        titles = columns if isinstance(columns, Mapping) else {str(name): str(name) for name in columns}
-        unknown = (set(units or {}) | set(digits or {})) - set(titles) - set(frame.columns)
-        names = [name for name in titles if name in frame.columns]
-        if unknown - set(titles):
+        """columns selects, orders and (as a mapping) titles the columns. One that no row has, because nothing was
+        measured, is left out. units follow the title in brackets. digits are significant digits."""
+        rows = list(rows)
+        there = columns_of(rows)
+        titles = titles_of(there if columns is None else columns)
+        unknown = {*(units or ()), *(digits or ())} - set(titles) - set(there)
+        names = [name for name in titles if name in there]
+        if unknown:
             raise ValueError(f"units or digits for {', '.join(sorted(unknown))}, which is no column")
         self.titles = [f"{titles[n]} ({units[n]})" if units and n in units else titles[n] for n in names]
         self.digits = [(digits or {}).get(name, DIGITS) for name in names]
-        self.rows = [
-            [_plain(value) for value in row] for row in frame[names].itertuples(index=False, name=None)
-        ]
+        self.rows = [[row.get(name) if has(row, name) else None for name in names] for row in rows]
         self.numeric = [
             any(_is_number(row[i]) or isinstance(row[i], Spread) for row in self.rows)
             for i in range(len(names))
@@ -154,11 +151,19 @@ class Table:
         return out.getvalue()
 
 
-def framed(rows: Any) -> Any:
-    """Rows as a DataFrame; one as it is."""
-    import pandas as pd  # which only pages need
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """In the order in which they first come."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
-    return rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
+
+def titles_of(columns: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+
+
+def has(row: Mapping[str, Any], name: str) -> bool:
+    """Whether there is something to show; NaN is nothing."""
+    value = row.get(name)
+    return value is not None and value != "" and value == value
 
 
 def _two_titles(title: str) -> list[str]:
@@ -191,16 +196,6 @@ def text(value: Any, digits: int = DIGITS) -> str:
             return f"{value:.{digits - 1}e}"
         return f"{value:.{max(0, digits - 1 - magnitude)}f}"
     return str(value)
-
-
-def _plain(value: Any) -> Any:
-    """numpy's scalars as Python's, pandas' missing values as None."""
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    # pandas turns a column of integers with a gap into floats.
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1e3 else value
 
 
 def _is_number(value: Any) -> bool:

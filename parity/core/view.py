@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-# Column of the frame -> where the record has it. `ms` alone is the median.
+# Name of a number -> where the record has it. `ms` alone is the median.
 SPEEDS = ("ms", "ratio", "tflops", "gb_s")
 MEASURED = {"ms": ("ms", "median")}
 MEASURED |= {f"ms_{name}": ("ms", name) for name in ("mean", "std", "min", "max", "p95")} | {"n": ("ms", "n")}
@@ -22,16 +22,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.records)
-
-    @property
-    def frame(self) -> Any:
-        """A DataFrame with a row a record: what it is of, its case keys, and the numbers of MEASURED."""
-        import pandas as pd  # which only pages need
-
-        names = ("deliverable", "impl", "status")
-        heads = ({name: record[name] for name in names} | record["case"] for record in self.records)
-        numbers = ({name: number(record, name) for name in MEASURED} for record in self.records)
-        return pd.DataFrame([head | found for head, found in zip(heads, numbers, strict=True)])
 
     def only(self, deliverable: str | None = None, impl: str | None = None, **keys: Any) -> "Records":
         """Those of a deliverable, of an impl, and with these case keys; a list means any of its values."""
@@ -73,15 +63,13 @@ class Records:
         ys = [self.value(name, impl=impl, **{x: at}) for at in xs]
         return xs, [None if y != y else y for y in ys]
 
-    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> Any:
-        """A DataFrame: a row for each combination of the case keys, a column for each impl; where a number is missing,
-        the status in words. With `base`, a column "c / base" for every C impl. ValueError if two cases meet in a
-        cell."""
-        import pandas as pd  # which only pages need
-
-        cells: dict[tuple, dict[str, Any]] = {}
+    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> list[dict[str, Any]]:
+        """A row for each combination of the case keys, with a number for each impl; where a number is missing, the
+        status in words. With `base`, also "c / base" for every C impl. ValueError if two cases meet in a cell."""
+        rows: dict[tuple, dict[str, Any]] = {}
         for record in self.records:
-            row = cells.setdefault(tuple(record["case"].get(key) for key in keys), {})
+            head = {key: record["case"].get(key) for key in keys}
+            row = rows.setdefault(tuple(head.values()), head)
             if record["impl"] in row:
                 raise ValueError(f"two cases of {record['impl']} agree in {', '.join(keys)}; name more keys")
             found = number(record, value)
@@ -93,17 +81,11 @@ class Records:
         def place(combination: tuple) -> list[int]:
             return [ranks[key].get(word, -1) for key, word in zip(keys, combination, strict=True)]
 
-        impls = self.impls()
-        rows = []
-        for combination in sorted(cells, key=place):
-            row = dict(zip(keys, combination, strict=True)) | {
-                impl: cells[combination].get(impl) for impl in impls
-            }
-            for impl in filter(_is_c, impls) if base else ():
-                row[f"{impl} / {base}"] = _quotient(row[impl], row.get(base))
-            rows.append(row)
-        columns = [*keys, *impls, *(f"{impl} / {base}" for impl in impls if base and _is_c(impl))]
-        return pd.DataFrame(rows, columns=columns).dropna(axis="columns", how="all")
+        ratios = {f"{impl} / {base}": impl for impl in filter(_is_c, self.impls()) if base}
+        for row in rows.values():
+            row |= {title: _quotient(row.get(impl), row.get(base)) for title, impl in ratios.items()}
+        names = [*keys, *self.impls(), *ratios]
+        return [{name: rows[at].get(name) for name in names} for at in sorted(rows, key=place)]
 
     def ratio(self, value: str, over: str | Sequence[str] = "torch_eager", impl: str = "c") -> np.ndarray:
         """value(impl) / value(over), for every case where both are numbers and the divisor is not 0. Over several

@@ -1,5 +1,6 @@
 """The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
+from parity.core import words
 from parity.core.comparison import ms_of
 from parity.ddp.communication import fitted, times_of
 from parity.shared.bench_ranks import MIB
@@ -100,8 +101,25 @@ def steps_table(page, times, runs, way, strategies, name):
             "What communication takes of C's step. exposed: the step less the same step without communication, which "
             "updates weights during backward. Both are captured as graphs on GPUs; collectives are timed in further "
             "steps, which are queued. tandem: the build of C; only rows of one build can be compared."
+            + newer(found, timed)
         )
     page.table([head_of(r, ()) | split(r) for r in found], f"{name}_communication")
+
+
+def newer(found, timed):
+    """That a step which both tables have is of another build in the second one, and how long it is in both."""
+    for run in found:
+        case = run["case"]
+        same = of(
+            timed, {name: case.get(name) for name in (*WAY, "bucket_mb")}, case["strategy"], run["impl"]
+        )
+        for record in same:
+            if build_of(record) != build_of(run):
+                steps = (words.number(ms) for ms in (run["values"]["step"], record["ms"]["median"]))
+                return " Here {} takes {} ms; in the table above, with another build, {} ms.".format(
+                    case["strategy"], *steps
+                )
+    return ""
 
 
 def split(record):
@@ -259,7 +277,9 @@ def report_buckets(page, times, runs, links, way):
             best, worst = min(steps, key=steps.get), max(steps, key=steps.get)
             told[name] = {"best": best, "fast": steps[best], "worst": worst, "slow": steps[worst]}
     told["single"] = steps_by_bucket(times, runs, way, mine, "overlap", ms_of).get(0)
-    told["hidden"] = min((hidden(r["values"]) for r in of(runs, way, "bucketed", mine)), default=None)
+    buckets = [r["values"] | {"mb": r["case"]["bucket_mb"]} for r in of(runs, way, "bucketed", mine)]
+    told["hidden"] = min(map(hidden, buckets), default=None)
+    told["small"], told["large"] = (pick(buckets, key=lambda v: v["mb"], default={}) for pick in (min, max))
     told["spread"] = max(
         (
             r["ms"]["std"] / r["ms"]["mean"]
@@ -268,7 +288,7 @@ def report_buckets(page, times, runs, links, way):
         ),
         default=None,
     )
-    page.say(**way, **told, timed=max((mb for mb in seen if mb), default=None))
+    page.say(**way, **told)
     page.table(fits(links), "fit", more=True)
     page.method("buckets")
 

@@ -20,10 +20,9 @@ def report(page, records):
     page.table(errors_by(records, ["op", "dtype"]), "errors", more=True)
     page.question("How fast are the matrix products of the models?")
     keys = ["dtype", "m", "n", "k", "trans_a", "trans_b"]
-    frame, rates = gemms.wide(keys, "ms", base="torch_eager"), gemms.wide(keys, "tflops")
-    for impl in [impl for impl in SIDES[:2] if impl in rates]:
-        frame[f"TFLOP/s of {impl}"] = rates[impl]
-    page.table(frame, "products", units=ms)
+    pairs = zip(gemms.wide(keys, "ms", base="torch_eager"), gemms.wide(keys, "tflops"), strict=True)
+    rows = [row | {f"TFLOP/s of {impl}": of.get(impl) for impl in SIDES[:2]} for row, of in pairs]
+    page.table(rows, "products", units=ms)
     copies = report_copies(page, timed.only(op="copy"))
     page.question("How fast is everything between the products?")
     report_times(page, rest, copies, "between")

@@ -5,7 +5,7 @@ from itertools import product
 import torch
 
 from parity.core import Case, Side, equal, within
-from parity.shard import memory
+from parity.shard import full, memory
 from parity.shard.page import report
 from parity.shared.model import extents
 from parity.shared.ranked import (
@@ -32,8 +32,8 @@ TOY_STEPS, SAMPLES = 10, 32
 TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 # Of 55 rows of 36 weights three ranks leave a rest that has weights, not padding alone.
 TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
-LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 BUCKET_MB = 25
+LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
 XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
@@ -52,6 +52,7 @@ def cases(profile, device):
         for shard in KINDS if ranks == 2 or profile == "full" else KINDS[-1:]:
             keys = TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
             yield Case("optimizer_state_sharding", seconds=1.0, config=configs_of(device), **keys)
+    yield from full.cases(profile, device)
     yield from memory_cases(profile, device)
     yield from xl_cases() if device == "cuda" else laptop_cases(profile)
 
@@ -116,12 +117,16 @@ def runs(case):
 
 
 def run(case, draw, c):
+    if case.deliverable == full.PROOF and "model" in case:
+        return full.on_toy(case, draw, c)
     if "model" in case:
         return on_toys(case, draw, c)
     if "part" in case:
         return memory.run(case, draw, c)
     if "warmup" in case:
-        return timed_step(case, draw, c, zero_of)
+        return timed_step(case, draw, c, None if case.shard == "full" else zero_of)
+    if case.deliverable == full.PROOF:
+        return judged_step(case, draw, c, full.IMPL, {})
     return judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, zero_of)
 
 

@@ -16,28 +16,34 @@ from ref import shard as ref
 STEPS = 2  # the points are those of the last: PyTorch's optimizer has no state before its first
 # C's state is the arithmetic's; in mixed precision norms are aligned, which adds 3e-6 at xl.
 STATE_WITHIN = 1e-5
+FULL_WITHIN = 1e-3  # owners of fully sharded weights have whole cache lines
+FULL_STEPS = {"cpu": 10, "cuda": 5}  # that are timed
 
 
 def run(case, draw, c):
     """Judged are the bytes of a rank's optimizer state, against the arithmetic."""
-    sides = {side: tandem(case, c, backend) for side, backend in sides_of(draw.device).items()}
-    predicted = state_bytes(case, elements_of(case))[c.ranks.rank]
-    return sides | {
-        torch_of(case): torch_side(case, draw, c),
-        "truth": {"optimizer_state": float(predicted)},
-        "rule": {"optimizer_state": within(rel_l2=STATE_WITHIN)},
-    }
+    predicted = sharded_bytes(case, c) if case.shard == "full" else None
+    state = predicted["optimizer_state"] if predicted else state_bytes(case, elements_of(case))[c.ranks.rank]
+    within_of = within(rel_l2=FULL_WITHIN if predicted else STATE_WITHIN)
+    sides = {side: tandem(case, c, backend, predicted) for side, backend in sides_of(draw.device).items()}
+    theirs = {impl: how for impl, how in case.config.items() if impl not in sides}
+    sides |= {impl: torch_side(case, draw, c, **how) for impl, how in theirs.items()}
+    return sides | {"truth": {"optimizer_state": float(state)}, "rule": {"optimizer_state": within_of}}
 
 
-def tandem(case, c, backend):
+def tandem(case, c, backend, predicted):
     found = {}
+    # One step before the series whose memory is looked at. Of fully sharded weights that is timed, too.
+    steps, warmup = (FULL_STEPS[c.on.kind], 3) if predicted else (1, STEPS - 2)
 
     def call():
-        # One step ahead of the series whose memory is looked at, and that has one.
-        run = BenchRanks(case, c, backend, steps=1, warmup=STEPS - 2, state=case.shard)
+        run = BenchRanks(case, c, backend, steps=steps, warmup=warmup, state=case.shard)
         try:
             of_step = run.values()
             found.update(memory=run.memory(), collectives=of_step["calls"], collective_bytes=of_step["bytes"])
+            if predicted:
+                arithmetic = {f"predicted {name}": nbytes for name, nbytes in predicted.items()}
+                found.update(series=run.timelines(), values=of_step | arithmetic)
             return {"optimizer_state": float(run.ranks[c.ranks.rank].optimizer_state)}
         finally:
             run.close()
@@ -81,12 +87,12 @@ class Account:
         return found
 
 
-def torch_side(case, draw, c):
+def torch_side(case, draw, c, **how):
     state, batches, found = initial_state(case, draw.quickly), draw_batches(case, draw, STEPS), {}
 
     def call():
         account = Account(c.on)
-        trainer = TorchTrainer(case, state, draw.device, optimizer_of(case)).open()
+        trainer = TorchTrainer(case, state, draw.device, optimizer_of(case), **how).open()
         account.look(trainer, "made")
         for batch in batches:
             backward = functools.partial(trainer.backward, *batch[c.ranks.rank])
@@ -103,13 +109,9 @@ def torch_side(case, draw, c):
     return Side(call, record=lambda: found)
 
 
-def torch_of(case):
-    return "torch_ddp" if case.shard == "whole" else "torch_zero"
-
-
 def optimizer_of(case):
     """PyTorch's, where state is split; None: the one that it has by itself."""
-    if case.shard == "whole":
+    if case.shard in ("whole", "full"):
         return None
     return lambda _case, parameters, fused: ref.adamw(parameters, fused=fused, **torch_options())
 
@@ -118,13 +120,24 @@ def parts_of(trainer):
     """Bytes of the tensors that live on between steps."""
     parameters = trainer.parallel.parameters
     return {
-        "parameters": sum(p.nbytes for p in parameters),
-        "gradients": sum(p.grad.nbytes for p in parameters if p.grad is not None),
+        "parameters": sum(ref.own(p).nbytes for p in parameters),
+        "gradients": sum(ref.own(p.grad).nbytes for p in parameters if p.grad is not None),
         "optimizer_state": ref.state_bytes(trainer.optimizer),
     }
 
 
 # ---- the arithmetic ----
+
+
+def sharded_bytes(case, c):
+    """C's prediction for fully sharded weights: of a rank, and of one without sharding."""
+    mixed = case.dtype == "bf16_mixed"
+    desc, sizes = c.struct("td_account_model", case), (4, 2 if mixed else 4, 4)
+    found = c.value("td_account_fsdp_memory", desc, case.ranks, *sizes)
+    parts = {
+        name: getattr(found.rank, name) for name in ("parameters", "gradients", "optimizer_state", "total")
+    }
+    return parts | {"whole": found.rank.total + found.saved, "block": found.block}
 
 
 def state_bytes(keys, parameters):

@@ -1,6 +1,7 @@
 """The page of sharded optimizer state: proofs, memory at three points, steps, and what is sent."""
 
 from parity.core.comparison import Comparison, ms_of
+from parity.shard import full_page
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
 from parity.shared.pages import by_case, ran_with, report_proofs, setup, tabled
@@ -12,16 +13,18 @@ NAMES = ("size", "dtype", "ranks")
 
 
 def report(page, records):
-    times = records.where(lambda r: "warmup" in r["case"])
-    parts = of_states(records.only(part="memory"))
+    split = records.only("optimizer_state_sharding_accounting")
+    times = split.where(lambda r: "warmup" in r["case"])
+    parts = of_states(split.only(part="memory"))
     page.section("optimizer_state_sharding")
-    proofs = records.where(lambda r: "steps" in r["case"])
+    proofs = records.only("optimizer_state_sharding")
     report_proofs(page, proofs.records, "proofs", ("model", "shard", "ranks"))
     report_memory(page, parts)
     report_steps(page, times)
     report_sent(page, parts)
     page.method("steps", switches=ran_with(times))
     page.method("memory")
+    full_page.report(page, records)
 
 
 def of_states(parts):

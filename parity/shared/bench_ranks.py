@@ -11,8 +11,10 @@ TIMES = {
     "collectives": "collectives",
     "beside": "beside",
     "tail": "tail",
+    "waits": "waits",
 }  # names of records, and of td_bench_rank
 POINTS = ("made", "before_update", "after_update")
+CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")  # of td_comm_span
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 
 
@@ -56,6 +58,7 @@ class BenchRanks:
             for name, field in TIMES.items()
         }
         found["exposed"] = found["step"] - found["without"]
+        found["spread"] = max(rank.step.std / rank.step.mean for rank in self.ranks)
         first = self.ranks[0]
         found |= {"calls": first.calls, "bytes": first.bytes}
         return found | ({"windows": first.windows} if first.windows else {})
@@ -65,10 +68,17 @@ class BenchRanks:
         found = {f"{part}_mib": [getattr(rank, part) / MIB for rank in self.ranks] for part in PARTS}
         for i, point in enumerate(POINTS):
             found[f"{point}_mib"] = [rank.current[i] / MIB for rank in self.ranks]
+        for name in ("gathered", "reduced") if self.ranks[0].gathered_layers else ():
+            units = (
+                (getattr(rank, f"{name}_{part}") for part in ("layers", "tables")) for rank in self.ranks
+            )
+            found[f"{name}_mib"] = [sum(nbytes) / MIB for nbytes in units]
         return found | {"peak_mib": [max(rank.peak) / MIB for rank in self.ranks]}
 
     def timelines(self):
-        """{"0 passes": the ends of forward, backward and step; "0 begin", "0 end": of collectives; rank 1's}, in ms."""
+        """{"0 passes": the ends of forward, backward and step; "0 begin", "0 end": of collectives; rank 1's}, in ms. If
+        a link gathers weights also "0 asked" and "0 there": when they were to be read, and could be; and on all ranks
+        "calls", indices of CALLS, and "read in", td_pass."""
         found = {}
         for rank in range(len(self.ranks)):
             of = self.c.value("td_bench_ranks_timeline_of", self.result, rank)
@@ -76,6 +86,12 @@ class BenchRanks:
             found[f"{rank} passes"] = [round(ms, 4) for ms in (of.forward_ms, of.backward_ms, of.step_ms)]
             found[f"{rank} begin"] = [round(span.begin_ms, 4) for span in spans]
             found[f"{rank} end"] = [round(span.end_ms, 4) for span in spans]
+            waits = [of.waits[i] for i in range(of.wait_count)]
+            if waits:
+                found[f"{rank} asked"] = [round(wait.begin_ms, 4) for wait in waits]
+                found[f"{rank} there"] = [round(wait.end_ms, 4) for wait in waits]
+                found["calls"] = [CALLS.index(self.c.ffi.string(span.call).decode()) for span in spans]
+                found["read in"] = [getattr(wait, "pass") for wait in waits]
         return found
 
 

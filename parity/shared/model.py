@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import math
 import os
 
@@ -88,8 +89,10 @@ def load_state_dict(c, model, state):
         c.td_transformer_write(model, index, tensor)
 
 
-def state_dict(c, model, what="data"):
-    """The model's parameters, or with what="grad" their gradients, as new tensors by name, as the model has them."""
+def state_dict(c, model, what="data", read=None):
+    """The model's parameters, or with what="grad" their gradients, as new tensors by name, as the model has them.
+    `read`: what fills the tensor of an index, if not td_transformer_read."""
+    read = read or functools.partial(c.td_transformer_read, model)
     state = {}
     for index, (name, parameter) in enumerate(parameters(c, model).items()):
         dtype = c.ffi.string(c.td_dtype_name(parameter.grad_dtype if what == "grad" else parameter.dtype))
@@ -97,7 +100,7 @@ def state_dict(c, model, what="data"):
         if what == "grad":
             c.td_device_copy(c.device, state[name], parameter.grad, state[name].nbytes)
         else:
-            c.td_transformer_read(model, index, state[name])
+            read(index, state[name])
     return state
 
 

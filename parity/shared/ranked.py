@@ -1,10 +1,14 @@
 """Steps of several ranks on both sides: C's trainer with its links, and PyTorch's model."""
 
+import contextlib
+import functools
+
 import torch
 import torch.distributed as dist
 
 from parity.core import Side, equal
 from parity.shared.model import (
+    autocast,
     c_switches,
     initial_state,
     load_state_dict,
@@ -13,7 +17,7 @@ from parity.shared.model import (
     train_options,
 )
 from ref import ddp as ref
-from ref import transformer
+from ref import shard, transformer
 
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
@@ -33,8 +37,9 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
-    how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
-    ctas = (NCCL_CTAS_FLAT if shard == "flat" else NCCL_CTAS)[dtype in NARROW]
+    gradients = "held" if shard == "full" else "transient"  # the link has memory for them
+    how = c_switches(graph=gpu and not queued, keep="all", gradients=gradients, update="along")
+    ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
         how["nccl_ctas"] = ctas
     return dict.fromkeys(sides_of(device), how)
@@ -65,18 +70,21 @@ class RankTrainer:
     def open(self):
         case, c = self.case, self.c
         comm = comm_of(case, self, self.backend, self.side)
-        fields = train_options(case.config[self.side])
+        switches = case.config[self.side]
+        bucket_mb = switches.get("bucket_mb", case.get("bucket_mb", 0.0))
+        fields = train_options(switches)
         fields["model"] |= {"size": {}, "attention": "flash"}
         adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
         hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
         config = c.struct("td_train_config", case, hyper=hyper, gain=1 / case.ranks, **fields)
-        if self.split != "flat":
+        if self.split in (None, "tensors"):
             strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
-            self.ddp = c.create("td_ddp_link_create", comm, strategy, case.get("bucket_mb", 0.0))
+            self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)
             config.hooks = c.td_ddp_link_hook(self.ddp)
         if self.split:
-            kind = c.enum("td_shard_kind", self.split)
-            self.shard = c.create("td_shard_link_create", comm, kind, case.get("bucket_mb", 0.0), config)
+            options = c.struct("td_shard_options", bucket_mb=bucket_mb)
+            options.kind = c.enum("td_shard_kind", self.split)
+            self.shard = c.create("td_shard_link_create", comm, options, config)
         self.train = c.create("td_train_create", c.device, config)
         self.model = c.td_train_model(self.train)
         return self
@@ -110,8 +118,10 @@ class RankTrainer:
         return self.c.value("td_train_loss", self.train)
 
     def weights(self):
+        """Whole, on every rank."""
         self.c.td_train_settle(self.train)
-        return state_dict(self.c, self.model)
+        read = functools.partial(self.c.td_shard_gather, self.shard) if self.split == "full" else None
+        return state_dict(self.c, self.model, read=read)
 
     def windows(self):
         """How many blocks of memory collectives go from GPU to GPU of."""
@@ -140,6 +150,8 @@ class TorchTrainer:
     ):
         self.case, self.state, self.device, self.optimizer_of = case, state, device, optimizer or optimizer_of
         self.compiled, self.compressed, self.captured, self.fused = compiled, compressed, captured, fused
+        self.mixed = case.dtype == "bf16_mixed"
+        self.sharded = case.get("shard") == "full"
         self.stream = torch.cuda.Stream() if captured else None
         self.graph = None
         self.loss = (
@@ -160,9 +172,12 @@ class TorchTrainer:
         if self.compiled:
             for block in model.layers:
                 block.compile(dynamic=False)
-        self.parallel = ref.DataParallel(
-            model, self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
-        )
+        if self.sharded:
+            self.parallel = shard.FullySharded(model, torch.bfloat16 if self.mixed else None)
+        else:
+            self.parallel = ref.DataParallel(
+                model, self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
+            )
         if self.compressed:
             self.parallel.compress()
         self.optimizer = self.optimizer_of(self.case, self.parallel.parameters, self.fused)
@@ -200,8 +215,10 @@ class TorchTrainer:
 
     def backward(self, ids, targets):
         """Up to gradients of all ranks."""
-        self.optimizer.zero_grad(set_to_none=self.case.get("strategy", "bucketed") != "bucketed")
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.case.dtype == "bf16_mixed"):
+        keeps = self.case.get("strategy", "bucketed") == "bucketed" and not self.sharded
+        self.optimizer.zero_grad(set_to_none=not keeps)
+        # fully_shard casts weights itself.
+        with contextlib.nullcontext() if self.sharded else autocast(self.case, self.device):
             loss = self.loss(self.parallel.forward(ids), targets)
         loss.backward()
         self.parallel.finish()
@@ -209,6 +226,10 @@ class TorchTrainer:
 
     def update(self):
         self.optimizer.step()
+
+    def weights(self):
+        """Whole, by name. All ranks call it."""
+        return {name: shard.whole(p.detach()) for name, p in self.parallel.model.named_parameters()}
 
 
 def torch_options():
@@ -233,10 +254,15 @@ def alone(case, state, batches, dtype=None):
     """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
     model = torch_model(case, state, dtype)
     optimizer = optimizer_of(case, ref.trained(model))
+    device = next(model.parameters()).device
     losses = []
+
+    def loss_of(ids, targets):
+        with contextlib.nullcontext() if dtype else autocast(case, device):
+            return transformer.cross_entropy(model(ids), targets)
+
     for batch in batches:
-        by_rank = (transformer.cross_entropy(model(ids), targets) for ids, targets in batch)
-        losses.append(ref.average_alone(model, by_rank))
+        losses.append(ref.average_alone(model, (loss_of(*of_rank) for of_rank in batch)))
         optimizer.step()
     return losses, model.state_dict()
 
@@ -292,7 +318,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
             for batch in batches:
                 trainer.step(*batch[rank])
                 losses.append(trainer.loss())
-            if trainer.shard is not None:
+            if trainer.state_bytes():
                 values["state_bytes"] = trainer.state_bytes()
             weights = trainer.weights()
             return outputs_of(state, losses, weights, apart(weights))
@@ -302,7 +328,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
     def eager():
         trainer = TorchTrainer(case, state, draw.device, optimizer).open()
         losses = [float(trainer.step(*batch[rank])) for batch in batches]
-        weights = trainer.parallel.model.state_dict()
+        weights = trainer.weights()
         trainer.close()
         return outputs_of(state, losses, weights, apart(weights))
 
@@ -359,12 +385,12 @@ def timed_step(case, draw, c, optimizer=None):
             trainer.open()
             if trainer.captured:
                 trainer.capture(ids, targets)
-            weights = trainer.parallel.parameters[-1].detach().reshape(-1)
-            before = weights.clone()
+            last = trainer.parallel.parameters[-1].detach()
+            before = shard.whole(last).clone()
             trainer.step(ids, targets)
-            if not c.ranks.same(weights):
+            if not c.ranks.same(shard.whole(last)):
                 raise RuntimeError("a step leaves the ranks with other weights")
-            if torch.equal(weights, before):
+            if torch.equal(shard.whole(last), before):
                 raise RuntimeError("a step leaves the weights as they were")
 
         def call():

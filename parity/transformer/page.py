@@ -1,7 +1,5 @@
 """The page of transformer."""
 
-import pandas as pd
-
 from parity.shared.pages import by_case, held, valued
 from parity.transformer.rules import LOSSES_WITHIN, OTHER_SEED, ROUNDING, SMALL_STEPS
 
@@ -39,10 +37,14 @@ def report(page, records):
 def report_errors(page, rows):
     """All of them, and the worst of each dtype, C's beside PyTorch's."""
     worst = ["logits", "loss", "gradients", "PyTorch's", "worst gradient", "PyTorch's worst"]
-    if rows:
-        found = pd.DataFrame(rows).groupby("dtype", sort=False)
-        frame = found[worst].max().assign(cases=found.size()).reset_index()
-        page.table(frame, "errors_by_dtype", ["dtype", "cases", *worst])
+    found = {}
+    for row in rows:
+        of = found.setdefault(row["dtype"], {"dtype": row["dtype"], "cases": 0})
+        of["cases"] += 1
+        of |= {
+            name: max((x for x in (of.get(name), row[name]) if x is not None), default=None) for name in worst
+        }
+    page.table(found.values(), "errors_by_dtype", ["dtype", "cases", *worst])
     order = ["size", "d_model", "heads", "layers", "seq", "dtype", "attention", *worst]
     order += ["gradient from PyTorch's", "weight from PyTorch's"]
     page.table(rows, "errors", order, more=True)

@@ -486,7 +486,6 @@ ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType
         (operation){.kind = ALL_GATHER, .src = in, .dst = out, .bytes = count * sizeof(float), .comm = comm});
 }
 
-void *__wrap_dlopen(const char *name, int flags);
 void *__wrap_dlopen(const char *name, int flags)
 {
     (void)flags;
@@ -494,7 +493,6 @@ void *__wrap_dlopen(const char *name, int flags)
 }
 
 char *__real_getenv(const char *name);
-char *__wrap_getenv(const char *name);
 char *__wrap_getenv(const char *name)
 {
     if (strncmp(name, "GCOV_", 5) == 0) /* the compiler's own counters */
@@ -521,7 +519,6 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
     {                                                                                                        \
         "nccl" #function, (void (*)(void))nccl##function                                                     \
     }
-void *__wrap_dlsym(void *library, const char *name);
 void *__wrap_dlsym(void *library, const char *name)
 {
     static const struct {

@@ -50,7 +50,6 @@ static td_status launch(void *context, void *graph)
 static bool gpu_once;
 
 td_device_kind __real_td_device_kind_of(const td_device *device);
-td_device_kind __wrap_td_device_kind_of(const td_device *device);
 td_device_kind __wrap_td_device_kind_of(const td_device *device)
 {
     const bool gpu = gpu_once;

@@ -1,5 +1,6 @@
 #include "support/file_kit.h"
 
+#include "support/compare.h"
 #include "support/fault.h"
 #include "support/test.h"
 
@@ -32,23 +33,14 @@ ALLOCATION(calloc, (size_t count, size_t bytes), (count, bytes))
 ALLOCATION(realloc, (void *block, size_t bytes), (block, bytes))
 
 char *__real_strdup(const char *text);
-char *__wrap_strdup(const char *text);
 int __real_open(const char *path, int flags, mode_t mode);
-int __wrap_open(const char *path, int flags, mode_t mode);
 ssize_t __real_write(int file, const void *data, size_t bytes);
-ssize_t __wrap_write(int file, const void *data, size_t bytes);
 ssize_t __real_pread(int file, void *data, size_t bytes, off_t at);
-ssize_t __wrap_pread(int file, void *data, size_t bytes, off_t at);
 int __real_fstat(int file, struct stat *info);
-int __wrap_fstat(int file, struct stat *info);
 int __real_fsync(int file);
-int __wrap_fsync(int file);
 int __real_close(int file);
-int __wrap_close(int file);
 int __real_openat(int folder, const char *path, int flags, mode_t mode);
-int __wrap_openat(int folder, const char *path, int flags, mode_t mode);
 int __real_renameat(int from_folder, const char *from, int to_folder, const char *to);
-int __wrap_renameat(int from_folder, const char *from, int to_folder, const char *to);
 
 char *__wrap_strdup(const char *text)
 {
@@ -224,4 +216,49 @@ void file_write_tensors(const char *path, const char *header, size_t data)
         bytes[8 + length + i] = (char)i;
     file_write(path, bytes, 8 + length + data);
     free(bytes);
+}
+
+static void check_faults(const file_kind *kind)
+{
+    int64_t nth;
+
+    for (nth = 1;; nth++) {
+        file_write(file_path, "old", 3);
+        file_calls_fail = true;
+        td_fault_at(nth);
+        const td_status status = kind->write(file_path);
+        file_calls_fail = false;
+        assert_int_equal(file_count(), 1);
+        if (!td_fault_name()) {
+            td_assert_ok(status);
+            break;
+        }
+        if (status == TD_OK) {
+            assert_true(file_fault_is_harmless());
+            continue;
+        }
+        assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+        assert_true(file_is(file_path, "old", 3));
+    }
+    assert_true(nth > 7);
+}
+
+void file_check_kinds(int count, const file_kind *kinds)
+{
+    for (const file_kind *kind = kinds; kind < kinds + count; kind++) {
+        const size_t begin = strlen(kind->begin), end = strlen(kind->end);
+        size_t bytes;
+
+        check_faults(kind);
+        char *once = file_read(file_path, &bytes);
+        assert_true((int64_t)bytes > kind->least);
+        assert_memory_equal(once, kind->begin, begin);
+        assert_memory_equal(once + bytes - end, kind->end, end);
+        file_interruptions = file_small_steps = 20;
+        td_assert_ok(kind->write(file_path));
+        assert_true(file_is(file_path, once, bytes));
+        free(once);
+        td_assert_refused(kind->write("nowhere/at/all"), TD_IO_ERROR, "nowhere/at/all");
+        td_assert_refused(kind->write("/dev/null"), TD_IO_ERROR, "not a regular file");
+    }
 }

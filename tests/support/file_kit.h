@@ -3,7 +3,7 @@
 #ifndef TD_TESTS_FILE_KIT_H
 #define TD_TESTS_FILE_KIT_H
 
-#include "base/base.h"
+#include "base/status.h"
 
 /* The file that tests write, in a new folder; the teardown fails where more is left in it than that file. */
 extern char file_path[64];
@@ -26,6 +26,18 @@ void file_write_tensors(const char *path, const char *header, size_t data);
  * was asked for. */
 extern bool file_calls_fail;
 extern int file_interruptions, file_small_steps;
+
+/* A file that the library writes whole: `write` writes it to `path`; it begins and ends so, and has more
+ * bytes than `least`. */
+typedef struct file_kind {
+    td_status (*write)(const char *path);
+    const char *begin, *end;
+    int64_t least;
+} file_kind;
+
+/* Writes each kind whole; with each call that can fail, which leaves the old file; with interrupted and short
+ * writes, which give the same bytes; into no folder and to a device, which are refused. */
+void file_check_kinds(int count, const file_kind *kinds);
 
 /* Whether the call that failed (td_fault_name) is one for memory; and whether a file is right without it. */
 bool file_fault_is_memory(void);

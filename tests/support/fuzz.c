@@ -114,6 +114,11 @@ int td_fuzz_teardown(void **unused)
     return 0;
 }
 
+void td_fuzz_seed(uint64_t given)
+{
+    state = given;
+}
+
 uint64_t td_fuzz_bits(void)
 {
     return next_of(&state);

@@ -26,6 +26,9 @@ const char *td_fuzz_description(void);
 /** A CMocka teardown: where the test ended inside a case it prints the case and how to run it alone. */
 int td_fuzz_teardown(void **state);
 
+/** The draws that follow are those of this seed. */
+void td_fuzz_seed(uint64_t seed);
+
 /* Draws of the running case. */
 uint64_t td_fuzz_bits(void);
 int64_t td_fuzz_below(int64_t bound); /* in [0, bound) */

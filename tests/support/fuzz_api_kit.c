@@ -22,6 +22,13 @@ static struct note {
 } notes[MOST_NOTES];
 static int note_count, wrong_percent;
 
+/* A sweep makes the faults of a case one after the other: the fault_at-th call of wrong() is true, and
+ * bad_below counts through all bad values of this fault. */
+static bool sweeping;
+static int fault_at, fault_calls;
+static int64_t bad_index, bad_count;
+static char bad_text[64]; /* the bad value as a message prints it; "": any */
+
 /* Memory of the case: the guarded blocks live as long as the program. */
 static struct area {
     unsigned char *block, *copy;
@@ -93,7 +100,34 @@ static bool has_word(const char *message, const char *words)
 
 bool wrong(void)
 {
-    return td_fuzz_chance(wrong_percent);
+    return sweeping ? fault_calls++ == fault_at : td_fuzz_chance(wrong_percent);
+}
+
+int64_t bad_below(int64_t count)
+{
+    if (!sweeping)
+        return td_fuzz_below(count);
+    const int64_t chosen = bad_index / bad_count % count;
+    bad_count *= count;
+    return chosen;
+}
+
+int64_t says_integer(int64_t value)
+{
+    snprintf(bad_text, sizeof bad_text, "%" PRId64, value);
+    return value;
+}
+
+size_t says_size(size_t value)
+{
+    snprintf(bad_text, sizeof bad_text, "%zu", value);
+    return value;
+}
+
+double says_number(double value)
+{
+    snprintf(bad_text, sizeof bad_text, "%g", value);
+    return value;
 }
 
 td_device *dev(void)
@@ -101,15 +135,22 @@ td_device *dev(void)
     return pointer("dev", api_dev);
 }
 
-int64_t extent(const char *words)
+int64_t bad_extent(const char *words)
 {
     static const int64_t bad[] = {
         0, -1, INT64_MIN, INT64_MIN + 1, INT64_MAX, INT64_MAX - 1, INT64_MAX / 2 + 1};
 
-    if (!wrong())
-        return 1 + td_fuzz_below(4);
+    const int64_t value = BAD(bad);
+
     note(TD_BAD_ARGUMENT, words, false);
-    return TD_FUZZ_PICK(bad);
+    if (value < 1) /* of a larger one the message may name what follows from it */
+        says_integer(value);
+    return value;
+}
+
+int64_t extent(const char *words)
+{
+    return wrong() ? bad_extent(words) : 1 + td_fuzz_below(4);
 }
 
 int64_t at_least_one(const char *words)
@@ -119,7 +160,7 @@ int64_t at_least_one(const char *words)
     if (!wrong())
         return 1 + td_fuzz_below(4);
     note(TD_BAD_ARGUMENT, words, false);
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 int64_t index_in(const char *name, int64_t most)
@@ -129,7 +170,7 @@ int64_t index_in(const char *name, int64_t most)
     if (!wrong())
         return td_fuzz_below(most + 1);
     note(TD_BAD_ARGUMENT, name, false);
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 static const int no_enum[] = {-1, 17, INT32_MAX, INT32_MIN, 255};
@@ -138,12 +179,12 @@ td_dtype dtype(const char *name)
 {
     if (!wrong())
         return td_fuzz_chance(50) ? TD_F32 : TD_BF16;
-    if (td_fuzz_chance(50)) {
+    if (bad_below(2) == 0) {
         note(TD_UNSUPPORTED, name, false);
-        return td_fuzz_chance(50) ? TD_F16 : TD_F64;
+        return bad_below(2) == 0 ? TD_F16 : TD_F64;
     }
     note(TD_BAD_ARGUMENT, name, false);
-    return (td_dtype)TD_FUZZ_PICK(no_enum);
+    return (td_dtype)BAD_NUMBER(no_enum);
 }
 
 td_dtype dtype_any(const char *name)
@@ -156,7 +197,7 @@ int choice(const char *name, int count)
     if (!wrong())
         return (int)td_fuzz_below(count);
     note(TD_BAD_ARGUMENT, name, false);
-    return TD_FUZZ_PICK(no_enum);
+    return (int)BAD_NUMBER(no_enum);
 }
 
 td_dtype second(const char *name, td_dtype first, bool wide)
@@ -166,7 +207,7 @@ td_dtype second(const char *name, td_dtype first, bool wide)
 
     if (!wrong())
         return td_fuzz_chance(40) ? (td_dtype)0 : td_fuzz_chance(50) || !differs ? first : other;
-    if (td_fuzz_chance(50) || differs) {
+    if (differs || bad_below(2) == 0) {
         impossible(TD_BAD_ARGUMENT, name);
         return (td_dtype)17;
     }
@@ -201,18 +242,18 @@ double number(const char *name)
     if (!wrong())
         return TD_FUZZ_PICK(good);
     note(TD_BAD_ARGUMENT, name, false);
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 double positive(const char *name)
 {
     static const double good[] = {1, 0.5, 1e-5, 1e5, 3};
-    static const double bad[] = {0, -1, NAN, INFINITY, -INFINITY, -0.0, -1e-45};
+    static const double bad[] = {0, -1, NAN, INFINITY, -INFINITY, -0.0, -0x1p-149};
 
     if (!wrong())
         return TD_FUZZ_PICK(good);
     note(TD_BAD_ARGUMENT, name, false);
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 static void *area_of(size_t bytes, const void *from, int fill, bool writable, size_t alignment)
@@ -279,7 +320,11 @@ void *work(td_status status, const size_t *bytes)
         note(TD_BAD_ARGUMENT, "work", false);
         return NULL;
     }
-    return area_of(status == TD_OK ? *bytes : 4096, NULL, 0xFF, true, 256);
+    char *const area = area_of(status == TD_OK ? *bytes : 4096, NULL, 0xFF, true, 256);
+    if ((status == TD_OK && *bytes == 0) || !wrong())
+        return area;
+    note(TD_BAD_ARGUMENT, "work", false);
+    return area + (1 << bad_below(8));
 }
 
 const int64_t *indices(const char *name, int64_t count, int64_t bound)
@@ -292,7 +337,7 @@ const int64_t *indices(const char *name, int64_t count, int64_t bound)
     if (count > 0 && wrong()) {
         static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX};
 
-        ids[td_fuzz_below(count)] = td_fuzz_chance(50) && bound > 0 ? bound : TD_FUZZ_PICK(bad);
+        ids[td_fuzz_below(count)] = bound > 0 && bad_below(2) == 0 ? bound : BAD(bad);
         note(TD_BAD_ARGUMENT, name, false);
     }
     return pointer(name, area_of((size_t)count * sizeof *ids, ids, 0, false, 8));
@@ -305,7 +350,7 @@ int64_t draw_count(void)
     if (!wrong())
         return 1 + td_fuzz_below(20);
     impossible(TD_BAD_ARGUMENT, "count");
-    return TD_FUZZ_PICK(bad);
+    return BAD_NUMBER(bad);
 }
 
 const double *draw_samples(const char *name, int64_t count, bool sorted)
@@ -326,7 +371,7 @@ const char *text(const char *name, int count, const char *const *good)
     if (!wrong())
         return good[td_fuzz_below(count)];
     note(TD_BAD_ARGUMENT, name, false);
-    return TD_FUZZ_PICK(bad);
+    return BAD(bad);
 }
 
 static char own_path[] = "/tmp/tandem-fuzz-XXXXXX";
@@ -348,7 +393,7 @@ const char *path_or_none(const char *path)
 
     if (!wrong())
         return path;
-    const char *const chosen = TD_FUZZ_PICK(bad);
+    const char *const chosen = BAD(bad);
     if (chosen && *chosen)
         note(TD_IO_ERROR, "cannot", false);
     else
@@ -381,6 +426,9 @@ static void check_areas(const char *name, bool refused)
                      i);
 }
 
+/* A refusal of an argument has one of these words. */
+#define DEMANDS "needs|need|NULL|beyond|no|not|cannot|but|beside|without|more|longer|empty|twice"
+
 static void check_status(const char *name, td_status status)
 {
     const char *message = td_last_error();
@@ -392,8 +440,13 @@ static void check_status(const char *name, td_status status)
         return;
     }
     for (int i = 0; i < note_count; i++)
-        if (notes[i].status == status && has_word(message, notes[i].words))
+        if (notes[i].status == status && has_word(message, notes[i].words)) {
+            if (note_count == 1 && !strstr(message, bad_text))
+                fail_msg("%s: '%s' lacks the bad value, %s", name, message, bad_text);
+            if (sweeping && note_count == 1 && status == TD_BAD_ARGUMENT && !has_word(message, DEMANDS))
+                fail_msg("%s: '%s' does not say what is wrong", name, message);
             return;
+        }
     char expected[512] = "";
     for (int i = 0; i < note_count && strlen(expected) < 400; i++)
         snprintf(expected + strlen(expected), sizeof expected - strlen(expected), " %s '%s'",
@@ -407,6 +460,7 @@ void api_begin(void)
     static const int percents[] = {0, 3, 15, 40};
 
     note_count = area_count = 0;
+    bad_text[0] = 0;
     wrong_percent = TD_FUZZ_PICK(percents);
     td_forget_error();
 }
@@ -417,12 +471,11 @@ void api_judge(const char *name, td_status status)
     check_areas(name, status != TD_OK);
 }
 
-void api_case(void)
+/* One call of a function, judged. */
+static void call_entry(struct entry *e)
 {
-    struct entry *e = &entries[td_fuzz_below(entry_count)];
     td_memory_stats before, after;
 
-    td_fuzz_describe("%s", e->name);
     td_assert_ok(td_device_open("cpu", &api_dev));
     td_assert_ok(td_device_memory(api_dev, &before));
     api_begin();
@@ -434,6 +487,53 @@ void api_case(void)
     assert_int_equal(after.live_blocks, before.live_blocks);
     td_device_close(api_dev);
     api_dev = NULL;
+}
+
+void api_case(void)
+{
+    struct entry *e = &entries[td_fuzz_below(entry_count)];
+
+    td_fuzz_describe("%s", e->name);
+    call_entry(e);
+}
+
+static void call_with_fault(struct entry *e, uint64_t seed, int fault, int64_t bad)
+{
+    td_fuzz_describe("%s, seed %" PRIu64 ", fault %d, bad value %" PRId64, e->name, seed, fault, bad);
+    td_fuzz_seed(seed);
+    fault_at = fault;
+    fault_calls = 0;
+    bad_index = bad;
+    bad_count = 1;
+    call_entry(e);
+}
+
+void api_sweep(const char *prefix)
+{
+    sweeping = true;
+    for (int i = 0; i < entry_count; i++)
+        for (uint64_t seed = 1; seed <= 4 && strncmp(entries[i].name, prefix, strlen(prefix)) == 0; seed++) {
+            call_with_fault(&entries[i], seed, -1, 0);
+            const int faults = fault_calls;
+            for (int fault = 0; fault < faults; fault++) {
+                int64_t most = 1;
+
+                for (int64_t bad = 0; bad < most; bad++) {
+                    call_with_fault(&entries[i], seed, fault, bad);
+                    most = bad_count > most ? bad_count : most;
+                }
+            }
+        }
+    sweeping = false;
+}
+
+int api_sweep_teardown(void **state)
+{
+    (void)state;
+    if (sweeping)
+        print_error("%s\n", td_fuzz_description());
+    sweeping = false;
+    return 0;
 }
 
 void api_list(void)

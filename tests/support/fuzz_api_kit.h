@@ -28,6 +28,14 @@
     }                                                                                                        \
     static td_status call_##function(void)
 
+/* A function that takes a NULL and returns nothing. */
+#define API_OF_NULL(function)                                                                                \
+    API(function)                                                                                            \
+    {                                                                                                        \
+        function(NULL);                                                                                      \
+        return TD_OK;                                                                                        \
+    }
+
 void api_add(const char *name, td_status (*call)(void));
 
 /* A CPU device of the case's own. */
@@ -46,14 +54,44 @@ bool api_spoilt(void);
 
 /* ---- arguments ---- */
 
-/* Whether the next argument is to be wrong: as often as the case has drawn. */
+/* Whether the next argument is to be wrong: as often as the case has drawn; in a sweep exactly one is. */
 bool wrong(void);
+
+/* Which of `count` bad values a wrong argument has, and this value of an array. */
+int64_t bad_below(int64_t count);
+#define BAD(array) ((array)[bad_below(sizeof(array) / sizeof *(array))])
+
+/* The same of numbers, which the message must then print, if nothing else is wrong. */
+#define BAD_NUMBER(array)                                                                                    \
+    _Generic((array)[0], float                                                                               \
+             : says_number, double                                                                           \
+             : says_number, size_t                                                                           \
+             : says_size, default                                                                            \
+             : says_integer)(BAD(array))
+int64_t says_integer(int64_t value);
+size_t says_size(size_t value);
+double says_number(double value);
+
+/* Spoils a variable with one of the values that follow, if it is to be wrong: a message must then have one of
+ * the words. */
+#define SPOIL_WITH(pick, variable, words, ...)                                                               \
+    do {                                                                                                     \
+        if (wrong()) {                                                                                       \
+            const __typeof__(variable) bad_values[] = {__VA_ARGS__};                                         \
+                                                                                                             \
+            (variable) = pick(bad_values);                                                                   \
+            impossible(TD_BAD_ARGUMENT, words);                                                              \
+        }                                                                                                    \
+    } while (0)
+#define SPOIL(variable, words, ...)        SPOIL_WITH(BAD, variable, words, __VA_ARGS__)
+#define SPOIL_NUMBER(variable, words, ...) SPOIL_WITH(BAD_NUMBER, variable, words, __VA_ARGS__)
 
 td_device *dev(void);
 
 /* In [1, 4]; or 0, negative, or next to the largest number, where `words` beside the name are those of
  * products. */
 int64_t extent(const char *words);
+int64_t bad_extent(const char *words);
 int64_t at_least_one(const char *words); /* without the largest */
 
 /* In [0, most]; or negative. */
@@ -91,7 +129,7 @@ void *in_out(const char *name, size_t bytes);
 /* The same, where NULL is allowed. */
 void *out_or_null(size_t bytes);
 
-/* A work area of the size that `bytes` holds, if `status` says that it does. */
+/* A work area of the size that `bytes` holds, if `status` says that it does; or NULL, or out of line. */
 void *work(td_status status, const size_t *bytes);
 
 /* [count] indices in [0, bound), or one that is not. */
@@ -124,6 +162,13 @@ size_t bytes_of(td_dtype type, int count, const int64_t *extents);
 
 /* Draws a function, calls it and judges. */
 void api_case(void);
+
+/* Calls each function whose name begins with `prefix`: four cases without a fault, then these with each
+ * fault, with each bad value. */
+void api_sweep(const char *prefix);
+
+/* A CMocka teardown: prints the case in which the sweep failed. */
+int api_sweep_teardown(void **state);
 
 /* The same for calls that a case makes one after the other: forgets the notes, and judges the call that was
  * drawn since. */

@@ -201,3 +201,13 @@ td_comm *td_ranks_other(td_device *dev, const td_comm *comm, const char *name)
         fprintf(stderr, "%s\n", td_last_error());
     return other;
 }
+
+int td_ranks_end(td_device *dev, td_comm *comm, int failed)
+{
+    td_memory_stats memory;
+
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}

@@ -25,6 +25,10 @@ bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *res
  * status: the ranks were started and have ended, or they are not possible. */
 bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result);
 
+/** Ends such a program: closes the communicator and the device, which may own no memory any more. The exit
+ * status: `failed`, or 1. */
+int td_ranks_end(td_device *dev, td_comm *comm, int failed);
+
 /** Names the GPU of the options' rank, "cuda:1". Where TD_SHARE_GPU is set, ranks take turns on the GPUs that
  * there are, and NCCL is told that this rank is on a host of its own (NCCL_HOSTID, and nccl_host). */
 void td_ranks_gpu(td_comm_options *options, char name[24]);

@@ -13,9 +13,19 @@ bool shard_on_gpu(void)
     return td_device_kind_of(shard_dev) != TD_DEVICE_CPU;
 }
 
+td_status shard_link(td_shard_kind kind, double bucket_mb, td_train_config *config, td_shard_link **out)
+{
+    const td_shard_options options = {.kind = kind, .bucket_mb = bucket_mb};
+
+    config->model.transient_gradients &= kind != TD_SHARD_FULL;
+    return td_shard_link_create(shard_comm, &options, config, out);
+}
+
 static td_optimizer_kind optimizer_kind(const shard_setting *s)
 {
-    return (shard_info.ranks > 2 && !s->adamw) || s->sharing ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+    /* AdamW does not notice a factor of all gradients. */
+    return (shard_info.ranks > 2 && !s->adamw) || s->sharing || s->clip > 0 ? TD_OPTIMIZER_SGD
+                                                                            : TD_OPTIMIZER_ADAMW;
 }
 
 td_train_config shard_config_of(const shard_setting *s)
@@ -39,6 +49,7 @@ td_train_config shard_config_of(const shard_setting *s)
         .update_sms = s->wide ? TD_UPDATE_ALL_SMS : 0,
         .gain = 1.0f / (float)shard_info.ranks,
         .micro_batches = s->micro_batches,
+        .clip = s->clip,
         .capture = s->captured};
 }
 
@@ -48,6 +59,26 @@ td_weights shard_weights_of(const td_train *train)
 
     td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
     return weights;
+}
+
+void *shard_numbers_of(shard_trainer *t)
+{
+    td_transformer *const model = td_train_model(t->train);
+    const td_weights w = shard_weights_of(t->train);
+    const size_t size = td_dtype_size(w.dtype);
+    char *numbers = calloc((size_t)w.elements, size);
+    td_parameter p;
+    void *room;
+
+    for (int64_t i = 0; i < td_transformer_parameter_count(model); i++) {
+        td_assert_ok(td_transformer_parameter(model, i, &p));
+        td_assert_ok(td_device_alloc(shard_dev, (size_t)p.numel * size, &room));
+        td_assert_ok(t->shard ? td_shard_gather(t->shard, i, room) : td_transformer_read(model, i, room));
+        td_assert_ok(
+            td_device_download(shard_dev, numbers + (size_t)p.offset * size, room, (size_t)p.numel * size));
+        td_assert_ok(td_device_free(shard_dev, room));
+    }
+    return numbers;
 }
 
 static int64_t *on_device(int64_t *tokens, int64_t count)
@@ -90,11 +121,20 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
         config.hooks = td_ddp_link_hook(t.ddp);
     }
     config.capture &= sharded;
-    if (sharded)
-        td_assert_ok(td_shard_link_create(shard_comm, s->kind, s->bucket_mb, &config, &t.shard));
+    if (sharded) {
+        const td_shard_options options = {.kind = s->kind,
+                                          .bucket_mb = s->bucket_mb,
+                                          .prefetch = s->prefetch,
+                                          .keep_weights = s->keep_weights,
+                                          .reduce_last = s->reduce_last};
+
+        config.model.transient_gradients &= s->kind != TD_SHARD_FULL;
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &t.shard));
+    }
     config.capture &= shard_on_gpu(); /* a link may gather as for graphs, where there are none */
     td_assert_ok(td_train_create(shard_dev, &config, &t.train));
-    td_assert_ok(td_train_init(t.train, 7 + (uint64_t)shard_info.rank));
+    /* What rank 0's weights replace differs; but nobody replaces parts. */
+    td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(s->kind == TD_SHARD_FULL ? 0 : shard_info.rank)));
     if (t.ddp)
         td_assert_ok(td_ddp_link_attach(t.ddp, shard_dev, t.train));
     if (t.shard)

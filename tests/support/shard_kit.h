@@ -22,10 +22,11 @@ enum { SHARD_BATCH = 2, SHARD_CONTEXT = 8, SHARD_VOCAB = 37 };
 /* The groups, one a file. Each returns how many of its tests failed. */
 int shard_steps_group(const char *name);
 int shard_rules_group(const char *name);
+int shard_full_group(const char *name);
 
-/* A rank that is killed in the middle of a backward pass: what each rank runs, and what starts the ranks and
- * judges how they ended. The exit status. */
-int shard_killed(td_shard_kind kind);
+/* A rank that is killed in the middle of a backward pass, or a forward pass: what each rank runs, and what
+ * starts the ranks and judges how they ended. The exit status. */
+int shard_killed(td_shard_kind kind, bool forward);
 int shard_check_killed(int argc, char **argv);
 
 /* Open from the first test to the last. */
@@ -44,6 +45,9 @@ typedef struct shard_setting {
     bool wide;             /* weights that are large enough for windows */
     bool sharing;          /* products on a GPU are cut for what collectives leave: other bits */
     int64_t micro_batches; /* 0: 1 */
+    float clip;
+    int64_t prefetch; /* these three are of TD_SHARD_FULL */
+    bool keep_weights, reduce_last;
 } shard_setting;
 
 /* A trainer with its links. */
@@ -55,6 +59,9 @@ typedef struct shard_trainer {
 
 bool shard_on_gpu(void);
 
+/* td_shard_link_create on the ranks' communicator. With TD_SHARD_FULL gradients are not transient. */
+td_status shard_link(td_shard_kind kind, double bucket_mb, td_train_config *config, td_shard_link **out);
+
 /* Of a trainer that has all state and no links. */
 td_train_config shard_config_of(const shard_setting *s);
 
@@ -62,6 +69,9 @@ td_train_config shard_config_of(const shard_setting *s);
 shard_trainer shard_open_trainer(const shard_setting *s, bool sharded);
 void shard_close_trainer(shard_trainer *t);
 td_weights shard_weights_of(const td_train *train);
+
+/* All weights as numbers, on the host, with zeros between them; all ranks call it together. free() them. */
+void *shard_numbers_of(shard_trainer *t);
 
 /* A rank's tokens of a step, of so many micro-batches (0: 1), on the device: td_device_free frees them. */
 int64_t *shard_tokens_of(const char *what, int step, int rank, int64_t micro_batches);

@@ -3,7 +3,6 @@
 #include "support/fault.h"
 
 td_status __real_td_device_pop_label(td_device *dev);
-td_status __wrap_td_device_pop_label(td_device *dev);
 td_status __wrap_td_device_pop_label(td_device *dev)
 {
     const td_status status = __real_td_device_pop_label(dev);

@@ -7,25 +7,31 @@
 #include "support/test.h"
 #include "transformer/transformer.h"
 
-/** The numbers of a range, of w->dtype; free() gives them back. */
-static inline void *td_numbers_in(const td_weights *w, int64_t begin, int64_t end)
+/** The numbers of a range, of w->dtype, where `params` is a copy of w->params; free() gives them back. */
+static inline void *td_numbers_in_copy(const td_weights *w, void *params, int64_t begin, int64_t end)
 {
     const size_t size = td_dtype_size(w->dtype);
-    char *numbers = malloc((size_t)(end - begin) * size);
+    char *numbers = malloc((size_t)(end - begin) * size), *const copy = params;
     td_master from;
 
     assert_non_null(numbers);
     for (int64_t at = begin; at < end; at = from.end) {
         from = td_weights_master(w, at);
         const int64_t count = (from.end < end ? from.end : end) - at;
-        void *const to = numbers + (size_t)(at - begin) * size;
+        void *const to = numbers + (size_t)(at - begin) * size, *const high = copy + ((char *)from.at -
+                                                                                      (char *)w->params);
 
         if (from.low)
-            td_planes_join(count, from.at, from.low, to);
+            td_planes_join(count, high, (void *)(copy + ((char *)from.low - (char *)w->params)), to);
         else
-            memcpy(to, from.at, (size_t)count * size);
+            memcpy(to, high, (size_t)count * size);
     }
     return numbers;
+}
+
+static inline void *td_numbers_in(const td_weights *w, int64_t begin, int64_t end)
+{
+    return td_numbers_in_copy(w, w->params, begin, end);
 }
 
 /** Of a parameter. */

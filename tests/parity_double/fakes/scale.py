@@ -39,11 +39,10 @@ def run(case, draw, c):
 def report(page, records):
     page.section("scaling", "Does C scale as exactly as PyTorch?")
     page.table(records.wide(["count"], "rel_l2", base="torch_eager"), "errors", units={"c": "relative L2"})
-    timed = records.wide(["count"], "ms")
-    if "c" in timed:
+    if any("ms" in record for record in records.records):
         page.plot(
             "time",
-            {impl: (timed["count"], timed[impl]) for impl in records.impls()},
+            {impl: records.curve("count", "ms", impl) for impl in records.impls()},
             x="count",
             y="ms",
             title="Scaling, f32",

@@ -1,0 +1,676 @@
+/* TD_SHARD_FULL: weights are gathered before a pass reads them, and gradients are reduced and scattered when
+ * a pass has written them. All of it is in the order of the passes, which is the same on every rank. */
+#include "base/check.h"
+#include "base/dtype.h"
+#include "device/share.h"
+#include "shard/state.h"
+
+#include <stdlib.h>
+
+/* ---- units ---- */
+
+/** Whether ranks have parts of the unit; else every rank has all of it: norms, or of one rank everything. */
+static bool is_split(const td_shard_piece *unit)
+{
+    return unit->own.begin < unit->own.end &&
+           unit->own.end - unit->own.begin < unit->range.end - unit->range.begin;
+}
+
+/** Embedding or head. */
+static bool is_table(const td_shard_split *split, int64_t unit)
+{
+    return unit == 0 || unit == split->piece_count - 1;
+}
+
+static td_status find_unit(const td_shard_link *link, td_range range, int64_t *out)
+{
+    const td_shard_split *const s = &link->split;
+    td_status status = TD_OK;
+    int64_t unit = 0;
+
+    while (unit < s->piece_count && s->pieces[unit].range.end <= range.begin)
+        unit++;
+    *out = unit;
+    TD_CHECK(unit < s->piece_count && range.begin >= s->pieces[unit].range.begin && range.begin < range.end &&
+                 range.end <= s->pieces[unit].range.end,
+             "range %" PRId64 " to %" PRId64 " is not of one unit", range.begin, range.end);
+cleanup:
+    return status;
+}
+
+/** The type in which passes read a unit. */
+static td_dtype read_dtype(const td_shard_piece *unit, td_dtype dtype)
+{
+    return unit->planes ? TD_BF16 : dtype;
+}
+
+static size_t size_between(int64_t begin, int64_t end, td_dtype dtype)
+{
+    return (size_t)(end - begin) * td_dtype_size(dtype);
+}
+
+/* ---- rooms ---- */
+
+size_t td_shard_rooms_bytes(const td_shard_rooms *rooms)
+{
+    return (size_t)rooms->layers * rooms->layer_bytes +
+           (size_t)(rooms->count - rooms->layers) * rooms->table_bytes;
+}
+
+static td_status plan_rooms(td_shard_rooms *rooms, int64_t layers, int64_t tables)
+{
+    rooms->of = calloc((size_t)(layers + tables), sizeof *rooms->of);
+    if (!rooms->of)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " buffers", layers + tables);
+    rooms->count = layers + tables;
+    rooms->layers = layers;
+    return TD_OK;
+}
+
+static size_t align(size_t bytes)
+{
+    return (bytes + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+}
+
+td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
+{
+    const td_shard_options *const o = &link->options;
+    const td_shard_split *const s = &link->split;
+    const td_precision precision = config->model.precision;
+    const td_dtype dtype = td_precision_weights(precision),
+                   grad_dtype = config->micro_batches > 1 ? dtype : td_precision_dtype(precision);
+    const int64_t layers = config->model.size.layers;
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+
+    f->reduced = calloc((size_t)s->piece_count, sizeof *f->reduced);
+    for (int i = 0; i < 2; i++) {
+        f->orders[i].most = 2 * s->piece_count; /* a pass computes no unit more than twice */
+        f->orders[i].units = calloc((size_t)f->orders[i].most, sizeof *f->orders[i].units);
+    }
+    if (!f->reduced || !f->orders[0].units || !f->orders[1].units) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", s->piece_count);
+        goto cleanup;
+    }
+    if (s->ranks == 1)
+        goto cleanup;
+    TD_TRY(plan_rooms(&f->weights, o->keep_weights || o->prefetch >= layers ? layers : o->prefetch + 1, 1));
+    TD_TRY(plan_rooms(&f->grads, o->reduce_last || layers < 2 ? layers : 2, o->reduce_last ? 2 : 1));
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        const td_shard_piece *const unit = &s->pieces[i];
+        const td_range r = unit->range;
+        const size_t bytes = align(size_between(r.begin, r.end, read_dtype(unit, dtype))),
+                     grad_bytes = align(size_between(r.begin, r.end, grad_dtype));
+        size_t *const most = is_table(s, i) ? &f->weights.table_bytes : &f->weights.layer_bytes,
+                      *const grad_most = is_table(s, i) ? &f->grads.table_bytes : &f->grads.layer_bytes;
+
+        if (!is_split(unit))
+            continue;
+        *most = bytes > *most ? bytes : *most;
+        *grad_most = grad_bytes > *grad_most ? grad_bytes : *grad_most;
+    }
+cleanup:
+    return status;
+}
+
+/** Their memory. */
+static td_status open_rooms(td_device *dev, td_shard_rooms *rooms, bool events)
+{
+    td_status status = TD_OK;
+    char *next;
+
+    if (rooms->count == 0)
+        goto cleanup;
+    TD_TRY(td_device_alloc(dev, td_shard_rooms_bytes(rooms), &rooms->block));
+    next = rooms->block;
+    for (int64_t i = 0; i < rooms->count; i++) {
+        td_shard_room *const room = &rooms->of[i];
+
+        *room = (td_shard_room){.at = next, .table = i >= rooms->layers, .unit = -1, .kept = -1};
+        next += room->table ? rooms->table_bytes : rooms->layer_bytes;
+        if (events)
+            TD_TRY(td_event_create(dev, &room->free));
+    }
+cleanup:
+    return status;
+}
+
+static void close_rooms(td_device *dev, td_shard_rooms *rooms)
+{
+    for (int64_t i = 0; i < rooms->count; i++) {
+        td_event_destroy(rooms->of[i].free);
+        rooms->of[i].free = NULL;
+    }
+    (void)td_device_free(dev, rooms->block); /* NULL or a live block of dev, which free accepts */
+    rooms->block = NULL;
+}
+
+void td_shard_full_drop(td_shard_link *link, td_device *dev)
+{
+    if (!dev)
+        return;
+    close_rooms(dev, &link->full.weights);
+    close_rooms(dev, &link->full.grads);
+}
+
+void td_shard_full_free(td_shard_link *link)
+{
+    td_shard_full *const f = &link->full;
+
+    td_flight_deinit(&f->reductions);
+    td_shard_full_drop(link, link->dev);
+    free(f->weights.of);
+    free(f->grads.of);
+    free(f->orders[0].units);
+    free(f->orders[1].units);
+    free(f->reduced);
+}
+
+static void empty(td_shard_rooms *rooms)
+{
+    for (int64_t i = 0; i < rooms->count; i++) {
+        rooms->of[i].unit = -1;
+        rooms->of[i].number = 0;
+    }
+}
+
+static td_shard_room *room_of(const td_shard_rooms *rooms, int64_t unit)
+{
+    for (int64_t i = 0; i < rooms->count; i++)
+        if (rooms->of[i].unit == unit)
+            return &rooms->of[i];
+    return NULL;
+}
+
+/* ---- weights ---- */
+
+static td_shard_order *order_of(td_shard_link *link)
+{
+    return &link->full.orders[link->now != TD_SHARD_FORWARD];
+}
+
+/** Whether the unit is needed now, or is one of the next ones that are gathered before they are needed. */
+static bool is_near(td_shard_link *link, int64_t unit)
+{
+    const td_shard_order *const order = order_of(link);
+    const int64_t from = link->full.at, until = from + link->options.prefetch;
+
+    for (int64_t i = from; i <= until && i < order->count; i++)
+        if (order->units[i] == unit)
+            return true;
+    return false;
+}
+
+/** The room whose weights are the oldest ones that are not near; NULL: there is none. */
+static td_shard_room *room_for(td_shard_link *link, int64_t unit)
+{
+    const td_shard_rooms *const rooms = &link->full.weights;
+    td_shard_room *best = NULL;
+
+    for (int64_t i = 0; i < rooms->count; i++) {
+        td_shard_room *const room = &rooms->of[i];
+
+        if (room->table == is_table(&link->split, unit) && !(room->unit >= 0 && is_near(link, room->unit)) &&
+            (!best || room->number < best->number))
+            best = room;
+    }
+    return best;
+}
+
+/** Begins to gather a unit, after what is queued on the device's current stream: whatever read the room's
+ * weights of before. */
+static td_status gather(td_shard_link *link, int64_t number, td_shard_room *room)
+{
+    const td_shard_piece *const unit = &link->split.pieces[number];
+    const td_dtype dtype = read_dtype(unit, link->weights.dtype);
+    const td_range own = unit->own, rest = unit->rest;
+    td_status status = TD_OK;
+    td_work **work;
+
+    room->unit = -1;
+    if (rest.begin < rest.end)
+        TD_TRY(td_device_copy(link->dev, room->at + size_between(unit->range.begin, rest.begin, dtype),
+                              td_weights_master(&link->weights, rest.begin).at,
+                              size_between(rest.begin, rest.end, dtype)));
+    if (!link->full.silent) {
+        TD_TRY(td_flight_place(&link->gathers, &work));
+        TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, room->at,
+                                  own.end - own.begin, (td_comm_type)dtype, work));
+        link->gathers.sent++;
+    }
+    room->number = link->gathers.sent;
+    room->unit = number;
+cleanup:
+    return status;
+}
+
+/** The pass begins to compute a unit, or goes on. */
+static td_status enter(td_shard_link *link, int64_t unit)
+{
+    td_shard_full *const f = &link->full;
+    td_shard_order *const order = order_of(link);
+    td_status status = TD_OK;
+
+    if (f->at >= 0 && order->units[f->at] == unit)
+        goto cleanup;
+    f->at++;
+    if (!order->known && order->count < order->most)
+        order->units[order->count++] = unit;
+    if (f->at >= order->count || order->units[f->at] != unit) {
+        f->at = -1;
+        status =
+            td_fail(TD_BAD_STATE, "unit %" PRId64 " is needed in another order than in passes before", unit);
+        goto cleanup;
+    }
+    for (int64_t i = f->at; i < order->count && i <= f->at + link->options.prefetch; i++) {
+        td_shard_room *room = room_of(&f->weights, order->units[i]);
+
+        if (room)
+            continue;
+        room = room_for(link, order->units[i]);
+        if (!room) /* the head's is the embedding's, where it is near */
+            break;
+        TD_TRY(gather(link, order->units[i], room));
+    }
+cleanup:
+    return status;
+}
+
+static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                           const void **where)
+{
+    td_shard_link *link = (td_shard_link *)hook;
+    td_status status = TD_OK;
+    int64_t unit;
+
+    (void)pass, (void)next;
+    TD_TRY(find_unit(link, need->range, &unit));
+    const td_shard_piece *const piece = &link->split.pieces[unit];
+    if (!is_split(piece))
+        goto cleanup;
+    TD_TRY(enter(link, unit));
+    const td_shard_room *const room = room_of(&link->full.weights, unit);
+    TD_TRY(td_flight_wait(&link->gathers, room->number));
+    *where = room->at +
+             size_between(piece->range.begin, need->range.begin, read_dtype(piece, link->weights.dtype));
+cleanup:
+    return status;
+}
+
+/* ---- gradients ---- */
+
+/** Elements that no weight has are 0 in the gradients, for they are reduced and updated with the others. */
+static td_status clear_gaps(const td_shard_link *link, const td_shard_piece *unit, char *grads)
+{
+    const td_dtype dtype = link->weights.grad_dtype;
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < link->split.parameters; i++) {
+        const td_range gap = link->split.gaps[i];
+
+        if (gap.begin < gap.end && gap.begin >= unit->range.begin && gap.end <= unit->range.end)
+            TD_TRY(td_device_fill(link->dev, grads + size_between(unit->range.begin, gap.begin, dtype), 0,
+                                  size_between(gap.begin, gap.end, dtype)));
+    }
+cleanup:
+    return status;
+}
+
+/** The pass adds to what is there: gradients of earlier micro-batches, or zeros if those are reduced. */
+static td_status on_room(td_hook *hook, td_range range, void **where)
+{
+    td_shard_link *link = (td_shard_link *)hook;
+    const td_shard_rooms *const rooms = &link->full.grads;
+    td_shard_room *room = NULL;
+    td_status status = TD_OK;
+    int64_t number;
+
+    TD_TRY(find_unit(link, range, &number));
+    const td_shard_piece *const unit = &link->split.pieces[number];
+    if (!is_split(unit))
+        goto cleanup;
+    for (int64_t i = 0; i < rooms->count; i++)
+        if (rooms->of[i].unit < 0 && rooms->of[i].table == is_table(&link->split, number) &&
+            (!room || rooms->of[i].number < room->number))
+            room = &rooms->of[i];
+    if (!room) {
+        status = td_fail(TD_BAD_STATE, "gradients of too many units are not reduced yet");
+        goto cleanup;
+    }
+    if (room->free && room->number > 0)
+        TD_TRY(td_event_wait(room->free));
+    room->unit = number;
+    if (!link->full.adds)
+        TD_TRY(clear_gaps(link, unit, room->at));
+    else if (!link->options.reduce_last)
+        TD_TRY(td_device_fill(link->dev, room->at, 0,
+                              size_between(unit->range.begin, unit->range.end, link->weights.grad_dtype)));
+    *where = room->at;
+cleanup:
+    return status;
+}
+
+/** Begins to reduce the unit's gradients: this rank's part goes to its place, or stays in the room if it is
+ * to be added there. */
+static td_status reduce(td_shard_link *link, int64_t number)
+{
+    const td_shard_piece *const unit = &link->split.pieces[number];
+    const td_range own = unit->own, rest = unit->rest;
+    const td_dtype dtype = link->weights.grad_dtype;
+    const td_comm_type type = (td_comm_type)dtype;
+    td_shard_full *const f = &link->full;
+    td_flight *const flight = &f->reductions;
+    td_shard_room *const room = room_of(&f->grads, number);
+    td_status status = TD_OK;
+    td_work **work;
+
+    if (f->sent == link->split.piece_count || (is_split(unit) && !room)) {
+        status = td_fail(TD_BAD_STATE, "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
+                         unit->range.begin, unit->range.end);
+        goto cleanup;
+    }
+    if (room && !f->silent) {
+        char *const part = room->at + size_between(unit->range.begin, own.begin, dtype);
+        const bool stays = f->adds && !link->options.reduce_last;
+
+        TD_TRY(td_flight_place(flight, &work));
+        TD_TRY(td_comm_reduce_scatter(link->comm, room->at,
+                                      stays ? part : td_weights_master(&link->weights, own.begin).grad,
+                                      own.end - own.begin, type, TD_SUM, work));
+        flight->sent++;
+    }
+    if (rest.begin < rest.end && link->split.ranks > 1 && !f->silent) {
+        char *const at = room ? room->at + size_between(unit->range.begin, rest.begin, dtype)
+                              : td_weights_master(&link->weights, rest.begin).grad;
+
+        TD_TRY(td_flight_place(flight, &work));
+        TD_TRY(td_comm_all_reduce(link->comm, at, at, rest.end - rest.begin, type, TD_SUM, work));
+        flight->sent++;
+    }
+    const int64_t sent = f->silent ? 0 : flight->sent;
+    f->reduced[f->sent++] = (td_shard_reduced){number, sent, room};
+    if (room) {
+        room->number = sent;
+        room->unit = -1; /* for another unit, after this collective */
+    }
+cleanup:
+    return status;
+}
+
+/** Brings a range from the room to the model's gradients. */
+static td_status bring(const td_shard_link *link, const td_shard_reduced *reduced, td_range range, bool add)
+{
+    const td_dtype dtype = link->weights.grad_dtype;
+    const char *const from =
+        reduced->room->at + size_between(link->split.pieces[reduced->unit].range.begin, range.begin, dtype);
+    void *const to = td_weights_master(&link->weights, range.begin).grad;
+
+    if (range.begin == range.end)
+        return TD_OK;
+    return add ? td_residual_add(link->dev, range.end - range.begin, dtype, to, from, to)
+               : td_device_copy(link->dev, to, from, size_between(range.begin, range.end, dtype));
+}
+
+/** Waits for a unit's reduction, on a stream of its own on a GPU, and brings what is in the room. */
+static td_status take(td_shard_link *link, const td_shard_reduced *reduced)
+{
+    const td_shard_piece *const unit = &link->split.pieces[reduced->unit];
+    const bool add = link->full.adds && !link->options.reduce_last;
+    td_flight *const flight = &link->full.reductions;
+    const bool side = flight->side && reduced->number > 0;
+    td_stream *const current = td_device_stream(link->dev);
+    td_status status = TD_OK;
+
+    TD_TRY(td_flight_wait(flight, reduced->number));
+    if (!reduced->room)
+        goto cleanup;
+    if (side)
+        TD_TRY(td_device_set_stream(link->dev, flight->side));
+    if (add)
+        status = bring(link, reduced, unit->own, true);
+    if (status == TD_OK)
+        status = bring(link, reduced, unit->rest, add);
+    if (side) {
+        if (status == TD_OK)
+            status = td_event_record(flight->event);
+        if (status == TD_OK)
+            status = td_event_record(reduced->room->free);
+        (void)td_device_set_stream(link->dev, current);
+    }
+cleanup:
+    return status;
+}
+
+/** Takes reduced units until `keep` of them are left, and passes on to the optimizer what this rank has. */
+static td_status pass_on(td_shard_link *link, int64_t keep)
+{
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+
+    while (f->done + keep < f->sent) {
+        const td_shard_reduced *const reduced = &f->reduced[f->done];
+        const td_shard_piece *const unit = &link->split.pieces[reduced->unit];
+        td_event *const event = reduced->number > 0 ? f->reductions.event : NULL;
+
+        TD_TRY(take(link, reduced));
+        f->done++;
+        if (link->now != TD_SHARD_LAST_BACKWARD)
+            continue;
+        if (unit->own.begin < unit->own.end)
+            TD_TRY(td_hooks_final(link->reduce.next, unit->own, event));
+        if (unit->rest.begin < unit->rest.end)
+            TD_TRY(td_hooks_final(link->reduce.next, unit->rest, event));
+    }
+cleanup:
+    return status;
+}
+
+/** On a CPU a unit goes on when the next one's reduction has begun. */
+static td_status reduce_whole(td_shard_link *link, td_range range)
+{
+    td_status status = TD_OK;
+    int64_t unit;
+
+    TD_TRY(find_unit(link, range, &unit));
+    TD_CHECK(range.begin == link->split.pieces[unit].range.begin &&
+                 range.end == link->split.pieces[unit].range.end,
+             "range %" PRId64 " to %" PRId64 " is not of a whole unit", range.begin, range.end);
+    TD_TRY(reduce(link, unit));
+    TD_TRY(pass_on(link, link->full.reductions.side ? 0 : 1));
+cleanup:
+    return status;
+}
+
+/** Gradients that every rank has are reduced once, in the last micro-batch. */
+static td_status on_written(td_hook *hook, td_range range)
+{
+    td_shard_link *link = (td_shard_link *)hook;
+    td_status status = TD_OK;
+    int64_t unit;
+
+    if (link->now == TD_SHARD_LAST_BACKWARD || link->options.reduce_last)
+        goto cleanup;
+    TD_TRY(find_unit(link, range, &unit));
+    if (is_split(&link->split.pieces[unit]))
+        TD_TRY(reduce_whole(link, range));
+cleanup:
+    return status;
+}
+
+static td_status on_final(td_hook *hook, td_range range, td_event *event)
+{
+    td_status status = TD_OK;
+
+    if (event)
+        TD_TRY(td_event_wait(event));
+    TD_TRY(reduce_whole((td_shard_link *)hook, range));
+cleanup:
+    return status;
+}
+
+/* ---- passes ---- */
+
+static void share(const td_shard_link *link, bool some)
+{
+    td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->multiprocessors : 0);
+}
+
+/** Nothing is known from one forward pass to the next: weights are new, and graphs run without hooks. The
+ * backward pass finds what each forward pass leaves. */
+static td_status on_begin(td_hook *hook, td_pass pass, bool last)
+{
+    td_shard_link *link = (td_shard_link *)hook;
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+
+    if (!link->dev) {
+        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+        goto cleanup;
+    }
+    if (pass == TD_PASS_RECOMPUTE)
+        goto cleanup;
+    f->at = -1;
+    share(link, true);
+    if (pass == TD_PASS_FORWARD) {
+        link->now = TD_SHARD_FORWARD;
+        empty(&f->weights);
+    } else {
+        link->now = last ? TD_SHARD_LAST_BACKWARD : TD_SHARD_BACKWARD;
+        for (int64_t i = 0; i < f->weights.count; i++)
+            f->weights.of[i].unit = f->weights.of[i].kept;
+        empty(&f->grads);
+        f->sent = f->done = 0;
+        f->adds = td_train_adds(link->train);
+    }
+    if (!order_of(link)->known)
+        order_of(link)->count = 0;
+cleanup:
+    return status;
+}
+
+static td_status end_backward(td_shard_link *link)
+{
+    td_shard_full *const f = &link->full;
+    const int64_t units = link->split.piece_count;
+    td_status status = TD_OK;
+
+    TD_TRY(pass_on(link, 0));
+    if (f->reductions.side && f->sent > 0 && f->reduced[f->sent - 1].number > 0)
+        TD_TRY(td_event_wait(f->reductions.event));
+    if (link->now == TD_SHARD_LAST_BACKWARD && f->sent < units)
+        status = td_fail(TD_BAD_STATE, "gradients of %" PRId64 " of %" PRId64 " units never became final",
+                         units - f->sent, units);
+cleanup:
+    return status;
+}
+
+static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
+{
+    td_shard_link *link = (td_shard_link *)hook;
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+
+    if (pass == TD_PASS_RECOMPUTE || !link->dev)
+        return TD_OK;
+    if (ended == TD_OK && pass == TD_PASS_BACKWARD)
+        status = end_backward(link);
+    if (ended == TD_OK && status == TD_OK)
+        order_of(link)->known = true;
+    for (int64_t i = 0; i < f->weights.count && pass == TD_PASS_FORWARD; i++)
+        f->weights.of[i].kept = f->weights.of[i].unit;
+    /* After a failure some are on their way still, and nobody else may use them. */
+    (void)td_flight_wait(&link->gathers, link->gathers.sent);
+    (void)td_flight_wait(&f->reductions, f->reductions.sent);
+    link->now = TD_SHARD_NO_PASS;
+    share(link, false);
+    return status;
+}
+
+void td_shard_full_hook(td_shard_link *link)
+{
+    link->reduce = (td_hook){.begin = on_begin,
+                             .needed = on_needed,
+                             .room = on_room,
+                             .written = on_written,
+                             .final = on_final,
+                             .end = on_end};
+}
+
+void td_shard_silence(td_shard_link *link)
+{
+    link->full.silent = true;
+}
+
+/* ---- outside of passes ---- */
+
+/** Rank 0's replicas for all ranks. */
+static td_status spread(td_shard_link *link, const td_shard_piece *unit)
+{
+    const td_dtype dtype = read_dtype(unit, link->weights.dtype);
+    const td_master master = td_weights_master(&link->weights, unit->rest.begin);
+    void *const planes[] = {master.at, master.low};
+    td_status status = TD_OK;
+
+    for (int i = 0; i < 2 && planes[i]; i++)
+        TD_TRY(td_comm_broadcast(link->comm, planes[i], unit->rest.end - unit->rest.begin,
+                                 (td_comm_type)dtype, 0, NULL));
+cleanup:
+    return status;
+}
+
+td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *train)
+{
+    const td_setting was = {"a hash of the seeds and calls that made the weights",
+                            (double)(td_train_was(train) >> 12)};
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+
+    TD_TRY(td_flight_init(&f->reductions, dev));
+    TD_TRY(td_comm_agree(link->comm, 1, &was));
+    for (int64_t i = 0; i < link->split.piece_count; i++)
+        if (link->split.pieces[i].rest.begin < link->split.pieces[i].rest.end)
+            TD_TRY(spread(link, &link->split.pieces[i]));
+    TD_TRY(open_rooms(dev, &f->weights, false));
+    TD_TRY(open_rooms(dev, &f->grads, f->reductions.side != NULL));
+cleanup:
+    return status;
+}
+
+/** The numbers of a range that this rank has. */
+static td_status read_range(const td_shard_link *link, td_range range, void *numbers)
+{
+    const td_master master = td_weights_master(&link->weights, range.begin);
+    const td_dtype dtype = link->weights.dtype;
+
+    return master.low
+               ? td_join(link->dev, range.end - range.begin, master.at, master.low, numbers)
+               : td_device_copy(link->dev, numbers, master.at, size_between(range.begin, range.end, dtype));
+}
+
+td_status td_shard_full_gather(td_shard_link *link, const td_parameter *parameter, void *numbers)
+{
+    const td_range all = {parameter->offset, parameter->offset + parameter->numel};
+    const int32_t ranks = link->split.ranks;
+    td_status status = TD_OK;
+    int64_t number;
+
+    TD_TRY(find_unit(link, all, &number));
+    const td_shard_piece *const unit = &link->split.pieces[number];
+    const int64_t part = unit->own.end - unit->own.begin;
+    for (int32_t rank = 0; rank <= ranks; rank++) { /* each rank's part, then the rest */
+        const int64_t begin = unit->range.begin + rank * part,
+                      end = rank < ranks ? begin + part : unit->range.end;
+        const td_range range = {begin > all.begin ? begin : all.begin, end < all.end ? end : all.end};
+        char *const to = (char *)numbers + size_between(all.begin, range.begin, link->weights.dtype);
+
+        if (range.begin >= range.end)
+            continue;
+        if (rank == link->split.rank || rank == ranks)
+            TD_TRY(read_range(link, range, to));
+        if (rank < ranks)
+            TD_TRY(td_comm_broadcast(link->comm, to, range.end - range.begin,
+                                     (td_comm_type)link->weights.dtype, rank, NULL));
+    }
+cleanup:
+    return status;
+}

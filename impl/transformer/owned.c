@@ -1,0 +1,157 @@
+#include "transformer/owned.h"
+
+#include "base/check.h"
+
+td_status td_owned_check(const td_transformer_config *config, const td_layout *layout)
+{
+    td_status status = TD_OK;
+    int64_t end = 0;
+
+    if (!config->owned)
+        goto cleanup;
+    TD_CHECK(config->owned_count >= 1, "owned_count is %" PRId64 ", needs at least 1", config->owned_count);
+    for (int64_t i = 0; i < config->owned_count; i++) {
+        const td_range range = config->owned[i];
+
+        TD_CHECK(range.begin >= end && range.end > range.begin && range.end <= layout->elements,
+                 "owned[%" PRId64 "] is of elements %" PRId64 " to %" PRId64 ", needs some of %" PRId64
+                 " to %" PRId64,
+                 i, range.begin, range.end, end, layout->elements);
+        end = range.end;
+    }
+    if (config->transient_gradients)
+        status =
+            td_fail(TD_UNSUPPORTED, "transient_gradients is set, but their place in the arena is for all "
+                                    "weights: owned needs to be NULL");
+cleanup:
+    return status;
+}
+
+/** The end of the masters that are stored like the one at `index`. */
+static int64_t alike_until(const td_plan *plan, int64_t index, bool *planes)
+{
+    const td_layout *const l = &plan->layout;
+    const int64_t ends[] = {l->layers, l->norms, l->lm_head, l->elements};
+    int kind = 0; /* embedding, layers, norms, head */
+
+    while (index >= ends[kind])
+        kind++;
+    *planes = plan->mixed && kind % 2 == 1;
+    return plan->mixed ? ends[kind] : l->elements;
+}
+
+bool td_owned_next(const td_plan *plan, td_owned *owned)
+{
+    const td_range all = {0, plan->layout.elements};
+    const td_range *const ranges = plan->config.owned ? plan->config.owned : &all;
+    const int64_t count = plan->config.owned ? plan->config.owned_count : 1, done = owned->range.end;
+
+    while (owned->index < count && ranges[owned->index].end <= done)
+        owned->index++;
+    if (owned->index == count)
+        return false;
+    const int64_t first = ranges[owned->index].begin, begin = first > done ? first : done,
+                  end = alike_until(plan, begin, &owned->planes);
+    while (ranges[owned->index].end < end && owned->index + 1 < count &&
+           ranges[owned->index + 1].begin == ranges[owned->index].end)
+        owned->index++;
+    const int64_t until = ranges[owned->index].end;
+    owned->range = (td_range){begin, until < end ? until : end};
+    return true;
+}
+
+static size_t aligned(int64_t count, size_t size)
+{
+    return ((size_t)count * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+}
+
+/** The bytes of a stretch's masters; of planes, of one of the two. */
+static size_t master_bytes(const td_plan *plan, const td_owned *owned)
+{
+    return aligned(owned->range.end - owned->range.begin,
+                   owned->planes ? sizeof(uint16_t) : td_dtype_size(plan->wide));
+}
+
+static size_t grad_bytes(const td_plan *plan, const td_owned *owned)
+{
+    return aligned(owned->range.end - owned->range.begin, td_dtype_size(plan->grad_dtype));
+}
+
+int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads)
+{
+    td_owned owned = {.index = 0};
+    int64_t count = 0;
+
+    *params = *grads = 0;
+    for (; td_owned_next(plan, &owned); count++) {
+        *params += master_bytes(plan, &owned) * (owned.planes ? 2 : 1);
+        *grads += grad_bytes(plan, &owned);
+    }
+    return count;
+}
+
+void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces)
+{
+    td_owned owned = {.index = 0};
+
+    for (td_piece *piece = pieces; td_owned_next(plan, &owned); piece++) {
+        const size_t bytes = master_bytes(plan, &owned);
+
+        *piece = (td_piece){.range = owned.range, .at = params, .grad = grads};
+        params += bytes;
+        if (owned.planes) {
+            piece->low = params;
+            params += bytes;
+        }
+        if (grads)
+            grads += grad_bytes(plan, &owned);
+    }
+}
+
+td_status td_check_place(const char *what, td_range range, const void *where)
+{
+    return where ? TD_OK
+                 : td_fail(TD_BAD_STATE,
+                           "%s of elements %" PRId64 " to %" PRId64
+                           " are in no piece of this rank, and no hook has placed them",
+                           what, range.begin, range.end);
+}
+
+td_master td_weights_in_one(const td_weights *weights, td_range range)
+{
+    const td_master master = td_weights_master(weights, range.begin);
+
+    return master.end >= range.end ? master : (td_master){.end = 0};
+}
+
+td_range td_range_both(td_range a, td_range b)
+{
+    return (td_range){a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
+bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, td_master *master)
+{
+    while (rest->begin < rest->end) {
+        *part = *rest;
+        *master = td_weights_master(weights, rest->begin);
+        if (master->end < rest->end)
+            part->end = master->end;
+        rest->begin = part->end;
+        if (master->at)
+            return true;
+    }
+    return false;
+}
+
+td_status td_weights_check(const td_weights *weights, td_range range, const char *instead)
+{
+    int64_t end = range.begin;
+    td_master master;
+    td_range part;
+
+    while (td_weights_take(weights, &range, &part, &master) && part.begin == end)
+        end = part.end;
+    return end < range.end ? td_fail(TD_UNSUPPORTED,
+                                     "this rank has no weights from element %" PRId64 " on: %s", end, instead)
+                           : TD_OK;
+}

@@ -1,0 +1,153 @@
+"""Fully sharded weights, next to PyTorch's fully_shard: C's trainer, and the bridge's wrapper of PyTorch modules."""
+
+import os
+
+import torch
+
+from parity.bridge_fsdp import FullyShardedDataParallel
+from parity.core import DTYPES, Case, Side, equal
+from parity.shared.model import extents
+from parity.shared.ranked import BACKENDS, by_turns, configs, switches_of, whole_of
+from ref import ddp, shard
+
+IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
+PROOF, ACCOUNTING = "fsdp", "fsdp_accounting"
+TOY_STEPS, TOY_LR, SAMPLES, SEQ, VOCAB = 3, 0.01, 24, 8, 100  # 24 samples: 2, 3 and 4 ranks divide them
+
+
+# Three ranks leave a rest of each unit, which all of them update.
+TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
+XL = (
+    ("xl", "f32", 2, 128),
+    ("xl", "bf16_mixed", 4, 512),
+    ("2.7B", "bf16_mixed", 4, 512),
+)  # batch of a rank, context
+BUCKET_MB = {"cpu": 4, "f32": 25, "bf16_mixed": 100}  # of C's steps without sharding
+NEEDS_BYTES = 40 * 2**30
+
+
+def cases(profile, device):
+    for ranks in (2, 3, 4) if profile == "full" else (2,):
+        for compute in ("f32", "f16"):
+            keys = dict(model="fsdp_toy", ranks=ranks, compute=compute, steps=TOY_STEPS, samples=SAMPLES)
+            yield Case(PROOF, seconds=0.5, dtype="f32", **keys)
+        for dtype in ("f32", "bf16_mixed"):
+            keys = TINY | dict(shard="full", ranks=ranks, steps=3, dtype=dtype, optimizer="sgd")
+            yield Case(PROOF, seconds=1.0, **keys, config=configs_of(device, dtype))
+    shapes = XL if device == "cuda" else (("laptop", "f32", 2, 64),)
+    for size, dtype, batch, context in shapes:
+        keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)
+        keys |= dict(shard="full", ranks=2, dtype=dtype, optimizer="adamw")
+        yield from accounting_cases(keys, device, compiled=profile != "quick")
+
+
+def accounting_cases(keys, device, compiled):
+    """Steps, also of C without sharding; and memory, with what passes wait for. `compiled`: PyTorch's blocks, too."""
+    gpu, dtype = device == "cuda", keys["dtype"]
+    best = {COMPILED: dict(compiled=True)} if compiled else {}
+    where = dict(in_turn=True, needs_bytes=NEEDS_BYTES) if gpu else {}
+    bucket = {"bucket_mb": BUCKET_MB[dtype if gpu else "cpu"]}
+    whole = {whole_of(side): how | bucket for side, how in switches_of(torch.device(device), dtype).items()}
+    how = dict(warmup=5 if gpu else 3, repeats=10, seconds=60.0 if gpu else 8.0)
+    config = configs_of(device, dtype) | best | whole
+    yield Case(ACCOUNTING, measure="time", **keys, **how, **where, config=config)
+    config = configs_of(device, dtype, queued=True) | best
+    yield Case(ACCOUNTING, part="memory", seconds=30.0 if gpu else 4.0, **keys, **where, config=config)
+
+
+def configs_of(device, dtype, queued=False):
+    return configs(torch.device(device), IMPL, dtype, queued, shard="full")
+
+
+def on_toy(case, draw, c):
+    """SGD on the course's model, which computes in `compute` and keeps its weights in f32."""
+    # The bridge's backend: of MPI a process has one communicator, which is C's.
+    os.environ.setdefault("TANDEM_BACKEND", BACKENDS[draw.device.type][-1])
+    rank, each = c.ranks.rank, case.samples // case.ranks
+    compute = None if case.compute == "f32" else DTYPES[case.compute]
+    state = {
+        name: draw.normal(name, p.shape, "f32", mean=float("norm" in name), std=0.1)
+        for name, p in shard.Toy().named_parameters()
+    }
+    steps = [
+        (
+            draw.integers(f"ids {i}", (case.samples, SEQ), high=VOCAB),
+            draw.integers(f"targets {i}", (case.samples,), high=VOCAB),
+        )
+        for i in range(case.steps)
+    ]
+
+    def made(dtype=torch.float32):
+        model = shard.Toy().to(draw.device, dtype)
+        model.load_state_dict(state)
+        return model
+
+    def parts(step):
+        """Each rank's batch."""
+        return list(zip(*(tensor.split(each) for tensor in steps[step]), strict=True))
+
+    def outputs(losses, weights, apart, dtype=torch.float32):
+        found = {f"weight.{name}": weights[name].detach().clone() for name in state}
+        return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
+
+    def split(wrap, weights_of, seen=lambda weights: None):
+        """The steps of a module that wrap() has split. `seen` gets the whole weights."""
+
+        def call():
+            model = wrap(made())
+            parameters, losses = ddp.trained(model), []
+            for step in range(case.steps):
+                ids, targets = parts(step)[rank]
+                for p in parameters:
+                    p.grad = None
+                loss = shard.last_loss(model(ids), targets)
+                loss.backward()
+                ddp.sgd(parameters, TOY_LR)
+                losses.append(float(loss.detach()))
+            weights = weights_of(model)
+            seen(weights)
+            every = torch.cat([weights[name].reshape(-1) for name in state])
+            return outputs(losses, weights, not c.ranks.same(every))
+
+        return call
+
+    def trained_alone(dtype=torch.float32, batches=parts):
+        """(losses, weights) of one process that averages the gradients of these batches of a step."""
+        model, losses = made(dtype), []
+        for step in range(case.steps):
+            how = compute if dtype == torch.float32 else None
+            by_batch = (shard.loss_alone(model, *batch, how) for batch in batches(step))
+            losses.append(ddp.average_alone(model, by_batch))
+            ddp.sgd(ddp.trained(model), TOY_LR)
+        return losses, dict(model.named_parameters())
+
+    def in_one(dtype=torch.float32):
+        losses, weights = trained_alone(dtype)
+        return [outputs(of_rank, weights, False, dtype) for of_rank in zip(*losses, strict=True)]
+
+    values = {"weights": sum(tensor.numel() for tensor in state.values())}
+
+    def compare(mine):
+        """How many weights have other bits than in one process: if that averages the ranks' gradients, and if it takes
+        the whole batch at once, as the course's test does."""
+        for name, batches in (("apart_average", parts), ("apart_whole", lambda step: [steps[step]])):
+            _, weights = trained_alone(batches=batches)
+            values[name] = sum(int((mine[of] != weights[of]).sum()) for of in state)
+
+    return {
+        BRIDGE: Side(
+            split(
+                lambda model: FullyShardedDataParallel(model, compute),
+                lambda model: model.gather_full_parameters(),
+                compare,
+            ),
+            record=lambda: {"values": values},
+        ),
+        IMPL: split(
+            lambda model: shard.sharded_toy(model, compute),
+            lambda model: {name: shard.whole(p.detach()) for name, p in model.named_parameters()},
+        ),
+        "truth": lambda: in_one(torch.float64)[rank],
+        "equal": by_turns(draw, c, in_one),
+        "rule": {"ranks_apart": equal("truth")},
+    }

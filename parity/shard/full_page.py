@@ -1,0 +1,208 @@
+"""The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
+
+from parity.core.comparison import NOISY, ms_of
+from parity.ddp.page import bars_of
+from parity.shared.bench_ranks import CALLS, MIB
+from parity.shared.pages import extent, ran_with, report_proofs, setup, tabled
+from parity.shared.ranked import whole_of
+
+SHAPE = ("size", "dtype", "batch", "context", "ranks")
+STATE = ("parameters", "gradients", "optimizer_state")
+PARTS = (*STATE, "gathered", "reduced", "peak")
+MINE = ("c_nccl", "c_mpi", "c_gloo")
+LATE_MS = 0.02  # what two events of a GPU and the clock of collectives tell apart
+GATHER = CALLS.index("all_gather")
+NUMBERS = {"step": "step", "ideal": "without communication", "exposed_ms": "exposed", "stretch": "stretch"}
+
+
+def report(page, records):
+    report_proof(page, records.only("fsdp"))
+    page.section("fsdp_accounting")
+    parts = [r for r in records.only("fsdp_accounting", part="memory").records if r["status"] == "ok"]
+    mine = [r for r in parts if r["impl"] in MINE and "memory" in r and "values" in r]
+    mine.sort(key=lambda r: (extent(r["case"]), -MINE.index(r["impl"])))
+    report_memory(page, mine, [r for r in parts if "memory" in r])
+    report_steps(page, records)
+    report_gathers(page, [r for r in mine if "0 asked" in r.get("series", {})])
+    told = {}
+    if mine:
+        largest = mine[-1]
+        told = largest["case"] | memory_of(largest)
+        if not noisy(largest):
+            told |= numbers_of(largest) | in_time(largest.get("series", {}))
+        theirs = [r for r in parts if r["case"] == largest["case"] and not r["impl"].startswith("c_")]
+        told["torch"] = next((held(r) for r in theirs if "memory" in r), None)
+        draw(page, largest)
+    page.say(**told)
+    page.method("fsdp", switches=ran_with(records.only("fsdp_accounting")))
+
+
+def report_proof(page, proofs):
+    page.section("fsdp")
+    found = [
+        r | {"case": r["case"] | {"dtype": r["case"].get("compute", r["case"]["dtype"])}}
+        for r in proofs.records
+    ]
+    report_proofs(page, found, "fsdp", ("model", "dtype", "ranks"))
+    exact = [
+        r["values"] for r in found if r["case"]["dtype"] == "f32" and "apart_whole" in r.get("values", {})
+    ]
+    page.say(**max(exact, key=lambda values: values["apart_average"], default={}))
+
+
+# ---- memory ----
+
+
+def held(record):
+    """MiB of weights, gradients and optimizer state on the rank with the most, without buffers."""
+    return sum(max(record["memory"].get(f"{part}_mib", [0.0])) for part in STATE)
+
+
+def memory_of(record):
+    values = record["values"]
+    return {
+        "whole": values["predicted whole"] / MIB,
+        "total": values["predicted total"] / MIB,
+        "c": held(record),
+    }
+
+
+def report_memory(page, mine, parts):
+    rows, seen = [], set()
+    for record in [*mine, *(r for r in parts if not r["impl"].startswith("c_"))]:
+        head = {name: record["case"][name] for name in SHAPE}
+        if record in mine and tuple(head.values()) not in seen:
+            seen.add(tuple(head.values()))
+            values = record["values"]
+            rows.append(
+                head | {"side": "arithmetic, not sharded", "sum (MiB)": values["predicted whole"] / MIB}
+            )
+            parts_of = {f"{name} (MiB)": values[f"predicted {name}"] / MIB for name in STATE}
+            rows.append(
+                head | {"side": "arithmetic"} | parts_of | {"sum (MiB)": values["predicted total"] / MIB}
+            )
+        of_rank = {f"{name} (MiB)": max(record["memory"].get(f"{name}_mib", [None])) for name in PARTS}
+        rows.append(head | {"side": record["impl"], "sum (MiB)": held(record)} | of_rank)
+    order = list(dict.fromkeys(tuple(row[name] for name in SHAPE) for row in rows))
+    rows.sort(key=lambda row: order.index(tuple(row[name] for name in SHAPE)))
+    page.note(
+        "MiB of the rank with the most, batch of a rank. sum: weights, gradients and optimizer state. C's buffers are "
+        "gathered, for gathered weights, and reduced, for gradients that are not yet reduced. peak: with activations."
+    )
+    page.table(
+        [{title.replace("_", " "): cell for title, cell in row.items()} for row in rows],
+        "fsdp_memory",
+        expected=4,
+    )
+
+
+# ---- time ----
+
+
+def noisy(record):
+    """Whether no sentence may be formed of its times."""
+    return record["values"].get("spread", 0.0) > NOISY
+
+
+def report_steps(page, records):
+    times = records.only("fsdp_accounting").where(lambda r: "warmup" in r["case"] and "ms" in r)
+    flat = records.only("optimizer_state_sharding_accounting", shard="flat").where(lambda r: "ms" in r)
+
+    def cells(record):
+        return {f"{record['impl']} (ms)": record["ms"]["median"]}
+
+    rows = tabled(times.records, SHAPE, cells)
+    for row in rows:
+        for side in MINE:
+            of_zero = flat.only(impl=side, **{name: row[name] for name in SHAPE})
+            found = [ms for ms in map(ms_of, of_zero.records) if ms]
+            if f"{side} (ms)" in row and found:
+                row[f"{side}, ZeRO-1 (ms)"] = min(found)
+            for other in ("torch_fsdp_compiled", "torch_fsdp", whole_of(side)):
+                if f"{side} (ms)" in row and f"{other} (ms)" in row:
+                    row[f"{side} / {other}"] = row[f"{side} (ms)"] / row[f"{other} (ms)"]
+    if rows:
+        page.note("Steps in ms, batch of a rank; a sample is the time of the slowest rank.")
+    page.table(rows, "fsdp_steps")
+
+
+def numbers_of(record):
+    """What communication takes of a step. Waits for weights and for the last gradients are exposed. The rest by which
+    the step is longer than without communication is compute that is stretched."""
+    values = record["values"]
+    exposed = values["waits"] + values["tail"]
+    found = {"step": values["step"], "ideal": values["without"], "exposed_ms": exposed}
+    return found | {"stretch": values["step"] - values["without"] - exposed}
+
+
+def gathers_of(series, rank):
+    """Of each gather its pass, and how many ms it ends after the device came to the layer that reads it; 0: before."""
+    forward_ms = series[f"{rank} passes"][0]
+    reads = list(zip(series[f"{rank} asked"], series[f"{rank} there"], strict=True))
+    found = []
+    for call, end in zip(series["calls"], series[f"{rank} end"], strict=True):
+        if call == GATHER:
+            late = [end - asked for asked, there in reads if asked + LATE_MS < end <= there + LATE_MS]
+            found.append(("forward" if end <= forward_ms else "backward", min(late, default=0.0)))
+    return found
+
+
+def ranks_of(series):
+    return range(sum(name.endswith(" asked") for name in series))
+
+
+def in_time(series):
+    late = [ms for rank in ranks_of(series) for _, ms in gathers_of(series, rank)]
+    if not late:
+        return {}
+    return {"gathers": len(late), "in_time": sum(ms == 0 for ms in late), "latest": max(late)}
+
+
+def report_gathers(page, records):
+    rows, numbers = [], []
+    for record in records:
+        series, head = record["series"], {name: record["case"][name] for name in SHAPE}
+        head |= {"side": record["impl"]} | ({"noisy": record["impl"]} if noisy(record) else {})
+        numbers.append(head | {f"{NUMBERS[name]} (ms)": ms for name, ms in numbers_of(record).items()})
+        for rank in ranks_of(series):
+            found = gathers_of(series, rank)
+            for name in dict.fromkeys(name for name, _ in found):
+                late = [ms for of, ms in found if of == name]
+                row = {
+                    "rank": rank,
+                    "pass": name,
+                    "gathers": len(late),
+                    "in time": sum(ms == 0 for ms in late),
+                }
+                rows.append(head | row | {"latest (ms)": max(late), "late in all (ms)": sum(late)})
+    if rows:
+        page.note(
+            "Gathers of one step: in time if it ends before the device comes to the layer that reads it; latest: how "
+            "long after that the last one ends. The first layer waits for its own gather."
+        )
+    page.table(rows, "fsdp_gathers")
+    if numbers:
+        page.note(
+            "What communication takes of a step that is queued. exposed: a pass waits for weights, or the step for the "
+            "last gradients. stretch: the rest by which the step is longer than without communication."
+        )
+    page.table(numbers, "fsdp_exposed")
+    if not rows:
+        page.lacks("whether gathers end in time")
+
+
+def draw(page, record):
+    """Two ranks in one step: passes and their waits, and what each rank sends."""
+    series = record.get("series", {})
+    if "calls" not in series:
+        return
+    rows = bars_of(series)
+    for rank in ranks_of(series):
+        waits = zip(series[f"{rank} asked"], series[f"{rank} there"], strict=True)
+        rows[f"rank {rank}"]["waiting for weights"] = [(a, b) for a, b in waits if b - a > LATE_MS]
+        sent = rows[f"rank {rank} sends"].pop("communication")
+        for call, span in zip(series["calls"], sent, strict=True):
+            rows[f"rank {rank} sends"].setdefault(CALLS[call].replace("_", "-"), []).append(span)
+    page.note("One step: what a rank computes, and below it what it gathers and reduces.")
+    title = f"One training step with fully sharded weights, {setup(record['case'])}"
+    page.timeline("timeline", {"": rows}, x="ms since the step began", title=title)

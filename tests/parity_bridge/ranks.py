@@ -1,0 +1,156 @@
+"""The ranks of a program: who they are, how long they wait, and how they end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+from parity import bridge
+from parity_bridge.started import RANKS, OnRanks, Tied
+
+# Ranks of loops, forked from a process that has imported PyTorch. Each says in its file when its error was
+# there. The first process interrupts some when they wait, and prints how all ended.
+SCENARIOS = """
+import json, os, signal, sys, threading, time
+import torch
+from parity import bridge
+
+folder, started = sys.argv[1], {}
+for scenario in ("alone", "waits", "thread", "limit", "raises", "leaves"):
+    for rank in (0, 1) if scenario != "alone" else (0,):
+        path = f"{folder}/{scenario}.{rank}"
+        process = os.fork()
+        if process == 0:
+            sys.stderr.flush()
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"{scenario}-{os.getppid()}"}
+            os.environ |= {"TANDEM_OPEN_SECONDS": "100", "TANDEM_SECONDS": "3" if scenario == "limit" else "100"}
+            break
+        started[process] = path
+    else:
+        continue
+    break
+if process:
+    sent = {}
+    ended = {}
+    until = time.monotonic() + 100
+    while started.keys() - ended.keys() and time.monotonic() < until:
+        for name, word in (("alone.0", "waits: "), ("waits.0", "waits: all_"), ("thread.0", "waits: all_")):
+            path = f"{folder}/{name}"
+            if path not in sent and os.path.exists(path) and word in open(path).read():
+                sent[path] = time.monotonic()
+                os.kill(next(process for process, of in started.items() if of == path), signal.SIGINT)
+        process, status = os.waitpid(-1, os.WNOHANG)
+        ended |= {process: status} if process else {}
+        time.sleep(0.01)
+    for process in started.keys() - ended.keys():
+        os.kill(process, signal.SIGKILL)
+    json.dump({path: [ended.get(p, -1), sent.get(path)] for p, path in started.items()}, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)
+try:
+    model = bridge.DataParallel(torch.nn.Linear(2, 2))
+    if rank == 1 and scenario in ("waits", "thread", "limit"):
+        time.sleep(5)
+    if rank == 1 and scenario == "raises":
+        raise ValueError("mine")
+    if rank == 1 and scenario == "leaves":
+        sys.exit(0)
+    def step():
+        try:
+            model(torch.ones(3, 2)).sum().backward()
+            model.finish_gradient_synchronization()
+        except RuntimeError:
+            print("after", time.monotonic(), file=sys.stderr, flush=True)
+            raise
+    if rank == 0 and scenario == "thread":  # as autograd's of a GPU
+        thread = threading.Thread(target=step)
+        threading.excepthook = lambda _: None
+        thread.start()
+        thread.join()
+    else:
+        step()
+finally:
+    if scenario != "thread":
+        print("after", time.monotonic(), file=sys.stderr, flush=True)
+"""
+
+
+class Ranks(OnRanks):
+    def test_ranks_of_a_launcher(self):
+        for variables, expected in (
+            ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "29500"}, (1, 4)),
+            ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "RANK": "3"}, (0, 2)),
+        ):
+            with unittest.mock.patch.dict(os.environ, variables, clear=True):
+                rank, ranks, run = bridge.ranks.who()
+                self.assertEqual((rank, ranks), expected)
+                self.assertRegex(run, "^[0-9a-f]{16}$")
+
+    def test_the_example_of_the_readme(self):
+        root = Path(__file__).resolve().parents[2]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+        command = [*torchrun, str(root / "examples/bridge.py")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        weights = re.findall(r"weights sum to (\S+\d{6})", done.stdout)
+        self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), done.stdout)  # the same on every rank
+
+    def test_waits_limits_and_ends(self):
+        """What ranks of a loop say, and how they end."""
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", SCENARIOS, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        interrupted = 0
+        said = {}
+        for path, (status, sent) in json.loads(done.stdout).items():
+            text = said[Path(path).name] = Path(path).read_text()
+            with self.subTest(path):
+                self.assertEqual(text.count("Traceback"), 1, text)
+                self.assertTrue(status > 0, (status, text))
+                if sent is not None:
+                    interrupted += 1
+                    self.assertIn("\nKeyboardInterrupt\n", text)
+                    self.assertLess(float(re.search(r"after (\S+)", text)[1]) - sent, 1.0)
+        self.assertEqual(interrupted, 3)
+        for name, words in {
+            "alone.0": ["tandem: rank 0 of 2 waits: rank 1 has not come"],
+            "waits.0": [
+                "tandem: rank 0 of 2 waits: all_reduce #",
+                "of 64 f32 (average): rank 1 has not made it",
+            ],
+            "waits.1": ["gave up: its caller ended the wait"],
+            "thread.1": ["gave up: its caller ended the wait"],
+            "limit.0": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            "limit.1": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            "raises.0": ["rank 1 (process ", "gave up: its program failed"],
+            "raises.1": ["ValueError: mine"],
+            "leaves.0": ["made another call, close #"],
+            "leaves.1": ["td_comm_close: TD_RANK_FAILED: "],
+        }.items():
+            for word in words:
+                self.assertIn(word, said[name])
+
+    def test_half_of_what_a_launcher_says(self):
+        for variables in ({"RANK": "0"}, {"WORLD_SIZE": "2"}):
+            with (
+                unittest.mock.patch.dict(os.environ, variables, clear=True),
+                self.assertRaisesRegex(
+                    RuntimeError, "RANK and WORLD_SIZE belong together, and one is not set"
+                ),
+            ):
+                bridge.ranks.who()
+
+    def test_no_ranks(self):
+        with self.assertRaisesRegex(
+            RuntimeError, "no ranks: call torch.distributed.init_process_group first"
+        ):
+            bridge.DataParallel(Tied())

@@ -1,0 +1,342 @@
+/* What a link of TD_SHARD_FULL gathers, reduces and keeps, and when. */
+#include "support/as_if_graphs.h"
+#include "support/shard_kit.h"
+#include "train/state.h"
+
+#include <inttypes.h>
+
+enum { LAYERS = 5, EMBEDDING = 0, NORMS = LAYERS + 1, HEAD = LAYERS + 2, MOST_NEEDS = 64 };
+
+static td_train_config deep(void)
+{
+    td_train_config config = shard_config_of(&(shard_setting){.name = "full"});
+
+    config.model.size.layers = LAYERS;
+    config.model.transient_gradients = false;
+    return config;
+}
+
+static td_train *open_deep(const td_shard_options *options, td_train_config *config, td_shard_link **link)
+{
+    td_train *train;
+
+    td_assert_ok(td_shard_link_create(shard_comm, options, config, link));
+    td_assert_ok(td_train_create(shard_dev, config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(*link, shard_dev, train));
+    return train;
+}
+
+static void close_deep(td_train *train, td_shard_link *link)
+{
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+static void step_deep(td_train *train, int number)
+{
+    int64_t *ids = shard_tokens_of("ids", number, shard_info.rank, 1);
+
+    td_assert_ok(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
+    td_assert_ok(td_device_free(shard_dev, ids));
+}
+
+/* ---- what is gathered, and when ---- */
+
+/* A link after the one that gathers: it hears what that one did for each need. */
+typedef struct ear {
+    td_hook hook;
+    td_shard_link *link;
+    int64_t needs;
+    int64_t sent[MOST_NEEDS]; /* gathers of this pass so far, when a unit begins */
+    int64_t before;           /* gathers of earlier passes */
+    int64_t unit;             /* whose halves are needed; -1: none yet */
+    int64_t last[2];          /* gathers of the last pass: forward, backward */
+    int64_t waiting;          /* most units whose gradients were written and are not reduced */
+} ear;
+
+static td_status ear_begin(td_hook *hook, td_pass pass, bool last)
+{
+    ear *e = (ear *)hook;
+
+    (void)last;
+    if (pass == TD_PASS_RECOMPUTE)
+        return TD_OK;
+    e->needs = 0;
+    e->unit = -1;
+    e->before = e->link->gathers.sent;
+    return TD_OK;
+}
+
+static td_status ear_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                            const void **where)
+{
+    ear *e = (ear *)hook;
+    int64_t unit = 0;
+
+    (void)pass, (void)next;
+    assert_non_null(*where);
+    while (e->link->split.pieces[unit].range.end <= need->range.begin)
+        unit++;
+    if (unit != NORMS && unit != e->unit && e->needs < MOST_NEEDS) {
+        e->sent[e->needs++] = e->link->gathers.sent - e->before;
+        e->unit = unit;
+    }
+    return TD_OK;
+}
+
+static td_status ear_room(td_hook *hook, td_range range, void **where)
+{
+    ear *e = (ear *)hook;
+    const int64_t waiting = e->link->full.sent - e->link->full.done;
+
+    (void)range;
+    assert_non_null(*where);
+    e->waiting = waiting > e->waiting ? waiting : e->waiting;
+    return TD_OK;
+}
+
+static td_status ear_end(td_hook *hook, td_pass pass, td_status ended)
+{
+    ear *e = (ear *)hook;
+
+    (void)ended;
+    if (pass != TD_PASS_RECOMPUTE)
+        e->last[pass == TD_PASS_BACKWARD] = e->link->gathers.sent - e->before;
+    return TD_OK;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The gather of the unit that is N later is queued when a unit begins, and not before. There is memory for
+ * N + 1 layers and for two layers' gradients, and it is taken when the link is attached. */
+static void check_gathers(int64_t prefetch, bool keeps)
+{
+    const td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = prefetch, .keep_weights = keeps};
+    const int64_t rooms = keeps ? LAYERS : least(prefetch + 1, LAYERS);
+    ear e = {.hook = {.begin = ear_begin, .needed = ear_needed, .room = ear_room, .end = ear_end}};
+    td_train_config config = deep();
+    td_memory_stats before, after;
+    td_shard_info what;
+    td_train *train;
+
+    config.hooks = &e.hook;
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &e.link));
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_device_memory(shard_dev, &before));
+    td_assert_ok(td_shard_link_attach(e.link, shard_dev, train));
+    td_assert_ok(td_device_memory(shard_dev, &after));
+    td_assert_ok(td_shard_link_describe(e.link, &what));
+    assert_int_equal(after.current_bytes - before.current_bytes,
+                     what.gathered_layers + what.gathered_tables + what.reduced_layers + what.reduced_tables);
+    const td_range layer = e.link->split.pieces[1].range, table = e.link->split.pieces[EMBEDDING].range;
+    const size_t layer_bytes = (size_t)(layer.end - layer.begin) * sizeof(float),
+                 table_bytes = (size_t)(table.end - table.begin) * sizeof(float);
+    const bool split = shard_info.ranks > 1;
+    assert_int_equal(what.gathered_layers, split ? (size_t)rooms * layer_bytes : 0);
+    assert_int_equal(what.gathered_tables, split ? table_bytes : 0);
+    assert_int_equal(what.reduced_layers, split ? 2 * layer_bytes : 0);
+    assert_int_equal(what.reduced_tables, split ? table_bytes : 0);
+
+    for (int number = 0; number < 3; number++) { /* the order is known from the second step on */
+        int64_t *ids = shard_tokens_of("ids", number, shard_info.rank, 1);
+
+        td_assert_ok(td_train_load(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
+        td_assert_ok(td_train_forward(train, NULL));
+        assert_int_equal(e.needs, LAYERS + 2);
+        for (int64_t i = 0; i < e.needs && split; i++) {
+            /* The head has the embedding's room, which is in use while the embedding is. */
+            const int64_t ahead = least(i + 1 + prefetch, i == 0 ? LAYERS + 1 : LAYERS + 2);
+
+            assert_int_equal(e.sent[i], number == 0 ? i + 1 : ahead);
+        }
+        td_assert_ok(td_train_backward(train));
+        assert_int_equal(e.needs, LAYERS + 1);
+        assert_int_equal(e.last[0], split ? LAYERS + 2 : 0);
+        assert_int_equal(e.last[1], split ? LAYERS - rooms : 0);
+        for (int64_t i = 0; i < e.needs && split && number > 0; i++) {
+            const int64_t reached = least(i + 1 + prefetch, LAYERS + 1), there = 1 + rooms;
+
+            assert_int_equal(e.sent[i], reached > there ? reached - there : 0);
+        }
+        assert_true(e.waiting <= 2);
+        td_assert_ok(td_device_free(shard_dev, ids));
+    }
+    close_deep(train, e.link);
+}
+
+static void units_are_gathered_when_they_are_due(void **unused)
+{
+    (void)unused;
+    check_gathers(1, false);
+    check_gathers(2, false);
+    check_gathers(100, false);
+    check_gathers(1, true);
+}
+
+/* With checkpoints of 2 of 5 layers the backward pass needs head, 4, 2, 3, 2, 0, 1, 0. A gather serves the
+ * recomputation of a layer and its backward, if no other layer needed the memory in between. */
+static void recomputed_layers_are_gathered_once(void **unused)
+{
+    (void)unused;
+    for (int64_t prefetch = 1; prefetch <= 2 && shard_info.ranks > 1; prefetch++) {
+        const td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = prefetch};
+        ear e = {.hook = {.begin = ear_begin, .end = ear_end}};
+        td_train_config config = deep();
+
+        config.hooks = &e.hook;
+        config.model.keep = TD_KEEP_INPUTS;
+        config.model.checkpoint_layers = 2;
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &e.link));
+        td_train *train;
+        td_assert_ok(td_train_create(shard_dev, &config, &train));
+        td_assert_ok(td_train_init(train, 7));
+        td_assert_ok(td_shard_link_attach(e.link, shard_dev, train));
+        for (int number = 0; number < 2; number++)
+            step_deep(train, number);
+        assert_int_equal(e.last[0], LAYERS + 2);
+        assert_int_equal(e.last[1], prefetch == 1 ? 4 : 2); /* 2, 3, 0, 1; 0, 1 */
+        close_deep(train, e.link);
+    }
+}
+
+/* ---- some weights are frozen ---- */
+
+static void frozen_weights_stay(void **unused)
+{
+    shard_trainer t[2] = {{NULL}, {NULL}};
+    void *numbers[2], *first = NULL;
+    td_weights w;
+
+    (void)unused;
+    if (shard_info.ranks > 2)
+        return;
+    for (int full = 0; full < 2; full++) {
+        td_train_config config = deep();
+        td_optimizer_group some[2] = {{{70, 2000}, config.hyper}, {{4001, 5003}, config.hyper}};
+
+        some[1].hyper.adamw.weight_decay = 0.5;
+        config.groups = some;
+        config.group_count = 2;
+        if (full) {
+            t[1].train = open_deep(&(td_shard_options){.kind = TD_SHARD_FULL}, &config, &t[1].shard);
+            first = shard_numbers_of(&t[1]);
+        } else {
+            td_assert_ok(td_ddp_link_create(shard_comm, TD_DDP_FLAT, 0, &t[0].ddp));
+            config.hooks = td_ddp_link_hook(t[0].ddp);
+            td_assert_ok(td_train_create(shard_dev, &config, &t[0].train));
+            td_assert_ok(td_train_init(t[0].train, 7));
+            td_assert_ok(td_ddp_link_attach(t[0].ddp, shard_dev, t[0].train));
+        }
+        for (int number = 0; number < 2; number++)
+            step_deep(t[full].train, number);
+        numbers[full] = shard_numbers_of(&t[full]);
+    }
+    w = shard_weights_of(t[1].train);
+    td_assert_identical("frozen and not", w.dtype, numbers[1], numbers[0], w.elements);
+    td_assert_identical("frozen", w.dtype, numbers[1], first, 70);
+    td_assert_identical("frozen", w.dtype, (float *)numbers[1] + 5003, (float *)first + 5003,
+                        w.elements - 5003);
+    assert_memory_not_equal((float *)numbers[1] + 70, (float *)first + 70, 1930 * sizeof(float));
+    free(first);
+    for (int full = 0; full < 2; full++) {
+        free(numbers[full]);
+        shard_close_trainer(&t[full]);
+    }
+}
+
+/* ---- what is refused ---- */
+
+static void passes_by_hand_are_checked(void **unused)
+{
+    const td_shard_options options = {.kind = TD_SHARD_FULL};
+    td_train_config config = deep();
+    const void *where = NULL;
+    void *room = NULL;
+    td_event *event;
+    td_shard_link *link;
+
+    (void)unused;
+    if (shard_info.ranks == 1)
+        return;
+    td_train *const train = open_deep(&options, &config, &link);
+    td_hook *const hook = &link->reduce;
+    const td_shard_piece *const units = link->split.pieces;
+    const td_range head = units[HEAD].range, layer = units[2].range, norms = units[NORMS].range;
+    const td_need needs[] = {{head, TD_READS_UPPER}, {layer, TD_READS_UPPER}};
+
+    step_deep(train, 0); /* from here on orders are known */
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_FORWARD, false));
+    td_assert_refused(td_hooks_needed(hook, TD_PASS_FORWARD, &needs[1], NULL, &where), TD_BAD_STATE,
+                      "unit 2 is needed in another order");
+    assert_int_equal(td_hooks_end(hook, TD_PASS_FORWARD, TD_BAD_STATE), TD_BAD_STATE);
+
+    step_deep(train, 1);
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_ok(td_hooks_needed(hook, TD_PASS_BACKWARD, &needs[0], NULL, &where));
+    assert_non_null(where);
+    td_assert_refused(td_hooks_room(hook, (td_range){head.begin - 1, head.end}, &room), TD_BAD_ARGUMENT,
+                      "is not of one unit");
+    td_assert_ok(td_hooks_room(hook, head, &room));
+    assert_non_null(room);
+    td_assert_refused(td_hooks_room(hook, units[EMBEDDING].range, &room), TD_BAD_STATE,
+                      "gradients of too many units");
+    td_assert_refused(td_hooks_final(hook, (td_range){head.begin, head.end - 1}, NULL), TD_BAD_ARGUMENT,
+                      "is not of a whole unit");
+    td_assert_ok(td_hooks_final(hook, head, NULL));
+    td_assert_refused(td_hooks_final(hook, head, NULL), TD_BAD_STATE, "became final twice");
+    td_assert_ok(td_event_create(shard_dev, &event));
+    td_assert_ok(td_event_record(event));
+    td_assert_ok(td_hooks_final(hook, norms, event)); /* as from a link before this one */
+    td_event_destroy(event);
+    td_assert_refused(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK), TD_BAD_STATE,
+                      "gradients of 6 of 8 units never became final");
+    close_deep(train, link);
+}
+
+/* No rank's weights replace those of others: they must have been made alike. */
+static void weights_of_other_seeds_are_refused(void **unused)
+{
+    const td_shard_options options = {.kind = TD_SHARD_FULL};
+    td_train_config config = deep();
+    td_memory_stats memory, left;
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    if (shard_info.ranks == 1)
+        return;
+    td_assert_ok(td_device_memory(shard_dev, &memory));
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7 + (uint64_t)(shard_info.rank == 1)));
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT,
+                      "a hash of the seeds and calls that made the weights: rank 1 has");
+    td_assert_ok(td_train_init(train, 8)); /* twice on each */
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "a hash of the seeds");
+    int64_t *ids = shard_tokens_of("ids", 0, 0, 1);
+    td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
+                      "joined to no trainer");
+    td_assert_refused(td_shard_gather(link, 0, ids), TD_BAD_STATE, "joined to no trainer");
+    td_assert_ok(td_device_free(shard_dev, ids));
+    close_deep(train, link);
+    td_assert_ok(td_device_memory(shard_dev, &left));
+    assert_int_equal(left.current_bytes, memory.current_bytes);
+}
+
+int shard_full_group(const char *name)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(units_are_gathered_when_they_are_due),
+        cmocka_unit_test(recomputed_layers_are_gathered_once),
+        cmocka_unit_test(frozen_weights_stay),
+        cmocka_unit_test(passes_by_hand_are_checked),
+        cmocka_unit_test(weights_of_other_seeds_are_refused),
+    };
+
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+}
