@@ -226,7 +226,7 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     const td_transformer_config *const model = &config->model;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
-    td_place(count, all, out->elements, out->ranges, order);
+    TD_TRY(td_place(count, all, out->elements, out->ranges, order));
     if (config->groups) /* as the trainer of all weights would check them */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
     if (kind == TD_SHARD_FLAT && !has_all(config, out->elements)) {
