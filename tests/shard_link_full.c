@@ -208,7 +208,7 @@ static void recomputed_layers_are_gathered_once(void **unused)
 
 static void frozen_weights_stay(void **unused)
 {
-    shard_trainer t[2] = {{NULL}, {NULL}};
+    shard_trainer t[2] = {{.train = NULL}, {.train = NULL}};
     void *numbers[2], *first = NULL;
     td_weights w;
 
