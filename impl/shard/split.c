@@ -182,8 +182,8 @@ static td_status check_config(const td_train_config *config, int64_t *elements)
     td_status status = TD_OK;
 
     TD_TRY(td_transformer_elements(size, config->model.precision, elements));
-    TD_CHECK(size->layers <= INT32_MAX / 16, "size.layers is %" PRId64 ", needs at most %d", size->layers,
-             INT32_MAX / 16);
+    TD_CHECK(size->layers <= UINT16_MAX, "size.layers is %" PRId64 ", needs at most %d", size->layers,
+             UINT16_MAX);
     if (!config->groups)
         TD_TRY(td_hyperparameters_check(&config->hyper));
     TD_CHECK(config->group_count >= 0 && config->group_count <= INT32_MAX / 16,

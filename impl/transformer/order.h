@@ -9,9 +9,10 @@
 /** The parameters of a model in the order in which their gradients become final, each as its place in the
  * block of weights, from 0. Of a range that becomes final as a whole, the last comes first.
  *
- *   order  [9 layers + 3]  out
+ *   layers  1 to 65,535, as a model has
+ *   order   [9 layers + 3]  out
  *
- * TD_BAD_ARGUMENT: layers below 1 or above 65,535. TD_NO_MEMORY. */
+ * TD_NO_MEMORY. */
 td_status td_final_order(int64_t layers, int64_t *order);
 
 #endif
