@@ -1,6 +1,6 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
-from parity.core.comparison import NOISY, ms_of
+from parity.core.comparison import NOISY, loaded, ms_of
 from parity.ddp.page import bars_of
 from parity.shared.bench_ranks import CALLS, MIB
 from parity.shared.pages import extent, ran_with, report_proofs, setup, tabled
@@ -101,7 +101,7 @@ def report_memory(page, mine, parts):
 
 def noisy(record):
     """Whether no sentence may be formed of its times."""
-    return record["values"].get("spread", 0.0) > NOISY
+    return loaded(record) or record["values"].get("spread", 0.0) > NOISY
 
 
 def report_steps(page, records):
