@@ -7,14 +7,13 @@ import torch
 from parity.core import Case, grid
 from parity.core.comparison import ms_of
 from parity.shared import attend
+from parity.shared.attend import BATCH, HEAD_DIM, PASSES
 from parity.shared.pages import errors_by, grid_rows, mib, valued
 from ref import accounting
 from ref import attention as ref
 from ref.ops import tf32_matmul
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
-HEAD_DIM = 64  # of curves, and of tables of one head size
-BATCH = 8  # the handout's, without a head dimension
 COURSE_MATRICES = 2  # that the course's four-step softmax keeps for backward
 OUR_MATRICES = 1  # that libtandem keeps: the probabilities
 
@@ -39,26 +38,11 @@ def cases(profile, device):
         shape = dict(batch=1, heads=2, seq=130, head_dim=64, causal=True, mask="inf")
         yield Case("pytorch_attention", **shape, dtype=dtype, nan=nan, nan_row=nan_row)
     for keys in attend.handout_grid(profile, device):
-        yield grid_case(profile, device, **keys)
+        yield attend.grid_case("pytorch_attention", profile, device, **keys)
 
 
 def judged_case(**keys):
     return Case("pytorch_attention", **keys, reference="torch_tf32" if keys["dtype"] == "tf32" else None)
-
-
-def grid_case(profile, device, seq, head_dim, phase):
-    """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU."""
-    matrix = 4 * BATCH * seq**2  # bytes of a score matrix: how a case is run, not what it reports
-    keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
-    if device == "cuda":
-        repeats = 100 if profile == "full" else 20
-        seconds = 0.5 + repeats * matrix / 2**33 * (0.2 if phase == "backward" else 0.08)
-        how = dict(measure="time memory", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
-        return Case("pytorch_attention", **how, **keys, **{"pass": phase})
-    repeats = {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 3
-    seconds = (repeats + 3) * (3 if phase == "backward" else 1) * max(matrix, 2**23) / 2**28
-    how = dict(measure="time memory", seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
-    return Case("pytorch_attention", **how, **keys, **{"pass": phase})
 
 
 def run(case, draw, c):
@@ -122,7 +106,6 @@ def ends_by_arithmetic(case, c):
 
 
 SIDES = ("c", "torch_eager")
-PASSES = ("forward", "backward")
 
 
 def report(page, records):

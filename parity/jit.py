@@ -6,16 +6,14 @@ from parity.core import Case, grid
 from parity.core.comparison import Comparison, geomean
 from parity.core.view import number
 from parity.shared import attend
+from parity.shared.attend import BATCH, HEAD_DIM, PASSES
 from parity.shared.pages import by_case, errors_by, grid_rows
 from ref import attention as ref
 from ref import jit
 
 DTYPES = ["f32", "bf16"]
-HEAD_DIM = 64  # of curves, and of tables of one head size
 # On a GPU: the largest tiles, and products by cuBLASLt.
 JUDGED = [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]
-BATCH = 8  # the handout's, without a head dimension
-PASSES = ("forward", "backward")
 LONG = 8192  # from which on a CPU takes minutes a cell: one call, behind the one that compiles
 # Score matrices that PyTorch was seen to hold at once, of seq 4096 on a CPU. Where there is no room for them
 # it is not asked.
@@ -45,39 +43,13 @@ def cases(profile, device):
             yield judged_case(device, batch=1, heads=2, **shape, causal=False, dtype="f32")
     cells = list(attend.handout_grid(profile, device))
     for keys in cells[:2] if quick else cells:  # PyTorch compiles each for seconds
-        yield grid_case(profile, device, **keys)
+        config = CONFIG | ({"c": {"caches": False}} if device == "cuda" else {})
+        how = dict(compiling=8.0, longest=LONG, config=config)
+        yield attend.grid_case("torch_compile", profile, device, **keys, **how)
 
 
 def judged_case(device, **keys):
     return Case("torch_compile", seconds=1.0 if device == "cpu" else 4.0, **keys, mask="inf")
-
-
-def grid_case(profile, device, seq, head_dim, phase):
-    """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU."""
-    matrix = matrix_bytes(seq)
-    measure = "time memory"
-    keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
-    if device == "cuda":
-        repeats = 100 if profile == "full" else 20
-        seconds = 8 + repeats * matrix / 2**33 * (0.3 if phase == "backward" else 0.1)
-        how = dict(seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
-    else:
-        repeats = (
-            {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 1 if seq >= LONG else 3
-        )
-        calls = repeats + 3
-        if seq >= LONG:
-            measure, calls = "time", repeats + 1
-            keys["warmup"] = 1
-        seconds = 8 + calls * (5 if phase == "backward" else 2) * max(matrix, 2**23) / 2**28
-        how = dict(seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
-    config = CONFIG | ({"c": {"caches": False}} if device == "cuda" else {})
-    return Case("torch_compile", measure=measure, config=config, **how, **keys, **{"pass": phase})
-
-
-def matrix_bytes(seq):
-    """Of a score matrix: how a case is run, not what it reports."""
-    return 4 * BATCH * seq**2
 
 
 def run(case, draw, c):
@@ -112,7 +84,7 @@ def timed_sides(case, draw, c):
         return {"values": {"compile_ms": info.compile_ms, "find_ms": info.find_ms}}
 
     def needs(impl):
-        return MATRICES[impl][phase] * matrix_bytes(case.seq) if case.alone else None
+        return MATRICES[impl][phase] * attend.matrix_bytes(case.seq) if case.alone else None
 
     def swapping():
         return {"values": {"swapped": compiled.swapped}} if compiled.swapped is not None else {}

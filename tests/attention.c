@@ -79,17 +79,15 @@ static void refuses_a_score_matrix_that_no_machine_could_hold(void **state)
                       "bytes of the scores");
 }
 
-static void it_is_called_naive(void **state)
+TD_BODY(it_is_called_naive)
 {
-    (void)state;
     assert_string_equal(td_attention_naive.name, "naive");
 }
 
-static void says_what_it_is(void **state)
+TD_BODY(says_what_it_is)
 {
     td_attention_traits traits;
 
-    (void)state;
     td_assert_ok(td_attention_naive_describe(TD_DEVICE_CPU, &traits));
     assert_string_equal(traits.saved, "scores");
     assert_int_equal(traits.saved_floats, 0);
@@ -100,13 +98,12 @@ static void says_what_it_is(void **state)
     assert_true(traits.tf32);
 }
 
-static void refuses_work_out_of_line(void **state)
+TD_BODY(refuses_work_out_of_line)
 {
     const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_F32};
     td_attend_run *r = td_attend_open(&td_attention_naive, "alignment", &shape);
     char *const work = (char *)r->backward_work + 64;
 
-    (void)state;
     td_assert_refused(td_attention_naive_forward(r->dev, &shape, r->q, r->k, r->v, r->o, r->saved, work),
                       TD_BAD_ARGUMENT, "needs a multiple of 256");
     td_attend_close(r);

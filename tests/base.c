@@ -26,7 +26,7 @@ void *__wrap_malloc(size_t bytes)
 
 /* ---- status ---- */
 
-static void every_status_has_its_name(void **state)
+TD_BODY(every_status_has_its_name)
 {
     static const struct {
         td_status status;
@@ -42,7 +42,6 @@ static void every_status_has_its_name(void **state)
                 {(td_status)-1, "unknown status"},
                 {(td_status)8, "unknown status"}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         assert_string_equal(td_status_name(rows[i].status), rows[i].name);
 }
@@ -56,13 +55,12 @@ static void *fail_on_another_thread(void *message)
     return empty_at_first ? message : NULL;
 }
 
-static void each_thread_has_its_own_last_error(void **state)
+TD_BODY(each_thread_has_its_own_last_error)
 {
     pthread_t thread;
     char theirs[16] = "";
     void *result = NULL;
 
-    (void)state;
     assert_int_equal(td_fail(TD_NO_MEMORY, "mine is %d", 1), TD_NO_MEMORY);
     assert_int_equal(pthread_create(&thread, NULL, fail_on_another_thread, theirs), 0);
     assert_int_equal(pthread_join(thread, &result), 0);
@@ -71,21 +69,19 @@ static void each_thread_has_its_own_last_error(void **state)
     assert_string_equal(td_last_error(), "mine is 1");
 }
 
-static void a_success_leaves_the_message(void **state)
+TD_BODY(a_success_leaves_the_message)
 {
     td_dtype dtype;
 
-    (void)state;
     td_fail(TD_BAD_ARGUMENT, "before");
     td_assert_ok(td_dtype_parse("f32", &dtype));
     assert_string_equal(td_last_error(), "before");
 }
 
-static void a_long_message_is_cut(void **state)
+TD_BODY(a_long_message_is_cut)
 {
     char words[2000];
 
-    (void)state;
     memset(words, 'x', sizeof words - 1);
     words[sizeof words - 1] = '\0';
     td_fail(TD_BAD_ARGUMENT, "%s", words);
@@ -93,7 +89,7 @@ static void a_long_message_is_cut(void **state)
     assert_memory_equal(td_last_error(), words, strlen(td_last_error()));
 }
 
-static void products_are_checked(void **state)
+TD_BODY(products_are_checked)
 {
     static const struct {
         int64_t extents[4], product; /* product -1: refused with these words */
@@ -110,7 +106,6 @@ static void products_are_checked(void **state)
         {{4, -1, 1, 1}, -1, "shape: extent 1 is -1, needs at least 0"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         int64_t product = -7;
 
@@ -125,11 +120,10 @@ static void products_are_checked(void **state)
 
 /* ---- clock ---- */
 
-static void the_clock_never_runs_backwards(void **state)
+TD_BODY(the_clock_never_runs_backwards)
 {
     int64_t start = td_clock_ns(), last = start;
 
-    (void)state;
     for (int i = 0; i < 100000; i++) {
         int64_t now = td_clock_ns();
 
@@ -147,13 +141,12 @@ static bool near(double got, double want)
     return fabs(got - want) <= 1e-14 * (1 + fabs(want));
 }
 
-static void figures_worked_by_hand(void **state)
+TD_BODY(figures_worked_by_hand)
 {
     const double samples[] = {4, 1, 3, 2};
     const double one[] = {-2.5};
     td_stats stats;
 
-    (void)state;
     memset(&stats, 0xFF, sizeof stats);
     td_assert_ok(td_stats_compute(samples, 4, &stats));
     assert_int_equal(stats.n, 4);
@@ -172,7 +165,7 @@ static void figures_worked_by_hand(void **state)
                 stats.p99 == -2.5 && stats.max == -2.5);
 }
 
-static void figures_of_numpy(void **state)
+TD_BODY(figures_of_numpy)
 {
     /* mean, std(ddof=1) and percentile of numpy 2 in float64 on the same samples. */
     const double samples[] = {3.5, -1.25, 7.75, 0.1, 2.0, 2.0, 1e3, -17.3};
@@ -180,7 +173,6 @@ static void figures_of_numpy(void **state)
     double shifted[11], quarter;
     td_stats stats;
 
-    (void)state;
     td_assert_ok(td_stats_compute(samples, 8, &stats));
     assert_true(near(stats.mean, 124.60000000000001));
     assert_true(near(stats.std, 353.7916850755136));
@@ -208,12 +200,11 @@ static void figures_of_numpy(void **state)
     assert_true(fabs(stats.std - 0.0033166144389484837) < 1e-9);
 }
 
-static void percentiles_reach_both_ends(void **state)
+TD_BODY(percentiles_reach_both_ends)
 {
     const double sorted[] = {-INFINITY, 1, 1, INFINITY};
     double value;
 
-    (void)state;
     td_assert_ok(td_stats_percentile(sorted, 4, 0, &value));
     assert_true(value == -INFINITY);
     td_assert_ok(td_stats_percentile(sorted, 4, 100, &value));
@@ -242,13 +233,12 @@ static void a_nan_makes_every_figure_nan(void **state)
     }
 }
 
-static void many_samples_of_a_known_law(void **state)
+TD_BODY(many_samples_of_a_known_law)
 {
     enum { COUNT = 100001 };
     double *samples = malloc(COUNT * sizeof *samples);
     td_stats stats;
 
-    (void)state;
     assert_non_null(samples);
     for (int i = 0; i < COUNT;
          i++) /* 0 .. 100000 in an order of its own: 7919 has no factor in common with 100001 */
@@ -261,12 +251,11 @@ static void many_samples_of_a_known_law(void **state)
     free(samples);
 }
 
-static void statistics_without_memory_say_so(void **state)
+TD_BODY(statistics_without_memory_say_so)
 {
     const double samples[] = {1, 2};
     td_stats stats = {.n = 77};
 
-    (void)state;
     refuse_malloc = true;
     td_status status = td_stats_compute(samples, 2, &stats);
     refuse_malloc = false;
@@ -283,12 +272,11 @@ static bool is_id(const char *text)
     return strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16;
 }
 
-static void the_build_names_itself(void **state)
+TD_BODY(the_build_names_itself)
 {
     const td_build *build = td_build_info();
     const bool cuda = strcmp(build->backends, "cpu cuda") == 0;
 
-    (void)state;
     assert_ptr_equal(build, td_build_info());
     assert_int_equal(build->version[strspn(build->version, "0123456789.")], '\0');
     assert_true(strlen(build->version) >= 5);
@@ -303,11 +291,10 @@ static void the_build_names_itself(void **state)
     assert_true(is_id(build->id));
 }
 
-static void every_module_has_an_id_of_its_own(void **state)
+TD_BODY(every_module_has_an_id_of_its_own)
 {
     const td_build *build = td_build_info();
 
-    (void)state;
     assert_true(build->module_count > 5);
     assert_string_equal(build->modules[0].name, "base");
     for (int i = 0; i < build->module_count; i++) {
@@ -321,7 +308,7 @@ static void every_module_has_an_id_of_its_own(void **state)
 
 /* The vectors of SipHash's authors for 128 bits: key 00 01 .. 0f, and data of 0, 1, 8 and 15 bytes 00 01 ...
  */
-static void hashes_under_a_key_are_siphash(void **state)
+TD_BODY(hashes_under_a_key_are_siphash)
 {
     static const struct {
         size_t bytes;
@@ -333,7 +320,6 @@ static void hashes_under_a_key_are_siphash(void **state)
     const td_key key = {{UINT64_C(0x0706050403020100), UINT64_C(0x0f0e0d0c0b0a0908)}};
     unsigned char data[40];
 
-    (void)state;
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (unsigned char)i;
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
@@ -352,14 +338,13 @@ static void hashes_under_a_key_are_siphash(void **state)
     }
 }
 
-static void keys_are_32_digits(void **state)
+TD_BODY(keys_are_32_digits)
 {
     static const char *const others[] = {"", "0123456789abcdef", "0123456789abcdef0123456789abcdeg",
                                          "0123456789abcdef0123456789abcdef0"};
     td_key key = {{7, 7}}, drawn[2];
     char text[TD_KEY_DIGITS + 1];
 
-    (void)state;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_false(td_key_parse(others[i], &key));
     assert_true(key.word[0] == 7 && key.word[1] == 7);

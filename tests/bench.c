@@ -51,12 +51,11 @@ static int close_device(void **unused)
         "forward", "backward", "train"                                                                       \
     }
 
-static void modes_have_names(void **state)
+TD_BODY(modes_have_names)
 {
     static const char *const names[] = MODES;
     td_bench_mode mode = (td_bench_mode)7;
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         assert_string_equal(td_bench_mode_name((td_bench_mode)i), names[i]);
         td_assert_ok(td_bench_mode_parse(names[i], &mode));
@@ -66,12 +65,11 @@ static void modes_have_names(void **state)
     assert_string_equal(td_bench_mode_name((td_bench_mode)-1), "unknown mode");
 }
 
-static void ways_to_time_have_names(void **state)
+TD_BODY(ways_to_time_have_names)
 {
     static const char *const names[] = {"phases", "events", "whole"};
     td_bench_timed timed = (td_bench_timed)7;
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         assert_string_equal(td_bench_timed_name((td_bench_timed)i), names[i]);
         td_assert_ok(td_bench_timed_parse(names[i], &timed));
@@ -193,13 +191,12 @@ static const td_cases timed_phases = {.group = "every mode times its phases",
 
 /* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no
  * number. */
-static void whole_steps_are_the_same_steps(void **state)
+TD_BODY(whole_steps_are_the_same_steps)
 {
     td_bench_config config = tiny;
     td_bench_result *result;
     td_bench_summary apart, whole;
 
-    (void)state;
     td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
     td_assert_ok(td_bench_summary_of(result, &apart));
     td_bench_result_destroy(result);
@@ -240,7 +237,7 @@ static void whole_steps_are_the_same_steps(void **state)
 }
 
 /* Weights, tokens and so the losses follow from the seed. */
-static void seeds_repeat(void **state)
+TD_BODY(seeds_repeat)
 {
     enum { ONE, COLD, OTHER, RUNS };
     static const struct {
@@ -249,7 +246,6 @@ static void seeds_repeat(void **state)
     } runs[] = {[ONE] = {2, 5, 11}, [COLD] = {0, 7, 11}, [OTHER] = {2, 5, 12}}; /* of as many steps in all */
     td_bench_summary s[RUNS];
 
-    (void)state;
     for (int i = 0; i < RUNS; i++) {
         td_bench_config config = tiny;
         td_bench_result *result;
@@ -278,9 +274,8 @@ static td_status tick(void *user, int64_t done, int64_t total, double step_ms)
     return done == t->stop_at ? TD_IO_ERROR : TD_OK;
 }
 
-static void progress_follows_every_step(void **state)
+TD_BODY(progress_follows_every_step)
 {
-    (void)state;
     for (int64_t stop_at = 0; stop_at <= 7; stop_at++) {
         td_bench_result *result = (td_bench_result *)&stop_at;
         td_memory_stats memory;

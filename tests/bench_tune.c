@@ -34,12 +34,11 @@ td_status __wrap_td_bench_summary_of(const td_bench_result *result, td_bench_sum
     return TD_OK;
 }
 
-static void the_fastest_number_is_chosen(void **state)
+TD_BODY(the_fastest_number_is_chosen)
 {
     td_device *dev;
     int32_t sms;
 
-    (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
     has_sms = true;
     for (fastest = 0; fastest <= 32; fastest += fastest > 0 ? 4 : 8) {

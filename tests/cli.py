@@ -235,6 +235,16 @@ class Program(Cli):
             ("ddp 3", "tandem ddp: '3' is one argument too many"),
             ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors, flat or full"),
             ("shard --strategy naive", "tandem shard: --strategy: 'naive' needs --kind tensors"),
+            ("shard --keep-weights", "tandem shard: --keep-weights needs --kind full"),
+            (
+                "shard --kind full --bucket-mb 1",
+                "tandem shard: --bucket-mb: '1' needs --kind flat or tensors",
+            ),
+            ("shard --kind full --prefetch 0", "tandem shard: --prefetch: '0' needs to be"),
+            (
+                "shard --kind full --gradients transient",
+                "tandem shard: --gradients: 'transient' needs --kind flat or tensors",
+            ),
             (
                 "shard --kind tensors --strategy naive --bucket-mb 1",
                 "tandem shard: --bucket-mb: '1' needs --strategy bucketed",

@@ -166,7 +166,7 @@ td_status __wrap_td_device_count(td_device_kind kind, int *out)
     return TD_OK;
 }
 
-static void each_rank_needs_a_gpu(void **state)
+TD_BODY(each_rank_needs_a_gpu)
 {
     static const struct {
         const char *rank, *ranks, *local_rank, *local_ranks, *words;
@@ -179,7 +179,6 @@ static void each_rank_needs_a_gpu(void **state)
                  {"0", "x", "0", "1", "WORLD_SIZE is 'x', needs a whole number"}};
     const command c = {"allreduce", td_command_allreduce, "--device cuda", false};
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
         const char *const values[] = {cases[i].rank, cases[i].ranks, cases[i].local_rank,
@@ -225,7 +224,7 @@ static void remove_tree(void)
 }
 
 /* Trees as the kernel shows them. */
-static void control_groups_lower_the_limit(void **state)
+TD_BODY(control_groups_lower_the_limit)
 {
     static const struct {
         const char *name;
@@ -263,7 +262,6 @@ static void control_groups_lower_the_limit(void **state)
     };
     const double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_non_null(mkdtemp(root));
         for (int j = 0; j < 8 && cases[i].files[j]; j += 2)

@@ -83,7 +83,10 @@ COMMANDS = {
     "memory": ({**RECORDED, **MACHINE}, SMALL_RECORDED),
     "trace": ({**TRACED, **MACHINE}, SMALL_MODEL),
     "ddp": ({**RANKED, "--strategy": [*NAMES, "overlap", "bucketed"], **MACHINE}, SMALL_MODEL),
-    "shard": ({**RANKED, "--kind": [*NAMES, "tensors"], **MACHINE}, SMALL_MODEL),
+    "shard": (
+        {**RANKED, "--kind": [*NAMES, "tensors", "full"], "--prefetch": NUMBERS, **MACHINE},
+        SMALL_MODEL,
+    ),
     "precision": ({"--count": NUMBERS, "--value": NUMBERS}, "--count 50"),
     "sizes": ({"--batch": SIZES, "--context": SIZES}, ""),
     "account": ({}, ""),

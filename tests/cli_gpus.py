@@ -67,14 +67,15 @@ class OnGpus(cli_ranks.Steps):
         self.assertEqual(["windows" in record for record in records], [direct] * 2)
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):
-        for command in (["ddp"], ["shard"], ["shard", "--kind", "tensors"]):
+        kinds = (["shard", "--kind", kind] for kind in ("flat", "tensors", "full"))
+        for command in (["ddp"], *kinds):
             losses = []
             for words in ([], ["--queued"]):
                 done = self.finish(self.start(2, *command, *words, "--json", str(self.json)))
                 self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
                 losses.append(re.search(r"loss .* to .*", done[0][1]).group())
             self.assertEqual(losses[0], losses[1], command)
-        self.assertEqual([record["config"]["graph"] for record in self.records()], [True, False] * 3)
+        self.assertEqual([record["config"]["graph"] for record in self.records()], [True, False] * 4)
 
 
 if __name__ == "__main__":

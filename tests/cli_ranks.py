@@ -263,7 +263,9 @@ class Ranks(Cli):
 class Steps(Cli):
     """Training steps of several ranks, on the CPU by Gloo; cli_gpus.py has them on GPUs."""
 
-    RANKED = (("ddp", "naive"), ("ddp", "flat"), ("ddp", "overlap"), ("ddp", "bucketed"), ("shard", "flat"))
+    RANKED = tuple(("ddp", way) for way in ("naive", "flat", "overlap", "bucketed"))
+    RANKED += (("shard", "flat"), ("shard", "full"))
+    FULL = ("gathered_layers", "gathered_tables", "reduced_layers", "reduced_tables")
     BACKEND = "gloo"
     MODEL, SHORT = TINY[:10], TINY[10:]
     MOST = 3  # ranks
@@ -315,7 +317,9 @@ class Steps(Cli):
                 self.assertEqual((record["case"]["ranks"], record["case"]["backend"]), (2, self.BACKEND))
                 self.assertEqual(record["module"], command)
                 self.assertEqual(record["case"]["strategy" if command == "ddp" else "shard"], way)
-                self.assertEqual("bucket_mb" in record["case"], way == "bucketed" or command == "shard")
+                self.assertEqual(
+                    "bucket_mb" in record["case"], way == "bucketed" or (command, way) == ("shard", "flat")
+                )
                 self.assertEqual((record["ms"]["n"], len(record["samples"])), (3, 3))
                 for name, values in record["by_rank"].items():
                     head = name.replace("_ms", " ms").replace("beside", "hidden")
@@ -333,6 +337,10 @@ class Steps(Cli):
                     self.assertLessEqual(of["beside_ms"], of["collectives_ms"])
                     if way in ("naive", "flat") and command == "ddp":
                         self.assertLessEqual(of["beside_ms"], self.BESIDE_MS)
+                if way == "full":
+                    kept = [f"{record['memory'][f'{name}_mib'][0]:.2f}" for name in self.FULL]
+                    self.assertRegex(done[0][1], ".* for layers and .*".join(kept[:2]))
+                    self.assertRegex(done[0][1], " and ".join(kept[2:]))
         deliverables = [record["deliverable"] for record in self.records()]
         self.assertEqual(
             deliverables,
@@ -342,6 +350,7 @@ class Steps(Cli):
                 "ddp_overlap_individual_parameters_benchmarking",
                 "ddp_bucketed_benchmarking",
                 "optimizer_state_sharding_accounting",
+                "fsdp_accounting",
             ],
         )
         states = [record["memory"]["optimizer_state_mib"][0] for record in self.records()]

@@ -254,9 +254,8 @@ static td_reduction reduction_of(int i)
     return reduction == TD_AVERAGE && i % TYPES == TYPES - 1 ? TD_SUM : reduction;
 }
 
-static void all_reduce_is_the_reduction_of_all(void **state)
+TD_TEST(all_reduce_is_the_reduction_of_all)
 {
-    (void)state;
     for (int i = 0; i < TYPES * REDUCTIONS * COUNTS * 2; i += stride())
         all_reduce_case(all_types[i % TYPES], reduction_of(i), counts[i / (TYPES * REDUCTIONS) % COUNTS],
                         i / (TYPES * REDUCTIONS * COUNTS));
@@ -265,12 +264,11 @@ static void all_reduce_is_the_reduction_of_all(void **state)
 }
 
 /* Next to the largest number of f16, and with its smallest bits. */
-static void an_average_of_f16_is_finite(void **state)
+TD_TEST(an_average_of_f16_is_finite)
 {
     static const float numbers[] = {60000, -65504, 0.333251953125f, 0x1p-14f};
     td_f16 in[4], out[4], parts[4 * TD_COMM_MOST_RANKS], part[4];
 
-    (void)state;
     td_assert_ok(td_convert(4, TD_F32, numbers, TD_F16, in));
     for (int rank = 0; rank < info.ranks; rank++)
         memcpy(parts + rank * 4, in, sizeof in);
@@ -319,9 +317,8 @@ static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64
     td_fence_free(in);
 }
 
-static void reduce_scatter_gives_each_rank_its_part(void **state)
+TD_TEST(reduce_scatter_gives_each_rank_its_part)
 {
-    (void)state;
     for (int i = 0; i < TYPES * REDUCTIONS * COUNTS * 2; i += stride())
         reduce_scatter_case(all_types[i % TYPES], reduction_of(i), counts[i / (TYPES * REDUCTIONS) % COUNTS],
                             i / (TYPES * REDUCTIONS * COUNTS));
@@ -371,9 +368,8 @@ static void broadcast_case(td_comm_type type, int64_t count, int root)
     td_fence_free(buffer);
 }
 
-static void all_gather_and_broadcast_copy_bits(void **state)
+TD_TEST(all_gather_and_broadcast_copy_bits)
 {
-    (void)state;
     for (int i = 0; i < TYPES * COUNTS; i += stride())
         for (int in_place = 0; in_place < 2; in_place++)
             all_gather_case(all_types[i % TYPES], counts[i / TYPES], in_place);
@@ -384,14 +380,13 @@ static void all_gather_and_broadcast_copy_bits(void **state)
 }
 
 /* The order of Gloo's ring, and that of two: every bit is known. */
-static void sums_have_the_bits_of_their_order(void **state)
+TD_TEST(sums_have_the_bits_of_their_order)
 {
     enum { COUNT = 300007 };
     const int64_t ranks = info.ranks, bytes = COUNT * 4;
     int64_t segments = (bytes + (1 << 20) - 1) >> 20;
     float *inputs[16], *out = td_fence_alloc(COUNT * sizeof *out);
 
-    (void)state;
     if (info.backend != TD_COMM_GLOO && ranks != 2) {
         td_fence_free(out);
         skip();
@@ -422,14 +417,13 @@ static void sums_have_the_bits_of_their_order(void **state)
     td_fence_free(out);
 }
 
-static void handles_are_waited_for_in_any_order(void **state)
+TD_TEST(handles_are_waited_for_in_any_order)
 {
     enum { WORKS = 200 };
     static float in[WORKS][32], out[WORKS][32];
     td_work *works[WORKS];
     bool done = false;
 
-    (void)state;
     for (int i = 0; i < WORKS; i++) {
         for (int j = 0; j < 32; j++)
             in[i][j] = (float)(i * info.rank + j);
@@ -451,13 +445,12 @@ static void handles_are_waited_for_in_any_order(void **state)
             assert_true(out[i][j] == (float)(i * info.ranks * (info.ranks - 1) / 2 + j * info.ranks));
 }
 
-static void there_are_1024_handles(void **state)
+TD_TEST(there_are_1024_handles)
 {
     static td_work *works[1025];
     static int64_t numbers[1025];
     int made = 0;
 
-    (void)state;
     int64_t *dev_numbers = there(numbers, sizeof numbers);
     while (made < 1025 &&
            td_comm_broadcast(comm, &dev_numbers[made], 1, TD_COMM_I64, 0, &works[made]) == TD_OK)
@@ -471,13 +464,12 @@ static void there_are_1024_handles(void **state)
     td_assert_ok(td_comm_barrier(comm));
 }
 
-static void ranks_know_each_other(void **state)
+TD_TEST(ranks_know_each_other)
 {
     int32_t *all = calloc((size_t)info.ranks, sizeof *all);
     const char *host = NULL;
     int64_t process = 0;
 
-    (void)state;
     td_assert_ok(td_comm_exchange(comm, &info.rank, sizeof info.rank, all));
     for (int rank = 0; rank < info.ranks; rank++) {
         assert_int_equal(all[rank], rank);
@@ -502,9 +494,8 @@ static void ranks_know_each_other(void **state)
 }
 
 /* A rank that finds a difference and gives up at once does not end a slow one before that has found it. */
-static void every_rank_says_what_differs(void **state)
+TD_TEST(every_rank_says_what_differs)
 {
-    (void)state;
     for (int slow = 0; slow < 2; slow++) { /* the hub, or another */
         const td_setting setting = {"layers", info.rank == 1 ? 3 : 2};
         char name[16];
@@ -523,11 +514,10 @@ static void every_rank_says_what_differs(void **state)
 }
 
 /* Counts that do not fit an int, of which one asks by the environment: it takes gigabytes. */
-static void more_elements_than_an_int_counts(void **state)
+TD_TEST(more_elements_than_an_int_counts)
 {
     const int64_t count = (INT64_C(1) << 31) + 3;
 
-    (void)state;
     if (!getenv("TD_COMM_LARGE") || info.backend == TD_COMM_NCCL)
         skip();
     uint16_t *data = malloc((size_t)count * 2);
@@ -546,7 +536,7 @@ static void more_elements_than_an_int_counts(void **state)
 
 /* ---- when they ran ---- */
 
-static void spans_are_of_the_calls_in_order(void **unused)
+TD_TEST(spans_are_of_the_calls_in_order)
 {
     enum { COUNT = 1000 };
     float *mine = calloc(COUNT, sizeof *mine), *all = calloc((size_t)info.ranks * COUNT, sizeof *all);
@@ -558,7 +548,6 @@ static void spans_are_of_the_calls_in_order(void **unused)
     td_work *works[3] = {0};
     int64_t count = -1, before;
 
-    (void)unused;
     td_assert_ok(td_comm_watch(comm, 3));
     td_assert_ok(td_comm_watched(comm, &spans, &count));
     assert_int_equal(count, 0);
@@ -595,7 +584,7 @@ static void spans_are_of_the_calls_in_order(void **unused)
 /* ---- streams and graphs ---- */
 
 /* A stream that waits for a handle comes behind the collective, and so behind what its input comes from. */
-static void a_handle_orders_streams(void **unused)
+TD_TEST(a_handle_orders_streams)
 {
     enum { COUNT = 5001, FILLS = 200 };
     const size_t bytes = COUNT * sizeof(float), much = (size_t)1 << 28;
@@ -603,7 +592,6 @@ static void a_handle_orders_streams(void **unused)
     td_work *work = NULL;
     void *slow;
 
-    (void)unused;
     if (info.backend != TD_COMM_NCCL)
         skip();
     float *mine = malloc(bytes), *got = malloc(bytes);
@@ -646,14 +634,13 @@ static void a_handle_orders_streams(void **unused)
 }
 
 /* Launched thrice: each time what all ranks have then. */
-static void collectives_are_captured(void **unused)
+TD_TEST(collectives_are_captured)
 {
     enum { COUNT = 5001, LAUNCHES = 3 };
     td_work *work = NULL;
     td_graph *graph = NULL;
     bool done;
 
-    (void)unused;
     if (info.backend != TD_COMM_NCCL)
         skip();
     float *mine = malloc(COUNT * sizeof *mine), *got = malloc(COUNT * sizeof *got);
@@ -701,7 +688,7 @@ static void collectives_are_captured(void **unused)
 
 /* ---- windows ---- */
 
-static void results_in_windows_are_the_same(void **unused)
+TD_TEST(results_in_windows_are_the_same)
 {
     const bool direct = td_ranks_direct(&info);
     td_comm_window *window = NULL, *second = NULL;
@@ -723,10 +710,10 @@ static void results_in_windows_are_the_same(void **unused)
             td_comm_all_reduce(comm, (char *)block + 8, (char *)block + 256, 5, TD_COMM_F32, TD_SUM, NULL),
             TD_BAD_ARGUMENT, "in is at byte 8 of a window");
         pool = block;
-        all_reduce_is_the_reduction_of_all(unused);
-        reduce_scatter_gives_each_rank_its_part(unused);
-        all_gather_and_broadcast_copy_bits(unused);
-        collectives_are_captured(unused);
+        all_reduce_is_the_reduction_of_all(state);
+        reduce_scatter_gives_each_rank_its_part(state);
+        all_gather_and_broadcast_copy_bits(state);
+        collectives_are_captured(state);
         assert_int_equal(pool_parts, 0);
         pool = NULL;
     }
@@ -739,7 +726,7 @@ static void results_in_windows_are_the_same(void **unused)
 }
 
 /* No host is far ahead of its GPU: what is left behind many launches is a few of them. */
-static void launches_wait_for_those_before(void **unused)
+TD_TEST(launches_wait_for_those_before)
 {
     enum { COUNT = 5001, FILLS = 100, LAUNCHES = 20 };
     const size_t much = (size_t)1 << 28;
@@ -747,7 +734,6 @@ static void launches_wait_for_those_before(void **unused)
     td_graph *graph = NULL;
     void *slow;
 
-    (void)unused;
     if (info.backend != TD_COMM_NCCL || info.ranks == 1)
         skip();
     float *mine = calloc(COUNT, sizeof *mine), *in = there(mine, COUNT * sizeof *mine);
@@ -775,29 +761,12 @@ static void launches_wait_for_those_before(void **unused)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_reduce_is_the_reduction_of_all),
-        cmocka_unit_test(an_average_of_f16_is_finite),
-        cmocka_unit_test(reduce_scatter_gives_each_rank_its_part),
-        cmocka_unit_test(all_gather_and_broadcast_copy_bits),
-        cmocka_unit_test(sums_have_the_bits_of_their_order),
-        cmocka_unit_test(handles_are_waited_for_in_any_order),
-        cmocka_unit_test(spans_are_of_the_calls_in_order),
-        cmocka_unit_test(there_are_1024_handles),
-        cmocka_unit_test(ranks_know_each_other),
-        cmocka_unit_test(every_rank_says_what_differs),
-        cmocka_unit_test(more_elements_than_an_int_counts),
-        cmocka_unit_test(a_handle_orders_streams),
-        cmocka_unit_test(collectives_are_captured),
-        cmocka_unit_test(launches_wait_for_those_before),
-        cmocka_unit_test(results_in_windows_are_the_same),
-    };
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
-    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    const int failed = td_run_tests(argv[1], NULL, NULL);
     const td_status status = td_comm_close(comm);
     if (status != TD_OK)
         fprintf(stderr, "%s\n", td_last_error());

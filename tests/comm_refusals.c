@@ -116,7 +116,7 @@ static const td_signature first = {
     .number = 1, .count = 10, .kind = TD_CALL_ALL_GATHER, .type = TD_COMM_BF16};
 
 /* By a page of memory, and where there is none. */
-static void calls_are_compared(void **state)
+TD_TEST(calls_are_compared)
 {
     for (int shared = 0; shared < 2; shared++) {
         td_signature other = first;
@@ -145,7 +145,7 @@ static void calls_are_compared(void **state)
     }
 }
 
-static void who_is_late_is_named(void **state)
+TD_TEST(who_is_late_is_named)
 {
     for (int shared = 0; shared < 2; shared++)
         for (int late = 0; late < 2; late++) {
@@ -167,11 +167,10 @@ static void who_is_late_is_named(void **state)
         }
 }
 
-static void a_call_that_does_not_end_is_named_where_all_are_in_it(void **state)
+TD_TEST(a_call_that_does_not_end_is_named_where_all_are_in_it)
 {
     rank pair[2];
 
-    (void)state;
     prepare(pair);
     open_pair(pair);
     for (int i = 0; i < 2; i++)
@@ -180,7 +179,7 @@ static void a_call_that_does_not_end_is_named_where_all_are_in_it(void **state)
     close_pair(pair);
 }
 
-static void who_leaves_or_fails_is_named(void **state)
+TD_TEST(who_leaves_or_fails_is_named)
 {
     rank pair[2];
 
@@ -204,13 +203,12 @@ static void who_leaves_or_fails_is_named(void **state)
     close_pair(pair);
 }
 
-static void values_go_from_rank_to_rank(void **state)
+TD_TEST(values_go_from_rank_to_rank)
 {
     char value[8] = "";
     size_t bytes = 0;
     rank pair[2];
 
-    (void)state;
     prepare(pair);
     open_pair(pair);
     td_assert_ok(td_control_put(pair[0].control, "a", "one", 4));
@@ -230,11 +228,10 @@ static void values_go_from_rank_to_rank(void **state)
     close_pair(pair);
 }
 
-static void ranks_that_do_not_fit_are_refused(void **state)
+TD_TEST(ranks_that_do_not_fit_are_refused)
 {
     rank pair[2];
 
-    (void)state;
     prepare(pair);
     pair[1].options.backend = 1;
     open_pair(pair);
@@ -270,14 +267,13 @@ static bool hear(void *user, double seconds, const char *what)
 
 /* Each is told of its wait a few times in a second, and ended soon after it says so: by far before the limit.
  */
-static void a_caller_hears_of_a_wait_and_may_end_it(void **state)
+TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
 {
     enum { HUB, RANK, SHARED, WORDS, CASES };
     static const char *const told[CASES] = {"rank 1 has not come", "nobody answers at refusals-",
                                             "all_gather #1 of 10 bf16: rank 1 has not made it",
                                             "all_gather #1 of 10 bf16: not all ranks have made it"};
 
-    (void)state;
     for (int i = 0; i < CASES; i++) {
         hearer h = {.ends = 0.5};
         const td_waiting waiting = {hear, &h};
@@ -317,7 +313,7 @@ static void a_caller_hears_of_a_wait_and_may_end_it(void **state)
 
 /* ---- where the system refuses ---- */
 
-static void what_the_system_refuses_comes_back(void **state)
+TD_TEST(what_the_system_refuses_comes_back)
 {
     static const struct {
         const char *name;
@@ -328,7 +324,6 @@ static void what_the_system_refuses_comes_back(void **state)
     td_device *dev = NULL;
     int runs = 0;
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     td_assert_ok(td_device_open("cpu", &dev));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -382,7 +377,7 @@ static void *open_comm(void *argument)
     return NULL;
 }
 
-static void a_library_that_cannot_be_loaded_is_told_to_all(void **state)
+TD_TEST(a_library_that_cannot_be_loaded_is_told_to_all)
 {
     /* The first two threads are those of the connections. */
     static const struct {
@@ -394,7 +389,6 @@ static void a_library_that_cannot_be_loaded_is_told_to_all(void **state)
                  {"dlsym", 1, TD_LIBRARY_ERROR, "libtandem_gloo.so is of another build"},
                  {"pthread_create", 3, TD_NO_MEMORY, "has no thread"}};
 
-    (void)state;
     if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK)
         skip();
     for (int i = 0; i < 3; i++) {
@@ -418,7 +412,7 @@ static void a_library_that_cannot_be_loaded_is_told_to_all(void **state)
 
 /* ---- arguments ---- */
 
-static void places_that_are_none_are_refused(void **state)
+TD_TEST(places_that_are_none_are_refused)
 {
     static const struct {
         const char *address, *directory;
@@ -440,7 +434,6 @@ static void places_that_are_none_are_refused(void **state)
     td_meeting meeting;
     td_met met;
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const td_meet_place place = {
             .address = cases[i].address, .directory = cases[i].directory, .run = "run"};
@@ -463,13 +456,12 @@ static void places_that_are_none_are_refused(void **state)
                       TD_RANK_FAILED, "MPI told");
 }
 
-static void a_directory_with_another_file_is_refused(void **state)
+TD_TEST(a_directory_with_another_file_is_refused)
 {
     char folder[] = "/tmp/tandem-refusals-XXXXXX", path[64];
     td_meeting meeting;
     td_met met;
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/tandem.run", folder);
     FILE *file = fopen(path, "w");
@@ -483,7 +475,7 @@ static void a_directory_with_another_file_is_refused(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-static void calls_have_words(void **state)
+TD_TEST(calls_have_words)
 {
     static const struct {
         td_signature call;
@@ -508,14 +500,13 @@ static void calls_have_words(void **state)
     };
     char text[128];
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_call_text(&cases[i].call, text, sizeof text);
         assert_string_equal(text, cases[i].words);
     }
 }
 
-static void arguments_are_checked(void **state)
+TD_TEST(arguments_are_checked)
 {
     const td_comm_options one = {.backend = TD_COMM_GLOO, .ranks = 1};
     float a[8] = {0}, b[8] = {0};
@@ -524,7 +515,6 @@ static void arguments_are_checked(void **state)
     td_comm *comm = NULL;
     td_work *work;
 
-    (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
     for (int i = 0; i < 3; i++) {
         static const char *const tokens[] = {"0123456789abcdef", "0123456789abcdef0123456789abcdeg",
@@ -561,21 +551,5 @@ static void arguments_are_checked(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arguments_are_checked),
-        cmocka_unit_test(calls_have_words),
-        cmocka_unit_test(places_that_are_none_are_refused),
-        cmocka_unit_test(a_directory_with_another_file_is_refused),
-        cmocka_unit_test(calls_are_compared),
-        cmocka_unit_test(who_is_late_is_named),
-        cmocka_unit_test(a_call_that_does_not_end_is_named_where_all_are_in_it),
-        cmocka_unit_test(who_leaves_or_fails_is_named),
-        cmocka_unit_test(values_go_from_rank_to_rank),
-        cmocka_unit_test(ranks_that_do_not_fit_are_refused),
-        cmocka_unit_test(a_caller_hears_of_a_wait_and_may_end_it),
-        cmocka_unit_test(what_the_system_refuses_comes_back),
-        cmocka_unit_test(a_library_that_cannot_be_loaded_is_told_to_all),
-    };
-
-    return cmocka_run_group_tests_name("comm's refusals", tests, NULL, NULL);
+    return td_run_tests("comm's refusals", NULL, NULL);
 }

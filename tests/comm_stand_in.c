@@ -147,9 +147,8 @@ static void share_as_two(const char *folder)
     share(folder, rank == 0 ? "a" : "b", TD_OK);
 }
 
-static void ranks_of_hosts_share_a_gpu(void **unused)
+TD_BODY(ranks_of_hosts_share_a_gpu)
 {
-    (void)unused;
     run_ranks(share_as_two, 0);
     run_ranks(share_as_one, 0);
     run_ranks(share_unsaid, 0);
@@ -198,9 +197,8 @@ static void choose_as_hosts(const char *folder)
     choose(folder, 32, true, rank == 0 ? "a" : "b", 0);
 }
 
-static void multiprocessors_are_chosen_for_all(void **unused)
+TD_BODY(multiprocessors_are_chosen_for_all)
 {
-    (void)unused;
     run_ranks(choose_nvlink, 0);
     run_ranks(choose_most, 0);
     run_ranks(choose_none, 0);
@@ -489,16 +487,14 @@ static void register_with_the_stopped(const char *folder)
     register_without_the_other(folder, 0, "NCCL has not made a window in 2 seconds");
 }
 
-static void a_registration_ends_without_the_other_rank(void **unused)
+TD_BODY(a_registration_ends_without_the_other_rank)
 {
-    (void)unused;
     run_ranks(register_with_the_dead, SIGKILL);
     run_ranks(register_with_the_stopped, 0);
 }
 
-static void windows_are_of_blocks_that_all_ranks_have(void **unused)
+TD_BODY(windows_are_of_blocks_that_all_ranks_have)
 {
-    (void)unused;
     run_ranks(make_windows, 0);
     run_ranks(make_none, 0);
     run_ranks(make_without_nvlink, 0);
@@ -507,16 +503,14 @@ static void windows_are_of_blocks_that_all_ranks_have(void **unused)
     run_ranks(make_refused, 0);
 }
 
-static void calls_in_windows_are_in_the_same_place(void **unused)
+TD_BODY(calls_in_windows_are_in_the_same_place)
 {
-    (void)unused;
     run_ranks(call_in_windows, 0);
     run_ranks(call_elsewhere, 0);
 }
 
-static void windows_end_behind_their_calls(void **unused)
+TD_BODY(windows_end_behind_their_calls)
 {
-    (void)unused;
     run_ranks(end_windows, 0);
 }
 
@@ -546,9 +540,8 @@ static void launch_and_call(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-static void graphs_and_calls_take_turns(void **unused)
+TD_BODY(graphs_and_calls_take_turns)
 {
-    (void)unused;
     run_ranks(launch_and_call, 0);
 }
 
@@ -567,9 +560,8 @@ static void launch_many(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-static void launches_wait_for_those_before(void **unused)
+TD_BODY(launches_wait_for_those_before)
 {
-    (void)unused;
     run_ranks(launch_many, 0);
 }
 
@@ -591,9 +583,8 @@ static void launch_behind(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-static void a_rank_that_waits_for_its_gpu_is_not_late(void **unused)
+TD_BODY(a_rank_that_waits_for_its_gpu_is_not_late)
 {
-    (void)unused;
     run_ranks(launch_behind, 0);
 }
 
@@ -621,9 +612,8 @@ static void die_in_replays(const char *folder)
     CHECK(seconds_since(begun_ns) < 12);
 }
 
-static void an_abort_is_waited_for_once(void **unused)
+TD_BODY(an_abort_is_waited_for_once)
 {
-    (void)unused;
     run_ranks(die_in_replays, SIGKILL);
 }
 
@@ -651,9 +641,8 @@ static void die_in_a_capture(const char *folder)
     CHECK(td_comm_close(comm) == TD_RANK_FAILED);
 }
 
-static void a_call_does_not_wait_for_an_abort_that_waits_for_it(void **unused)
+TD_BODY(a_call_does_not_wait_for_an_abort_that_waits_for_it)
 {
-    (void)unused;
     run_ranks(die_in_a_capture, SIGKILL);
 }
 
@@ -670,9 +659,8 @@ static void die_behind_the_close(const char *folder)
     CHECK(td_comm_close(comm) == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process"));
 }
 
-static void a_close_waits_for_graphs_and_hears_of_deaths(void **unused)
+TD_BODY(a_close_waits_for_graphs_and_hears_of_deaths)
 {
-    (void)unused;
     run_ranks(die_behind_the_close, SIGKILL);
 }
 

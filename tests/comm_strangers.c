@@ -200,7 +200,7 @@ static int answer_as_rank_0(const td_meeting *meeting)
 /* ---- strangers at rank 0's port ---- */
 
 /* Silent ones, a crowd, noise, another token, another name: none gets a byte, and the run begins at once. */
-static void strangers_get_no_answer_and_do_not_delay(void **state)
+TD_TEST(strangers_get_no_answer_and_do_not_delay)
 {
     enum { CROWD = 3 * STRANGERS };
     td_meet_place place = free_place(TOKEN), other = place;
@@ -210,7 +210,6 @@ static void strangers_get_no_answer_and_do_not_delay(void **state)
     char bytes[64];
     td_met met;
 
-    (void)state;
     start(&pair[0]);
     for (int i = 0; i < 2; i++) {
         noisy[i] = knock();
@@ -247,12 +246,11 @@ static void strangers_get_no_answer_and_do_not_delay(void **state)
     td_control_close(pair[0].control);
 }
 
-static void a_silent_stranger_is_dropped_in_time(void **state)
+TD_TEST(a_silent_stranger_is_dropped_in_time)
 {
     const td_meet_place place = free_place(TOKEN);
     rank hub = begin(0, 2, place, GREETING_MS + SHORT_MS);
 
-    (void)state;
     start(&hub);
     const int silent = knock();
     const int64_t begun = td_clock_ns();
@@ -264,14 +262,13 @@ static void a_silent_stranger_is_dropped_in_time(void **state)
 }
 
 /* What a rank says first is no use to anybody else: a false rank 0 that heard it gets no rank with it. */
-static void a_repeated_greeting_leads_nowhere(void **state)
+TD_TEST(a_repeated_greeting_leads_nowhere)
 {
     const td_meet_place place = free_place(TOKEN);
     td_meeting meeting;
     td_greeting heard, answer;
     rank victim = begin(1, 2, place, SHORT_MS), hub = begin(0, 2, place, 2 * SHORT_MS);
 
-    (void)state;
     td_assert_ok(td_meet_listen(&place, &meeting));
     start(&victim);
     struct pollfd polled = {.fd = meeting.listener, .events = POLLIN};
@@ -351,14 +348,13 @@ static void send_message(int connection, const message *m)
 }
 
 /* All at a time, for a rank 0 that fails waits for others to hear of it. */
-static void rank_0_refuses_what_cannot_be(void **state)
+TD_TEST(rank_0_refuses_what_cannot_be)
 {
     enum { CASES = sizeof to_hub / sizeof *to_hub };
     char names[CASES][32], data[MOST_BYTES];
     rank hubs[CASES];
     int peers[CASES];
 
-    (void)state;
     for (size_t i = 0; i < CASES; i++) {
         snprintf(names[i], sizeof names[i], "to-hub-%ld-%zu", (long)getpid(), i);
         hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_place){.run = names[i]}, OPEN_MS);
@@ -429,12 +425,11 @@ static void send_ready(int connection, int64_t process, int descriptor, const in
     tell(connection, READY, 0, data, sizeof data);
 }
 
-static void a_rank_refuses_what_cannot_be(void **state)
+TD_TEST(a_rank_refuses_what_cannot_be)
 {
     static const int wrong_hosts[][2] = {{0, 2}, {1, 0}, {0, -1}, {0, 1 << 30}};
     const size_t messages = sizeof to_rank / sizeof *to_rank;
 
-    (void)state;
     for (size_t i = 0; i < messages + sizeof wrong_hosts / sizeof *wrong_hosts; i++) {
         const message *m = i < messages ? &to_rank[i] : NULL;
         const td_meet_place place = free_place(NULL);
@@ -475,13 +470,12 @@ static void a_rank_refuses_what_cannot_be(void **state)
 }
 
 /* A text of another process is one line without characters that steer a terminal. */
-static void texts_of_others_are_tamed(void **state)
+TD_TEST(texts_of_others_are_tamed)
 {
     const td_meet_place place = free_place(NULL);
     rank hub = begin(0, 2, place, OPEN_MS);
     char data[MOST_BYTES];
 
-    (void)state;
     start(&hub);
     const int peer = join_as(&place, 1, 2);
     assert_int_equal(listen_to(peer, data, sizeof data), READY);
@@ -532,7 +526,7 @@ static bool maps(const td_meet_place *place, int64_t process, int descriptor)
     return mapped != 0;
 }
 
-static void a_page_is_taken_of_its_own_process_and_sealed(void **state)
+TD_TEST(a_page_is_taken_of_its_own_process_and_sealed)
 {
     const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     const size_t bytes = td_ledger_bytes(2);
@@ -542,7 +536,6 @@ static void a_page_is_taken_of_its_own_process_and_sealed(void **state)
               half = open_page(bytes, F_SEAL_SHRINK), file = mkstemp(path);
     struct stat of;
 
-    (void)state;
     assert_true(file >= 0 && content);
     assert_int_equal(write(file, content, bytes), (ssize_t)bytes);
     assert_true(maps(&named, getpid(), good)); /* else nothing below means anything */
@@ -572,7 +565,7 @@ static void a_page_is_taken_of_its_own_process_and_sealed(void **state)
 
 /* ---- the file in a directory ---- */
 
-static void a_file_of_another_user_is_not_believed(void **state)
+TD_TEST(a_file_of_another_user_is_not_believed)
 {
     char folder[] = "/tmp/tandem-strangers-XXXXXX", path[80], kept[80], text[2048];
     const td_meet_place place = {.directory = folder, .run = "run"};
@@ -582,7 +575,6 @@ static void a_file_of_another_user_is_not_believed(void **state)
     td_key token;
     td_met met;
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/tandem.run", folder);
     snprintf(kept, sizeof kept, "%s/kept", folder);
@@ -655,11 +647,10 @@ static int wait_among_few_ports(void)
     return pair[0].status == TD_OK && pair[1].status == TD_OK ? 0 : 1;
 }
 
-static void a_connection_that_joins_itself_is_tried_again(void **state)
+TD_TEST(a_connection_that_joins_itself_is_tried_again)
 {
     int status = 0;
 
-    (void)state;
     const pid_t child = fork();
     if (child == 0) {
         alarm(20);
@@ -676,18 +667,6 @@ static void a_connection_that_joins_itself_is_tried_again(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strangers_get_no_answer_and_do_not_delay),
-        cmocka_unit_test(a_silent_stranger_is_dropped_in_time),
-        cmocka_unit_test(a_repeated_greeting_leads_nowhere),
-        cmocka_unit_test(rank_0_refuses_what_cannot_be),
-        cmocka_unit_test(a_rank_refuses_what_cannot_be),
-        cmocka_unit_test(texts_of_others_are_tamed),
-        cmocka_unit_test(a_page_is_taken_of_its_own_process_and_sealed),
-        cmocka_unit_test(a_file_of_another_user_is_not_believed),
-        cmocka_unit_test(a_connection_that_joins_itself_is_tried_again),
-    };
-
     alarm(100);
-    return cmocka_run_group_tests_name("comm and strangers", tests, NULL, NULL);
+    return td_run_tests("comm and strangers", NULL, NULL);
 }

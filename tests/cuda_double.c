@@ -17,17 +17,11 @@
 #include "kernels/softmax.h"
 #include "ops/ops.h"
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { CALLERS = 0, OURS = 1, NONE = -1 }; /* GPUs */
 
@@ -582,7 +576,7 @@ static void check_gpu(const char *what)
 /* Hyperparameters and state in the memory of a GPU, where the host cannot look. */
 static void *const there = (void *)(uintptr_t)256;
 
-static void every_call_leaves_the_threads_gpu_current(void **state)
+TD_BODY(every_call_leaves_the_threads_gpu_current)
 {
     const td_attention_shape attention = {.batch = 1, .heads = 1, .seq = 8, .head_dim = 16, .dtype = TD_BF16};
     const td_gemm_shape gemm = {
@@ -595,7 +589,6 @@ static void every_call_leaves_the_threads_gpu_current(void **state)
     size_t bytes;
     void *block, *host, *work;
 
-    (void)state;
     check_gpu("td_device_open");
     KEEPS_GPU(td_device_alloc(gpu, 4096, &block));
     KEEPS_GPU(td_device_alloc_host(gpu, 64, &host));
@@ -648,20 +641,18 @@ static void every_call_leaves_the_threads_gpu_current(void **state)
     gpu = NULL;
 }
 
-static void a_refused_product_leaves_it_current_too(void **state)
+TD_BODY(a_refused_product_leaves_it_current_too)
 {
     const td_gemm_shape shape = {
         .batch = 1, .m = 4, .n = 4, .k = 4, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
     float block[16];
 
-    (void)state;
     td_assert_refused(td_gemm(gpu, &shape, block, block, block, (char *)NULL + 8), TD_BAD_ARGUMENT, "work");
     assert_int_equal(current, CALLERS);
 }
 
-static void a_thread_on_the_same_gpu_is_left_alone(void **state)
+TD_BODY(a_thread_on_the_same_gpu_is_left_alone)
 {
-    (void)state;
     current = OURS;
     times_set = 0;
     td_assert_ok(td_device_synchronize(gpu));
@@ -670,7 +661,7 @@ static void a_thread_on_the_same_gpu_is_left_alone(void **state)
     assert_int_equal(current, OURS);
 }
 
-static void a_gpu_without_kernels_is_refused(void **state)
+TD_BODY(a_gpu_without_kernels_is_refused)
 {
     const struct {
         cudaError_t probe;
@@ -684,7 +675,6 @@ static void a_gpu_without_kernels_is_refused(void **state)
     };
     td_device *dev;
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         current = CALLERS;
         probe_says = cases[i].probe;
@@ -695,13 +685,12 @@ static void a_gpu_without_kernels_is_refused(void **state)
     }
 }
 
-static void flash_tiles_beyond_a_blocks_memory_are_refused(void **state)
+TD_BODY(flash_tiles_beyond_a_blocks_memory_are_refused)
 {
     const td_attention_shape shape = {
         .batch = 1, .heads = 1, .seq = 8, .head_dim = 128, .dtype = TD_F32, .tf32 = true};
     static _Alignas(256) float x[8 * 128];
 
-    (void)state;
     flash_says = cudaErrorLaunchOutOfResources;
     td_assert_refused(td_flash_forward(gpu, &shape, x, x, x, x, x, x), TD_UNSUPPORTED,
                       "forward: head_dim is 128, whose tiles of tf32 need more shared memory");
@@ -712,7 +701,7 @@ static void flash_tiles_beyond_a_blocks_memory_are_refused(void **state)
 
 /* ---- updates ---- */
 
-static void updates_are_launched_with_their_types(void **state)
+TD_BODY(updates_are_launched_with_their_types)
 {
     static float x[4];
     static const struct {
@@ -723,7 +712,6 @@ static void updates_are_launched_with_their_types(void **state)
         {TD_F32, TD_F16, TD_F16, true}, {TD_F32, TD_BF16, TD_BF16, true},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int sgd = 0; sgd < 2; sgd++) {
             const td_update_tensors given = {.count = 4,
@@ -747,7 +735,7 @@ static void updates_are_launched_with_their_types(void **state)
 }
 
 /* An update of a stream next to GEMMs runs on its SMs if there is a kernel for it. */
-static void updates_are_launched_on_their_sms(void **state)
+TD_BODY(updates_are_launched_on_their_sms)
 {
     static _Alignas(16) float x[8];
     static const struct {
@@ -756,7 +744,6 @@ static void updates_are_launched_on_their_sms(void **state)
         int shift, on; /* of the gradients' address, in floats; the SMs of the launch */
     } cases[] = {{true, 20, 0, 20}, {true, 0, 0, 0}, {true, 20, 1, 0}, {false, 20, 0, 0}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int sgd = 0; sgd < 2; sgd++) {
             const td_update_tensors given = {.count = 4,
@@ -784,7 +771,7 @@ static void updates_are_launched_on_their_sms(void **state)
 }
 
 /* The SMs of an update are those that clusters of 8 blocks have no use for, and then whole clusters. */
-static void updates_leave_whole_clusters(void **state)
+TD_BODY(updates_leave_whole_clusters)
 {
     static _Alignas(16) float x[8];
     static const struct {
@@ -792,7 +779,6 @@ static void updates_leave_whole_clusters(void **state)
         int clusters; /* of 8 that are left; there are 11 */
     } cases[] = {{1, 11}, {2, 11}, {12, 11}, {13, 10}, {28, 9}, {99, 0}, {20, 10}};
 
-    (void)state;
     sms_built = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const td_update_tensors given = {
@@ -817,14 +803,13 @@ static void updates_leave_whole_clusters(void **state)
 }
 
 /* Looking for GPCs launches and waits, which a capture forbids: until they are found, any SMs do. */
-static void gpcs_are_looked_for_once_and_in_no_capture(void **state)
+TD_BODY(gpcs_are_looked_for_once_and_in_no_capture)
 {
     static _Alignas(16) float x[8];
     const td_update_tensors given = {
         .count = 4, .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x, .sms = 20, .work = there};
     td_graph *graph;
 
-    (void)state;
     sms_built = true;
     gpcs_asked = 0;
     td_assert_ok(td_graph_begin(gpu));
@@ -842,13 +827,12 @@ static void gpcs_are_looked_for_once_and_in_no_capture(void **state)
     }
 }
 
-static void updates_take_all_sms_if_no_gpcs_are_found(void **state)
+TD_BODY(updates_take_all_sms_if_no_gpcs_are_found)
 {
     static _Alignas(16) float x[8];
     const td_update_tensors given = {
         .count = 4, .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x, .sms = 20, .work = there};
 
-    (void)state;
     sms_built = true;
     gpcs_say = cudaErrorLaunchFailure;
     for (int i = 0; i < 2; i++) {
@@ -861,14 +845,13 @@ static void updates_take_all_sms_if_no_gpcs_are_found(void **state)
 
 /* Collectives have the highest priority of the GPU, and a device's own stream and the caller's are below
  * those of updates. */
-static void updates_go_between_collectives_and_gemms(void **state)
+TD_BODY(updates_go_between_collectives_and_gemms)
 {
     static const struct {
         int highest, own, callers, updates; /* callers 1: there is none */
     } cases[] = {{-5, -3, 1, -4},  {-5, -3, 0, -4}, {-5, -3, -3, -4}, {-5, -3, -4, -5},
                  {-5, -3, -5, -5}, {-1, 0, 1, -1},  {-1, 0, -1, -1},  {0, 0, 1, 0}};
 
-    (void)state;
     current = CALLERS;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_stream *callers = NULL, *updates;
@@ -902,9 +885,8 @@ static void product_of(int64_t m)
     td_assert_ok(td_gemm(gpu, &shape, block, block, block, block));
 }
 
-static void a_models_products_are_described_once(void **state)
+TD_BODY(a_models_products_are_described_once)
 {
-    (void)state;
     heuristics = products = 0;
     for (int round = 0; round < 3; round++)
         for (int64_t m = 1; m <= 100; m++)
@@ -914,13 +896,12 @@ static void a_models_products_are_described_once(void **state)
 }
 
 /* A product beside other work is another one, cut for what that leaves, if it leaves something. */
-static void products_leave_room_for_others(void **state)
+TD_BODY(products_leave_room_for_others)
 {
     static const struct {
         int32_t shared, target;
     } cases[] = {{0, 0}, {24, 76}, {99, 1}, {100, 0}, {1000, 0}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         target = 0;
         td_device_share(gpu, TD_SMS_COLLECTIVES, cases[i].shared);
@@ -948,11 +929,10 @@ static void products_leave_room_for_others(void **state)
     td_device_share(gpu, TD_SMS_COLLECTIVES, 0);
 }
 
-static void products_of_every_length_stay_bounded(void **state)
+TD_BODY(products_of_every_length_stay_bounded)
 {
     enum { LENGTHS = 20000, MOST = 512 };
 
-    (void)state;
     products = most_descriptions = 0;
     for (int64_t m = 1; m <= LENGTHS; m++) {
         product_of(m);
@@ -977,13 +957,12 @@ static void products_of_every_length_stay_bounded(void **state)
     } while (0)
 
 /* One row or one block more than a grid has blocks for, and 2^32 more, of which an unsigned would keep 0. */
-static void more_than_a_grid_holds_is_refused(void **state)
+TD_BODY(more_than_a_grid_holds_is_refused)
 {
     const int64_t most = INT32_MAX, rows[] = {most + 1, (most + 1) * 4},
                   wide[] = {most * 256 + 1, (most + 1) * 1024};
     static _Alignas(256) float x[64];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         const td_softmax_shape softmax = {.rows = rows[i], .cols = 1, .dtype = TD_F32};
         const td_rmsnorm_shape norm = {
@@ -1007,22 +986,20 @@ static void more_than_a_grid_holds_is_refused(void **state)
     }
 }
 
-static void as_much_as_a_grid_holds_is_launched(void **state)
+TD_BODY(as_much_as_a_grid_holds_is_launched)
 {
     const td_softmax_shape softmax = {.rows = INT32_MAX, .cols = 1, .dtype = TD_F32};
     const td_rows_shape gated = {.rows = INT32_MAX, .cols = 256, .dtype = TD_F32};
     static float x[64];
 
-    (void)state;
     calls = 0;
     td_assert_ok(td_softmax_forward(gpu, &softmax, x, x));
     td_assert_ok(td_silu_mul_forward(gpu, &gated, x, x, x));
     assert_int_equal(calls, 2);
 }
 
-static void the_clock_is_nvmls_or_unknown(void **unused)
+TD_BODY(the_clock_is_nvmls_or_unknown)
 {
-    (void)unused;
     assert_int_equal(td_device_clock(gpu).mhz, 0); /* without a library */
     nvml_there = true;
     for (size_t i = 0; i < sizeof nvml_functions / sizeof *nvml_functions; i++) {

@@ -1,14 +1,9 @@
 /* Mapped memory of a GPU where there is none: a double of the driver's functions counts what is made. */
 #include "device/cuda_memory.h"
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <cuda.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { PAGE = 2 << 20, GPU = 1 };
 static const size_t total = (size_t)1 << 32;
@@ -176,9 +171,8 @@ static int begin(void **state)
     return 0;
 }
 
-static void gpus_that_map_are_known(void **state)
+TD_BODY(gpus_that_map_are_known)
 {
-    (void)state;
     assert_true(td_cuda_maps(GPU));
     lacks = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     assert_false(td_cuda_maps(GPU));
@@ -189,11 +183,10 @@ static void gpus_that_map_are_known(void **state)
     assert_false(td_cuda_maps(GPU));
 }
 
-static void a_block_is_whole_pages_and_goes_as_a_whole(void **state)
+TD_BODY(a_block_is_whole_pages_and_goes_as_a_whole)
 {
     static const size_t sizes[] = {1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE + 3};
 
-    (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         void *block = NULL;
 
@@ -206,13 +199,12 @@ static void a_block_is_whole_pages_and_goes_as_a_whole(void **state)
     }
 }
 
-static void what_fails_leaves_nothing_behind(void **state)
+TD_BODY(what_fails_leaves_nothing_behind)
 {
     static const CUresult failures[] = {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_PERMITTED,
                                         CUDA_ERROR_UNKNOWN};
     int failed = 0;
 
-    (void)state;
     for (size_t i = 0; i < sizeof failures / sizeof *failures; i++)
         for (int nth = 1; nth <= 6; nth++) {
             void *block = NULL;
@@ -238,11 +230,10 @@ static void what_fails_leaves_nothing_behind(void **state)
     assert_int_equal(failed, 15);
 }
 
-static void a_block_that_may_be_in_use_stays(void **state)
+TD_BODY(a_block_that_may_be_in_use_stays)
 {
     void *block = NULL;
 
-    (void)state;
     td_assert_ok(td_cuda_map(GPU, PAGE, &block));
     synchronize_says = cudaErrorStreamCaptureUnsupported;
     td_cuda_unmap(block);
@@ -252,12 +243,11 @@ static void a_block_that_may_be_in_use_stays(void **state)
     assert_true(ranges == 0 && mappings == 0);
 }
 
-static void more_than_the_gpu_has_is_not_asked_for(void **state)
+TD_BODY(more_than_the_gpu_has_is_not_asked_for)
 {
     static const size_t sizes[] = {((size_t)1 << 32) + 1, PTRDIFF_MAX, SIZE_MAX};
     void *block = NULL;
 
-    (void)state;
     made = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         assert_int_equal(td_cuda_map(GPU, sizes[i], &block), TD_NO_MEMORY);

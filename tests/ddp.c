@@ -207,9 +207,8 @@ static void train_case(bool tied, td_ddp_strategy strategy, double bucket_mb, bo
     td_ddp_destroy(p.ddp);
 }
 
-static void toys_learn_as_one_process_does(void **unused)
+TD_TEST(toys_learn_as_one_process_does)
 {
-    (void)unused;
     for (int tied = 0; tied < 2; tied++)
         for (td_ddp_strategy strategy = TD_DDP_NAIVE; strategy <= TD_DDP_BUCKETED; strategy++)
             for (int size = 0; size < (strategy == TD_DDP_BUCKETED ? 4 : 1); size++)
@@ -217,11 +216,10 @@ static void toys_learn_as_one_process_does(void **unused)
                     train_case(tied, strategy, bucket_sizes[size], own, NULL);
 }
 
-static void an_order_that_is_given_is_taken(void **unused)
+TD_TEST(an_order_that_is_given_is_taken)
 {
     const int64_t order[] = {3, 1, 0}, odd[] = {0, 3, 1};
 
-    (void)unused;
     train_case(false, TD_DDP_BUCKETED, 0.0016, true, order);
     train_case(false, TD_DDP_BUCKETED, 0.0016, true, odd); /* buckets wait for those before them */
     train_case(false, TD_DDP_OVERLAP, 0, false, info.rank % 2 ? order : odd); /* rank 0's counts */
@@ -245,13 +243,12 @@ static void run_marks(pair *p, const int *order, int count)
 }
 
 /* Of 400, 2000 and 1000 bytes; at most 1677 a bucket. */
-static void buckets_hold_at_most_their_size_in_the_order_of_readiness(void **unused)
+TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
 {
     static const int order[] = {0, 3, 1};
     static pair p;
     td_ddp_info what;
 
-    (void)unused;
     toy_make(&p.model, false, 1);
     wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
     td_assert_ok(td_ddp_describe(p.ddp, &what));
@@ -285,11 +282,10 @@ static void buckets_hold_at_most_their_size_in_the_order_of_readiness(void **unu
 }
 
 /* From the first bucket that is sent until all have been waited for. */
-static void the_device_is_shared_while_buckets_are_on_their_way(void **unused)
+TD_TEST(the_device_is_shared_while_buckets_are_on_their_way)
 {
     static pair p;
 
-    (void)unused;
     toy_make(&p.model, false, 1);
     wrap(&p, TD_DDP_BUCKETED, 0.0016, true, (int64_t[]){0, 3, 1}); /* buckets of two and one */
     p.ddp->multiprocessors = 5;
@@ -308,7 +304,7 @@ static void the_device_is_shared_while_buckets_are_on_their_way(void **unused)
 }
 
 /* A bucket leaves when each of its tensors was marked as often as the pass uses it. */
-static void a_tied_tensor_is_sent_after_its_last_use(void **unused)
+TD_TEST(a_tied_tensor_is_sent_after_its_last_use)
 {
     static const int marks[] = {3, 1, 2, 1, 0}; /* fc5, fc2, fc3, fc2 again, fc1 */
     static const struct {
@@ -320,7 +316,6 @@ static void a_tied_tensor_is_sent_after_its_last_use(void **unused)
                  {TD_DDP_BUCKETED, 0, {0, 0, 0, 0, 1}}};
     static pair p;
 
-    (void)unused;
     toy_make(&p.model, true, 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         wrap(&p, cases[i].strategy, cases[i].bucket_mb, true, (int64_t[]){3, 1, 2, 0});
@@ -339,12 +334,11 @@ static void a_tied_tensor_is_sent_after_its_last_use(void **unused)
 }
 
 /* Ranks whose gradients become ready in different orders send them in one. */
-static void ranks_may_differ_in_their_order(void **unused)
+TD_TEST(ranks_may_differ_in_their_order)
 {
     static const int orders[2][3] = {{3, 1, 0}, {0, 1, 3}};
     static pair p;
 
-    (void)unused;
     toy_make(&p.model, false, 1);
     wrap(&p, TD_DDP_OVERLAP, 0, true, NULL);
     for (int step = 0; step < 3; step++) {
@@ -360,14 +354,13 @@ static void ranks_may_differ_in_their_order(void **unused)
 
 /* Three micro-batches, of which the last alone sends, come to one large batch; what the last one does not
  * touch is sent all the same. */
-static void micro_batches_are_added_up_without_communication(void **unused)
+TD_TEST(micro_batches_are_added_up_without_communication)
 {
     static pair p;
     static single one;
     const int share = 24 / info.ranks, micro = share / 3 > 0 ? share / 3 : 1;
     int samples[TOY_SAMPLES];
 
-    (void)unused;
     toy_make(&p.model, true, (uint64_t)info.rank);
     toy_make(&one.model, true, 0);
     wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
@@ -404,11 +397,10 @@ static void micro_batches_are_added_up_without_communication(void **unused)
 
 /* ---- errors ---- */
 
-static void marks_that_are_wrong_are_told(void **unused)
+TD_TEST(marks_that_are_wrong_are_told)
 {
     static pair p;
 
-    (void)unused;
     toy_make(&p.model, true, 1);
     wrap(&p, TD_DDP_NAIVE, 0, true, NULL); /* sends nothing before the end */
     td_assert_refused(td_ddp_ready(p.ddp, 0), TD_BAD_STATE, "'fc1.weight' became ready, but no backward");
@@ -443,13 +435,12 @@ static void marks_that_are_wrong_are_told(void **unused)
 }
 
 /* The last rank has another model: all ranks learn whose tensor differs. */
-static void lists_that_differ_are_named_on_every_rank(void **unused)
+TD_TEST(lists_that_differ_are_named_on_every_rank)
 {
     static pair p;
     char words[96];
     const bool odd = info.rank == info.ranks - 1;
 
-    (void)unused;
     if (info.ranks == 1)
         return;
     snprintf(words, sizeof words, "rank %d has %d, where rank 0 has 5", (int)info.ranks - 1, 4);
@@ -471,11 +462,10 @@ static void lists_that_differ_are_named_on_every_rank(void **unused)
                       "has 0, where rank 0 has 1");
 }
 
-static void a_nan_is_everybodys(void **unused)
+TD_TEST(a_nan_is_everybodys)
 {
     static pair p;
 
-    (void)unused;
     toy_make(&p.model, false, 1);
     wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
     zero(&p.model);
@@ -487,7 +477,7 @@ static void a_nan_is_everybodys(void **unused)
     td_ddp_destroy(p.ddp);
 }
 
-static void more_tensors_than_handles_are_sent(void **unused)
+TD_TEST(more_tensors_than_handles_are_sent)
 {
     enum { MANY = 1500 };
     static td_ddp_tensor tensors[MANY];
@@ -495,7 +485,6 @@ static void more_tensors_than_handles_are_sent(void **unused)
     const td_ddp_config config = {.count = MANY, .tensors = tensors, .strategy = TD_DDP_OVERLAP};
     td_ddp *ddp;
 
-    (void)unused;
     for (int i = 0; i < MANY; i++) {
         grads[2 * i] = (float)info.rank;
         tensors[i] = (td_ddp_tensor){
@@ -512,7 +501,7 @@ static void more_tensors_than_handles_are_sent(void **unused)
 }
 
 /* Where a rank has its gradients is its own affair: what touches on every rank is sent in one call. */
-static void ranks_may_have_their_gradients_elsewhere(void **unused)
+TD_TEST(ranks_may_have_their_gradients_elsewhere)
 {
     enum { TENSORS = 4, EACH = 8 };
     static float grads[TENSORS * EACH], data[TENSORS][EACH];
@@ -521,7 +510,6 @@ static void ranks_may_have_their_gradients_elsewhere(void **unused)
     td_ddp_info what;
     td_ddp *ddp;
 
-    (void)unused;
     for (int i = 0; i < TENSORS; i++) {
         /* Odd ranks have the first two behind the others. */
         const int at = info.rank % 2 == 0 ? i : (i + 2) % TENSORS;
@@ -551,7 +539,7 @@ static void ranks_may_have_their_gradients_elsewhere(void **unused)
 }
 
 /* Gradients of two types touch: they are in one bucket, and in two calls. */
-static void neighbours_of_another_type_are_sent_apart(void **unused)
+TD_TEST(neighbours_of_another_type_are_sent_apart)
 {
     enum { EACH = 8 };
     static struct {
@@ -578,7 +566,6 @@ static void neighbours_of_another_type_are_sent_apart(void **unused)
     td_ddp_info what;
     td_ddp *ddp;
 
-    (void)unused;
     for (int k = 0; k < EACH; k++) {
         grads.one[k] = (float)info.rank;
         grads.other[k] = td_bf16_from_f32((float)(2 * info.rank));
@@ -641,21 +628,6 @@ static int check_killed(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(toys_learn_as_one_process_does),
-        cmocka_unit_test(an_order_that_is_given_is_taken),
-        cmocka_unit_test(buckets_hold_at_most_their_size_in_the_order_of_readiness),
-        cmocka_unit_test(the_device_is_shared_while_buckets_are_on_their_way),
-        cmocka_unit_test(a_tied_tensor_is_sent_after_its_last_use),
-        cmocka_unit_test(ranks_may_differ_in_their_order),
-        cmocka_unit_test(micro_batches_are_added_up_without_communication),
-        cmocka_unit_test(marks_that_are_wrong_are_told),
-        cmocka_unit_test(lists_that_differ_are_named_on_every_rank),
-        cmocka_unit_test(a_nan_is_everybodys),
-        cmocka_unit_test(more_tensors_than_handles_are_sent),
-        cmocka_unit_test(ranks_may_have_their_gradients_elsewhere),
-        cmocka_unit_test(neighbours_of_another_type_are_sent_apart),
-    };
     const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
     int result;
 
@@ -664,7 +636,7 @@ int main(int argc, char **argv)
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
-    const int failed = kills ? killed() : cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    const int failed = kills ? killed() : td_run_tests(argv[1], NULL, NULL);
     if (kills)
         _exit(failed); /* the communicator's end is the test of comm's */
     return td_ranks_end(dev, comm, failed);

@@ -57,7 +57,7 @@ static void the_cpu_opens_under_its_name(void **state)
     td_device_close(NULL);
 }
 
-static void names_that_open_nothing_are_refused(void **state)
+TD_BODY(names_that_open_nothing_are_refused)
 {
     static const struct {
         const char *name, *words;
@@ -75,7 +75,6 @@ static void names_that_open_nothing_are_refused(void **state)
         {"cuda:99999999999", "name is 'cuda:99999999999'"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         td_device *dev = (td_device *)&dev; /* open must overwrite it */
 
@@ -84,24 +83,22 @@ static void names_that_open_nothing_are_refused(void **state)
     }
 }
 
-static void a_build_without_cuda_says_so(void **state)
+TD_BODY(a_build_without_cuda_says_so)
 {
 #ifdef TANDEM_HAVE_CUDA
     skip();
 #endif
     td_device *dev = (td_device *)&dev;
 
-    (void)state;
     td_assert_refused(td_device_open("cuda", &dev), TD_UNSUPPORTED, "device 'cuda'");
     assert_null(dev);
     td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "no CUDA");
 }
 
-static void devices_are_counted(void **state)
+TD_BODY(devices_are_counted)
 {
     int count = -1;
 
-    (void)state;
     td_assert_ok(td_device_count(TD_DEVICE_CPU, &count));
     assert_int_equal(count, 1);
     count = -1;
@@ -113,12 +110,11 @@ static void devices_are_counted(void **state)
     td_assert_refused(td_device_count((td_device_kind)7, &count), TD_BAD_ARGUMENT, "kind is 7");
 }
 
-static void open_undoes_itself_at_every_allocation(void **state)
+TD_BODY(open_undoes_itself_at_every_allocation)
 {
     int64_t nth = 0;
     td_status status;
 
-    (void)state;
     do {
         td_device *dev = (td_device *)&dev;
 
@@ -536,12 +532,11 @@ static int count_threads(void)
     return count;
 }
 
-static void a_child_of_fork_has_one_thread_and_does_not_hang(void **state)
+TD_BODY(a_child_of_fork_has_one_thread_and_does_not_hang)
 {
     const int before = td_cpu_threads();
     int ended;
 
-    (void)state;
     td_assert_ok(td_cpu_set_threads(2));
     assert_int_equal(count_threads(), 2); /* its threads wait for more from now on */
     fflush(NULL);
@@ -559,11 +554,10 @@ static void a_child_of_fork_has_one_thread_and_does_not_hang(void **state)
     td_assert_ok(td_cpu_set_threads(before));
 }
 
-static void the_number_of_threads_is_openmps(void **state)
+TD_BODY(the_number_of_threads_is_openmps)
 {
     int before = td_cpu_threads();
 
-    (void)state;
     assert_int_equal(before, omp_get_max_threads());
     td_assert_ok(td_cpu_set_threads(3));
     assert_int_equal(td_cpu_threads(), 3);
@@ -584,13 +578,12 @@ static void note_destroyed(void *state)
     destroyed[destroyed_count++] = *(int *)state;
 }
 
-static void what_is_kept_has_a_key_and_goes_with_the_device(void **state)
+TD_BODY(what_is_kept_has_a_key_and_goes_with_the_device)
 {
     static const char keys[3];
     int values[] = {10, 11, 12};
     td_device *dev;
 
-    (void)state;
     destroyed_count = 0;
     td_assert_ok(td_device_open("cpu", &dev));
     assert_null(td_device_state(dev, &keys[0]));

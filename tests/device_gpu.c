@@ -3,23 +3,16 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/gpu.h"
+#include "support/test.h"
 
 #include <cuda_runtime_api.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static td_device *gpu;
 
-static void an_index_beyond_the_machine_is_refused(void **state)
+TD_BODY(an_index_beyond_the_machine_is_refused)
 {
     td_device *dev = gpu;
 
-    (void)state;
     td_assert_refused(td_device_open("cuda:9999", &dev), TD_BAD_ARGUMENT,
                       "device 'cuda:9999': this machine has");
     assert_null(dev);
@@ -29,13 +22,12 @@ static void an_index_beyond_the_machine_is_refused(void **state)
     td_device_close(dev);
 }
 
-static void bytes_travel_and_come_back(void **state)
+TD_BODY(bytes_travel_and_come_back)
 {
     enum { BYTES = 100003 };
     unsigned char *sent = malloc(BYTES);
     void *block = td_gpu_block(gpu, NULL, BYTES), *copy = td_gpu_block(gpu, NULL, BYTES);
 
-    (void)state;
     for (size_t i = 0; i < BYTES; i++)
         sent[i] = (unsigned char)(i * 7 % 251);
     td_assert_ok(td_device_upload(gpu, block, sent, BYTES));
@@ -54,14 +46,13 @@ static void bytes_travel_and_come_back(void **state)
 }
 
 /* From 2 MiB on a block is mapped. Twelve times most of the memory: none stays behind. */
-static void blocks_of_any_size_come_and_go(void **state)
+TD_BODY(blocks_of_any_size_come_and_go)
 {
     static const size_t sizes[] = {1, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (6 << 20) + 5};
     enum { SIZES = sizeof sizes / sizeof *sizes, TIMES = 12 };
     void *blocks[SIZES], *most;
     size_t free_bytes, all_bytes;
 
-    (void)state;
     for (int i = 0; i < SIZES; i++) {
         td_assert_ok(td_device_alloc(gpu, sizes[i], &blocks[i]));
         assert_int_equal((uintptr_t)blocks[i] % 256, 0);
@@ -84,12 +75,11 @@ static void blocks_of_any_size_come_and_go(void **state)
     }
 }
 
-static void what_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
+TD_BODY(what_does_not_fit_is_refused_and_the_rest_goes_on)
 {
     td_memory_stats before, after;
     void *block = &before;
 
-    (void)state;
     td_assert_ok(td_device_memory(gpu, &before));
     td_assert_refused(td_device_alloc(gpu, (size_t)1 << 45, &block), TD_NO_MEMORY,
                       "no room for 35184372088832 bytes on cuda:0");
@@ -104,7 +94,7 @@ static void what_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
 }
 
 /* A long queue on one stream, a mark, and another stream that waits for it. */
-static void a_stream_waits_for_the_event_of_another(void **state)
+TD_BODY(a_stream_waits_for_the_event_of_another)
 {
     enum { BYTES = 256 << 20, ROUNDS = 20 };
     td_stream *side = NULL;
@@ -112,7 +102,6 @@ static void a_stream_waits_for_the_event_of_another(void **state)
     void *big, *host;
     double ms = -1;
 
-    (void)state;
     td_assert_ok(td_device_alloc(gpu, BYTES, &big));
     td_assert_ok(td_device_alloc_host(gpu, 1, &host));
     td_assert_ok(td_stream_create(gpu, &side));
@@ -140,13 +129,12 @@ static void a_stream_waits_for_the_event_of_another(void **state)
     td_assert_ok(td_device_free(gpu, big));
 }
 
-static void a_graph_replays_what_was_captured(void **state)
+TD_BODY(a_graph_replays_what_was_captured)
 {
     td_graph *graph = NULL;
     unsigned char *got;
     void *from = td_gpu_block(gpu, NULL, 1000), *to = td_gpu_block(gpu, NULL, 1000);
 
-    (void)state;
     td_assert_refused(td_graph_end(gpu, &graph), TD_BAD_STATE, "no capture is running");
     td_assert_ok(td_graph_begin(gpu));
     td_assert_refused(td_graph_begin(gpu), TD_BAD_STATE, "a capture is running");
@@ -209,12 +197,11 @@ static void a_graph_replays_what_was_captured(void **state)
 }
 
 /* CUDA's default stream, as a caller would hand it in. */
-static void a_callers_stream_is_used(void **state)
+TD_BODY(a_callers_stream_is_used)
 {
     td_stream *wrapped = NULL;
     void *block = td_gpu_block(gpu, NULL, 64);
 
-    (void)state;
     td_assert_ok(td_device_synchronize(gpu));
     td_assert_ok(td_stream_wrap(gpu, NULL, &wrapped));
     td_assert_ok(td_device_set_stream(gpu, wrapped));
@@ -228,14 +215,13 @@ static void a_callers_stream_is_used(void **state)
 }
 
 /* With a second GPU: work on it from a thread whose own is the first. tests/cuda_double.c has every call. */
-static void the_threads_gpu_stays_current(void **state)
+TD_BODY(the_threads_gpu_stays_current)
 {
     int count = 0, current = -1;
     char name[24];
     td_device *other;
     void *block;
 
-    (void)state;
     assert_int_equal(cudaGetDeviceCount(&count), cudaSuccess);
     assert_int_equal(cudaSetDevice(0), cudaSuccess);
     snprintf(name, sizeof name, "cuda:%d", count - 1);

@@ -179,11 +179,10 @@ static void bad_labels_and_histories_are_refused_with_the_reason(void **state)
 }
 
 /* One scenario with every kind of host allocation in it; the nth of them fails. */
-static void a_history_without_memory_hurts_nobody_else(void **state)
+TD_BODY(a_history_without_memory_hurts_nobody_else)
 {
     int64_t nth = 0, reached;
 
-    (void)state;
     do {
         td_device *dev;
         void *block = NULL;
@@ -276,9 +275,8 @@ static void every_listener_hears_labels_and_operations(void **state)
     assert_false(td_device_listened(dev));
 }
 
-static void classes_have_names(void **state)
+TD_BODY(classes_have_names)
 {
-    (void)state;
     for (int i = 0; i < TD_OP_CLASSES; i++)
         assert_non_null(td_op_class_name((td_op_class)i));
     assert_string_equal(td_op_class_name(TD_OP_MATMUL), "matmul");

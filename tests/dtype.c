@@ -101,14 +101,13 @@ static float from_bits32(uint32_t bits)
 
 /* ---- tests ---- */
 
-static void every_bit_pattern_goes_up_exactly_and_comes_back(void **state)
+TD_BODY(every_bit_pattern_goes_up_exactly_and_comes_back)
 {
     const narrow *types[] = {&f16, &bf16};
     static uint16_t all[65536], back[65536];
     static float as_f32[65536];
     static double as_f64[65536];
 
-    (void)state;
     for (int i = 0; i < 65536; i++)
         all[i] = (uint16_t)i;
     for (int t = 0; t < 2; t++) {
@@ -169,11 +168,10 @@ static void check_nearest(const narrow *type, double x)
     }
 }
 
-static void ties_go_to_even_and_their_neighbours_to_the_nearer(void **state)
+TD_BODY(ties_go_to_even_and_their_neighbours_to_the_nearer)
 {
     const narrow *types[] = {&f16, &bf16};
 
-    (void)state;
     for (int t = 0; t < 2; t++)
         for (int bits = 0; bits < types[t]->infinity; bits++) {
             double low = types[t]->value[bits], high = types[t]->value[bits + 1];
@@ -190,12 +188,11 @@ static void ties_go_to_even_and_their_neighbours_to_the_nearer(void **state)
 }
 
 /* Through a float these would round twice: up to the tie first, then from the tie to even. */
-static void doubles_are_rounded_once(void **state)
+TD_BODY(doubles_are_rounded_once)
 {
     double above = 1 + 0x1p-11 + 0x1p-40, below = 1 + 0x3p-11 - 0x1p-40;
     uint16_t got;
 
-    (void)state;
     assert_true((float)above == 1 + 0x1p-11f);
     td_assert_ok(td_convert(1, TD_F64, &above, TD_F16, &got));
     assert_int_equal(got, 0x3C01);
@@ -219,12 +216,11 @@ static void doubles_are_rounded_once(void **state)
     check_nearest(&f16, 65520);
 }
 
-static void random_numbers_round_to_the_nearest(void **state)
+TD_BODY(random_numbers_round_to_the_nearest)
 {
     enum { COUNT = 200000 };
     int64_t *bits = td_draw_tokens("dtype: random numbers", 0, COUNT, INT64_MAX);
 
-    (void)state;
     for (int i = 0; i < COUNT; i++) {
         float single = from_bits32((uint32_t)bits[i]);
         /* An exponent near those of the narrow types: most doubles are far outside. */
@@ -240,7 +236,7 @@ static void random_numbers_round_to_the_nearest(void **state)
     td_fence_free(bits);
 }
 
-static void f32_from_f64_rounds_to_nearest_even(void **state)
+TD_BODY(f32_from_f64_rounds_to_nearest_even)
 {
     static const struct {
         double in;
@@ -258,7 +254,6 @@ static void f32_from_f64_rounds_to_nearest_even(void **state)
         {5e-324, 0.0f},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int sign = 0; sign < 2; sign++) {
             double in = sign ? -rows[i].in : rows[i].in;
@@ -269,7 +264,7 @@ static void f32_from_f64_rounds_to_nearest_even(void **state)
         }
 }
 
-static void nan_stays_nan_and_infinity_infinity_between_all_types(void **state)
+TD_BODY(nan_stays_nan_and_infinity_infinity_between_all_types)
 {
     /* Quiet and signalling, payload in the last bits only, which a cut would turn into infinity. */
     const double nan64[] = {from_bits64(0x7FF8000000000000), from_bits64(0x7FF0000000000001),
@@ -281,7 +276,6 @@ static void nan_stays_nan_and_infinity_infinity_between_all_types(void **state)
     const void *nans[] = {nan64, nan32, nan16, nanb16};
     const double infinities[] = {INFINITY, -INFINITY};
 
-    (void)state;
     for (int from = TD_F64; from <= TD_BF16; from++)
         for (int to = TD_F64; to <= TD_BF16; to++) {
             double got[4], source[2], result[2]; /* room for the widest type */
@@ -300,11 +294,10 @@ static void nan_stays_nan_and_infinity_infinity_between_all_types(void **state)
         }
 }
 
-static void any_count_converts_alike_and_touches_nothing_else(void **state)
+TD_BODY(any_count_converts_alike_and_touches_nothing_else)
 {
     static const int64_t counts[] = {0, 1, 15, 16, 17, 1023, 1024, 1025, 65536, 65537, 100003};
 
-    (void)state;
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
         for (int from = TD_F64; from <= TD_BF16; from++)
             for (int to = TD_F64; to <= TD_BF16; to++) {
@@ -330,13 +323,12 @@ static void any_count_converts_alike_and_touches_nothing_else(void **state)
             }
 }
 
-static void types_of_one_size_convert_in_place(void **state)
+TD_BODY(types_of_one_size_convert_in_place)
 {
     enum { COUNT = 70001 };
     uint16_t *block = td_draw_normal("dtype: in place", 0, TD_F16, COUNT);
     uint16_t *apart = td_fence_alloc(COUNT * sizeof *apart);
 
-    (void)state;
     td_assert_ok(td_convert(COUNT, TD_F16, block, TD_BF16, apart));
     td_assert_ok(td_convert(COUNT, TD_F16, block, TD_BF16, block));
     td_assert_identical("in place", TD_BF16, block, apart, COUNT);
@@ -346,7 +338,7 @@ static void types_of_one_size_convert_in_place(void **state)
     td_fence_free(apart);
 }
 
-static void names_sizes_and_epsilons(void **state)
+TD_BODY(names_sizes_and_epsilons)
 {
     static const struct {
         td_dtype dtype;
@@ -354,7 +346,6 @@ static void names_sizes_and_epsilons(void **state)
         size_t size;
     } rows[] = {{TD_F64, "f64", 8}, {TD_F32, "f32", 4}, {TD_F16, "f16", 2}, {TD_BF16, "bf16", 2}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         td_dtype parsed = (td_dtype)99;
         double above = 1 + td_dtype_eps(rows[i].dtype), tie = 1 + td_dtype_eps(rows[i].dtype) / 2;
@@ -378,7 +369,7 @@ static void names_sizes_and_epsilons(void **state)
     }
 }
 
-static void bad_input_is_refused_with_the_reason(void **state)
+TD_BODY(bad_input_is_refused_with_the_reason)
 {
     static const struct {
         const char *words;
@@ -396,7 +387,6 @@ static void bad_input_is_refused_with_the_reason(void **state)
     float src[1] = {1}, dst[1] = {2};
     td_dtype parsed = TD_F16;
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         td_assert_refused(td_convert(rows[i].count, (td_dtype)rows[i].src_dtype, rows[i].src ? src : NULL,
                                      (td_dtype)rows[i].dst_dtype, rows[i].dst ? dst : NULL),
@@ -458,14 +448,13 @@ static const double awkward[AWKWARD] = {0x1p-149,  0x1.8p-130,    -0x1p-133,
 
 /* A library in the same thread may have changed how it rounds, and OpenMP's threads keep what they were
  * given. */
-static void conversions_are_exact_in_any_environment(void **state)
+TD_BODY(conversions_are_exact_in_any_environment)
 {
     static const td_dtype types[] = {TD_F64, TD_F32, TD_F16, TD_BF16};
     static const int directions[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     static const int64_t counts[] = {AWKWARD, 3 * 1024 + 7, LONG};
     double *first = malloc(LONG * sizeof *first);
 
-    (void)state;
     assert_non_null(first);
     for (int64_t i = 0; i < LONG; i++)
         first[i] = awkward[i % AWKWARD];

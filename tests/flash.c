@@ -23,7 +23,7 @@ static int close_cpu(void **state)
     return 0;
 }
 
-static void lse_is_the_log_of_the_row_sums(void **state)
+TD_TEST(lse_is_the_log_of_the_row_sums)
 {
     const td_attention_shape shapes[] = {
         {.batch = 1, .heads = 2, .seq = 1, .seq_k = 130, .head_dim = 8, .dtype = TD_F32},
@@ -31,7 +31,6 @@ static void lse_is_the_log_of_the_row_sums(void **state)
         {.batch = 1, .heads = 1, .seq = 65, .seq_k = 200, .head_dim = 80, .dtype = TD_BF16},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         td_attend_run *run = td_attend_open(&td_attention_flash, "lse", &shapes[i]);
         td_attend_truth truth = td_attend_truth_of(run);
@@ -45,13 +44,12 @@ static void lse_is_the_log_of_the_row_sums(void **state)
 }
 
 /* Scores of 0: L = log(keys), rounded once. Scores of 10000: L is the score itself. */
-static void lse_is_exact_where_it_can_be(void **state)
+TD_TEST(lse_is_exact_where_it_can_be)
 {
     const td_attention_shape shape = {
         .batch = 1, .heads = 1, .seq = 70, .head_dim = 16, .dtype = TD_F32, .causal = true, .scale = 1};
     td_attend_run *run = td_attend_open(&td_attention_flash, "exact lse", &shape);
 
-    (void)state;
     memset(run->q, 0, (size_t)run->queries * sizeof(float));
     td_attend_go(run, true);
     for (int64_t row = 0; row < 70; row++)
@@ -70,14 +68,13 @@ static void lse_is_exact_where_it_can_be(void **state)
 
 /* A score that overflows to -infinity weighs nothing, also when a whole tile of them comes first, and the
  * running maximum is still -infinity after it. In float64 they are -1e40, which weighs as little. */
-static void a_tile_of_hopeless_keys_weighs_nothing(void **state)
+TD_TEST(a_tile_of_hopeless_keys_weighs_nothing)
 {
     const int64_t seq_k = 150, d = 16;
     const td_attention_shape shape = {
         .batch = 1, .heads = 1, .seq = 20, .seq_k = seq_k, .head_dim = d, .dtype = TD_F32, .scale = 1};
     td_attend_run *run = td_attend_open(&td_attention_flash, "hopeless", &shape);
 
-    (void)state;
     for (int64_t row = 0; row < 20; row++)
         *(float *)td_attend_row(run, run->q, row) = 1e20f;
     for (int64_t row = 0; row < seq_k; row++)
@@ -93,7 +90,7 @@ static void a_tile_of_hopeless_keys_weighs_nothing(void **state)
 
 /* Without a score matrix: forward's scratch does not grow with the sequence at all, backward's by the sums of
  * dK and dV of the heads in progress, and a counter a tile. */
-static void memory_is_linear(void **state)
+TD_TEST(memory_is_linear)
 {
     const td_dtype dtypes[] = {TD_F32, TD_BF16};
     const int64_t head_dims[] = {64, 80, 256};
@@ -123,7 +120,7 @@ static void memory_is_linear(void **state)
 }
 
 /* A size stays good when the number of threads changes after it was asked for. */
-static void sizes_hold_for_any_number_of_threads(void **state)
+TD_TEST(sizes_hold_for_any_number_of_threads)
 {
     const td_attention_shape shape = {.batch = 4, .heads = 4, .seq = 300, .head_dim = 40, .dtype = TD_BF16};
     td_attention_sizes one, many;
@@ -140,7 +137,7 @@ static void sizes_hold_for_any_number_of_threads(void **state)
 }
 
 /* The same bits from a thread that works alone and from threads that wait for each other, many times over. */
-static void one_head_shared_by_threads_repeats(void **state)
+TD_TEST(one_head_shared_by_threads_repeats)
 {
     const td_attention_shape shapes[] = {
         {.batch = 1, .heads = 1, .seq = 700, .head_dim = 16, .dtype = TD_F32, .causal = true},
@@ -148,7 +145,6 @@ static void one_head_shared_by_threads_repeats(void **state)
         {.batch = 1, .heads = 3, .seq = 333, .seq_k = 222, .head_dim = 8, .dtype = TD_F32, .causal = true},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         td_attend_run *alone = td_attend_open(&td_attention_flash, "shared head", &shapes[i]);
         td_attend_run *shared = td_attend_open(&td_attention_flash, "shared head", &shapes[i]);
@@ -168,9 +164,8 @@ static void one_head_shared_by_threads_repeats(void **state)
 
 /* A head of many is that head alone, bit for bit: heads share work with threads, and results must not show
  * it. */
-static void a_head_is_the_same_alone(void **state)
+TD_TEST(a_head_is_the_same_alone)
 {
-    (void)state;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const td_dtype dtype = bf16 ? TD_BF16 : TD_F32;
         td_attention_shape shape = {
@@ -206,11 +201,10 @@ static void a_head_is_the_same_alone(void **state)
 
 /* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be
  * written. */
-static void keys_that_no_query_sees_have_no_gradient(void **state)
+TD_TEST(keys_that_no_query_sees_have_no_gradient)
 {
     const int64_t seqs[] = {1, 16, 50, 64, 100};
 
-    (void)state;
     for (int bf16 = 0; bf16 < 2; bf16++)
         for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
             const td_dtype dtype = bf16 ? TD_BF16 : TD_F32;
@@ -233,7 +227,7 @@ static void keys_that_no_query_sees_have_no_gradient(void **state)
         }
 }
 
-static void refuses_what_it_has_no_kernel_for(void **state)
+TD_TEST(refuses_what_it_has_no_kernel_for)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 3, .head_dim = 257, .dtype = TD_F32};
     td_attention_sizes sizes;
@@ -250,7 +244,7 @@ static void refuses_what_it_has_no_kernel_for(void **state)
 }
 
 /* The CPU always is. */
-static void deterministic_changes_nothing(void **state)
+TD_TEST(deterministic_changes_nothing)
 {
     td_attention_shape shape = {
         .batch = 2, .heads = 2, .seq = 70, .head_dim = 24, .dtype = TD_F32, .causal = true};
@@ -258,7 +252,6 @@ static void deterministic_changes_nothing(void **state)
     shape.deterministic = true;
     td_attend_run *set = td_attend_open(&td_attention_flash, "deterministic", &shape);
 
-    (void)state;
     assert_memory_equal(&plain->sizes, &set->sizes, sizeof set->sizes);
     td_attend_go(plain, false);
     td_attend_go(set, false);
@@ -267,11 +260,10 @@ static void deterministic_changes_nothing(void **state)
     td_attend_close(set);
 }
 
-static void says_what_it_is(void **state)
+TD_TEST(says_what_it_is)
 {
     td_attention_traits traits;
 
-    (void)state;
     assert_string_equal(td_attention_flash.name, "flash");
     td_assert_ok(td_attention_flash.describe(TD_DEVICE_CPU, &traits));
     assert_string_equal(traits.saved, "lse");
@@ -283,7 +275,7 @@ static void says_what_it_is(void **state)
 }
 
 /* Tensors need the alignment of their elements and no more. */
-static void takes_tensors_at_any_address(void **state)
+TD_TEST(takes_tensors_at_any_address)
 {
     const td_attention_shape shape = {
         .batch = 1, .heads = 1, .seq = 70, .head_dim = 16, .dtype = TD_F32, .causal = true};
@@ -292,7 +284,6 @@ static void takes_tensors_at_any_address(void **state)
     void *const from[] = {run->q, run->k, run->v, run->dout};
     float *lse = td_fence_alloc((size_t)(run->rows + 1) * sizeof(float));
 
-    (void)state;
     for (int i = 0; i < 8; i++) {
         tensors[i] = td_fence_alloc((size_t)(run->queries + 1) * sizeof(float));
         if (i < 4)
@@ -317,11 +308,10 @@ static void takes_tensors_at_any_address(void **state)
 
 /* Of large scores an f32 L has lost what P is made of. In float32 the scores themselves are off by about 1e-7
  * of their size, which is the tolerance; 5e-4 of an L of 10,000 would be 10 times that. */
-static void large_scores_are_as_exact_as_their_sums(void **state)
+TD_TEST(large_scores_are_as_exact_as_their_sums)
 {
     const double logits[] = {30, 60, 100, 300, 1000, 3000, 10000};
 
-    (void)state;
     for (size_t i = 0; i < sizeof logits / sizeof *logits; i++)
         for (int causal = 0; causal < 2; causal++) {
             td_attention_shape shape = {
@@ -341,7 +331,7 @@ static void large_scores_are_as_exact_as_their_sums(void **state)
 }
 
 /* Every register block at every depth around a run's end: small integers, which no order of sums rounds. */
-static void products_of_tiles_are_exact_on_integers(void **state)
+TD_TEST(products_of_tiles_are_exact_on_integers)
 {
     enum { ROWS = 13, DEPTH = 70, COLUMNS = TD_TILE_QUERIES };
     static const int64_t depths[] = {1, 5, 31, 32, 33, 64, 70};
@@ -349,7 +339,6 @@ static void products_of_tiles_are_exact_on_integers(void **state)
     static float a[ROWS * DEPTH], c[ROWS * COLUMNS];
     static alignas(64) float b[DEPTH * COLUMNS], alpha[COLUMNS];
 
-    (void)state;
     for (int i = 0; i < ROWS * DEPTH; i++)
         a[i] = (float)(i * 7 % 5 - 2);
     for (int i = 0; i < DEPTH * COLUMNS; i++)
@@ -395,9 +384,8 @@ static void products_of_tiles_are_exact_on_integers(void **state)
                 }
 }
 
-static void exp2_is_as_close_as_it_says(void **state)
+TD_TEST(exp2_is_as_close_as_it_says)
 {
-    (void)state;
     assert_true(td_exp2(0) == 1);
     assert_true(td_exp2(-INFINITY) == 0 && td_exp2(-1e30f) == 0 && td_exp2(-127) == 0);
     assert_true(isnan(td_exp2(NAN)));
@@ -420,23 +408,5 @@ int main(void)
     /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the
      * output; of o, which D is made of, another in the gradients. */
     const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true, 128, 0};
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lse_is_the_log_of_the_row_sums),
-        cmocka_unit_test(lse_is_exact_where_it_can_be),
-        cmocka_unit_test(a_tile_of_hopeless_keys_weighs_nothing),
-        cmocka_unit_test(memory_is_linear),
-        cmocka_unit_test(sizes_hold_for_any_number_of_threads),
-        cmocka_unit_test(one_head_shared_by_threads_repeats),
-        cmocka_unit_test(a_head_is_the_same_alone),
-        cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
-        cmocka_unit_test(deterministic_changes_nothing),
-        cmocka_unit_test(says_what_it_is),
-        cmocka_unit_test(refuses_what_it_has_no_kernel_for),
-        cmocka_unit_test(takes_tensors_at_any_address),
-        cmocka_unit_test(large_scores_are_as_exact_as_their_sums),
-        cmocka_unit_test(products_of_tiles_are_exact_on_integers),
-        cmocka_unit_test(exp2_is_as_close_as_it_says),
-    };
-
-    return td_attend_common_tests(&flash) + cmocka_run_group_tests_name("flash", tests, open_cpu, close_cpu);
+    return td_attend_common_tests(&flash) + td_run_tests("flash", open_cpu, close_cpu);
 }

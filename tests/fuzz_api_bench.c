@@ -158,7 +158,7 @@ static td_bench_ranks_config draw_ranks(void)
     SPOIL_NUMBER(c.warmup, "warmup", -1, INT64_MIN, INT64_MAX);
     SPOIL(c.micro_batches, "micro_batches", -1, INT64_MAX);
     if (c.state == TD_BENCH_STATE_FULL && wrong()) {
-        c.prefetch = bad_below(2) == 0 ? -1 : INT64_MIN;
+        c.prefetch = bad_below(2) == 0 ? -1 : INT64_MAX;
         impossible(TD_BAD_ARGUMENT, "prefetch");
     }
     if (c.state != TD_BENCH_STATE_WHOLE && wrong()) {

@@ -211,7 +211,7 @@ API(td_shard_link_create)
     td_shard_link *link = (td_shard_link *)b;
 
     SPOIL_NUMBER(options.bucket_mb, "bucket_mb", -1, NAN, INFINITY);
-    SPOIL(options.prefetch, "prefetch", -1, INT64_MIN);
+    SPOIL(options.prefetch, "prefetch", -1, INT64_MAX);
     SPOIL(config.model.size.layers, "size", 0, INT32_MAX);
     SPOIL(config.group_count, "group_count", -1, INT64_MAX);
     if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)

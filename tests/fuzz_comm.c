@@ -264,12 +264,11 @@ static void one_case(int page)
     assert_true(td_clock_ns() - begun < (LIMIT_MS + INT64_C(5000)) * 1000000);
 }
 
-static void whatever_comes_the_other_end_returns(void **state)
+TD_BODY(whatever_comes_the_other_end_returns)
 {
     const size_t bytes = td_ledger_bytes(RANKS);
     const int page = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-    (void)state;
     assert_int_equal(ftruncate(page, (off_t)bytes), 0);
     assert_int_equal(fcntl(page, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
     snprintf(run_name, sizeof run_name, "fuzz-%ld", (long)getpid());

@@ -371,11 +371,10 @@ static void assert_weights_of_file(const source *s)
     td_safetensors_close(file);
 }
 
-static void hostile_files_are_refused_or_hold_together(void **state)
+TD_BODY(hostile_files_are_refused_or_hold_together)
 {
     int64_t opened = 0, taken = 0, refused = 0;
 
-    (void)state;
     td_assert_ok(td_cpu_set_threads(1));
     td_assert_ok(td_device_open("cpu", &dev));
     make_source(&sources[0], TD_PRECISION_F32, TD_OPTIMIZER_ADAMW, 1);

@@ -45,12 +45,11 @@ static int drawn_kind(void)
     }
 }
 
-static void random_shapes_match_float64_and_stay_in_bounds(void **state)
+TD_BODY(random_shapes_match_float64_and_stay_in_bounds)
 {
     int64_t counts[KINDS] = {0};
     double worst[KINDS] = {0};
 
-    (void)state;
     fuzz_worst(); /* of the judge's own test */
     td_fuzz_begin(arguments, argument);
     while (td_fuzz_next()) {

@@ -235,7 +235,7 @@ static char *write_nothing(const td_attention_shape *shape, bool backward)
 }
 
 /* What a kind of device makes of a shape may depend on all of it but these. */
-static void only_batch_heads_and_determinism_make_no_other_code(void **state)
+TD_BODY(only_batch_heads_and_determinism_make_no_other_code)
 {
     static const td_maker maker = {.open = open_nothing,
                                    .close = close_nothing,
@@ -249,7 +249,6 @@ static void only_batch_heads_and_determinism_make_no_other_code(void **state)
     void *loaded[SHAPES];
     td_device *dev;
 
-    (void)state;
     shapes[1].batch = 1, shapes[1].heads = 1, shapes[1].deterministic = true;
     shapes[2].seq++, shapes[3].seq_k++, shapes[4].head_dim++, shapes[5].scale = 0.25f;
     shapes[6].dtype = TD_BF16, shapes[7].causal = true, shapes[8].o_bshd = true;
@@ -278,13 +277,12 @@ static void only_batch_heads_and_determinism_make_no_other_code(void **state)
 
 /* ---- the folder ---- */
 
-static void code_is_compiled_once_and_then_loaded(void **state)
+TD_BODY(code_is_compiled_once_and_then_loaded)
 {
     const char *cache = cache_of("once/deeper");
     td_device *dev = open_jit(NULL, cache);
     td_attention_shape shape = small;
 
-    (void)state;
     assert_string_equal(info_of(dev).compiler, "");
     for (int i = 0; i < 3; i++)
         td_assert_ok(attend(dev, &shape));
@@ -309,12 +307,11 @@ static void code_is_compiled_once_and_then_loaded(void **state)
     assert_int_equal(info.compiled, 1);
 }
 
-static void an_entry_that_is_not_whole_is_made_again(void **state)
+TD_BODY(an_entry_that_is_not_whole_is_made_again)
 {
     const char *cache = cache_of("corrupt");
     enum { CUT, FLIPPED, EMPTY, WORDS, LONGER, WAYS };
 
-    (void)state;
     (void)run_with(quick(), cache);
     for (int way = 0; way < WAYS; way++) {
         const char *path = entry_of(cache);
@@ -348,13 +345,12 @@ static void an_entry_that_is_not_whole_is_made_again(void **state)
 }
 
 /* What is whole, but is no code: a checksum says nothing about that. */
-static void an_entry_that_cannot_be_loaded_is_made_again(void **state)
+TD_BODY(an_entry_that_cannot_be_loaded_is_made_again)
 {
     const char *cache = cache_of("unloadable");
     unsigned char text[] = "no code at all";
     td_code entry;
 
-    (void)state;
     (void)run_with(quick(), cache);
     td_assert_ok(td_code_read(entry_of(cache), &entry));
     const char *const key = (char *)entry.data + HEAD;
@@ -369,7 +365,7 @@ static void an_entry_that_cannot_be_loaded_is_made_again(void **state)
 }
 
 /* As of two keys of one hash: the names are alike, and what stands in the entry tells them apart. */
-static void an_entry_of_another_key_is_stale(void **state)
+TD_BODY(an_entry_of_another_key_is_stale)
 {
     static const char *const keys[] = {"", "another", "tandem jit 2"};
     const char *cache = cache_of("stale");
@@ -377,7 +373,6 @@ static void an_entry_of_another_key_is_stale(void **state)
     char path[512], other[600];
     td_code entry, code;
 
-    (void)state;
     (void)run_with(quick(), cache);
     snprintf(path, sizeof path, "%s", entry_of(cache));
     td_assert_ok(td_code_read(path, &entry));
@@ -408,12 +403,11 @@ static void an_entry_of_another_key_is_stale(void **state)
     td_code_free(&entry);
 }
 
-static void what_others_may_write_is_not_run(void **state)
+TD_BODY(what_others_may_write_is_not_run)
 {
     static const mode_t modes[] = {0646, 0664};
     const char *cache = cache_of("others");
 
-    (void)state;
     (void)run_with(quick(), cache);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         assert_int_equal(chmod(entry_of(cache), modes[i]), 0);
@@ -424,12 +418,11 @@ static void what_others_may_write_is_not_run(void **state)
     }
 }
 
-static void own_entries_are_used_whatever_the_umask(void **state)
+TD_BODY(own_entries_are_used_whatever_the_umask)
 {
     const char *cache = cache_of("umask");
     const mode_t before = umask(0);
 
-    (void)state;
     const td_jit_info first = run_with(quick(), cache), second = run_with(quick(), cache);
     umask(before);
     assert_int_equal(first.compiled, 1);
@@ -437,11 +430,10 @@ static void own_entries_are_used_whatever_the_umask(void **state)
     assert_int_equal(second.rejected, 0);
 }
 
-static void a_folder_that_is_not_one_costs_the_cache_alone(void **state)
+TD_BODY(a_folder_that_is_not_one_costs_the_cache_alone)
 {
     const char *cache = cache_of("file");
 
-    (void)state;
     write_file(cache, "", 0600);
     const td_jit_info info = run_with(quick(), cache);
     assert_int_equal(info.compiled, 1);
@@ -452,12 +444,11 @@ static void a_folder_that_is_not_one_costs_the_cache_alone(void **state)
     assert_words(below.note, "in memory alone");
 }
 
-static void an_entry_that_is_a_folder_stays_one(void **state)
+TD_BODY(an_entry_that_is_a_folder_stays_one)
 {
     const char *cache = cache_of("entry");
     char path[512];
 
-    (void)state;
     (void)run_with(quick(), cache);
     snprintf(path, sizeof path, "%s", entry_of(cache));
     assert_int_equal(unlink(path), 0);
@@ -469,11 +460,10 @@ static void an_entry_that_is_a_folder_stays_one(void **state)
 }
 
 /* To root every folder is writable: what a read-only one answers is asked of /proc, where nobody may. */
-static void a_read_only_folder_costs_the_cache_alone(void **state)
+TD_BODY(a_read_only_folder_costs_the_cache_alone)
 {
     const char *cache = cache_of("readonly");
 
-    (void)state;
     if (geteuid() != 0) {
         assert_int_equal(mkdir(cache, 0500), 0);
         assert_words(run_with(quick(), cache).note, "Permission denied");
@@ -484,11 +474,10 @@ static void a_read_only_folder_costs_the_cache_alone(void **state)
     assert_words(info.note, "in memory alone");
 }
 
-static void a_full_disk_costs_the_cache_alone(void **state)
+TD_BODY(a_full_disk_costs_the_cache_alone)
 {
     const char *cache = cache_of("full");
 
-    (void)state;
     for (int at = 1; at <= 2; at++) {
         td_device *dev = open_jit(quick(), cache);
 
@@ -504,13 +493,12 @@ static void a_full_disk_costs_the_cache_alone(void **state)
     (void)entry_of(cache);
 }
 
-static void processes_at_once_leave_one_whole_entry(void **state)
+TD_BODY(processes_at_once_leave_one_whole_entry)
 {
     enum { PROCESSES = 3 };
     const char *cache = cache_of("at-once");
     pid_t children[PROCESSES];
 
-    (void)state;
     for (int i = 0; i < PROCESSES; i++) {
         children[i] = fork();
         assert_true(children[i] >= 0);
@@ -538,7 +526,7 @@ static void processes_at_once_leave_one_whole_entry(void **state)
 
 /* ---- the compiler ---- */
 
-static void a_compiler_that_fails_is_an_error_with_its_words(void **state)
+TD_BODY(a_compiler_that_fails_is_an_error_with_its_words)
 {
     static const struct {
         const char *name, *does, *words;
@@ -553,7 +541,6 @@ static void a_compiler_that_fails_is_an_error_with_its_words(void **state)
         {"other", "echo 'int x;' | cc -shared -o \"$out\" -xc -", "has no td_jit_forward"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_device *dev = open_jit(false_compiler(cases[i].name, cases[i].does), cache_of("failing"));
 
@@ -566,12 +553,11 @@ static void a_compiler_that_fails_is_an_error_with_its_words(void **state)
 }
 
 /* Until then forward works. Each pass is compiled once. */
-static void a_backward_that_did_not_compile_is_compiled_by_a_later_call(void **state)
+TD_BODY(a_backward_that_did_not_compile_is_compiled_by_a_later_call)
 {
     char script[512], fixed[160];
     td_attend_run *run = td_attend_open(&td_attention_jit, "later", &small);
 
-    (void)state;
     snprintf(fixed, sizeof fixed, "%s/fixed", folder);
     snprintf(script, sizeof script,
              "grep -q '^#define BACKWARD 1' \"$2\" && [ ! -f %s ] && echo error: no backward && exit 1\n"
@@ -593,7 +579,7 @@ static void a_backward_that_did_not_compile_is_compiled_by_a_later_call(void **s
     td_attend_close(run);
 }
 
-static void a_compiler_that_is_missing_is_an_error(void **state)
+TD_BODY(a_compiler_that_is_missing_is_an_error)
 {
     char plain[128], mute[128];
     const struct {
@@ -606,7 +592,6 @@ static void a_compiler_that_is_missing_is_an_error(void **state)
         {"false", "failed (1): it said nothing"},
     };
 
-    (void)state;
     snprintf(plain, sizeof plain, "%s/plain", folder);
     write_file(plain, "no program\n", 0700);
     snprintf(mute, sizeof mute, "%s/mute", folder);
@@ -622,12 +607,11 @@ static void a_compiler_that_is_missing_is_an_error(void **state)
     }
 }
 
-static void another_compiler_is_another_entry(void **state)
+TD_BODY(another_compiler_is_another_entry)
 {
     char first[160];
     const char *cache = cache_of("compilers");
 
-    (void)state;
     snprintf(first, sizeof first, "%s",
              false_compiler("first", "exec cc -O1 -shared -fPIC -w -o \"$out\" \"$2\""));
     assert_int_equal(run_with(first, cache).compiled, 1);
@@ -637,11 +621,10 @@ static void another_compiler_is_another_entry(void **state)
 }
 
 /* ccache's way: one program, which its links' names tell what to be. */
-static void a_compiler_may_be_a_link_to_a_program_of_another_name(void **state)
+TD_BODY(a_compiler_may_be_a_link_to_a_program_of_another_name)
 {
     char link[160], program[160];
 
-    (void)state;
     snprintf(program, sizeof program, "%s",
              false_compiler("multi",
                             "case \"$self\" in */own-cc) exec cc -O1 -shared -fPIC -w -o \"$out\" \"$2\";; "
@@ -653,13 +636,12 @@ static void a_compiler_may_be_a_link_to_a_program_of_another_name(void **state)
 }
 
 /* As compilers for other processors than x86. */
-static void a_compiler_is_asked_which_options_it_takes(void **state)
+TD_BODY(a_compiler_is_asked_which_options_it_takes)
 {
     static const char *const refused[] = {"*-mprefer-vector-width*", "*-mprefer-vector-width*|*-march*",
                                           "*-mprefer-vector-width*|*-march*|*-mcpu*"};
     char path[160], text[512];
 
-    (void)state;
     snprintf(path, sizeof path, "%s/narrow", folder);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         snprintf(text, sizeof text,
@@ -671,14 +653,13 @@ static void a_compiler_is_asked_which_options_it_takes(void **state)
     }
 }
 
-static void a_compiler_works_in_the_folder_that_is_named(void **state)
+TD_BODY(a_compiler_works_in_the_folder_that_is_named)
 {
     const char *scratch = cache_of("scratch");
     char script[300], long_name[5000];
     td_compiler compiler;
     td_code code = {NULL, 0};
 
-    (void)state;
     assert_int_equal(mkdir(scratch, 0700), 0);
     snprintf(script, sizeof script, "case $out in %s/*) exec cc -shared -o \"$out\" \"$2\";; esac; exit 1",
              scratch);
@@ -694,12 +675,11 @@ static void a_compiler_works_in_the_folder_that_is_named(void **state)
                       "cannot make a folder in 'xxx");
 }
 
-static void a_compiler_needs_room_for_its_files(void **state)
+TD_BODY(a_compiler_needs_room_for_its_files)
 {
     td_compiler compiler;
     td_code code = {NULL, 0};
 
-    (void)state;
     td_assert_ok(td_compiler_find("cc", NULL, &compiler));
     td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
     assert_true(code.bytes > 0);
@@ -713,24 +693,22 @@ static void a_compiler_needs_room_for_its_files(void **state)
 
 /* ---- arguments ---- */
 
-static void bad_options_are_refused(void **state)
+TD_BODY(bad_options_are_refused)
 {
     td_device *dev = open_jit(NULL, cache_of("options"));
 
-    (void)state;
     td_assert_ok(td_jit_prepare(dev, &small));
     td_assert_refused(td_jit_configure(dev, &(td_jit_options){0}), TD_BAD_STATE, "has its compiler already");
     td_device_close(dev);
 }
 
-static void refuses_what_it_has_no_code_for(void **state)
+TD_BODY(refuses_what_it_has_no_code_for)
 {
     td_device *dev = open_jit(NULL, NULL);
     td_attention_sizes sizes;
     td_attention_traits traits;
     td_attention_shape shape = small;
 
-    (void)state;
     shape.head_dim = 257;
     td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_UNSUPPORTED, "head_dim is 257");
     shape = small, shape.dtype = TD_F16;
@@ -777,12 +755,11 @@ static void hear_end(td_listener *listener)
     ((heard *)listener)->open--;
 }
 
-static void passes_are_heard(void **state)
+TD_BODY(passes_are_heard)
 {
     heard h = {.listener = {.begin = hear_begin, .end = hear_end}};
     td_attend_run *run = td_attend_open(&td_attention_jit, "heard", &small);
 
-    (void)state;
     td_assert_ok(td_jit_configure(run->dev, &(td_jit_options){.compiler = quick()}));
     td_device_listen(run->dev, &h.listener);
     td_attend_go(run, false);
@@ -793,12 +770,11 @@ static void passes_are_heard(void **state)
     td_attend_close(run);
 }
 
-static void an_allocation_that_fails_leaves_nothing_half_made(void **state)
+TD_BODY(an_allocation_that_fails_leaves_nothing_half_made)
 {
     const char *cache = cache_of("allocations");
     int fails_at = 1;
 
-    (void)state;
     for (bool reached = true; reached; fails_at++) {
         td_device *dev;
         td_status status;

@@ -5,17 +5,11 @@
 #include "support/draw.h"
 #include "support/fence.h"
 #include "support/gpu.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static td_device *gpu;
 static char folder[] = "/tmp/tandem-test-jit-gpu-XXXXXX"; /* of compiled code */
@@ -134,7 +128,7 @@ static void agrees_with_float64(const char *name, const td_attention_shape *shap
 
 /* ---- shapes ---- */
 
-static void shapes_agree_with_float64(void **state)
+TD_BODY(shapes_agree_with_float64)
 {
     /* Tiles of every size and both sides of them; every width; other keys than queries; and the shapes whose
      * products are cuBLASLt's. */
@@ -161,7 +155,6 @@ static void shapes_agree_with_float64(void **state)
     };
     const size_t count = td_gpu_small() ? 6 : sizeof shapes / sizeof *shapes;
 
-    (void)state;
     for (size_t i = 0; i < count; i++)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             td_attention_shape shape = shapes[i];
@@ -172,9 +165,8 @@ static void shapes_agree_with_float64(void **state)
         }
 }
 
-static void tensors_may_lie_anywhere(void **state)
+TD_BODY(tensors_may_lie_anywhere)
 {
-    (void)state;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const td_attention_shape shape = {.batch = 1,
                                           .heads = 2,
@@ -186,11 +178,10 @@ static void tensors_may_lie_anywhere(void **state)
     }
 }
 
-static void o_may_lie_as_the_projection_reads_it(void **state)
+TD_BODY(o_may_lie_as_the_projection_reads_it)
 {
     td_attention_shape shape = {.batch = 2, .heads = 3, .seq = 90, .head_dim = 64, .causal = true};
 
-    (void)state;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         shape.dtype = bf16 ? TD_BF16 : TD_F32;
         shape.deterministic = true;
@@ -225,22 +216,20 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
 
 /* Of one head both orders of o are one. cuBLASLt multiplies for the first, and tiles are for the second: code
  * of the one is not taken for the other's. */
-static void o_may_lie_so_beside_what_a_library_multiplies(void **state)
+TD_BODY(o_may_lie_so_beside_what_a_library_multiplies)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1024, .head_dim = 64, .dtype = TD_F32};
 
-    (void)state;
     for (int turn = 0; turn < 3; turn++) {
         shape.o_bshd = turn % 2 == 1;
         agrees_with_float64("beside products", &shape, 0);
     }
 }
 
-static void bits_repeat(void **state)
+TD_BODY(bits_repeat)
 {
     td_attention_shape shape = {.batch = 2, .heads = 4, .seq = 300, .head_dim = 64};
 
-    (void)state;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         shape.dtype = bf16 ? TD_BF16 : TD_F32;
         shape.deterministic = true;
@@ -263,7 +252,7 @@ static void bits_repeat(void **state)
 
 /* ---- graphs, the folder, errors ---- */
 
-static void a_graph_may_be_captured_without_preparing(void **state)
+TD_BODY(a_graph_may_be_captured_without_preparing)
 {
     const td_attention_shape shape = {
         .batch = 1, .heads = 2, .seq = 47, .head_dim = 48, .causal = true, .dtype = TD_BF16};
@@ -271,7 +260,6 @@ static void a_graph_may_be_captured_without_preparing(void **state)
     td_attend_truth truth = td_attend_truth_of(&r.host);
     td_graph *graph = NULL;
 
-    (void)state;
     td_assert_ok(td_graph_begin(gpu));
     const td_status status = go(&r);
     td_assert_ok(td_graph_end(gpu, &graph));
@@ -308,11 +296,10 @@ static td_jit_info prepare_with(const char *compiler, const char *cache, td_stat
     return info;
 }
 
-static void code_is_kept_checked_and_made_again(void **state)
+TD_BODY(code_is_kept_checked_and_made_again)
 {
     char cache[64], path[512] = "";
 
-    (void)state;
     snprintf(cache, sizeof cache, "%s/kept", folder);
     assert_int_equal(prepare_with(NULL, cache, TD_OK, NULL).compiled, 2);
     assert_int_equal(prepare_with(NULL, cache, TD_OK, NULL).loaded, 2);
@@ -329,12 +316,11 @@ static void code_is_kept_checked_and_made_again(void **state)
     prepare_with("/no/such/libnvrtc.so", cache, TD_LIBRARY_ERROR, "no NVRTC");
 }
 
-static void refuses_what_it_has_no_code_for(void **state)
+TD_BODY(refuses_what_it_has_no_code_for)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 33, .head_dim = 129, .dtype = TD_F32};
     td_attention_sizes sizes;
 
-    (void)state;
     td_assert_refused(td_jit_sizes(gpu, &shape, &sizes), TD_UNSUPPORTED, "head_dim is 129");
     shape.head_dim = 16, shape.dtype = TD_F16;
     td_assert_refused(td_jit_sizes(gpu, &shape, &sizes), TD_UNSUPPORTED, "dtype is f16");

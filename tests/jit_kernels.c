@@ -274,7 +274,7 @@ static void attend(const td_attention_shape *shape, int aligned)
     unmake(&p);
 }
 
-static void attention_is_that_of_float64(void **state)
+TD_BODY(attention_is_that_of_float64)
 {
     /* Tiles: one, both sides of it, several with a tail; every width of the outputs; other keys than
      * queries. */
@@ -295,7 +295,6 @@ static void attention_is_that_of_float64(void **state)
          .mask = TD_MASK_ADD_1E6},
     };
 
-    (void)state;
     for (size_t i = 0; i < (few ? 2 : sizeof shapes / sizeof *shapes); i++)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             td_attention_shape shape = shapes[i];
@@ -306,22 +305,20 @@ static void attention_is_that_of_float64(void **state)
 }
 
 /* Long sequences have the largest tiles, of which one head of 2,000 queries has the same as a million. */
-static void the_largest_tiles_give_the_same(void **state)
+TD_BODY(the_largest_tiles_give_the_same)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1990, .seq_k = 70, .dtype = TD_F32};
 
-    (void)state;
     for (int64_t head_dim = 16; head_dim <= (few ? 16 : 64); head_dim *= 2) {
         shape.head_dim = head_dim;
         attend(&shape, 1);
     }
 }
 
-static void the_softmax_between_products_is_that_of_float64(void **state)
+TD_BODY(the_softmax_between_products_is_that_of_float64)
 {
     static const int64_t columns[] = {256, 1024, 2052, 16384};
 
-    (void)state;
     for (size_t i = 0; i < (few ? 1 : sizeof columns / sizeof *columns); i++) {
         enum { ROWS = 3, WIDTH = 50 };
         const int64_t cols = columns[i], count = ROWS * cols;
@@ -365,9 +362,8 @@ static void the_softmax_between_products_is_that_of_float64(void **state)
     }
 }
 
-static void tiles_fit_a_block(void **state)
+TD_BODY(tiles_fit_a_block)
 {
-    (void)state;
     for (int64_t head_dim = 1; head_dim <= TD_JIT_CUDA_HEAD_DIM; head_dim++)
         for (int bf16 = 0; bf16 < 2; bf16++)
             for (int64_t seq = 1; seq < 100000; seq = seq * 3 + 1) {
@@ -388,12 +384,11 @@ static void tiles_fit_a_block(void **state)
 
 /* ---- NVRTC, which needs no GPU ---- */
 
-static void nvrtc_takes_every_source(void **state)
+TD_BODY(nvrtc_takes_every_source)
 {
     static const int capabilities[] = {80, 90};
     td_nvrtc nvrtc;
 
-    (void)state;
     if (td_nvrtc_find(NULL, 90, &nvrtc) != TD_OK) {
         print_message("%s\n", td_last_error());
         skip();
@@ -436,11 +431,10 @@ static void nvrtc_takes_every_source(void **state)
                       "NVRTC_ERROR_INVALID_OPTION");
 }
 
-static void nvrtc_that_is_missing_is_an_error(void **state)
+TD_BODY(nvrtc_that_is_missing_is_an_error)
 {
     td_nvrtc nvrtc;
 
-    (void)state;
     td_assert_refused(td_nvrtc_find("/no/such/libnvrtc.so", 90, &nvrtc), TD_LIBRARY_ERROR,
                       "/no/such/libnvrtc.so");
     td_assert_refused(td_nvrtc_find("libm.so.6", 90, &nvrtc), TD_LIBRARY_ERROR, "has no nvrtcVersion");

@@ -177,14 +177,13 @@ static void write_cuda_source(const char *path)
     fclose(file);
 }
 
-static void text_is_the_same_in_every_locale(void **unused)
+TD_BODY(text_is_the_same_in_every_locale)
 {
     static void (*const writers[])(const char *path) = {
         write_trace,          write_trace_picture, write_snapshot,   write_events,
         write_memory_picture, write_record,        write_cuda_source};
     char command[160], path[2][64];
 
-    (void)unused;
     for (int i = 0; i < (int)(sizeof writers / sizeof *writers); i++) {
         for (int comma = 0; comma < 2; comma++) {
             snprintf(path[comma], sizeof path[comma], "%s/text-%d-%d", folder, i, comma);
@@ -199,12 +198,11 @@ static void text_is_the_same_in_every_locale(void **unused)
 }
 
 /* Code that is compiled in one locale is found in the other: its source and the key are the same. */
-static void code_of_the_cpu_is_found_in_every_locale(void **unused)
+TD_BODY(code_of_the_cpu_is_found_in_every_locale)
 {
     const td_jit_options options = {.cache = folder};
     td_jit_info info;
 
-    (void)unused;
     for (int comma = 0; comma < 2; comma++) {
         const td_attention_shape shape = shape_of(20);
         td_device *jit;

@@ -54,7 +54,7 @@ static td_status write_timeline(const char *path)
     return td_memory_write_timeline(recording, path);
 }
 
-static void files_are_whole_or_as_they_were(void **unused)
+TD_BODY(files_are_whole_or_as_they_were)
 {
     const file_kind kinds[] = {
         {write_snapshot, "\x80\x02}", ".", 20000},
@@ -62,7 +62,6 @@ static void files_are_whole_or_as_they_were(void **unused)
         {write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 20000},
     };
 
-    (void)unused;
     file_check_kinds(3, kinds);
 }
 
@@ -84,7 +83,7 @@ static const char *string(const cJSON *object, const char *key)
 }
 
 /* The events are the entries, number by number. */
-static void events_are_the_entries(void **unused)
+TD_BODY(events_are_the_entries)
 {
     static const char *const actions[] = {"alloc", "free", "live", "dead", "oom"};
     const td_memory_entry *entries;
@@ -92,7 +91,6 @@ static void events_are_the_entries(void **unused)
     int64_t count;
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_memory_entries(recording, &entries, &count));
     td_assert_ok(td_memory_summary_of(recording, &summary));
     td_assert_ok(td_memory_write_events(recording, file_path));
@@ -125,7 +123,7 @@ static void events_are_the_entries(void **unused)
 
 /* What no pass has: a block that is freed before what stands in it, an allocation that failed, no label, a
  * label that JSON would take for its own, and another GPU than the first. */
-static void a_recording_by_hand_is_written(void **unused)
+TD_BODY(a_recording_by_hand_is_written)
 {
     static char memory[100];
     static const char texts[] = "\0a\0a/\"x";
@@ -151,7 +149,6 @@ static void a_recording_by_hand_is_written(void **unused)
                                    .label_count = 3};
     size_t bytes;
 
-    (void)unused;
     by_hand.summary.phases[0] = (td_memory_span){.end = by_hand.count, .begin_ns = 1, .end_ns = 2};
     for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
         by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};

@@ -90,7 +90,7 @@ static void forward_and_backward(void **state)
     }
 }
 
-static void backward_is_the_derivative(void **state)
+TD_BODY(backward_is_the_derivative)
 {
     enum { ROWS = 7, VOCAB = 61, ALL = ROWS * VOCAB };
     ops_case c = ops_begin(TD_F32, "cross entropy derivative");
@@ -103,7 +103,6 @@ static void backward_is_the_derivative(void **state)
     double *moved = ops_zeros(&c, ALL), *ignored = ops_zeros(&c, ROWS), difference = 0, derivative = 0,
            size = 0;
 
-    (void)state;
     OPS_CALL(td_cross_entropy_forward(ops_dev, &shape, on(logits), on(targets), on(loss), on(lse), on(work)));
     OPS_CALL(td_cross_entropy_backward(ops_dev, &shape, on(logits), on(targets), on(lse), 1.0f, on(dlogits)));
     for (int sign = -1; sign <= 1; sign += 2) {
@@ -144,12 +143,11 @@ static given run_given(ops_case *c, int64_t rows, int64_t vocab, const float *lo
     return g;
 }
 
-static void equal_logits_give_the_log_of_the_vocabulary(void **state)
+TD_BODY(equal_logits_give_the_log_of_the_vocabulary)
 {
     ops_case c = ops_begin(TD_F32, "equal logits");
     float logits[64];
 
-    (void)state;
     for (int i = 0; i < 64; i++)
         logits[i] = 3;
     given g = run_given(&c, 1, 64, logits, (const int64_t[]){5});
@@ -160,13 +158,12 @@ static void equal_logits_give_the_log_of_the_vocabulary(void **state)
 }
 
 /* lse is near 1e4, where floats are 2^-10 apart; the loss of a sure row is far smaller, and its gradient. */
-static void a_sure_row_keeps_its_small_loss(void **state)
+TD_BODY(a_sure_row_keeps_its_small_loss)
 {
     ops_case c = ops_begin(TD_F32, "sure row");
     double others = 2 * exp(-7.0);
     given g = run_given(&c, 1, 3, (const float[]){9993, 10000, 9993}, (const int64_t[]){1});
 
-    (void)state;
     assert_true(*g.lse == 10000.001953125f);
     assert_true(fabs((double)*g.loss - log1p(others)) <= 0x1p-22);
     assert_true(fabs((double)g.dlogits[1] + others / (1 + others)) <= 1e-7);
@@ -174,14 +171,13 @@ static void a_sure_row_keeps_its_small_loss(void **state)
     ops_finish(&c);
 }
 
-static void nan_and_infinity_travel(void **state)
+TD_BODY(nan_and_infinity_travel)
 {
     enum { ROWS = 4, VOCAB = 3 };
     const float logits[ROWS * VOCAB] = {1, 2, 3, 1, NAN, 3, -INFINITY, 2, 2, 1, INFINITY, 1};
     ops_case c = ops_begin(TD_F32, "nan");
     given g = run_given(&c, ROWS, VOCAB, logits, (const int64_t[]){0, 0, 1, 0});
 
-    (void)state;
     assert_true(isnan(*g.loss) && isfinite(g.lse[0]) && isnan(g.lse[1]) && isnan(g.lse[3]));
     assert_true(fabs((double)g.lse[2] - (2 + log(2.0))) <= 1e-6);
     for (int i = 0; i < ROWS * VOCAB; i++)
@@ -194,13 +190,12 @@ static void nan_and_infinity_travel(void **state)
 
 /* The CPU sees the targets and refuses (tests/fuzz_api_ops.c); a GPU's kernel makes the loss NaN, and the
  * row of the gradient. */
-static void unknown_targets_are_not_read(void **state)
+TD_BODY(unknown_targets_are_not_read)
 {
     enum { VOCAB = 3 };
     const float logits[2 * VOCAB] = {1, 2, 3, 4, 5, 6};
     const int64_t unknown[] = {3, -1, INT64_MAX, INT64_MIN};
 
-    (void)state;
     for (int i = 0; ops_on_gpu() && i < 4; i++) {
         ops_case c = ops_begin(TD_F32, "unknown target %d", i);
         given g = run_given(&c, 2, VOCAB, logits, (const int64_t[]){2, unknown[i]});

@@ -2,11 +2,10 @@
 
 #include "ops/cpu/vexp.h"
 
-static void error_is_below_1_02_ulp_at_every_1021st_float(void **state)
+TD_TEST(error_is_below_1_02_ulp_at_every_1021st_float)
 {
     int64_t checked = 0;
 
-    (void)state;
     for (uint64_t bits = 0; bits < (uint64_t)1 << 32; bits += 1021) {
         uint32_t low = (uint32_t)bits;
         float x;
@@ -32,7 +31,7 @@ static void error_is_below_1_02_ulp_at_every_1021st_float(void **state)
     assert_true(checked > 1000000);
 }
 
-static void ends_of_the_range(void **state)
+TD_TEST(ends_of_the_range)
 {
     const struct {
         float x, y;
@@ -42,7 +41,6 @@ static void ends_of_the_range(void **state)
         {-0x1p-149f, 1.0f}, {0x1p-149f, 1.0f}, {-104.0f, 0.0f},        {89.0f, INFINITY},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (!(td_exp(rows[i].x) == rows[i].y))
             fail_msg("td_exp(%a) is %a, needs %a", (double)rows[i].x, (double)td_exp(rows[i].x),
@@ -55,10 +53,5 @@ static void ends_of_the_range(void **state)
 
 int ops_exp_group(void)
 {
-    const struct CMUnitTest exp_tests[] = {
-        cmocka_unit_test(error_is_below_1_02_ulp_at_every_1021st_float),
-        cmocka_unit_test(ends_of_the_range),
-    };
-
-    return cmocka_run_group_tests_name("exp", exp_tests, NULL, NULL);
+    return td_run_tests("exp", NULL, NULL);
 }

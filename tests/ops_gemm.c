@@ -304,7 +304,7 @@ static void shared_operands(void **state)
 }
 
 /* The heads of a token stand side by side: matrices of c interleave row by row. */
-static void interleaved_output(void **state)
+TD_TEST(interleaved_output)
 {
     enum { HEADS = 3, SEQ = 130, DIM = 64, K = 26 };
     ops_case c = ops_begin(TD_BF16, "interleaved output");
@@ -328,7 +328,6 @@ static void interleaved_output(void **state)
     void *z = ops_room(&c, TD_BF16, HEADS * SEQ * DIM);
     double *truth = ops_zeros(&c, HEADS * SEQ * DIM);
 
-    (void)state;
     reference(&shape, ops_f64(&c, TD_BF16, x, a.count), ops_f64(&c, TD_BF16, y, b.count), truth);
     OPS_RUN(&c, TD_BF16, z, HEADS * SEQ * DIM, NULL, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
     for (int i = 0; i < HEADS * SEQ * DIM; i++)
@@ -337,7 +336,7 @@ static void interleaved_output(void **state)
 }
 
 /* 257 + 2 is 259, a tie that goes to 260; rounded before the addition, 256 + 2 would be 258. */
-static void bf16_output_is_rounded_once(void **state)
+TD_TEST(bf16_output_is_rounded_once)
 {
     ops_case c = ops_begin(TD_BF16, "rounded once");
     td_gemm_shape shape = {
@@ -346,7 +345,6 @@ static void bf16_output_is_rounded_once(void **state)
     char *ones = ops_room(&c, TD_BF16, 257);
     void *out = ops_room(&c, TD_BF16, 1);
 
-    (void)state;
     for (int i = 0; i < 257; i++)
         td_assert_ok(td_convert(1, TD_F32, &one, TD_BF16, ones + 2 * i));
     td_assert_ok(td_convert(1, TD_F32, &two, TD_BF16, out));
@@ -387,7 +385,7 @@ static void nan_and_infinity_travel(void **state)
 }
 
 /* Three outer products of 23 MB each in f32: more than is copied at a time, fewer slots than threads. */
-static void large_bf16_matrices_take_turns(void **state)
+TD_TEST(large_bf16_matrices_take_turns)
 {
     enum { BATCH = 3, SIDE = 2400 };
     ops_case c = ops_begin(TD_BF16, "large matrices");
@@ -409,7 +407,6 @@ static void large_bf16_matrices_take_turns(void **state)
     double *a = ops_f64(&c, TD_BF16, x, BATCH * SIDE), *b = ops_f64(&c, TD_BF16, y, BATCH * SIDE);
     size_t bytes;
 
-    (void)state;
     td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &bytes));
     assert_in_range(bytes, 1, 80 << 20);
     td_assert_ok(td_cpu_set_threads(3));
@@ -510,11 +507,10 @@ static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
 }
 
 /* More threads than the scratch has room for: fewer multiply. */
-static void many_threads_share_the_scratch(void **state)
+TD_TEST(many_threads_share_the_scratch)
 {
     wide w = wide_begin(TD_BF16, "many threads");
 
-    (void)state;
     td_assert_ok(td_cpu_set_threads(64));
     sgemm_calls = 0;
     td_assert_ok(wide_run(&w));
@@ -525,11 +521,10 @@ static void many_threads_share_the_scratch(void **state)
     ops_finish(&w.c);
 }
 
-static void what_onednn_refuses_is_multiplied_in_f32(void **state)
+TD_TEST(what_onednn_refuses_is_multiplied_in_f32)
 {
     wide w = wide_begin(TD_BF16, "refused");
 
-    (void)state;
     create_fails = dnnl_unimplemented;
     sgemm_calls = 0;
     td_assert_ok(wide_run(&w));
@@ -539,11 +534,10 @@ static void what_onednn_refuses_is_multiplied_in_f32(void **state)
     ops_finish(&w.c);
 }
 
-static void a_failing_bf16_product_is_reported(void **state)
+TD_TEST(a_failing_bf16_product_is_reported)
 {
     wide w = wide_begin(TD_BF16, "failing");
 
-    (void)state;
     execute_fails = dnnl_runtime_error;
     if (has_bf16()) {
         td_assert_refused(wide_run(&w), TD_LIBRARY_ERROR, "matmul");
@@ -584,13 +578,12 @@ static void subnormal_inputs_count_in_full_or_as_zero(void **state)
 
 /* Random shapes, and each again with one extent larger. The plan of a model measures its largest step
  * alone. */
-static void scratch_grows_with_every_extent(void **state)
+TD_TEST(scratch_grows_with_every_extent)
 {
     enum { SHAPES = 20000 };
     ops_case c = ops_begin(TD_BF16, "scratch grows");
     const int64_t *drawn = ops_draw_ids(&c, SHAPES * 9, 1 << 20);
 
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         const int64_t *d = drawn + (ptrdiff_t)i * 9;
         /* Evenly over the orders of magnitude, up to 4096. */
@@ -617,7 +610,7 @@ static void scratch_grows_with_every_extent(void **state)
     ops_finish(&c);
 }
 
-static void a_failing_library_is_reported(void **state)
+TD_TEST(a_failing_library_is_reported)
 {
     float a[4] = {1, 2, 3, 4}, c[4];
     td_gemm_shape shape = {.batch = 4,
@@ -631,7 +624,6 @@ static void a_failing_library_is_reported(void **state)
                            .dtype = TD_F32,
                            .out_dtype = TD_F32};
 
-    (void)state;
     sgemm_fails = dnnl_out_of_memory;
     td_assert_refused(td_gemm(ops_dev, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "dnnl_sgemm");
     td_assert_refused(td_gemm(ops_dev, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "out_of_memory");
@@ -668,16 +660,6 @@ static const random_case random_cases[] = {
 
 int ops_gemm_group(void)
 {
-    const struct CMUnitTest gemm_tests[] = {
-        cmocka_unit_test(interleaved_output),
-        cmocka_unit_test(bf16_output_is_rounded_once),
-        cmocka_unit_test(large_bf16_matrices_take_turns),
-        cmocka_unit_test(a_failing_library_is_reported),
-        cmocka_unit_test(many_threads_share_the_scratch),
-        cmocka_unit_test(what_onednn_refuses_is_multiplied_in_f32),
-        cmocka_unit_test(a_failing_bf16_product_is_reported),
-        cmocka_unit_test(scratch_grows_with_every_extent),
-    };
     int failed;
 
     without_bf16 = true;
@@ -697,5 +679,5 @@ int ops_gemm_group(void)
                          sizeof *products, a_product_is_whole_on_fewer_threads_than_asked_for) +
            ops_run_cases("gemm, subnormal inputs count in full or as zero", products, BF16_PRODUCTS,
                          sizeof *products, subnormal_inputs_count_in_full_or_as_zero) +
-           cmocka_run_group_tests_name("gemm", gemm_tests, NULL, NULL);
+           td_run_tests("gemm", NULL, NULL);
 }

@@ -38,7 +38,7 @@ static void train(const trained *t, const float *g, int64_t count, float gain, f
 
 /* A captured update sees the step that it has counted itself, other gradients, and the learning rate that was
  * assigned since. */
-static void a_replayed_update_goes_on(void **state)
+TD_TEST(a_replayed_update_goes_on)
 {
     enum { N = 1009, STEPS = 3 };
     ops_case c = ops_begin(TD_F32, "replayed update");
@@ -50,7 +50,6 @@ static void a_replayed_update_goes_on(void **state)
     td_update_state now = {.step = 0};
     td_graph *graph = NULL;
 
-    (void)state;
     for (int i = 0; i < N; i++)
         g_later[i] /= 64; /* which is not clipped */
     ops_upload();
@@ -82,13 +81,12 @@ static void a_replayed_update_goes_on(void **state)
 }
 
 /* What was captured with the graph is assigned again at each replay, though the host's memory has changed. */
-static void a_replayed_assignment_has_its_bytes(void **state)
+TD_TEST(a_replayed_assignment_has_its_bytes)
 {
     ops_case c = ops_begin(TD_F32, "replayed assignment");
     td_sgd *sgd = ops_sgd(&c, 0.5), kept = {.lr = 0.25};
     td_graph *graph = NULL;
 
-    (void)state;
     ops_upload();
     td_assert_ok(td_graph_begin(ops_dev));
     td_assert_ok(td_assign(ops_dev, on(sgd), &kept, sizeof kept));
@@ -108,7 +106,7 @@ static void a_replayed_assignment_has_its_bytes(void **state)
 
 /* What is kept of a product is bounded: after a thousand others it is forgotten. A graph that has captured it
  * replays, and it is found again, with the same bits. */
-static void a_captured_product_outlives_what_is_kept_of_it(void **state)
+TD_TEST(a_captured_product_outlives_what_is_kept_of_it)
 {
     enum { M = 33, N = 40, K = 24, OTHERS = 1000, WIDE = 8 };
     ops_case c = ops_begin(TD_F32, "captured product");
@@ -121,7 +119,6 @@ static void a_captured_product_outlives_what_is_kept_of_it(void **state)
     size_t bytes = 0;
     void *work;
 
-    (void)state;
     td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &bytes));
     td_assert_ok(td_device_alloc(ops_dev, bytes, &work));
     ops_upload();
@@ -147,11 +144,10 @@ static void a_captured_product_outlives_what_is_kept_of_it(void **state)
 }
 
 /* Vectors are 16 bytes: tensors that begin beside them give the same bits. */
-static void tensors_may_begin_anywhere(void **state)
+TD_TEST(tensors_may_begin_anywhere)
 {
     enum { ROWS = 5, COLS = 80, ALL = ROWS * COLS };
 
-    (void)state;
     for (int d = 0; d < ops_dtype_count; d++) {
         ops_case c = ops_begin(ops_dtypes[d], "beside vectors %d", d);
         size_t size = td_dtype_size(c.dtype);
@@ -233,11 +229,10 @@ static const struct {
 enum { UPDATE_TYPES = sizeof update_types / sizeof *update_types };
 
 /* The same for updates. */
-static void updates_may_begin_anywhere(void **state)
+TD_TEST(updates_may_begin_anywhere)
 {
     enum { ALL = 403 };
 
-    (void)state;
     for (int i = 0; i < 2 * UPDATE_TYPES; i++) {
         const td_dtype dtype = update_types[i / 2].dtype, grad = update_types[i / 2].grad;
         ops_case c = ops_begin(dtype, "updates beside vectors %d", i);
@@ -264,11 +259,10 @@ static void updates_may_begin_anywhere(void **state)
 
 /* Updates on a few SMs have the bits of updates on all: for every combination of types, for sizes on both
  * sides of 16 bytes, of a chunk of 2,048 and of what all SMs take at a time, twice with one work. */
-static void updates_on_some_sms_have_the_same_bits(void **state)
+TD_TEST(updates_on_some_sms_have_the_same_bits)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};
 
-    (void)state;
     if (!td_update_has_sms(ops_dev))
         return; /* nothing but the plain kernels, which have tests of their own */
     for (int i = 0; i < UPDATE_TYPES; i++)
@@ -306,18 +300,10 @@ static void updates_on_some_sms_have_the_same_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest gpu_tests[] = {
-        cmocka_unit_test(a_replayed_update_goes_on),
-        cmocka_unit_test(a_replayed_assignment_has_its_bytes),
-        cmocka_unit_test(a_captured_product_outlives_what_is_kept_of_it),
-        cmocka_unit_test(tensors_may_begin_anywhere),
-        cmocka_unit_test(updates_may_begin_anywhere),
-        cmocka_unit_test(updates_on_some_sms_have_the_same_bits),
-    };
     int failed = 0;
 
     ops_open("cuda");
-    failed += cmocka_run_group_tests_name("gpu", gpu_tests, NULL, NULL);
+    failed += td_run_tests("gpu", NULL, NULL);
     failed += ops_layout_group();
     failed += ops_gate_group();
     failed += ops_rmsnorm_group();

@@ -55,7 +55,7 @@ static void embedding_copies_rows_and_sums_them_back(void **state)
 }
 
 /* 301 ones: a bf16 sum would stop at 256. */
-static void embedding_sums_in_f32(void **state)
+TD_TEST(embedding_sums_in_f32)
 {
     enum { TOKENS = 301 };
     ops_case c = ops_begin(TD_BF16, "embedding sum");
@@ -65,7 +65,6 @@ static void embedding_sums_in_f32(void **state)
     void *dweight = ops_room(&c, TD_BF16, 2);
     size_t bytes;
 
-    (void)state;
     for (int t = 0; t < TOKENS; t++) {
         ids[t] = 1;
         dy[t] = 0x3F80; /* 1 */
@@ -80,7 +79,7 @@ static void embedding_sums_in_f32(void **state)
 
 /* One row, of more tokens than are sorted at a time: whole numbers, of which every order gives the same
  * sum. */
-static void embedding_sums_many_tokens_of_one_row(void **state)
+TD_TEST(embedding_sums_many_tokens_of_one_row)
 {
     enum { TOKENS = 9001, VOCAB = 3, DIM = 12 };
     ops_case c = ops_begin(TD_F32, "embedding one row");
@@ -90,7 +89,6 @@ static void embedding_sums_many_tokens_of_one_row(void **state)
     float want[VOCAB * DIM] = {0};
     size_t bytes;
 
-    (void)state;
     for (int t = 0; t < TOKENS; t++) {
         ids[t] = t == 4500 ? 2 : 1;
         for (int i = 0; i < DIM; i++) {
@@ -107,7 +105,7 @@ static void embedding_sums_many_tokens_of_one_row(void **state)
 
 /* The CPU sees the ids and refuses (tests/fuzz_api_ops.c); a GPU's kernel gives a row of NaN for such an
  * id, and leaves it out of the sums. */
-static void embedding_reads_no_unknown_row(void **state)
+TD_TEST(embedding_reads_no_unknown_row)
 {
     enum { TOKENS = 6, VOCAB = 5, DIM = 8 };
     const int64_t given[TOKENS] = {0, VOCAB, 4, -1, INT64_MAX, INT64_MIN};
@@ -118,7 +116,6 @@ static void embedding_reads_no_unknown_row(void **state)
     float *y = ops_room(&c, TD_F32, TOKENS * DIM), *dweight = ops_room(&c, TD_F32, VOCAB * DIM);
     size_t bytes;
 
-    (void)state;
     memcpy(ids, given, sizeof given);
     td_assert_ok(td_embedding_backward_work_bytes(ops_dev, &shape, &bytes));
     if (ops_on_gpu()) {
@@ -274,7 +271,7 @@ static void qkv_gradients_are_turned_back_into_rows(void **state)
 }
 
 /* Position 0 is not turned at all, and a table for more positions serves a shorter sequence. */
-static void rope_begins_at_the_identity(void **state)
+TD_TEST(rope_begins_at_the_identity)
 {
     enum { COUNT = 3 * 2 * 6 };
     ops_case c = ops_begin(TD_F32, "rope identity");
@@ -282,7 +279,6 @@ static void rope_begins_at_the_identity(void **state)
     float *cosine = ops_room(&c, TD_F32, 12), *sine = ops_room(&c, TD_F32, 12);
     float *qkv = ops_draw(&c, PARTS * COUNT), *out[PARTS];
 
-    (void)state;
     for (int part = Q; part < PARTS; part++)
         out[part] = ops_room(&c, TD_F32, COUNT);
     OPS_CALL(td_rope_table(ops_dev, 4, 6, 10000.0, on(cosine), on(sine)));
@@ -295,11 +291,10 @@ static void rope_begins_at_the_identity(void **state)
 
 /* ---- rounding, residual ---- */
 
-static void round_is_the_conversion(void **state)
+TD_TEST(round_is_the_conversion)
 {
     static const int64_t counts[] = {1, 15, 16, 17, 1009, 20011};
 
-    (void)state;
     for (int from = 0; from < ops_dtype_count; from++)
         for (int to = 0; to < ops_dtype_count; to++)
             for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
@@ -338,7 +333,7 @@ static bool is_nearest(uint32_t bits, uint16_t high)
 }
 
 /* Every upper half of an f32 with the lower halves around 0 and around a tie. */
-static void planes(void **state)
+TD_TEST(planes)
 {
     static const uint16_t lower[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
     enum { LOWER = sizeof lower / sizeof *lower, N = 65536 * LOWER };
@@ -346,7 +341,6 @@ static void planes(void **state)
     uint32_t *numbers = ops_room(&c, TD_F32, N), *joined = ops_room(&c, TD_F32, N);
     uint16_t *high = ops_room(&c, TD_BF16, N), *low = ops_room(&c, TD_BF16, N);
 
-    (void)state;
     for (int i = 0; i < N; i++)
         numbers[i] = (uint32_t)(i / LOWER) << 16 | lower[i % LOWER];
     for (int begin = 0; begin < 2; begin++) { /* from an address for vectors, and from the one after it */
@@ -373,11 +367,10 @@ static void planes(void **state)
     ops_finish(&c);
 }
 
-static void residual_adds_in_place_or_not(void **state)
+TD_TEST(residual_adds_in_place_or_not)
 {
     static const int64_t counts[] = {1, 15, 16, 17, 1009, 4096, 20011};
 
-    (void)state;
     for (int d = 0; d < ops_dtype_count; d++)
         for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
             int64_t count = counts[n];
@@ -405,14 +398,13 @@ static void residual_adds_in_place_or_not(void **state)
         }
 }
 
-static void residual_keeps_nan_and_infinity(void **state)
+TD_TEST(residual_keeps_nan_and_infinity)
 {
     ops_case c = ops_begin(TD_F32, "residual nan");
     float *a = ops_given(&c, TD_F32, 6, (const float[]){NAN, 1, INFINITY, INFINITY, -INFINITY, 3e38f});
     float *b = ops_given(&c, TD_F32, 6, (const float[]){1, NAN, 1, -INFINITY, 2, 3e38f});
     float *y = ops_room(&c, TD_F32, 6);
 
-    (void)state;
     OPS_CALL(td_residual_add(ops_dev, 6, TD_F32, on(a), on(b), on(y)));
     assert_true(isnan(y[0]) && isnan(y[1]) && y[2] == INFINITY && isnan(y[3]) && y[4] == -INFINITY &&
                 y[5] == INFINITY);
@@ -445,16 +437,6 @@ static const heads_case heads_cases[] = {
 
 int ops_layout_group(void)
 {
-    const struct CMUnitTest layout_tests[] = {
-        cmocka_unit_test(embedding_sums_in_f32),
-        cmocka_unit_test(embedding_reads_no_unknown_row),
-        cmocka_unit_test(rope_begins_at_the_identity),
-        cmocka_unit_test(residual_adds_in_place_or_not),
-        cmocka_unit_test(residual_keeps_nan_and_infinity),
-        cmocka_unit_test(round_is_the_conversion),
-        cmocka_unit_test(planes),
-        cmocka_unit_test(embedding_sums_many_tokens_of_one_row),
-    };
     size_t heads = sizeof heads_cases / sizeof *heads_cases;
     size_t tables = sizeof embedding_cases / sizeof *embedding_cases;
 
@@ -466,5 +448,5 @@ int ops_layout_group(void)
            ops_run_cases("qkv", heads_cases, heads, sizeof *heads_cases, qkv_is_split_into_heads_and_turned) +
            ops_run_cases("dqkv", heads_cases, heads, sizeof *heads_cases,
                          qkv_gradients_are_turned_back_into_rows) +
-           cmocka_run_group_tests_name("layout", layout_tests, NULL, NULL);
+           td_run_tests("layout", NULL, NULL);
 }

@@ -156,11 +156,10 @@ static void sgd_of(int64_t n, const update_types *types, float gain)
     ops_finish(&c);
 }
 
-static void sgd(void **state)
+TD_TEST(sgd)
 {
     static const int64_t counts[] = {1, 15, 16, 17, 1009, 20011};
 
-    (void)state;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         for (int j = 0; j < TYPES * GAINS; j++) {
             const update_types *types = &all_types[j / GAINS];
@@ -181,7 +180,7 @@ static void sgd(void **state)
 }
 
 /* Steps that the device counts, each with a gain of its own. */
-static void the_device_counts_the_steps(void **state)
+TD_TEST(the_device_counts_the_steps)
 {
     static const float each[] = {1, 0.37f, -2};
     enum { N = 37, STEPS = 3 };
@@ -195,7 +194,6 @@ static void the_device_counts_the_steps(void **state)
     double *first = ops_zeros(&c, N), *second = ops_zeros(&c, N);
     const td_update_tensors t = {.count = N, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
 
-    (void)state;
     memset(m, 0, N * sizeof *m);
     memset(v, 0, N * sizeof *v);
     for (int step = 1; step <= STEPS; step++) {
@@ -208,12 +206,11 @@ static void the_device_counts_the_steps(void **state)
     ops_finish(&c);
 }
 
-static void the_count_of_steps_stays_at_its_end(void **state)
+TD_TEST(the_count_of_steps_stays_at_its_end)
 {
     ops_case c = ops_begin(TD_F32, "the end");
     td_update_state *now = ops_state(&c, INT64_MAX - 1, 0);
 
-    (void)state;
     for (int i = 1; i <= 3; i++) {
         OPS_CALL(td_update_begin(ops_dev, on(now), (float)i));
         assert_true(now->step == INT64_MAX && now->gain == (float)i);
@@ -243,9 +240,8 @@ static const struct {
     {0, 1, 20, false},
 };
 
-static void clipping_makes_the_gain_smaller(void **state)
+TD_TEST(clipping_makes_the_gain_smaller)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof clips / sizeof *clips; i++) {
         const float gain = clips[i].gain;
         const double most = (double)clips[i].max_norm,
@@ -263,11 +259,10 @@ static void clipping_makes_the_gain_smaller(void **state)
     }
 }
 
-static void a_norm_that_is_nan_makes_the_gain_nan(void **state)
+TD_TEST(a_norm_that_is_nan_makes_the_gain_nan)
 {
     static const float each[] = {1, 0.37f, 0};
 
-    (void)state;
     for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
         ops_case c = ops_begin(TD_F32, "clip nan");
         td_update_state *now = ops_state(&c, 5, each[i]);
@@ -281,12 +276,11 @@ static void a_norm_that_is_nan_makes_the_gain_nan(void **state)
 
 /* Norm, clipping and step, of which the host learns nothing: SGD from 0 with a rate of -1 shows the clipped
  * gradients. */
-static void clipped_gradients_have_the_norm(void **state)
+TD_TEST(clipped_gradients_have_the_norm)
 {
     enum { N = 1009 };
     const float gain = 0.125f;
 
-    (void)state;
     for (int i = 0; i < 2 * ops_dtype_count; i++) {
         const double most = i % 2 ? 1e3 : 0.7;
         ops_case c = ops_begin(TD_F32, "clipped %d", i);
@@ -321,11 +315,10 @@ static void clipped_gradients_have_the_norm(void **state)
 
 /* ---- hyperparameters ---- */
 
-static void assigning_writes_its_bytes_alone(void **state)
+TD_TEST(assigning_writes_its_bytes_alone)
 {
     enum { ROOM = TD_ASSIGN_MOST + 32 };
 
-    (void)state;
     for (size_t bytes = 1; bytes <= TD_ASSIGN_MOST; bytes++) {
         ops_case c = ops_begin(TD_F32, "assign %zu", bytes);
         unsigned char *to = ops_bytes(&c, ROOM), from[TD_ASSIGN_MOST], want[ROOM];
@@ -344,9 +337,8 @@ static void assigning_writes_its_bytes_alone(void **state)
     }
 }
 
-static void the_defaults_are_torchs(void **state)
+TD_TEST(the_defaults_are_torchs)
 {
-    (void)state;
     for (int variant = 0; variant < 3; variant++) {
         const td_adamw adamw = td_adamw_defaults((td_adamw_variant)variant);
 
@@ -360,11 +352,10 @@ static void the_defaults_are_torchs(void **state)
 /* ---- what the steps come to ---- */
 
 /* 20 steps downhill: the small differences of one step must not add up. */
-static void many_steps_stay_together(void **state)
+TD_TEST(many_steps_stay_together)
 {
     enum { N = 67, STEPS = 20 };
 
-    (void)state;
     for (int variant = 0; variant < 3; variant++) {
         ops_case c = ops_begin(TD_F32, "adamw steps %s", variant_names[variant]);
         td_adamw *adamw = ops_adamw(&c, (td_adamw){.variant = (td_adamw_variant)variant,
@@ -396,11 +387,10 @@ static void many_steps_stay_together(void **state)
 
 /* lr 0.5, decay 0.5, g = p = 1, first step: m / sqrt(v) is 1 after correction. Decay last: (1 - 0.5) 0.75;
  * decay first: 0.75 - 0.5. */
-static void decay_comes_first_or_last(void **state)
+TD_TEST(decay_comes_first_or_last)
 {
     static const float wanted[] = {0.375f, 0.25f, 0.25f};
 
-    (void)state;
     for (int variant = 0; variant < 3; variant++) {
         ops_case c = ops_begin(TD_F32, "decay");
         td_adamw *adamw = ops_adamw(&c, (td_adamw){.variant = (td_adamw_variant)variant,
@@ -421,9 +411,8 @@ static void decay_comes_first_or_last(void **state)
     }
 }
 
-static void nan_and_infinity_stay_in_their_element(void **state)
+TD_TEST(nan_and_infinity_stay_in_their_element)
 {
-    (void)state;
     for (int variant = 0; variant < 3; variant++) {
         ops_case c = ops_begin(TD_F32, "nan");
         td_adamw *adamw = ops_adamw(&c, (td_adamw){.variant = (td_adamw_variant)variant,
@@ -451,11 +440,10 @@ static void nan_and_infinity_stay_in_their_element(void **state)
 }
 
 /* The square of the first gradient is beyond f32, its share of v is not: later steps must move the weight. */
-static void one_huge_gradient_freezes_no_weight(void **state)
+TD_TEST(one_huge_gradient_freezes_no_weight)
 {
     enum { N = 2 };
 
-    (void)state;
     for (int variant = 0; variant < 3; variant++) {
         ops_case c = ops_begin(TD_F32, "huge");
         td_adamw *adamw = ops_adamw(&c, td_adamw_defaults((td_adamw_variant)variant));
@@ -484,12 +472,11 @@ static void one_huge_gradient_freezes_no_weight(void **state)
 }
 
 /* Ten steps of numbers and of planes, from the ends of the range on: the same bits after each. */
-static void planes_are_updated_as_numbers_are(void **state)
+TD_TEST(planes_are_updated_as_numbers_are)
 {
     static const float ends[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 1e-45f, -1e-39f, 0.0f, -0.0f};
     enum { N = 20011, STEPS = 10, ENDS = sizeof ends / sizeof *ends };
 
-    (void)state;
     for (int variant = 0; variant < 4; variant++) /* the last is SGD */
         for (int narrow = 0; narrow < 2; narrow++) {
             ops_case c = ops_begin(TD_F32, "planes %d", variant);
@@ -548,11 +535,10 @@ static float norm_of(ops_case *c, td_dtype dtype, int64_t count, const void *g)
     return *norm;
 }
 
-static void global_norm(void **state)
+TD_TEST(global_norm)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 1009, 4096, 1100003};
 
-    (void)state;
     for (int d = 0; d < ops_dtype_count; d++)
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
             ops_case c = ops_begin(ops_dtypes[d], "norm %d %d", d, (int)counts[i]);
@@ -587,24 +573,8 @@ static const adamw_case cases[] = {
 
 int ops_optimizers_group(void)
 {
-    const struct CMUnitTest optimizers_tests[] = {
-        cmocka_unit_test(sgd),
-        cmocka_unit_test(the_device_counts_the_steps),
-        cmocka_unit_test(the_count_of_steps_stays_at_its_end),
-        cmocka_unit_test(clipping_makes_the_gain_smaller),
-        cmocka_unit_test(a_norm_that_is_nan_makes_the_gain_nan),
-        cmocka_unit_test(clipped_gradients_have_the_norm),
-        cmocka_unit_test(assigning_writes_its_bytes_alone),
-        cmocka_unit_test(the_defaults_are_torchs),
-        cmocka_unit_test(many_steps_stay_together),
-        cmocka_unit_test(decay_comes_first_or_last),
-        cmocka_unit_test(nan_and_infinity_stay_in_their_element),
-        cmocka_unit_test(one_huge_gradient_freezes_no_weight),
-        cmocka_unit_test(planes_are_updated_as_numbers_are),
-        cmocka_unit_test(global_norm),
-    };
     size_t count = sizeof cases / sizeof *cases;
 
     return ops_run_cases("adamw", cases, count, sizeof *cases, three_variants) +
-           cmocka_run_group_tests_name("optimizers", optimizers_tests, NULL, NULL);
+           td_run_tests("optimizers", NULL, NULL);
 }

@@ -12,7 +12,7 @@ td_device_kind __wrap_td_device_kind_of(const td_device *dev)
     return pretend_cuda ? TD_DEVICE_CUDA : __real_td_device_kind_of(dev);
 }
 
-static void gaps_are_named(void **state)
+TD_BODY(gaps_are_named)
 {
     static _Alignas(16) float in[64], out[64];
     static int64_t ids[8];
@@ -29,7 +29,6 @@ static void gaps_are_named(void **state)
     td_device *d = ops_dev;
     size_t bytes;
 
-    (void)state;
     memset(out, 0xFF, sizeof out);
     pretend_cuda = true;
 #define GAP(call, op) td_assert_refused(call, TD_UNSUPPORTED, op ": this build has no kernel for it on cuda")

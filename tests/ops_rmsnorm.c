@@ -220,7 +220,7 @@ static double value_at(double t, int64_t rows, int64_t cols, double eps, const d
     return sum;
 }
 
-static void backward_is_the_derivative(void **state)
+TD_TEST(backward_is_the_derivative)
 {
     enum { ROWS = 19, COLS = 80 };
     ops_case c = ops_begin(TD_F32, "rmsnorm derivative");
@@ -232,7 +232,6 @@ static void backward_is_the_derivative(void **state)
     double *g = ops_f64(&c, TD_F32, dy, ROWS * COLS);
     size_t bytes;
 
-    (void)state;
     OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
     td_assert_ok(td_rmsnorm_backward_work_bytes(ops_dev, &shape, &bytes));
     OPS_CALL(td_rmsnorm_backward(ops_dev, &shape, on(x), on(weight), on(rstd), on(dy), false, on(dx), NULL,
@@ -258,7 +257,7 @@ static void backward_is_the_derivative(void **state)
     ops_finish(&c);
 }
 
-static void nan_stays_in_its_row(void **state)
+TD_TEST(nan_stays_in_its_row)
 {
     enum { ROWS = 3, COLS = 40 };
     ops_case c = ops_begin(TD_F32, "rmsnorm nan");
@@ -270,7 +269,6 @@ static void nan_stays_in_its_row(void **state)
     float *dweight = ops_room(&c, TD_F32, COLS);
     size_t bytes;
 
-    (void)state;
     x[COLS + 7] = NAN;
     OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
     td_assert_ok(td_rmsnorm_backward_work_bytes(ops_dev, &shape, &bytes));
@@ -286,7 +284,7 @@ static void nan_stays_in_its_row(void **state)
 }
 
 /* Squares beyond the largest float make rstd 0, as they do in PyTorch. */
-static void overflow_of_the_squares(void **state)
+TD_TEST(overflow_of_the_squares)
 {
     ops_case c = ops_begin(TD_F32, "overflow");
     td_rmsnorm_shape shape = {.rows = 1, .cols = 2, .eps = 1e-5f, .dtype = TD_F32};
@@ -294,7 +292,6 @@ static void overflow_of_the_squares(void **state)
     float *weight = ops_given(&c, TD_F32, 2, (const float[]){1, 1});
     float *y = ops_room(&c, TD_F32, 2), *rstd = ops_room(&c, TD_F32, 1);
 
-    (void)state;
     OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
     assert_true(*rstd == 0 && y[0] == 0 && y[1] == 0);
     ops_finish(&c);
@@ -318,15 +315,10 @@ static const rmsnorm_case cases[] = {
 
 int ops_rmsnorm_group(void)
 {
-    const struct CMUnitTest rmsnorm_tests[] = {
-        cmocka_unit_test(backward_is_the_derivative),
-        cmocka_unit_test(nan_stays_in_its_row),
-        cmocka_unit_test(overflow_of_the_squares),
-    };
     size_t count = sizeof cases / sizeof *cases;
 
     return ops_run_cases("rmsnorm, forward", cases, count, sizeof *cases, forward) +
            ops_run_cases("rmsnorm, residual", cases, count, sizeof *cases, residual_forward) +
            ops_run_cases("rmsnorm, backward", cases, count, sizeof *cases, backward) +
-           cmocka_run_group_tests_name("rmsnorm", rmsnorm_tests, NULL, NULL);
+           td_run_tests("rmsnorm", NULL, NULL);
 }

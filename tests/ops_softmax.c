@@ -65,14 +65,13 @@ static void forward_and_backward(void **state)
     }
 }
 
-static void equal_scores_share_exactly(void **state)
+TD_BODY(equal_scores_share_exactly)
 {
     enum { COLS = 64 };
     ops_case c = ops_begin(TD_F32, "equal scores");
     td_softmax_shape shape = {.rows = 1, .cols = COLS, .dtype = TD_F32};
     float *x = ops_room(&c, TD_F32, COLS), *y = ops_room(&c, TD_F32, COLS);
 
-    (void)state;
     for (int i = 0; i < COLS; i++)
         x[i] = -12345.0f;
     OPS_CALL(td_softmax_forward(ops_dev, &shape, on(x), on(y)));
@@ -82,7 +81,7 @@ static void equal_scores_share_exactly(void **state)
 }
 
 /* Columns behind the mask may hold anything: they change no bit and become 0. */
-static void the_mask_hides_what_is_behind_it(void **state)
+TD_BODY(the_mask_hides_what_is_behind_it)
 {
     enum { SEQ = 37, ALL = 2 * SEQ * SEQ };
     ops_case c = ops_begin(TD_F32, "causal softmax");
@@ -90,7 +89,6 @@ static void the_mask_hides_what_is_behind_it(void **state)
     float *x = ops_draw(&c, ALL), *y = ops_room(&c, TD_F32, ALL), *again = ops_room(&c, TD_F32, ALL);
     float *dy = ops_draw(&c, ALL), *dx = ops_room(&c, TD_F32, ALL), *dx_again = ops_room(&c, TD_F32, ALL);
 
-    (void)state;
     OPS_CALL(td_softmax_forward(ops_dev, &shape, on(x), on(y)));
     OPS_CALL(td_softmax_backward(ops_dev, &shape, 1.0f, on(y), on(dy), on(dx)));
     for (int r = 0; r < 2 * SEQ; r++)
@@ -106,7 +104,7 @@ static void the_mask_hides_what_is_behind_it(void **state)
     ops_finish(&c);
 }
 
-static void backward_is_the_derivative(void **state)
+TD_BODY(backward_is_the_derivative)
 {
     enum { ROWS = 11, COLS = 53, ALL = ROWS * COLS };
     ops_case c = ops_begin(TD_F32, "softmax derivative");
@@ -117,7 +115,6 @@ static void backward_is_the_derivative(void **state)
     double *step = ops_f64(&c, TD_F32, ops_draw(&c, ALL), ALL), *moved = ops_zeros(&c, ALL);
     double *p = ops_zeros(&c, ALL), difference = 0, derivative = 0, size = 0;
 
-    (void)state;
     OPS_CALL(td_softmax_forward(ops_dev, &shape, on(x), on(y)));
     OPS_CALL(td_softmax_backward(ops_dev, &shape, 1.0f, on(y), on(dy), on(dx)));
     for (int sign = -1; sign <= 1; sign += 2) {
@@ -137,13 +134,12 @@ static void backward_is_the_derivative(void **state)
 
 /* Row 0: NaN. 1: one masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN of the other
  * sign. */
-static void ends_of_the_range(void **state)
+TD_BODY(ends_of_the_range)
 {
     enum { ROWS = 7, COLS = 3 };
     const float x[ROWS * COLS] = {1,         NAN,       2,        -INFINITY, 1, 1,     -INFINITY,
                                   -INFINITY, -INFINITY, INFINITY, 1,         2, 3e38f, -3e38f,
                                   0,         1,         1,        -87,       1, 2,     -NAN};
-    (void)state;
     for (int d = 0; d < ops_dtype_count; d++) {
         ops_case c = ops_begin(ops_dtypes[d], "softmax ends");
         td_softmax_shape shape = {.rows = ROWS, .cols = COLS, .dtype = c.dtype};

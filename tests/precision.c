@@ -30,12 +30,11 @@ static double sum_of(int64_t count, double value, td_dtype addend, td_dtype accu
 
 /* ---- the accumulation loops ---- */
 
-static void the_four_loops_of_the_handout(void **state)
+TD_TEST(the_four_loops_of_the_handout)
 {
     static const double exact[] = {10.000133514404297, 9.953125, 10.00213623046875, 10.00213623046875};
     static const char *const printed[] = {"10.0001", "9.9531", "10.0021", "10.0021"};
 
-    (void)state;
     for (int i = 0; i < 4; i++) {
         td_sum_case c;
         double sum = NAN, again = NAN;
@@ -54,7 +53,7 @@ static void the_four_loops_of_the_handout(void **state)
 }
 
 /* Every value was computed by tensors of PyTorch 2.13, one operation at a time. */
-static void sums_of_every_dtype(void **state)
+TD_TEST(sums_of_every_dtype)
 {
     static const struct {
         td_dtype addend, accumulator;
@@ -77,7 +76,6 @@ static void sums_of_every_dtype(void **state)
         {TD_F32, TD_F64, 1000, 0.01, 9.999999776482582, 1000, 9.999999776482582, 9.999999776482582},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char name[64];
         int64_t stalled;
@@ -103,9 +101,8 @@ static void sums_of_every_dtype(void **state)
 }
 
 /** A float of the machine adds as TD_F32 does. */
-static void f32_adds_as_the_machine_does(void **state)
+TD_TEST(f32_adds_as_the_machine_does)
 {
-    (void)state;
     for (int64_t count = 0; count < 400; count += 7) {
         volatile float sum = 0.0f;
         int64_t stalled;
@@ -129,11 +126,10 @@ static double halves(td_dtype dtype, double x, int64_t count)
     return sum;
 }
 
-static void pairwise_is_the_recursion_over_halves(void **state)
+TD_TEST(pairwise_is_the_recursion_over_halves)
 {
     static const td_dtype dtypes[] = {TD_F16, TD_BF16};
 
-    (void)state;
     for (int i = 0; i < 2; i++)
         for (int64_t count = 0; count < 300; count++) {
             int64_t stalled;
@@ -143,12 +139,11 @@ static void pairwise_is_the_recursion_over_halves(void **state)
         }
 }
 
-static void edges(void **state)
+TD_TEST(edges)
 {
     static const td_sum_method methods[] = {TD_SUM_SEQUENTIAL, TD_SUM_KAHAN, TD_SUM_PAIRWISE};
     int64_t stalled;
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         assert_same("no addition", sum_of(0, 0.01, TD_F16, TD_F16, methods[i], &stalled), 0.0);
         assert_int_equal(stalled, 0);
@@ -174,14 +169,13 @@ static void edges(void **state)
                 0x1p62);
 }
 
-static void refused_sums(void **state)
+TD_TEST(refused_sums)
 {
     const td_sum_case good = {.count = 3, .value = 1, .addend = TD_F16, .accumulator = TD_F32};
     td_sum_case c;
     double sum = 42.0;
     int64_t stalled = 42;
 
-    (void)state;
     c = good;
     c.count = -1;
     c = good;
@@ -205,7 +199,7 @@ static void refused_sums(void **state)
 
 /* ---- autocast ---- */
 
-static void rules_of_the_lists(void **state)
+TD_TEST(rules_of_the_lists)
 {
     static const struct {
         const char *op;
@@ -241,7 +235,6 @@ static void rules_of_the_lists(void **state)
         {"", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_TYPE_PROMOTION},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         td_autocast_rule cpu = (td_autocast_rule)-1, cuda = (td_autocast_rule)-1;
         td_assert_ok(td_autocast_rule_find(TD_AUTOCAST_CPU, rows[i].op, &cpu));
@@ -258,12 +251,11 @@ static void rules_of_the_lists(void **state)
     assert_string_equal(td_autocast_rule_name((td_autocast_rule)77), "unknown rule");
 }
 
-static void lists_are_found_entry_by_entry(void **state)
+TD_TEST(lists_are_found_entry_by_entry)
 {
     static const td_autocast_device devices[] = {TD_AUTOCAST_CPU, TD_AUTOCAST_CUDA};
     static const int64_t sizes[] = {115, 111};
 
-    (void)state;
     for (int d = 0; d < 2; d++) {
         assert_int_equal(td_autocast_list_size(devices[d]), sizes[d]);
         for (int64_t i = 0; i < sizes[d]; i++) {
@@ -282,7 +274,7 @@ static void lists_are_found_entry_by_entry(void **state)
 }
 
 /* PyTorch 2.13's results on the CPU for two tensors of these dtypes; "-" where it raised an error. */
-static void results_of_two_inputs(void **state)
+TD_TEST(results_of_two_inputs)
 {
     static const struct {
         td_dtype a, b;
@@ -305,7 +297,6 @@ static void results_of_two_inputs(void **state)
     };
     static const td_dtype lows[] = {TD_BF16, TD_F16};
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int low = 0; low < 2; low++) {
             const td_dtype inputs[] = {rows[i].a, rows[i].b};
@@ -329,7 +320,7 @@ static void results_of_two_inputs(void **state)
         }
 }
 
-static void toy_model(void **state)
+TD_TEST(toy_model)
 {
     static const char *const names[] = {"parameters", "fc1", "relu", "ln", "logits", "loss", "gradients"};
     static const struct {
@@ -346,7 +337,6 @@ static void toy_model(void **state)
     };
     static const td_dtype lows[] = {TD_BF16, TD_F16};
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int low = 0; low < 2; low++) {
             td_toy_component got[8];
@@ -364,12 +354,11 @@ static void toy_model(void **state)
         }
 }
 
-static void refused_autocast(void **state)
+TD_TEST(refused_autocast)
 {
     const td_dtype f32 = TD_F32;
     td_dtype out = TD_F64;
 
-    (void)state;
     td_assert_refused(td_autocast_result(TD_AUTOCAST_CUDA, TD_F16, "binary_cross_entropy", 1, &f32, &out),
                       TD_UNSUPPORTED, "op is binary_cross_entropy, which autocast refuses");
     assert_int_equal(out, TD_F64);
@@ -377,19 +366,5 @@ static void refused_autocast(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_four_loops_of_the_handout),
-        cmocka_unit_test(sums_of_every_dtype),
-        cmocka_unit_test(f32_adds_as_the_machine_does),
-        cmocka_unit_test(pairwise_is_the_recursion_over_halves),
-        cmocka_unit_test(edges),
-        cmocka_unit_test(refused_sums),
-        cmocka_unit_test(rules_of_the_lists),
-        cmocka_unit_test(lists_are_found_entry_by_entry),
-        cmocka_unit_test(results_of_two_inputs),
-        cmocka_unit_test(toy_model),
-        cmocka_unit_test(refused_autocast),
-    };
-
-    return cmocka_run_group_tests_name("precision", tests, NULL, NULL);
+    return td_run_tests("precision", NULL, NULL);
 }

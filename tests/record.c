@@ -11,7 +11,7 @@
 
 /* ---- what a record says ---- */
 
-static void a_new_record_has_the_five_keys_and_the_time(void **state)
+TD_TEST(a_new_record_has_the_five_keys_and_the_time)
 {
     time_t before = time(NULL);
     td_record *record = record_make();
@@ -19,7 +19,6 @@ static void a_new_record_has_the_five_keys_and_the_time(void **state)
     char *text = NULL;
     struct tm utc = {0};
 
-    (void)state;
     td_assert_ok(td_record_text(record, &text));
     cJSON *root = cJSON_Parse(text);
     assert_non_null(root);
@@ -37,11 +36,10 @@ static void a_new_record_has_the_five_keys_and_the_time(void **state)
     td_record_destroy(record);
 }
 
-static void paths_nest_and_values_replace(void **state)
+TD_TEST(paths_nest_and_values_replace)
 {
     td_record *record = record_make_known();
 
-    (void)state;
     td_assert_ok(td_record_set_integer(record, "case.batch", 4));
     td_assert_ok(td_record_set_string(record, "case.dtype", "bf16"));
     td_assert_ok(td_record_set_bool(record, "case.causal", true));
@@ -56,11 +54,10 @@ static void paths_nest_and_values_replace(void **state)
     td_record_destroy(record);
 }
 
-static void keys_differ_by_case(void **state)
+TD_TEST(keys_differ_by_case)
 {
     td_record *record = record_make_known();
 
-    (void)state;
     td_assert_ok(td_record_set_integer(record, "Status", 1));
     record_assert_text(
         record,
@@ -69,13 +66,12 @@ static void keys_differ_by_case(void **state)
     td_record_destroy(record);
 }
 
-static void numbers_come_back_exactly(void **state)
+TD_TEST(numbers_come_back_exactly)
 {
     static const double numbers[] = {0.1, 1.0 / 3, 1e-300, -2.5e300, 0x1p-1074, 5364, 1.21};
     static const int64_t integers[] = {0, -1, INT64_MAX, INT64_MIN, (INT64_C(1) << 53) + 1};
     char *text;
 
-    (void)state;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         td_record *record = record_make();
 
@@ -96,13 +92,12 @@ static void numbers_come_back_exactly(void **state)
     }
 }
 
-static void what_json_cannot_hold_becomes_null(void **state)
+TD_TEST(what_json_cannot_hold_becomes_null)
 {
     const double samples[] = {1, NAN, 2};
     td_record *record = record_make_known();
     char *text;
 
-    (void)state;
     td_assert_ok(td_record_set_number(record, "nan", NAN));
     td_assert_ok(td_record_set_number(record, "inf", -INFINITY));
     td_assert_ok(td_record_set_samples(record, "samples", samples, 3));
@@ -112,13 +107,12 @@ static void what_json_cannot_hold_becomes_null(void **state)
     td_record_destroy(record);
 }
 
-static void a_string_never_breaks_the_line(void **state)
+TD_TEST(a_string_never_breaks_the_line)
 {
     const char *value = "two\nlines, \"quotes\", a \\ and \x01, \xC3\xA9";
     td_record *record = record_make();
     char *text;
 
-    (void)state;
     td_assert_ok(td_record_set_string(record, "machine", value));
     td_assert_ok(td_record_text(record, &text));
     assert_null(strchr(text, '\n'));
@@ -130,14 +124,13 @@ static void a_string_never_breaks_the_line(void **state)
     td_record_destroy(record);
 }
 
-static void statistics_and_samples(void **state)
+TD_TEST(statistics_and_samples)
 {
     const double samples[] = {1.25, 1.5, 1.75, 2};
     td_record *record = record_make_known();
     td_stats stats;
     char *text;
 
-    (void)state;
     td_assert_ok(td_stats_compute(samples, 3, &stats));
     td_assert_ok(td_record_set_stats(record, "ms", &stats));
     td_assert_ok(td_record_set_samples(record, "samples", samples, 4));
@@ -151,7 +144,7 @@ static void statistics_and_samples(void **state)
 
 /* ---- refusals ---- */
 
-static void bad_input_is_refused_with_the_reason(void **state)
+TD_TEST(bad_input_is_refused_with_the_reason)
 {
     static const struct {
         const char *path, *words;
@@ -198,7 +191,6 @@ static void bad_input_is_refused_with_the_reason(void **state)
     td_record *record = record_make_known(), *made;
     char *before, *text;
 
-    (void)state;
     td_assert_ok(td_record_set_integer(record, "case.batch", 4));
     td_assert_ok(td_record_text(record, &before));
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
@@ -255,13 +247,12 @@ static void bad_input_is_refused_with_the_reason(void **state)
 }
 
 /* What a caller might build from a file: cJSON's printing would end on the stack. */
-static void a_path_of_a_hundred_thousand_parts_is_refused(void **state)
+TD_TEST(a_path_of_a_hundred_thousand_parts_is_refused)
 {
     enum { PARTS = 100000 };
     td_record *record = record_make_known();
     char *deep = calloc(2 * PARTS, 1);
 
-    (void)state;
     assert_non_null(deep);
     for (int i = 0; i < 2 * PARTS - 1; i++)
         deep[i] = i % 2 ? '.' : 'a';
@@ -274,17 +265,5 @@ static void a_path_of_a_hundred_thousand_parts_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_new_record_has_the_five_keys_and_the_time),
-        cmocka_unit_test(paths_nest_and_values_replace),
-        cmocka_unit_test(keys_differ_by_case),
-        cmocka_unit_test(numbers_come_back_exactly),
-        cmocka_unit_test(what_json_cannot_hold_becomes_null),
-        cmocka_unit_test(a_string_never_breaks_the_line),
-        cmocka_unit_test(statistics_and_samples),
-        cmocka_unit_test(bad_input_is_refused_with_the_reason),
-        cmocka_unit_test(a_path_of_a_hundred_thousand_parts_is_refused),
-    };
-
-    return cmocka_run_group_tests_name("record", tests, NULL, NULL);
+    return td_run_tests("record", NULL, NULL);
 }

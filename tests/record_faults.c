@@ -32,12 +32,11 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- what each failure leaves ---- */
 
-static void create_undoes_itself_at_every_allocation(void **state)
+TD_BODY(create_undoes_itself_at_every_allocation)
 {
     int64_t nth = 0;
     td_status status;
 
-    (void)state;
     do {
         td_record *record = (td_record *)&record;
 
@@ -97,12 +96,11 @@ static td_status set_number(td_record *record)
     return td_record_set_number(record, "tflops", 359.25);
 }
 
-static void changes_happen_whole_or_not_at_all(void **state)
+TD_BODY(changes_happen_whole_or_not_at_all)
 {
     change *const changes[] = {set_deep,    set_shared, replace_value, replace_stats,
                                set_samples, set_flag,   set_number};
 
-    (void)state;
     for (size_t c = 0; c < sizeof changes / sizeof changes[0]; c++) {
         td_record *record = record_make_known();
         int64_t nth = 0;
@@ -130,13 +128,12 @@ static void changes_happen_whole_or_not_at_all(void **state)
     }
 }
 
-static void append_without_memory_leaves_the_file_alone(void **state)
+TD_BODY(append_without_memory_leaves_the_file_alone)
 {
     td_record *record = record_make_known();
     int64_t nth = 0;
     td_status status;
 
-    (void)state;
     record_file_write("{\"whole\":1}\n");
     do {
         fail_in = ++nth;

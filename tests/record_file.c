@@ -42,12 +42,11 @@ static int remove_folder(void **unused)
 
 /* ---- what a file gets ---- */
 
-static void a_file_grows_line_by_line(void **state)
+TD_BODY(a_file_grows_line_by_line)
 {
     td_record *record = record_make_known();
     char want[3 * sizeof record_known];
 
-    (void)state;
     td_assert_ok(td_record_append(record, record_path)); /* made where it is missing */
     td_assert_ok(td_record_append(record, record_path));
     snprintf(want, sizeof want, "%s\n%s\n", record_known, record_known);
@@ -55,12 +54,11 @@ static void a_file_grows_line_by_line(void **state)
     td_record_destroy(record);
 }
 
-static void a_torn_last_line_stays_alone(void **state)
+TD_BODY(a_torn_last_line_stays_alone)
 {
     td_record *record = record_make_known();
     char want[3 * sizeof record_known];
 
-    (void)state;
     record_file_write("{\"whole\":1}\n{\"deliver");
     td_assert_ok(td_record_append(record, record_path));
     snprintf(want, sizeof want, "{\"whole\":1}\n{\"deliver\n%s\n", record_known);
@@ -68,13 +66,12 @@ static void a_torn_last_line_stays_alone(void **state)
     td_record_destroy(record);
 }
 
-static void writers_at_once_keep_their_lines_whole(void **state)
+TD_BODY(writers_at_once_keep_their_lines_whole)
 {
     enum { WRITERS = 4, LINES = 200 };
     td_record *record = record_make_known();
     pid_t children[WRITERS];
 
-    (void)state;
     for (int w = 0; w < WRITERS; w++) {
         children[w] = fork();
         assert_true(children[w] >= 0);
@@ -101,12 +98,11 @@ static void writers_at_once_keep_their_lines_whole(void **state)
     td_record_destroy(record);
 }
 
-static void what_is_no_regular_file_is_refused_at_once(void **state)
+TD_BODY(what_is_no_regular_file_is_refused_at_once)
 {
     static const char *const devices[] = {"/dev/full", "/dev/null", "/dev/zero"};
     td_record *record = record_make_known();
 
-    (void)state;
     assert_int_equal(mkfifo(record_path, 0600), 0);
     alarm(20); /* a FIFO that nobody reads would never open */
     td_assert_refused(td_record_append(record, record_path), TD_IO_ERROR, "not a regular file");
@@ -137,14 +133,13 @@ static double seconds_since(struct timespec start)
 
 /* Another program's lock, under a signal every 20 ms whose handler lacks SA_RESTART: flock() returns early
  * then. */
-static void a_lock_that_stays_is_an_error_after_a_while(void **state)
+TD_BODY(a_lock_that_stays_is_an_error_after_a_while)
 {
     const struct sigaction noted = {.sa_handler = note};
     const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
     td_record *record = record_make_known();
     struct timespec start;
 
-    (void)state;
     record_file_write("{\"whole\":1}\n");
     int other = open(record_path, O_RDWR);
     assert_true(other >= 0);
@@ -168,14 +163,13 @@ static void a_lock_that_stays_is_an_error_after_a_while(void **state)
 }
 
 /* As `parity prune` does it: the file under the lock is not the one that has the name afterwards. */
-static void a_file_that_is_replaced_meanwhile_gets_the_line(void **state)
+TD_BODY(a_file_that_is_replaced_meanwhile_gets_the_line)
 {
     td_record *record = record_make_known();
     char other[sizeof record_path + 4], want[sizeof record_known + 32];
     int ready[2];
     char byte;
 
-    (void)state;
     snprintf(other, sizeof other, "%s.new", record_path);
     assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
@@ -201,13 +195,12 @@ static void a_file_that_is_replaced_meanwhile_gets_the_line(void **state)
     td_record_destroy(record);
 }
 
-static void a_lock_that_goes_is_waited_for(void **state)
+TD_BODY(a_lock_that_goes_is_waited_for)
 {
     td_record *record = record_make_known();
     int ready[2];
     char byte;
 
-    (void)state;
     assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
     assert_true(child >= 0);
@@ -235,13 +228,12 @@ static void a_lock_that_goes_is_waited_for(void **state)
 
 /* A file system without locks: the line is written, and what a full disk tore off stays, for another's line
  * might stand behind it; the next writer begins a line of its own. */
-static void without_locks_nothing_is_cut_off(void **state)
+TD_BODY(without_locks_nothing_is_cut_off)
 {
     td_record *record = record_make_known();
     struct rlimit old, small;
     char want[2 * sizeof record_known + 64];
 
-    (void)state;
     record_file_write("{\"whole\":1}\n");
     flock_error = ENOLCK;
     flock_errors = 3;
@@ -271,13 +263,12 @@ static void without_locks_nothing_is_cut_off(void **state)
 }
 
 /* A disk that fills up inside the line: the kernel takes what fits, and that part must not stay. */
-static void a_disk_that_fills_up_leaves_the_earlier_lines_alone(void **state)
+TD_BODY(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
 {
     static const char *before[] = {"{\"whole\":1}\n", "{\"whole\":1}\n{\"torn"};
     td_record *record = record_make_known();
     struct rlimit old, small;
 
-    (void)state;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     signal(SIGXFSZ, SIG_IGN); /* the library leaves signals to the program */
     for (int b = 0; b < 2; b++)
@@ -299,12 +290,11 @@ static void a_disk_that_fills_up_leaves_the_earlier_lines_alone(void **state)
     td_record_destroy(record);
 }
 
-static void paths_that_cannot_be_written_are_errors(void **state)
+TD_BODY(paths_that_cannot_be_written_are_errors)
 {
     td_record *record = record_make_known();
     char below[96];
 
-    (void)state;
     record_file_write("{\"whole\":1}\n");
     snprintf(below, sizeof below, "%s/records.jsonl", record_path);
     td_assert_refused(td_record_append(record, record_folder), TD_IO_ERROR, "Is a directory");
@@ -316,11 +306,10 @@ static void paths_that_cannot_be_written_are_errors(void **state)
     td_record_destroy(record);
 }
 
-static void a_read_only_folder_and_file_are_errors(void **state)
+TD_BODY(a_read_only_folder_and_file_are_errors)
 {
     td_record *record = record_make_known();
 
-    (void)state;
     record_file_write("{\"whole\":1}\n");
     if (geteuid() == 0) { /* permissions do not hold root back: become nobody in a child */
         int status = -1;
@@ -351,11 +340,10 @@ static void a_read_only_folder_and_file_are_errors(void **state)
     td_record_destroy(record);
 }
 
-static void what_is_not_given_is_refused(void **state)
+TD_BODY(what_is_not_given_is_refused)
 {
     td_record *record = record_make();
 
-    (void)state;
     td_assert_refused(td_record_append(NULL, record_path), TD_BAD_ARGUMENT, "record is NULL");
     td_record_destroy(record);
 }

@@ -66,7 +66,7 @@ static int ascending(const void *a, const void *b)
 
 /* ---- tests ---- */
 
-static void philox_gives_the_published_answers(void **state)
+TD_BODY(philox_gives_the_published_answers)
 {
     /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zero, all
      * ones, and the first digits of pi. */
@@ -82,7 +82,6 @@ static void philox_gives_the_published_answers(void **state)
          {0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1}},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint32_t out[4] = {0};
 
@@ -91,7 +90,7 @@ static void philox_gives_the_published_answers(void **state)
     }
 }
 
-static void elements_come_from_the_words_the_header_names(void **state)
+TD_BODY(elements_come_from_the_words_the_header_names)
 {
     /* Also where the block number needs its upper 32 bits, and seed and stream theirs. */
     static const int64_t offsets[] = {0, 3, 255, 256, (INT64_C(1) << 34) - 5, (INT64_C(1) << 50) + 11};
@@ -99,7 +98,6 @@ static void elements_come_from_the_words_the_header_names(void **state)
     float uniform[9];
     int64_t tokens[9];
 
-    (void)state;
     for (size_t o = 0; o < sizeof offsets / sizeof offsets[0]; o++) {
         td_assert_ok(td_rng_uniform(&rng, offsets[o], 9, 0.0f, 1.0f, uniform));
         td_assert_ok(td_rng_tokens(&rng, offsets[o], 9, INT64_C(1) << 62, tokens));
@@ -114,7 +112,7 @@ static void elements_come_from_the_words_the_header_names(void **state)
     }
 }
 
-static void slices_equal_the_whole(void **state)
+TD_BODY(slices_equal_the_whole)
 {
     enum { WHOLE = 40000 };
     static const struct {
@@ -123,7 +121,6 @@ static void slices_equal_the_whole(void **state)
                   {300, 700}, {127, 129}, {513, 1023}, {3, 39990}, {39999, 1}, {20000, 0}, {17, 31337}};
     td_rng rng = rng_of("rng: slices");
 
-    (void)state;
     for (int k = 0; k < 4; k++) {
         size_t size = td_dtype_size(kinds[k].dtype);
         char *whole = td_fence_alloc(WHOLE * size);
@@ -141,13 +138,12 @@ static void slices_equal_the_whole(void **state)
     }
 }
 
-static void any_number_of_threads_draws_the_same(void **state)
+TD_BODY(any_number_of_threads_draws_the_same)
 {
     enum { COUNT = 100001 };
     td_rng rng = rng_of("rng: threads");
     int threads = omp_get_max_threads();
 
-    (void)state;
     for (int k = 0; k < 4; k++) {
         size_t size = td_dtype_size(kinds[k].dtype);
         void *one = td_fence_alloc(COUNT * size), *three = td_fence_alloc(COUNT * size);
@@ -163,13 +159,12 @@ static void any_number_of_threads_draws_the_same(void **state)
     }
 }
 
-static void seeds_and_streams_are_streams_of_their_own(void **state)
+TD_BODY(seeds_and_streams_are_streams_of_their_own)
 {
     enum { COUNT = 1000 };
     const td_rng rngs[] = {{1, 0}, {2, 0}, {1, 1}, {UINT64_C(1) << 32, 0}, {1, UINT64_C(1) << 32}};
     int64_t drawn[5][COUNT];
 
-    (void)state;
     for (int r = 0; r < 5; r++)
         td_assert_ok(td_rng_tokens(&rngs[r], 0, COUNT, INT64_MAX, drawn[r]));
     for (int a = 0; a < 5; a++)
@@ -218,14 +213,13 @@ static double uniform_law(double x, const double *range)
     return (x - range[0]) / (range[1] - range[0]);
 }
 
-static void uniform_is_uniform(void **state)
+TD_BODY(uniform_is_uniform)
 {
     const double range[] = {-2, 3};
     td_rng rng = rng_of("rng: uniform");
     float *values = td_fence_alloc(MANY * sizeof *values);
     double mean, variance, fourth;
 
-    (void)state;
     td_assert_ok(td_rng_uniform(&rng, 0, MANY, -2.0f, 3.0f, values));
     for (int i = 0; i < MANY; i++)
         assert_true(values[i] >= -2.0f && values[i] < 3.0f);
@@ -237,7 +231,7 @@ static void uniform_is_uniform(void **state)
     td_fence_free(values);
 }
 
-static void uniform_keeps_its_bounds_at_the_edges_of_float(void **state)
+TD_BODY(uniform_keeps_its_bounds_at_the_edges_of_float)
 {
     static const struct {
         float low, high;
@@ -249,7 +243,6 @@ static void uniform_keeps_its_bounds_at_the_edges_of_float(void **state)
     td_rng rng = rng_of("rng: edges");
     float *values = td_fence_alloc(4096 * sizeof *values);
 
-    (void)state;
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         td_fence_poison(values);
         td_assert_ok(td_rng_uniform(&rng, 0, 4096, rows[r].low, rows[r].high, values));
@@ -267,7 +260,7 @@ static double normal_law(double x, const double *law)
     return cumulative((x - law[0]) / law[1]);
 }
 
-static void normal_is_normal(void **state)
+TD_BODY(normal_is_normal)
 {
     const double law[] = {0.5, 2};
     td_rng rng = rng_of("rng: normal");
@@ -275,7 +268,6 @@ static void normal_is_normal(void **state)
     double mean, variance, fourth, product = 0;
     int64_t beyond_3 = 0, beyond_4 = 0;
 
-    (void)state;
     td_assert_ok(td_rng_normal(&rng, 0, MANY, 0.5f, 2.0f, values));
     moments(values, MANY, &mean, &variance, &fourth);
     assert_true(fabs(mean - 0.5) < 5 * 2 / sqrt(MANY));
@@ -296,13 +288,12 @@ static void normal_is_normal(void **state)
     td_fence_free(values);
 }
 
-static void normal_is_box_muller_of_its_words(void **state)
+TD_BODY(normal_is_box_muller_of_its_words)
 {
     enum { COUNT = 20000 };
     td_rng rng = rng_of("rng: Box-Muller");
     float *values = td_fence_alloc(COUNT * sizeof *values);
 
-    (void)state;
     td_assert_ok(td_rng_normal(&rng, 0, COUNT, 0.0f, 1.0f, values));
     for (int i = 0; i < COUNT; i += 2) {
         double u = (word_of(&rng, (uint64_t)i / 4, i % 4) + 0.5) * 0x1p-32;
@@ -322,7 +313,7 @@ static double truncated_law(double x, const double *law)
     return (cumulative((x - law[0]) / law[1]) - from) / (to - from);
 }
 
-static void truncated_normal_is_the_normal_between_its_bounds(void **state)
+TD_BODY(truncated_normal_is_the_normal_between_its_bounds)
 {
     /* mean, std, low, high: the model's, a lopsided one, one bound far out, narrow, only a tail on either
      * side. */
@@ -331,7 +322,6 @@ static void truncated_normal_is_the_normal_between_its_bounds(void **state)
     td_rng rng = rng_of("rng: truncated normal");
     float *values = td_fence_alloc(MANY * sizeof *values);
 
-    (void)state;
     for (size_t l = 0; l < sizeof laws / sizeof laws[0]; l++) {
         float low = (float)laws[l][2], high = (float)laws[l][3];
         const double law[] = {(float)laws[l][0], (float)laws[l][1], low, high};
@@ -355,7 +345,7 @@ static void truncated_normal_is_the_normal_between_its_bounds(void **state)
 
 /* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), found through
  * erfc. Far out on the right the law is mirrored, so there the way goes from the far end. */
-static void truncated_normal_inverts_the_cumulative_distribution(void **state)
+TD_BODY(truncated_normal_inverts_the_cumulative_distribution)
 {
     enum { COUNT = 20000 };
     static const float ranges[][2] = {{-3, 3},   {-10, 10},   {-9.5f, -6}, {-1e30f, -10},
@@ -363,7 +353,6 @@ static void truncated_normal_inverts_the_cumulative_distribution(void **state)
     td_rng rng = rng_of("rng: quantile");
     float *values = td_fence_alloc(COUNT * sizeof *values);
 
-    (void)state;
     for (size_t r = 0; r < sizeof ranges / sizeof ranges[0]; r++) {
         bool mirror = ranges[r][0] > 0;
         double from = cumulative(mirror ? -ranges[r][1] : ranges[r][0]);
@@ -386,12 +375,11 @@ static void truncated_normal_inverts_the_cumulative_distribution(void **state)
     td_fence_free(values);
 }
 
-static void degenerate_laws_give_their_one_value(void **state)
+TD_BODY(degenerate_laws_give_their_one_value)
 {
     td_rng rng = rng_of("rng: degenerate");
     float values[300];
 
-    (void)state;
     td_assert_ok(td_rng_normal(&rng, 0, 300, 1.5f, 0.0f, values));
     for (int i = 0; i < 300; i++)
         assert_true(values[i] == 1.5f);
@@ -405,7 +393,7 @@ static void degenerate_laws_give_their_one_value(void **state)
     }
 }
 
-static void tokens_are_even(void **state)
+TD_BODY(tokens_are_even)
 {
     enum { BOUND = 1000 };
     td_rng rng = rng_of("rng: tokens");
@@ -414,7 +402,6 @@ static void tokens_are_even(void **state)
     int64_t counts[BOUND] = {0};
     int64_t one[100];
 
-    (void)state;
     for (int i = 0; i < MANY; i++) {
         assert_true(tokens[i] >= 0 && tokens[i] < BOUND);
         counts[tokens[i]]++;
@@ -429,11 +416,10 @@ static void tokens_are_even(void **state)
         assert_int_equal(one[i], 0);
 }
 
-static void the_last_elements_of_a_stream_can_be_drawn(void **state)
+TD_BODY(the_last_elements_of_a_stream_can_be_drawn)
 {
     td_rng rng = rng_of("rng: the end");
 
-    (void)state;
     for (int k = 0; k < 4; k++) {
         double at_once[5], alone;
         size_t size = td_dtype_size(kinds[k].dtype);
@@ -444,13 +430,12 @@ static void the_last_elements_of_a_stream_can_be_drawn(void **state)
     }
 }
 
-static void bad_input_is_refused_with_the_reason(void **state)
+TD_BODY(bad_input_is_refused_with_the_reason)
 {
     td_rng rng = rng_of("rng: bad input");
     double room[4] = {0};
     float *out = (float *)room;
 
-    (void)state;
     for (int k = 0; k < 4; k++) {
         td_assert_refused(draw(k, NULL, 0, 1, room), TD_BAD_ARGUMENT, "rng is NULL");
         td_assert_refused(draw(k, &rng, -1, 1, room), TD_BAD_ARGUMENT, "offset is -1");

@@ -106,9 +106,8 @@ static td_status read_stored(void)
     return status;
 }
 
-static void what_is_written_is_read(void **unused)
+TD_BODY(what_is_written_is_read)
 {
-    (void)unused;
     for (int64_t piece = 1; piece <= STORED_BYTES; piece += 50) {
         td_assert_ok(write_stored(piece));
         td_assert_ok(read_stored());
@@ -123,9 +122,8 @@ static void what_is_written_is_read(void **unused)
     assert_int_equal(file_interruptions + file_small_steps, 0);
 }
 
-static void data_begins_on_a_multiple_of_eight(void **unused)
+TD_BODY(data_begins_on_a_multiple_of_eight)
 {
-    (void)unused;
     td_assert_ok(write_stored(STORED_BYTES));
     size_t bytes;
     char *data = file_read(file_path, &bytes);
@@ -133,9 +131,8 @@ static void data_begins_on_a_multiple_of_eight(void **unused)
     free(data);
 }
 
-static void parts_of_a_tensor_are_read(void **unused)
+TD_BODY(parts_of_a_tensor_are_read)
 {
-    (void)unused;
     unsigned char bytes[4] = {9, 9, 9, 9};
 
     file_write_tensors(file_path,
@@ -150,10 +147,8 @@ static void parts_of_a_tensor_are_read(void **unused)
     td_safetensors_close(file);
 }
 
-static void names_are_looked_up(void **unused)
+TD_BODY(names_are_looked_up)
 {
-    (void)unused;
-
     file_write_tensors(file_path, "{\"__metadata__\":{\"k\":\"v\"}}", 0);
     td_safetensors *empty = open_file();
     assert_int_equal(td_safetensors_count(empty), 0);
@@ -182,9 +177,8 @@ static void names_are_looked_up(void **unused)
 }
 
 /* What others may write: members in another order, space, escapes, padding, empty tensors anywhere. */
-static void other_writers_files_are_read(void **unused)
+TD_BODY(other_writers_files_are_read)
 {
-    (void)unused;
     file_write_tensors(
         file_path,
         "{ \"b\" : {\"data_offsets\" : [ 2 , 6 ] ,\n\"shape\":[ ],\t\"dtype\":\"\\u00463\\u0032\"},\r"
@@ -302,9 +296,8 @@ static td_status try_open(const char *path)
     return status;
 }
 
-static void bad_headers_are_refused_by_name(void **unused)
+TD_BODY(bad_headers_are_refused_by_name)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof bad_headers / sizeof *bad_headers; i++) {
         file_write_tensors(file_path, bad_headers[i].header, bad_headers[i].data);
         td_assert_refused(try_open(file_path), bad_headers[i].status, bad_headers[i].words);
@@ -312,9 +305,8 @@ static void bad_headers_are_refused_by_name(void **unused)
     }
 }
 
-static void deep_nesting_is_refused_at_its_first_level(void **unused)
+TD_BODY(deep_nesting_is_refused_at_its_first_level)
 {
-    (void)unused;
     enum { DEPTH = 1 << 20 };
     char *header = malloc(DEPTH + 32);
 
@@ -328,9 +320,8 @@ static void deep_nesting_is_refused_at_its_first_level(void **unused)
     free(header);
 }
 
-static void bad_lengths_are_refused_by_name(void **unused)
+TD_BODY(bad_lengths_are_refused_by_name)
 {
-    (void)unused;
     file_write(file_path, "", 0);
     td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "it has 0 bytes, needs at least 8");
     file_write(file_path, "\2\0\0\0\0\0\0", 7);
@@ -349,9 +340,8 @@ static void bad_lengths_are_refused_by_name(void **unused)
     td_safetensors_close(open_file());
 }
 
-static void what_is_no_regular_file_is_refused_at_once(void **unused)
+TD_BODY(what_is_no_regular_file_is_refused_at_once)
 {
-    (void)unused;
     td_assert_refused(try_open(file_path), TD_IO_ERROR, "No such file");
     td_assert_refused(try_open("/"), TD_IO_ERROR, "not a regular file");
     td_assert_refused(try_open("/dev/zero"), TD_IO_ERROR, "not a regular file");
@@ -360,9 +350,8 @@ static void what_is_no_regular_file_is_refused_at_once(void **unused)
     td_assert_refused(write_stored(9), TD_IO_ERROR, "not a regular file");
 }
 
-static void a_file_that_becomes_shorter_is_an_error_of_the_read(void **unused)
+TD_BODY(a_file_that_becomes_shorter_is_an_error_of_the_read)
 {
-    (void)unused;
     char bytes[8] = {0};
 
     file_write_tensors(file_path, "{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 8);
@@ -388,9 +377,8 @@ static td_status try_create(const td_stored *tensors, int64_t count, const td_st
     return status;
 }
 
-static void bad_descriptions_are_refused_by_name(void **unused)
+TD_BODY(bad_descriptions_are_refused_by_name)
 {
-    (void)unused;
     const td_stored good = {.name = "a", .dtype = "F32", .rank = 1, .shape = {2}};
     static const struct {
         td_stored tensor;
@@ -424,9 +412,8 @@ static void bad_descriptions_are_refused_by_name(void **unused)
                       "'/dev/full': not a regular file");
 }
 
-static void a_tensor_of_an_unknown_dtype_costs_no_other(void **unused)
+TD_BODY(a_tensor_of_an_unknown_dtype_costs_no_other)
 {
-    (void)unused;
     td_stored tensor;
     char bytes[2];
 
@@ -445,9 +432,8 @@ static void a_tensor_of_an_unknown_dtype_costs_no_other(void **unused)
     td_safetensors_close(file);
 }
 
-static void a_header_beyond_the_formats_limit_is_refused(void **unused)
+TD_BODY(a_header_beyond_the_formats_limit_is_refused)
 {
-    (void)unused;
     const size_t bytes = 20 << 20; /* of one control character after the other, each six in the header */
     char *value = malloc(bytes + 1);
 
@@ -459,9 +445,8 @@ static void a_header_beyond_the_formats_limit_is_refused(void **unused)
     free(value);
 }
 
-static void a_file_is_committed_whole_and_once(void **unused)
+TD_BODY(a_file_is_committed_whole_and_once)
 {
-    (void)unused;
     const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {4}};
     td_safetensors_writer *writer;
 
@@ -489,9 +474,8 @@ static void a_file_is_committed_whole_and_once(void **unused)
     td_safetensors_writer_destroy(NULL);
 }
 
-static void permissions_are_those_of_the_umask(void **unused)
+TD_BODY(permissions_are_those_of_the_umask)
 {
-    (void)unused;
     static const mode_t masks[] = {022, 077, 0};
     struct stat info;
 
@@ -515,9 +499,8 @@ static int make_beside(long process, int number, char name[128])
     return held;
 }
 
-static void files_of_killed_writers_are_removed_and_those_of_living_ones_stay(void **unused)
+TD_BODY(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
 {
-    (void)unused;
     static const char *const others[] = {".7-1.partial.x", ".7-.partial", ".7-x.partial", "7-1.partial"};
     char name[128];
     int held[100];
@@ -551,9 +534,8 @@ static void files_of_killed_writers_are_removed_and_those_of_living_ones_stay(vo
     assert_int_equal(rmdir(name), 0);
 }
 
-static void the_folder_may_be_renamed_while_a_file_is_written(void **unused)
+TD_BODY(the_folder_may_be_renamed_while_a_file_is_written)
 {
-    (void)unused;
     const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
     char was[64], now[80], file[96];
     td_safetensors_writer *writer;
@@ -574,9 +556,8 @@ static void the_folder_may_be_renamed_while_a_file_is_written(void **unused)
     }
 }
 
-static void a_full_disk_leaves_the_old_file(void **unused)
+TD_BODY(a_full_disk_leaves_the_old_file)
 {
-    (void)unused;
     void (*const before)(int) = signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit, small;
 
@@ -598,9 +579,8 @@ static void a_full_disk_leaves_the_old_file(void **unused)
     signal(SIGXFSZ, before);
 }
 
-static void a_writer_whose_write_failed_does_not_commit(void **unused)
+TD_BODY(a_writer_whose_write_failed_does_not_commit)
 {
-    (void)unused;
     const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
     td_safetensors_writer *writer;
 
@@ -617,9 +597,8 @@ static void a_writer_whose_write_failed_does_not_commit(void **unused)
 
 /* ---- every call fails in turn ---- */
 
-static void every_failing_call_leaves_the_old_file_and_nothing_beside_it(void **unused)
+TD_BODY(every_failing_call_leaves_the_old_file_and_nothing_beside_it)
 {
-    (void)unused;
     int64_t nth, harmless = 0;
 
     for (nth = 1;; nth++) {
@@ -646,9 +625,8 @@ static void every_failing_call_leaves_the_old_file_and_nothing_beside_it(void **
     assert_in_range(harmless, 1, 7); /* the folder's fsync, the search for dead writers, the last closes */
 }
 
-static void every_failing_call_of_a_reader_comes_out(void **unused)
+TD_BODY(every_failing_call_of_a_reader_comes_out)
 {
-    (void)unused;
     int64_t nth;
 
     td_assert_ok(write_stored(40));

@@ -13,13 +13,12 @@ static td_comm_info info;
 
 /* ---- who has what ---- */
 
-static void the_largest_go_first_to_who_has_least(void **unused)
+TD_TEST(the_largest_go_first_to_who_has_least)
 {
     const int64_t elements[] = {5, 9, 5, 0, 7}, more[] = {4, 4};
     int64_t loads[3] = {0};
     int32_t owners[5];
 
-    (void)unused;
     td_assert_ok(td_shard_assign(5, elements, 3, loads, owners));
     assert_memory_equal(owners, ((const int32_t[]){2, 0, 2, 1, 1}), sizeof owners);
     assert_memory_equal(loads, ((const int64_t[]){9, 7, 10}), sizeof loads);
@@ -32,14 +31,13 @@ static void the_largest_go_first_to_who_has_least(void **unused)
 }
 
 /* xl of 2025: 435 tensors, of which the two largest are as large as all others' differences. */
-static void large_models_are_split_evenly(void **unused)
+TD_TEST(large_models_are_split_evenly)
 {
     const td_model_size xl = {.d_model = 1600, .d_ff = 6400, .layers = 48, .heads = 25, .vocab = 10000};
     int64_t elements[435], loads[2] = {0};
     int32_t owners[435];
     td_parameter p;
 
-    (void)unused;
     for (int64_t i = 0; i < 435; i++) {
         td_assert_ok(td_transformer_parameter_of(&xl, TD_PRECISION_F32, i, &p));
         elements[i] = p.numel;
@@ -146,9 +144,8 @@ static void assert_alike(const bed *b)
                             b->one.tensors[i].data, toy_numel(&b->one.tensors[i]));
 }
 
-static void sharded_weights_are_those_of_one_optimizer(void **unused)
+TD_TEST(sharded_weights_are_those_of_one_optimizer)
 {
-    (void)unused;
     for (int tied = 0; tied < 2; tied++)
         for (int kind = 0; kind < 2; kind++) {
             bed *b = open_bed(tied);
@@ -169,12 +166,11 @@ static void sharded_weights_are_those_of_one_optimizer(void **unused)
 }
 
 /* Two groups with rates of their own, the second of which comes later; and another rate later still. */
-static void groups_come_later_and_have_their_own_hyperparameters(void **unused)
+TD_TEST(groups_come_later_and_have_their_own_hyperparameters)
 {
     bed *b = open_bed(true);
     const td_hyperparameters first = adamw_of(0.1), second = adamw_of(0.01), third = adamw_of(0.03);
 
-    (void)unused;
     add(b, 0, 2, &first);
     for (int step = 0; step < 9; step++) {
         backward(b, step);
@@ -194,7 +190,7 @@ static void groups_come_later_and_have_their_own_hyperparameters(void **unused)
 
 /* Each rank has the moments of its tensors, and all together those of all; with four ranks and three tensors
  * with gradients one has none. */
-static void state_is_split_and_may_be_none(void **unused)
+TD_TEST(state_is_split_and_may_be_none)
 {
     bed *b = open_bed(false);
     const td_hyperparameters hyper = adamw_of(0.1);
@@ -202,7 +198,6 @@ static void state_is_split_and_may_be_none(void **unused)
     td_memory_stats before, after;
     bool none = false;
 
-    (void)unused;
     td_assert_ok(td_device_memory(dev, &before));
     add(b, 0, 5, &hyper);
     td_assert_ok(td_device_memory(dev, &after));
@@ -228,7 +223,7 @@ static void state_is_split_and_may_be_none(void **unused)
 }
 
 /* Each with a communicator of its own, which an error of ranks ends. */
-static void lists_that_differ_are_refused(void **unused)
+TD_TEST(lists_that_differ_are_refused)
 {
     static const struct {
         const char *name, *words;
@@ -240,7 +235,6 @@ static void lists_that_differ_are_refused(void **unused)
                  {"gain", "in another state than rank 0", false},
                  {"schedule", "in another state than rank 0", true}};
 
-    (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_comm *other = td_ranks_other(dev, comm, cases[i].name);
         float data[2][16], grads[2][16];
@@ -275,14 +269,13 @@ static void lists_that_differ_are_refused(void **unused)
     }
 }
 
-static void what_is_wrong_is_named(void **unused)
+TD_TEST(what_is_wrong_is_named)
 {
     bed *b = open_bed(false);
     td_hyperparameters hyper = adamw_of(0.1);
     td_shard_tensor tensor = tensor_of(b, 0);
     int32_t owner;
 
-    (void)unused;
     td_assert_refused(td_shard_list_owner(b->list, 0, &owner), TD_BAD_ARGUMENT, "index is 0");
     tensor.dtype = TD_F64;
     td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT, "needs f32, f16");
@@ -301,20 +294,11 @@ static void what_is_wrong_is_named(void **unused)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_largest_go_first_to_who_has_least),
-        cmocka_unit_test(large_models_are_split_evenly),
-        cmocka_unit_test(sharded_weights_are_those_of_one_optimizer),
-        cmocka_unit_test(groups_come_later_and_have_their_own_hyperparameters),
-        cmocka_unit_test(state_is_split_and_may_be_none),
-        cmocka_unit_test(lists_that_differ_are_refused),
-        cmocka_unit_test(what_is_wrong_is_named),
-    };
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
-    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    const int failed = td_run_tests(argv[1], NULL, NULL);
     return td_ranks_end(dev, comm, failed);
 }

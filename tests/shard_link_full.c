@@ -178,11 +178,37 @@ static void units_are_gathered_when_they_are_due(void **unused)
     check_gathers(1, true);
 }
 
+/* With checkpoints of 2 of 5 layers the backward pass needs head, 4, 2, 3, 2, 0, 1, 0. A gather serves the
+ * recomputation of a layer and its backward, if no other layer needed the memory in between. */
+static void recomputed_layers_are_gathered_once(void **unused)
+{
+    (void)unused;
+    for (int64_t prefetch = 1; prefetch <= 2 && shard_info.ranks > 1; prefetch++) {
+        const td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = prefetch};
+        ear e = {.hook = {.begin = ear_begin, .end = ear_end}};
+        td_train_config config = deep();
+
+        config.hooks = &e.hook;
+        config.model.keep = TD_KEEP_INPUTS;
+        config.model.checkpoint_layers = 2;
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &e.link));
+        td_train *train;
+        td_assert_ok(td_train_create(shard_dev, &config, &train));
+        td_assert_ok(td_train_init(train, 7));
+        td_assert_ok(td_shard_link_attach(e.link, shard_dev, train));
+        for (int number = 0; number < 2; number++)
+            step_deep(train, number);
+        assert_int_equal(e.last[0], LAYERS + 2);
+        assert_int_equal(e.last[1], prefetch == 1 ? 4 : 2); /* 2, 3, 0, 1; 0, 1 */
+        close_deep(train, e.link);
+    }
+}
+
 /* ---- some weights are frozen ---- */
 
 static void frozen_weights_stay(void **unused)
 {
-    shard_trainer t[2] = {{NULL}, {NULL}};
+    shard_trainer t[2] = {{.train = NULL}, {.train = NULL}};
     void *numbers[2], *first = NULL;
     td_weights w;
 
@@ -231,6 +257,7 @@ static void passes_by_hand_are_checked(void **unused)
     td_train_config config = deep();
     const void *where = NULL;
     void *room = NULL;
+    td_event *event;
     td_shard_link *link;
 
     (void)unused;
@@ -262,7 +289,10 @@ static void passes_by_hand_are_checked(void **unused)
                       "is not of a whole unit");
     td_assert_ok(td_hooks_final(hook, head, NULL));
     td_assert_refused(td_hooks_final(hook, head, NULL), TD_BAD_STATE, "became final twice");
-    td_assert_ok(td_hooks_final(hook, norms, NULL));
+    td_assert_ok(td_event_create(shard_dev, &event));
+    td_assert_ok(td_event_record(event));
+    td_assert_ok(td_hooks_final(hook, norms, event)); /* as from a link before this one */
+    td_event_destroy(event);
     td_assert_refused(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK), TD_BAD_STATE,
                       "gradients of 6 of 8 units never became final");
     close_deep(train, link);
@@ -288,6 +318,11 @@ static void weights_of_other_seeds_are_refused(void **unused)
                       "a hash of the seeds and calls that made the weights: rank 1 has");
     td_assert_ok(td_train_init(train, 8)); /* twice on each */
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "a hash of the seeds");
+    int64_t *ids = shard_tokens_of("ids", 0, 0, 1);
+    td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
+                      "joined to no trainer");
+    td_assert_refused(td_shard_gather(link, 0, ids), TD_BAD_STATE, "joined to no trainer");
+    td_assert_ok(td_device_free(shard_dev, ids));
     close_deep(train, link);
     td_assert_ok(td_device_memory(shard_dev, &left));
     assert_int_equal(left.current_bytes, memory.current_bytes);
@@ -297,6 +332,7 @@ int shard_full_group(const char *name)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(units_are_gathered_when_they_are_due),
+        cmocka_unit_test(recomputed_layers_are_gathered_once),
         cmocka_unit_test(frozen_weights_stay),
         cmocka_unit_test(passes_by_hand_are_checked),
         cmocka_unit_test(weights_of_other_seeds_are_refused),

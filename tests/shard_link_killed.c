@@ -1,21 +1,22 @@
-/* A rank that is killed in the middle of a backward pass, on GPUs as well. */
+/* A rank that is killed in the middle of a pass, on GPUs as well. */
 #include "support/shard_kit.h"
 
 #include <signal.h>
 
-static int64_t reads; /* of a backward pass, in the steps so far */
+static int64_t reads;                     /* of such a pass, in the steps so far */
+static td_pass deadly = TD_PASS_BACKWARD; /* the pass in which a rank dies */
 
 static td_status die(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                      const void **where)
 {
     (void)hook, (void)need, (void)next, (void)where;
-    if (pass == TD_PASS_BACKWARD && shard_info.rank == 1 && ++reads == 40)
+    if (pass == deadly && shard_info.rank == 1 && ++reads == 40)
         raise(SIGKILL);
     return TD_OK;
 }
 
 /* All others come back from their step with an error that names it. */
-int shard_killed(td_shard_kind kind)
+int shard_killed(td_shard_kind kind, bool forward)
 {
     const shard_setting s = {.name = "killed", .kind = kind};
     td_train_config config = shard_config_of(&s);
@@ -25,6 +26,7 @@ int shard_killed(td_shard_kind kind)
     td_train *train;
     td_status status = TD_OK;
 
+    deadly = forward ? TD_PASS_FORWARD : TD_PASS_BACKWARD;
     if (kind == TD_SHARD_TENSORS) {
         td_assert_ok(td_ddp_link_create(shard_comm, TD_DDP_OVERLAP, 0, &ddp));
         config.hooks = td_ddp_link_hook(ddp);

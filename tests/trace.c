@@ -92,12 +92,11 @@ static bool agrees(double traced, double timed)
 
 /* The operations of a phase are all of its time but 3 %. A machine that does something else in between is
  * asked again. */
-static void totals_agree_with_the_timer(void **unused)
+TD_BODY(totals_agree_with_the_timer)
 {
     td_bench_config config = tiny;
     bool agreed = false;
 
-    (void)unused;
     config.model.size = (td_model_size){.d_model = 128, .d_ff = 256, .layers = 2, .heads = 4, .vocab = 500};
     config.model.context = 64;
     for (int i = 0; i < 20 && !agreed; i++) {
@@ -169,7 +168,7 @@ static const td_cases structures = {.group = "what a trace counts",
                                     .axes = {{"naive", "flash"}, {"f32", "mixed"}, {"phases", "whole"}}};
 
 /* Every number of a table divides by the steps, and the tables add up to each other. */
-static void tables_add_up(void **unused)
+TD_BODY(tables_add_up)
 {
     td_trace_kernel rows[64];
     td_trace_label labels[16];
@@ -179,7 +178,6 @@ static void tables_add_up(void **unused)
     int64_t count, short_count;
     double sum = 0, shares = 0, instances = 0;
 
-    (void)unused;
     config.model.attention = "naive";
     td_trace *trace = record(&config, &timed);
     const td_trace_total all = total_of(trace, TD_TRACE_ALL_PHASES), forward = total_of(trace, FORWARD);
@@ -221,7 +219,7 @@ static void tables_add_up(void **unused)
 }
 
 /* Labels of a caller's own are ranges; without any "step" all is one. */
-static void a_callers_own_labels_are_ranges(void **unused)
+TD_BODY(a_callers_own_labels_are_ranges)
 {
     const td_trace_activity *activities;
     const td_trace_range *ranges;
@@ -231,7 +229,6 @@ static void a_callers_own_labels_are_ranges(void **unused)
     int64_t count;
     void *block;
 
-    (void)unused;
     td_assert_ok(td_device_alloc(dev, 64, &block));
     td_assert_ok(td_device_push_label(dev, "before"));
     td_assert_ok(td_trace_begin(dev, &trace));
@@ -265,13 +262,12 @@ static void a_callers_own_labels_are_ranges(void **unused)
 }
 
 /* Deeper than a trace looks: what is beyond is counted. */
-static void ranges_beyond_the_deepest_are_counted(void **unused)
+TD_BODY(ranges_beyond_the_deepest_are_counted)
 {
     const td_operation op = {.name = "deep"};
     td_trace *trace;
     td_trace_info info;
 
-    (void)unused;
     td_assert_ok(td_trace_begin(dev, &trace));
     for (int i = 0; i < 70; i++)
         td_device_begin_operation(dev, &op);
@@ -286,7 +282,7 @@ static void ranges_beyond_the_deepest_are_counted(void **unused)
 
 /* ---- names ---- */
 
-static void kernels_are_classified_by_their_names(void **unused)
+TD_BODY(kernels_are_classified_by_their_names)
 {
     static const struct {
         const char *name;
@@ -339,7 +335,6 @@ static void kernels_are_classified_by_their_names(void **unused)
         {"", TD_OP_OTHER},
     };
 
-    (void)unused;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         td_op_class found;
 
@@ -350,9 +345,8 @@ static void kernels_are_classified_by_their_names(void **unused)
     }
 }
 
-static void phases_have_names(void **unused)
+TD_BODY(phases_have_names)
 {
-    (void)unused;
     assert_string_equal(td_trace_phase_name(TD_TRACE_FORWARD), "forward");
     assert_string_equal(td_trace_phase_name(TD_TRACE_ELSEWHERE), "elsewhere");
     assert_null(td_trace_phase_name((td_trace_phase)TD_TRACE_PHASES));
@@ -360,12 +354,11 @@ static void phases_have_names(void **unused)
 
 /* ---- what is refused, and what has no memory ---- */
 
-static void a_trace_ends_once(void **unused)
+TD_BODY(a_trace_ends_once)
 {
     td_bench_summary timed;
     td_trace *trace;
 
-    (void)unused;
     trace = record(&tiny, &timed);
     td_assert_refused(td_trace_end(trace), TD_BAD_STATE, "has ended already");
     td_trace_destroy(trace);
@@ -420,11 +413,10 @@ static td_status everything(int64_t *dropped)
     return status;
 }
 
-static void every_allocation_may_fail(void **unused)
+TD_BODY(every_allocation_may_fail)
 {
     int64_t nth, dropped, refused = 0, lost = 0;
 
-    (void)unused;
     for (nth = 1;; nth++) {
         calls = 0;
         fail_at = nth;

@@ -182,13 +182,12 @@ static const td_trace_activity *activities(int64_t want)
     return all;
 }
 
-static void kernels_belong_to_the_range_that_launched_them(void **unused)
+TD_BODY(kernels_belong_to_the_range_that_launched_them)
 {
     const td_trace_range *ranges;
     td_trace_total forward, all;
     int64_t count;
 
-    (void)unused;
     begin();
     assert_true(fake->system_threads && fake->zeroed && fake->callbacks >= 8);
     push("warmup");
@@ -251,7 +250,7 @@ static void kernels_belong_to_the_range_that_launched_them(void **unused)
 }
 
 /* The kernels of a replay have the id of the launch alone; each node tells its range. */
-static void nodes_of_graphs_belong_to_the_range_that_they_were_captured_in(void **unused)
+TD_BODY(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in)
 {
     const td_trace_range *ranges;
     td_trace_attention attention;
@@ -259,7 +258,6 @@ static void nodes_of_graphs_belong_to_the_range_that_they_were_captured_in(void 
     td_trace_total total;
     int64_t count;
 
-    (void)unused;
     begin();
     fake->node(99, 0); /* captured outside of all ranges */
     push("warmup");
@@ -329,12 +327,11 @@ static void nodes_of_graphs_belong_to_the_range_that_they_were_captured_in(void 
     assert_int_equal(labels[1].activities, 4);
 }
 
-static void a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next(void **unused)
+TD_BODY(a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next)
 {
     const td_trace_range *ranges;
     int64_t count;
 
-    (void)unused;
     begin();
     push("warmup");
     push("backward");
@@ -366,7 +363,7 @@ static void a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next(voi
     assert_string_equal(ranges[a[3].range].name, "warmup");
 }
 
-static void copies_and_fills_are_there(void **unused)
+TD_BODY(copies_and_fills_are_there)
 {
     CUpti_ActivityMemcpy6 copy = {.kind = CUPTI_ACTIVITY_KIND_MEMCPY,
                                   .bytes = 4096,
@@ -390,7 +387,6 @@ static void copies_and_fills_are_there(void **unused)
                                         "[CUDA memcpy Peer-to-Peer]",
                                         "[CUDA memset]"};
 
-    (void)unused;
     begin();
     push("forward");
     td_device_begin_operation(dev, &(td_operation){"gemm", TD_OP_MATMUL, 0, 0}); /* declares kernels alone */
@@ -419,9 +415,8 @@ static void copies_and_fills_are_there(void **unused)
     assert_int_equal(a[6].kind, TD_TRACE_FILL);
 }
 
-static void what_nobody_launched_in_a_range_is_counted(void **unused)
+TD_BODY(what_nobody_launched_in_a_range_is_counted)
 {
-    (void)unused;
     begin();
     push("step");
     pthread_t another;
@@ -453,11 +448,10 @@ static void what_nobody_launched_in_a_range_is_counted(void **unused)
 }
 
 /* More than a buffer holds, and more than there are buffers. */
-static void many_records_come_in_many_buffers(void **unused)
+TD_BODY(many_records_come_in_many_buffers)
 {
     enum { MANY = 40000 };
 
-    (void)unused;
     begin();
     push("step");
     call(1);
@@ -479,11 +473,10 @@ static void many_records_come_in_many_buffers(void **unused)
     assert_true(total.activities == MANY && total.by_class[TD_OP_MATMUL] == MANY / 2.0);
 }
 
-static void tens_of_thousands_of_nodes_are_found(void **unused)
+TD_BODY(tens_of_thousands_of_nodes_are_found)
 {
     enum { MANY = 30000 };
 
-    (void)unused;
     begin();
     push("step");
     push("forward");
@@ -529,7 +522,7 @@ static void check_without(const char *words)
     trace = NULL;
 }
 
-static void without_cupti_the_trace_goes_on_and_says_why(void **unused)
+TD_BODY(without_cupti_the_trace_goes_on_and_says_why)
 {
     static const struct {
         CUptiResult subscribes, registers, enables, enables_callback;
@@ -553,7 +546,6 @@ static void without_cupti_the_trace_goes_on_and_says_why(void **unused)
         {.version = 130000, .words = "version 130000, needs at least 130001"},
     };
 
-    (void)unused;
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         fake->subscribes = answers[i].subscribes;
         fake->registers = answers[i].registers;
@@ -572,9 +564,8 @@ static void without_cupti_the_trace_goes_on_and_says_why(void **unused)
     check_without("libcupti.so.13 has no cuptiGetGraphNodeId");
 }
 
-static void the_library_is_looked_for_in_order(void **unused)
+TD_BODY(the_library_is_looked_for_in_order)
 {
-    (void)unused;
     for (found_at = 0; found_at < 3; found_at++) {
         begin();
         assert_true(end().gpu);
@@ -583,12 +574,11 @@ static void the_library_is_looked_for_in_order(void **unused)
     }
 }
 
-static void a_second_trace_has_no_kernels(void **unused)
+TD_BODY(a_second_trace_has_no_kernels)
 {
     td_trace *second;
     td_trace_info info;
 
-    (void)unused;
     begin();
     pretend = true;
     td_assert_ok(td_trace_begin(dev, &second));
@@ -604,9 +594,8 @@ static void a_second_trace_has_no_kernels(void **unused)
     assert_true(end().gpu);
 }
 
-static void a_flush_that_fails_is_an_error(void **unused)
+TD_BODY(a_flush_that_fails_is_an_error)
 {
-    (void)unused;
     begin();
     fake->flushes = CUPTI_ERROR_INVALID_OPERATION;
     td_assert_refused(td_trace_end(trace), TD_LIBRARY_ERROR, "CUPTI_ERROR_OF_THE_FAKE");
@@ -626,12 +615,11 @@ static const cJSON *field(const cJSON *object, const char *key)
 
 /* Kernels of one stream that overlap each other stand in lanes of their own; each has an arrow from its
  * launch. */
-static void the_file_has_lanes_and_arrows(void **unused)
+TD_BODY(the_file_has_lanes_and_arrows)
 {
     int kernels = 0, beside = 0, arrows = 0, launches = 0;
     size_t bytes;
 
-    (void)unused;
     begin();
     push("step");
     push("a \"label\"\\");

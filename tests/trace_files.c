@@ -58,14 +58,13 @@ static td_status write_timeline(const char *path)
     return td_trace_write_timeline(trace, path);
 }
 
-static void files_are_whole_or_as_they_were(void **unused)
+TD_BODY(files_are_whole_or_as_they_were)
 {
     const file_kind kinds[] = {
         {write_json, "{\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":", "\n]}\n", 20000},
         {write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 1500},
     };
 
-    (void)unused;
     file_check_kinds(2, kinds);
 }
 
@@ -109,7 +108,7 @@ static void check_nesting(const slice *slices, int count)
     }
 }
 
-static void the_json_is_chromes(void **unused)
+TD_BODY(the_json_is_chromes)
 {
     static slice slices[4096];
     const td_trace_range *ranges;
@@ -117,7 +116,6 @@ static void the_json_is_chromes(void **unused)
     int64_t range_count;
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_trace_ranges(trace, &ranges, &range_count));
     td_assert_ok(td_trace_write_json(trace, file_path));
     char *text = file_read(file_path, &bytes);
@@ -163,11 +161,10 @@ static void the_json_is_chromes(void **unused)
     free(text);
 }
 
-static void the_picture_has_phases_and_classes(void **unused)
+TD_BODY(the_picture_has_phases_and_classes)
 {
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_trace_write_timeline(trace, file_path));
     char *text = file_read(file_path, &bytes);
     for (int phase = TD_TRACE_FORWARD; phase < TD_TRACE_ELSEWHERE; phase++) {
@@ -184,13 +181,12 @@ static void the_picture_has_phases_and_classes(void **unused)
 }
 
 /* Nothing happened: a file all the same. */
-static void an_empty_trace_is_written(void **unused)
+TD_BODY(an_empty_trace_is_written)
 {
     td_trace *empty;
     td_device *dev;
     size_t bytes;
 
-    (void)unused;
     td_assert_ok(td_device_open("cpu", &dev));
     td_assert_ok(td_trace_begin(dev, &empty));
     td_assert_ok(td_trace_end(empty));

@@ -5,14 +5,9 @@
 #include "bench/bench.h"
 #include "support/compare.h"
 #include "support/gpu.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static td_bench_config config = {
     .model = {.size = {.d_model = 1280, .d_ff = 5120, .layers = 6, .heads = 20, .vocab = 10000},
@@ -76,9 +71,8 @@ enum {
     OPTIMIZER = 1u << TD_TRACE_OPTIMIZER
 };
 
-static void nothing_is_missing(void **unused)
+TD_TEST(nothing_is_missing)
 {
-    (void)unused;
     if (!info.gpu)
         fail_msg("%s", info.cupti);
     assert_int_equal(info.steps, config.steps);
@@ -95,9 +89,8 @@ static void check_against(const char *phase, double traced, double timer)
 }
 
 /* A phase's window is the time between the events ahead of it and behind it. */
-static void windows_agree_with_the_events(void **unused)
+TD_TEST(windows_agree_with_the_events)
 {
-    (void)unused;
     if (config.timed == TD_TIMED_WHOLE) {
         /* Steps follow each other, so that one's time is the busy time and the gaps in it. */
         check_against("step", total_of(TD_TRACE_ALL_PHASES).window_ms, timed.step.ms.mean);
@@ -108,12 +101,11 @@ static void windows_agree_with_the_events(void **unused)
     check_against("optimizer", total_of(OPTIMIZER).window_ms, timed.optimizer.ms.mean);
 }
 
-static void products_are_the_models(void **unused)
+TD_TEST(products_are_the_models)
 {
     const double layers = 6, batch = 8;
     const td_trace_total forward = total_of(FORWARD), all = total_of(TD_TRACE_ALL_PHASES);
 
-    (void)unused;
     assert_true(forward.operations[TD_OP_MATMUL] == 4 * layers + 1 + layers * (1 + batch));
     assert_true(forward.by_class[TD_OP_MATMUL] == forward.operations[TD_OP_MATMUL]);
     assert_true(forward.operations[TD_OP_SOFTMAX] == layers);
@@ -121,13 +113,12 @@ static void products_are_the_models(void **unused)
     assert_true(forward.by_class_ms[TD_OP_OTHER] < 0.01 * forward.sum_ms);
 }
 
-static void every_kernel_runs_as_often_in_every_step(void **unused)
+TD_TEST(every_kernel_runs_as_often_in_every_step)
 {
     td_trace_kernel rows[200];
     td_trace_attention attention;
     int64_t count;
 
-    (void)unused;
     td_assert_ok(td_trace_kernels(trace, TD_TRACE_ALL_PHASES, 200, rows, &count));
     for (int64_t i = 0; i < count; i++) {
         td_op_class by_name;
@@ -144,18 +135,11 @@ static void every_kernel_runs_as_often_in_every_step(void **unused)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_missing),
-        cmocka_unit_test(windows_agree_with_the_events),
-        cmocka_unit_test(products_are_the_models),
-        cmocka_unit_test(every_kernel_runs_as_often_in_every_step),
-    };
-
     if (argc != 2)
         return fprintf(stderr, "phases, whole or queued\n"), 2;
     config.overlap = strcmp(argv[1], "whole") == 0;
     config.timed = config.overlap ? TD_TIMED_WHOLE : TD_TIMED_EVENTS;
     config.graph = strcmp(argv[1], "queued") != 0;
     td_device_close(td_gpu_open()); /* or the program is skipped */
-    return cmocka_run_group_tests_name(argv[1], tests, record, forget);
+    return td_run_tests(argv[1], record, forget);
 }

@@ -76,9 +76,8 @@ static int64_t steps_of(td_train *train)
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
-static void micro_batches_come_to_one_step_on_all_of_them(void **unused)
+TD_BODY(micro_batches_come_to_one_step_on_all_of_them)
 {
-    (void)unused;
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         td_train_config one = config_of(TD_PRECISION_F32, (td_update_time)time), three;
 
@@ -110,9 +109,8 @@ static void go_forward(td_train *train, int64_t first, int64_t batch)
     td_assert_ok(td_train_forward(train, NULL));
 }
 
-static void a_step_counts_what_went_backward_in_micro_batches_of_one_shape(void **unused)
+TD_BODY(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
 {
-    (void)unused;
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     config.model.batch = BATCH / 3;
     config.micro_batches = 3;
@@ -147,9 +145,8 @@ static void a_step_counts_what_went_backward_in_micro_batches_of_one_shape(void 
     td_train_destroy(parts);
 }
 
-static void clipping_makes_the_gradients_norm_the_largest_allowed(void **unused)
+TD_BODY(clipping_makes_the_gradients_norm_the_largest_allowed)
 {
-    (void)unused;
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
         for (int64_t micros = 1; micros <= 3; micros += 2) {
             td_train_config config = config_of(TD_PRECISION_BF16_MIXED, (td_update_time)time);
@@ -176,9 +173,8 @@ static void clipping_makes_the_gradients_norm_the_largest_allowed(void **unused)
         }
 }
 
-static void sgd_moves_weights_against_their_gradients_in_mixed_precision_too(void **unused)
+TD_BODY(sgd_moves_weights_against_their_gradients_in_mixed_precision_too)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
         td_train_config config = config_of(precisions[i], TD_UPDATE_AFTER);
 
@@ -199,9 +195,8 @@ static void sgd_moves_weights_against_their_gradients_in_mixed_precision_too(voi
     }
 }
 
-static void hyperparameters_change_between_steps(void **unused)
+TD_BODY(hyperparameters_change_between_steps)
 {
-    (void)unused;
     const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     td_hyperparameters hyper = config.hyper;
     td_train *train = make(&config);
@@ -219,9 +214,8 @@ static void hyperparameters_change_between_steps(void **unused)
     td_train_destroy(train);
 }
 
-static void init_and_reset_begin_again(void **unused)
+TD_BODY(init_and_reset_begin_again)
 {
-    (void)unused;
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED, TD_UPDATE_ALONG);
     td_train *used = make(&config), *fresh = make(&config);
 
@@ -243,9 +237,8 @@ static void init_and_reset_begin_again(void **unused)
     td_train_destroy(fresh);
 }
 
-static void a_smaller_step_runs_in_a_larger_plan(void **unused)
+TD_BODY(a_smaller_step_runs_in_a_larger_plan)
 {
-    (void)unused;
     td_train_config large = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG), small = large;
 
     small.model.batch = 2;
@@ -288,9 +281,8 @@ static td_status count_end(td_hook *hook, td_pass pass, td_status status)
     return status;
 }
 
-static void the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back(void **unused)
+TD_BODY(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back)
 {
-    (void)unused;
     for (int clip = 0; clip < 2; clip++) {
         counter second = {.hook = {.final = count_final}},
                 first = {.hook = {.next = &second.hook, .begin = count_begin, .end = count_end}};
@@ -359,9 +351,8 @@ static td_status try_config(const td_train_config *config)
     return status;
 }
 
-static void bad_configurations_are_refused_by_name(void **unused)
+TD_BODY(bad_configurations_are_refused_by_name)
 {
-    (void)unused;
     const td_train_config good = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     td_train_config bad = good;
 
@@ -374,9 +365,8 @@ static void bad_configurations_are_refused_by_name(void **unused)
     td_assert_refused(try_config(&bad), TD_UNSUPPORTED, "update_sms is 8, but cpu");
 }
 
-static void a_refused_step_changes_nothing(void **unused)
+TD_BODY(a_refused_step_changes_nothing)
 {
-    (void)unused;
     const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     int64_t wrong[BATCH * CONTEXT];
     td_train *train, *other = make(&config);
@@ -397,9 +387,8 @@ static void a_refused_step_changes_nothing(void **unused)
     td_train_destroy(other);
 }
 
-static void a_trainer_without_an_update_has_what_it_needs_and_no_more(void **unused)
+TD_BODY(a_trainer_without_an_update_has_what_it_needs_and_no_more)
 {
-    (void)unused;
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_AFTER);
     const void *logits = NULL;
     float loss;

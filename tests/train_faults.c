@@ -651,7 +651,7 @@ static void creation_survives_every_fault(void **state)
 }
 
 /* Fewer tokens, or more bytes a weight, need more SMs; a measured card and model have theirs. */
-static void update_sms_are_measured_or_follow_from_bytes_and_tokens(void **state)
+TD_BODY(update_sms_are_measured_or_follow_from_bytes_and_tokens)
 {
     static const struct {
         const char *card;
@@ -672,7 +672,6 @@ static void update_sms_are_measured_or_follow_from_bytes_and_tokens(void **state
     td_train_config config = {.model = {.size = {.d_model = 768, .d_ff = 3072}, .context = 512}};
     td_device *dev;
 
-    (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
     side.there = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

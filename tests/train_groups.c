@@ -68,12 +68,11 @@ static td_weights weights_of(const td_train *train)
     return weights;
 }
 
-static void links_behind_hear_of_every_element_once(void **unused)
+TD_BODY(links_behind_hear_of_every_element_once)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
     listener behind;
 
-    (void)unused;
     for (int p = 0; p < 2; p++)
         for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
             for (int clip = 0; clip < 2; clip++) {
@@ -94,9 +93,8 @@ static void links_behind_hear_of_every_element_once(void **unused)
 }
 
 /* The halves of all weights, each in a trainer of its own, come to what one trainer makes of all. */
-static void groups_are_updated_and_nothing_else_is(void **unused)
+TD_BODY(groups_are_updated_and_nothing_else_is)
 {
-    (void)unused;
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         listener behind, behind_half;
         td_train_config config = config_of(time, &behind);
@@ -138,9 +136,8 @@ static void groups_are_updated_and_nothing_else_is(void **unused)
     }
 }
 
-static void an_optimizer_may_have_no_weights(void **unused)
+TD_BODY(an_optimizer_may_have_no_weights)
 {
-    (void)unused;
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         listener behind;
         td_train_config config = config_of(time, &behind);
@@ -181,14 +178,13 @@ static void assert_same_moments(const td_train *got, const td_train *want)
     }
 }
 
-static void weights_settle_before_they_are_saved(void **unused)
+TD_BODY(weights_settle_before_they_are_saved)
 {
     char path[] = "train_groups_XXXXXX";
     listener behind;
     td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
     const int file = mkstemp(path);
 
-    (void)unused;
     assert_true(file >= 0);
     close(file);
     td_train *train = make(&config);
@@ -237,12 +233,11 @@ static void weights_settle_before_they_are_saved(void **unused)
 }
 
 /* Without an update there is nothing to hear of but the passes, and to settle. */
-static void links_behind_are_there_without_an_optimizer(void **unused)
+TD_BODY(links_behind_are_there_without_an_optimizer)
 {
     listener behind;
     td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
 
-    (void)unused;
     config.until = TD_TRAIN_BACKWARD;
     td_train *train = make(&config);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));

@@ -164,9 +164,8 @@ static const td_cases runs_that_go_on = {
              {"after", "along"},
              {"a whole batch", "3 micro-batches"}}};
 
-static void a_trainer_goes_back_to_its_own_file(void **unused)
+TD_BODY(a_trainer_goes_back_to_its_own_file)
 {
-    (void)unused;
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
     td_train *train = make(&config, 7), *fresh;
 
@@ -187,9 +186,8 @@ static void a_trainer_goes_back_to_its_own_file(void **unused)
 
 /* ---- weights alone ---- */
 
-static void weights_are_saved_and_loaded(void **unused)
+TD_BODY(weights_are_saved_and_loaded)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
         const td_train_config config = config_of(precisions[i]);
         td_transformer *a = make_model(&config.model), *b = make_model(&config.model);
@@ -218,9 +216,8 @@ static void weights_are_saved_and_loaded(void **unused)
 }
 
 /* More numbers than pass through the host at once, saved and loaded, and widened. */
-static void large_weights_go_in_pieces(void **unused)
+TD_BODY(large_weights_go_in_pieces)
 {
-    (void)unused;
     td_transformer_config config = config_of(TD_PRECISION_F32).model, narrow;
 
     config.size = (td_model_size){.d_model = 64, .d_ff = 64, .layers = 1, .heads = 2, .vocab = 70000};
@@ -499,9 +496,8 @@ static const change changes[] = {
     {make_the_step_negative, "tensor 'optimizer.step' is -1, needs at least 0", false},
 };
 
-static void files_that_do_not_fit_are_refused_and_change_nothing(void **unused)
+TD_BODY(files_that_do_not_fit_are_refused_and_change_nothing)
 {
-    (void)unused;
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
 
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
@@ -532,9 +528,8 @@ static void files_that_do_not_fit_are_refused_and_change_nothing(void **unused)
     }
 }
 
-static void a_file_of_another_precision_or_optimizer_is_refused(void **unused)
+TD_BODY(a_file_of_another_precision_or_optimizer_is_refused)
 {
-    (void)unused;
     td_train_config wide = config_of(TD_PRECISION_F32), narrow = config_of(TD_PRECISION_BF16), sgd = wide;
 
     sgd.hyper.kind = TD_OPTIMIZER_SGD;
@@ -558,9 +553,8 @@ static void a_file_of_another_precision_or_optimizer_is_refused(void **unused)
 
 /* ---- when ---- */
 
-static void a_step_under_way_is_not_saved(void **unused)
+TD_BODY(a_step_under_way_is_not_saved)
 {
-    (void)unused;
     td_train_config config = config_of(TD_PRECISION_F32);
 
     config.time = TD_UPDATE_AFTER;
@@ -599,9 +593,8 @@ static void a_step_under_way_is_not_saved(void **unused)
     td_train_destroy(train);
 }
 
-static void what_there_is_not_is_refused(void **unused)
+TD_BODY(what_there_is_not_is_refused)
 {
-    (void)unused;
     td_train_config config = config_of(TD_PRECISION_F32);
     td_train *train;
 
@@ -756,9 +749,8 @@ static const td_cases failing_restores = {.group = "every failing call of a rest
                                           .test = every_failing_call_of_a_restore_leaves_all_or_nothing,
                                           .axes = {FAULTY}};
 
-static void every_failing_call_of_a_load_leaves_all_or_nothing(void **unused)
+TD_BODY(every_failing_call_of_a_load_leaves_all_or_nothing)
 {
-    (void)unused;
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
     td_transformer *model = make_model(&config.model), *before = make_model(&config.model),
                    *source = make_model(&config.model);

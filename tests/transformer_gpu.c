@@ -4,17 +4,11 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/gpu.h"
+#include "support/test.h"
 #include "support/transformer_cases.h"
 #include "support/transformer_reference.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static td_device *gpu;
 
@@ -323,7 +317,7 @@ static const td_cases captured_micro_batches = {.group = "micro-batches are capt
                                                 .leaves_out = is_too_much_where_small};
 
 /* Fewer tokens leave multiprocessors idle, so that attention cuts its keys into parts, which want scratch. */
-static void shorter_steps_have_their_scratch(void **state)
+TD_BODY(shorter_steps_have_their_scratch)
 {
     const td_transformer_config config = {
         .size = {.d_model = 2048, .d_ff = 64, .layers = 1, .heads = 16, .vocab = 64},
@@ -335,7 +329,6 @@ static void shorter_steps_have_their_scratch(void **state)
     td_transformer *model;
     int64_t *ids;
 
-    (void)state;
     td_assert_ok(td_device_alloc(gpu, 8192 * sizeof *ids, (void **)&ids));
     td_assert_ok(td_device_fill(gpu, ids, 0, 8192 * sizeof *ids));
     td_assert_ok(td_transformer_create(gpu, &config, &model));
@@ -347,13 +340,12 @@ static void shorter_steps_have_their_scratch(void **state)
     td_assert_ok(td_device_free(gpu, ids));
 }
 
-static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
+TD_BODY(a_model_too_large_is_refused_and_the_device_goes_on)
 {
     td_transformer_config config = config_of(EVEN, &kinds[F32], "naive");
     td_memory_stats before, after;
     td_transformer *model;
 
-    (void)state;
     td_assert_ok(td_device_memory(gpu, &before));
     td_assert_ok(td_model_size_find("10B", &config.size));
     config.context = 8192;
@@ -370,14 +362,13 @@ static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
 }
 
 /* A planned step allocates once: the history tells the tensors inside. */
-static void the_history_knows_the_tensors_of_a_step(void **state)
+TD_BODY(the_history_knows_the_tensors_of_a_step)
 {
     const td_memory_event *events;
     int64_t count, dropped, live = 0, dead = 0, blocks = 0;
     const td_train_config config = training(config_of(EVEN, &kinds[MIXED], "flash"), TD_UPDATE_AFTER);
     twin t = twin_open(EVEN, &config);
 
-    (void)state;
     td_assert_ok(td_device_history_begin(gpu, 100000));
     run_step(&t);
     td_assert_ok(td_device_history_end(gpu));
@@ -430,7 +421,7 @@ static const td_cases restored_runs = {.group = "a captured run goes on from a f
                                        .leaves_out = is_too_much_where_small};
 
 /* Updates on all SMs, in the GEMMs' stream, have the bits of updates after the pass, also in a replay. */
-static void updates_on_all_sms_along_the_pass_are_the_same(void **state)
+TD_BODY(updates_on_all_sms_along_the_pass_are_the_same)
 {
     const td_transformer_config model = {
         .size = {.d_model = 448, .d_ff = 896, .layers = 6, .heads = 7, .vocab = 1000},
@@ -444,7 +435,6 @@ static void updates_on_all_sms_along_the_pass_are_the_same(void **state)
     int64_t ids[140];
     void *block;
 
-    (void)state;
     for (int j = 0; j < 140; j++)
         ids[j] = (int64_t)(j * 7919 % 997);
     td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));

@@ -293,9 +293,8 @@ static void expect_near(double got, double want)
         fail_msg("got %.17g, want %.17g", got, want);
 }
 
-static void clipping_by_global_norm_over_an_asynchronous_reduction(void **state)
+TD_BODY(clipping_by_global_norm_over_an_asynchronous_reduction)
 {
-    (void)state;
     for (int i = 0; i < 4; i++) {
         const bool broken = i % 2 != 0;
         toy_model model = {.fails = broken};
@@ -330,13 +329,12 @@ static void clipping_by_global_norm_over_an_asynchronous_reduction(void **state)
     }
 }
 
-static void two_micro_batches_captured(void **state)
+TD_BODY(two_micro_batches_captured)
 {
     toy_model model = {0};
     double want[ELEMENTS], samples[2][ELEMENTS];
     optimizer last = optimizer_of(&model);
 
-    (void)state;
     reset();
     draw(0, model.params);
     memcpy(want, model.params, sizeof want);
@@ -450,9 +448,8 @@ static void read_gathered(void)
                      RANGES - 1); /* all but the first were fetched beside the work before them */
 }
 
-static void a_gathered_range_is_read_in_f32(void **state)
+TD_BODY(a_gathered_range_is_read_in_f32)
 {
-    (void)state;
     early = false;
     read_gathered();
     early = true;
@@ -483,12 +480,11 @@ static td_status listener_end(td_hook *hook, td_pass pass, td_status status)
     return ((listener *)hook)->answer;
 }
 
-static void every_link_ends_what_it_began(void **state)
+TD_BODY(every_link_ends_what_it_began)
 {
     toy_model model = {0};
     listener links[3];
 
-    (void)state;
     for (int bad = -1; bad < 3; bad++) {
         reset();
         for (int i = 0; i < 3; i++)
@@ -506,13 +502,12 @@ static void every_link_ends_what_it_began(void **state)
     }
 }
 
-static void final_goes_to_the_first_that_wants_gradients(void **state)
+TD_BODY(final_goes_to_the_first_that_wants_gradients)
 {
     toy_model model = {0};
     optimizer last = optimizer_of(&model);
     listener first = {.hook = {.next = &last.hook, .begin = listener_begin, .end = listener_end}};
 
-    (void)state;
     reset();
     td_assert_ok(toy_backward(&model, &first.hook, true, true));
     assert_int_equal(last.updates, RANGES);

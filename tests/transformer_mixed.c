@@ -108,7 +108,7 @@ static char *weights_of(const td_trial *trial, size_t *bytes)
     return all;
 }
 
-static void mixed_precision_is_the_reference(void **state)
+TD_TEST(mixed_precision_is_the_reference)
 {
     td_trial *trial = open_trial("mixed", TD_PRECISION_BF16_MIXED);
     const td_case *c = &trial->c;
@@ -118,7 +118,6 @@ static void mixed_precision_is_the_reference(void **state)
     const void *logits;
     float loss = NAN;
 
-    (void)state;
     td_reference_backward(reference, trial->ids, trial->targets);
     td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
     td_assert_close("logits", TD_BF16, logits, reference->logits, trial->tokens * c->config.size.vocab,
@@ -138,14 +137,13 @@ static void mixed_precision_is_the_reference(void **state)
 }
 
 /* An update smaller than a bf16 weight can show is kept in f32, and the products see it once it has grown. */
-static void small_updates_are_not_lost(void **state)
+TD_TEST(small_updates_are_not_lost)
 {
     td_trial *trial = open_train("small updates", TD_PRECISION_BF16_MIXED, false, TD_UPDATE_ALONG);
     td_hyperparameters slow = adamw;
     size_t bytes;
     float first, loss;
 
-    (void)state;
     slow.adamw.lr = 1e-5;
     slow.adamw.weight_decay = 0;
     td_assert_ok(td_train_set(trial->train, &slow));
@@ -231,7 +229,7 @@ static const td_cases f32_masters = {.group = "steps have the bits of f32 master
                                      .test = steps_have_the_bits_of_f32_masters,
                                      .axes = {{"along", "after"}, {"AdamW", "SGD"}}};
 
-static void gemms_read_what_was_written(void **state)
+TD_TEST(gemms_read_what_was_written)
 {
     td_trial *trial = open_trial("written", TD_PRECISION_BF16_MIXED);
     const td_case *c = &trial->c;
@@ -239,7 +237,6 @@ static void gemms_read_what_was_written(void **state)
     float *zeros = calloc((size_t)td_trial_parameter(trial, head).numel, sizeof *zeros);
     const void *logits;
 
-    (void)state;
     assert_non_null(zeros);
     td_assert_ok(td_transformer_write(trial->model, head, zeros));
     td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
@@ -249,11 +246,10 @@ static void gemms_read_what_was_written(void **state)
     td_trial_close(trial);
 }
 
-static void transient_gradients_are_the_same_and_pass(void **state)
+TD_TEST(transient_gradients_are_the_same_and_pass)
 {
     td_transformer_bytes with, without;
 
-    (void)state;
     for (size_t k = 0; k < sizeof precisions / sizeof *precisions; k++) {
         td_trial *kept = open_train("transient", precisions[k], false, TD_UPDATE_AFTER);
         td_trial *passing = open_train("transient", precisions[k], true, TD_UPDATE_AFTER);
@@ -416,7 +412,7 @@ static void take_micro_batch(td_trial *trial, int micro)
 /* Gradients of micro-batches in f32: as near to the exact sum of what each gives by itself as additions in
  * f32 come. In bf16 they would be a hundredth off after so many. The products of each are the same 16-bit
  * ones, whose gradient in bf16 is this rounded. */
-static void micro_batches_add_up_in_f32(void **state)
+TD_TEST(micro_batches_add_up_in_f32)
 {
     enum { MICROS = 100 };
     td_case c = case_of("micro-batches", TD_PRECISION_BF16_MIXED, false);
@@ -426,7 +422,6 @@ static void micro_batches_add_up_in_f32(void **state)
     const int64_t numel = td_transformer_numel(wide->model);
     double *sums = calloc((size_t)numel, sizeof *sums);
 
-    (void)state;
     assert_non_null(sums);
     for (int micro = 0; micro < MICROS; micro++) {
         double *sum = sums;
@@ -473,14 +468,13 @@ static void micro_batches_add_up_in_f32(void **state)
     td_trial_close(wide);
 }
 
-static void what_a_device_lacks_is_refused(void **state)
+TD_TEST(what_a_device_lacks_is_refused)
 {
     td_transformer_config config = base;
     td_transformer *model;
     td_train *train;
     td_device *dev;
 
-    (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
     config.precision = TD_PRECISION_TF32;
     td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "tf32");
@@ -498,16 +492,6 @@ static void what_a_device_lacks_is_refused(void **state)
 
 int td_run_mixed_tests(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mixed_precision_is_the_reference),
-        cmocka_unit_test(small_updates_are_not_lost),
-        cmocka_unit_test(gemms_read_what_was_written),
-        cmocka_unit_test(transient_gradients_are_the_same_and_pass),
-        cmocka_unit_test(micro_batches_add_up_in_f32),
-        cmocka_unit_test(what_a_device_lacks_is_refused),
-    };
-
-    return cmocka_run_group_tests_name("mixed precision and memory", tests, NULL, NULL) +
-           td_run_cases(&f32_masters, NULL, NULL) + td_run_cases(&along_the_way, NULL, NULL) +
-           td_run_cases(&kept, NULL, NULL);
+    return td_run_tests("mixed precision and memory", NULL, NULL) + td_run_cases(&f32_masters, NULL, NULL) +
+           td_run_cases(&along_the_way, NULL, NULL) + td_run_cases(&kept, NULL, NULL);
 }

@@ -294,7 +294,7 @@ static void only_what_is_owned_takes_memory(void **state)
     close_pair(&p);
 }
 
-static void what_needs_all_weights_refuses_a_part(void **unused)
+TD_BODY(what_needs_all_weights_refuses_a_part)
 {
     const td_range owned[] = {{0, 200}, {300, 400}};
     td_transformer_config config = {.size = ODD,
@@ -310,7 +310,6 @@ static void what_needs_all_weights_refuses_a_part(void **unused)
     td_weights weights;
     td_device *dev;
 
-    (void)unused;
     td_assert_ok(td_device_open("cpu", &dev));
     td_assert_ok(td_transformer_create(dev, &config, &model));
     td_assert_ok(td_transformer_init(model, 1));

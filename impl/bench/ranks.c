@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "bench/draw.h"
+#include "shard/state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -175,7 +176,7 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
     return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups alone, and all weights. */
+/** The trainer's config with its links; silent: with the shard's groups alone, unless it needs the link. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
@@ -188,10 +189,8 @@ static td_status make_links(run *r, bool silent)
     }
     TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
     r->silent = silent;
-    if (silent) {
+    if (silent && r->config->state != TD_BENCH_STATE_FULL)
         r->trainer.hooks = r->trainer.behind = NULL;
-        r->trainer.model.owned = NULL;
-    }
 cleanup:
     return status;
 }
@@ -248,8 +247,12 @@ static td_status make_trainer(run *r, bool silent)
                              windows, &r->ids, &r->targets));
     if (!silent && r->ddp)
         TD_TRY(td_ddp_link_attach(r->ddp, r->dev, r->train));
-    if (!silent && r->shard)
+    if ((!silent || r->config->state == TD_BENCH_STATE_FULL) && r->shard)
         TD_TRY(td_shard_link_attach(r->shard, r->dev, r->train));
+    if (silent && r->config->state == TD_BENCH_STATE_FULL) {
+        TD_TRY(td_train_step(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
+        td_shard_silence(r->shard);
+    }
     TD_TRY(look_at_memory(r, TD_BENCH_MADE));
 cleanup:
     return status;
@@ -655,6 +658,12 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_TRY(make_shard(comm, config, &trainer, &shard));
     trainer.hooks = trainer.behind = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
+    if (shard) {
+        td_shard_info link;
+
+        TD_TRY(td_shard_link_describe(shard, &link));
+        out->step += link.gathered_layers + link.gathered_tables + link.reduced_layers + link.reduced_tables;
+    }
 cleanup:
     td_shard_link_destroy(shard);
     return status;

@@ -15,7 +15,7 @@
  * waited for at the end of both passes. Where steps are captured the first two series are, and the third is
  * queued: nothing is watched in a graph. Where state is split flat its schedule is then another than theirs,
  * for captured steps gather at the head of the next. With TD_BENCH_STATE_FULL the steps without communication
- * are of a model that has all weights, and updates only this rank's. */
+ * follow one with it, and compute with the weights that this one has gathered last. */
 #ifndef TD_BENCH_RANKS_H
 #define TD_BENCH_RANKS_H
 
@@ -54,8 +54,9 @@ typedef struct td_bench_ranks_config {
                  * collectives are watched are queued */
 } td_bench_ranks_config;
 
-/** What this rank's trainer takes from the device, without its links. All ranks of comm may call it, or one.
- * TD_BAD_ARGUMENT: a NULL, an unknown state; as td_train_plan and td_shard_link_create. */
+/** What this rank's trainer takes from the device; `step` includes the memory of its link (td_shard_info).
+ * All ranks of comm may call it, or one. TD_BAD_ARGUMENT: a NULL, an unknown state; as td_train_plan and
+ * td_shard_link_create. */
 TD_API td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_ranks_config *config,
                                      td_train_bytes *out);
 

@@ -232,10 +232,13 @@ static td_status gather(td_shard_link *link, int64_t number, td_shard_room *room
         TD_TRY(td_device_copy(link->dev, room->at + size_between(unit->range.begin, rest.begin, dtype),
                               td_weights_master(&link->weights, rest.begin).at,
                               size_between(rest.begin, rest.end, dtype)));
-    TD_TRY(td_flight_place(&link->gathers, &work));
-    TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, room->at,
-                              own.end - own.begin, (td_comm_type)dtype, work));
-    room->number = ++link->gathers.sent;
+    if (!link->full.silent) {
+        TD_TRY(td_flight_place(&link->gathers, &work));
+        TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, room->at,
+                                  own.end - own.begin, (td_comm_type)dtype, work));
+        link->gathers.sent++;
+    }
+    room->number = link->gathers.sent;
     room->unit = number;
 cleanup:
     return status;
@@ -366,7 +369,7 @@ static td_status reduce(td_shard_link *link, int64_t number)
                          unit->range.begin, unit->range.end);
         goto cleanup;
     }
-    if (room) {
+    if (room && !f->silent) {
         char *const part = room->at + size_between(unit->range.begin, own.begin, dtype);
         const bool stays = f->adds && !link->options.reduce_last;
 
@@ -376,7 +379,7 @@ static td_status reduce(td_shard_link *link, int64_t number)
                                       own.end - own.begin, type, TD_SUM, work));
         flight->sent++;
     }
-    if (rest.begin < rest.end && link->split.ranks > 1) {
+    if (rest.begin < rest.end && link->split.ranks > 1 && !f->silent) {
         char *const at = room ? room->at + size_between(unit->range.begin, rest.begin, dtype)
                               : td_weights_master(&link->weights, rest.begin).grad;
 
@@ -384,9 +387,10 @@ static td_status reduce(td_shard_link *link, int64_t number)
         TD_TRY(td_comm_all_reduce(link->comm, at, at, rest.end - rest.begin, type, TD_SUM, work));
         flight->sent++;
     }
-    f->reduced[f->sent++] = (td_shard_reduced){number, flight->sent, room};
+    const int64_t sent = f->silent ? 0 : flight->sent;
+    f->reduced[f->sent++] = (td_shard_reduced){number, sent, room};
     if (room) {
-        room->number = flight->sent;
+        room->number = sent;
         room->unit = -1; /* for another unit, after this collective */
     }
 cleanup:
@@ -413,19 +417,20 @@ static td_status take(td_shard_link *link, const td_shard_reduced *reduced)
     const td_shard_piece *const unit = &link->split.pieces[reduced->unit];
     const bool add = link->full.adds && !link->options.reduce_last;
     td_flight *const flight = &link->full.reductions;
+    const bool side = flight->side && reduced->number > 0;
     td_stream *const current = td_device_stream(link->dev);
     td_status status = TD_OK;
 
     TD_TRY(td_flight_wait(flight, reduced->number));
     if (!reduced->room)
         goto cleanup;
-    if (flight->side)
+    if (side)
         TD_TRY(td_device_set_stream(link->dev, flight->side));
     if (add)
         status = bring(link, reduced, unit->own, true);
     if (status == TD_OK)
         status = bring(link, reduced, unit->rest, add);
-    if (flight->side) {
+    if (side) {
         if (status == TD_OK)
             status = td_event_record(flight->event);
         if (status == TD_OK)
@@ -589,6 +594,11 @@ void td_shard_full_hook(td_shard_link *link)
                              .written = on_written,
                              .final = on_final,
                              .end = on_end};
+}
+
+void td_shard_silence(td_shard_link *link)
+{
+    link->full.silent = true;
 }
 
 /* ---- outside of passes ---- */

@@ -85,7 +85,8 @@ static td_status check_options(const td_shard_options *o)
     TD_CHECK((unsigned)o->kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)o->kind);
     TD_CHECK(isfinite(o->bucket_mb) && o->bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0",
              o->bucket_mb);
-    TD_CHECK(o->prefetch >= 0, "prefetch is %" PRId64 ", needs to be at least 1, or 0 for 1", o->prefetch);
+    TD_CHECK(o->prefetch >= 0 && o->prefetch <= INT32_MAX,
+             "prefetch is %" PRId64 ", needs 1 to %d, or 0 for 1", o->prefetch, INT32_MAX);
 cleanup:
     return status;
 }
@@ -184,16 +185,20 @@ cleanup:
 /** What is reduced and gathered can go from GPU to GPU directly. */
 static td_status make_windows(td_shard_link *link)
 {
-    const td_weights *w = &link->weights;
-    const bool full = link->split.kind == TD_SHARD_FULL;
-    const td_shard_rooms *const rooms[TD_SHARD_WINDOWS] = {&link->full.weights, &link->full.grads};
-    const void *const blocks[TD_SHARD_WINDOWS] = {w->params, w->grads};
-    const size_t bytes[TD_SHARD_WINDOWS] = {w->param_bytes, w->grad_bytes};
+    const td_shard_rooms *const weights = &link->full.weights, *const grads = &link->full.grads;
+    const td_weights *const w = &link->weights;
+    const struct {
+        const void *at; /* NULL: there is none, on no rank */
+        size_t bytes;
+    } all[TD_SHARD_WINDOWS] = {{w->params, w->param_bytes},
+                               {w->grads, w->grad_bytes},
+                               {weights->block, td_shard_rooms_bytes(weights)},
+                               {grads->block, td_shard_rooms_bytes(grads)}};
     td_status status = TD_OK;
 
-    for (int i = 0; i < TD_SHARD_WINDOWS && (!full || rooms[i]->block); i++)
-        TD_TRY(td_comm_window_create(link->comm, full ? rooms[i]->block : blocks[i],
-                                     full ? td_shard_rooms_bytes(rooms[i]) : bytes[i], &link->windows[i]));
+    for (int i = 0; i < TD_SHARD_WINDOWS; i++)
+        if (all[i].at)
+            TD_TRY(td_comm_window_create(link->comm, all[i].at, all[i].bytes, &link->windows[i]));
 cleanup:
     return status;
 }

@@ -39,13 +39,14 @@
  * has written them, and the owner updates its part at once unless gradients are clipped or the update comes
  * after the pass. At most two layers' gradients are in memory before they are reduced.
  *
- * Three calls wait. td_train_settle brings everything to everybody. td_shard_link_finish brings only what
- * forward reads, so that a step's time ends there. td_shard_link_wait sends nothing, and waits for what is on
- * its way: before a trainer is destroyed that was neither settled nor finished.
+ * With the first two ways three calls wait. td_train_settle brings everything to everybody.
+ * td_shard_link_finish brings only what forward reads, so that a step's time ends there. td_shard_link_wait
+ * sends nothing, and waits for what is on its way: before a trainer is destroyed that was neither settled nor
+ * finished.
  *
- * Steps may be captured. A captured step leaves no gathering on its way: both ways then gather new weights
- * when the next forward pass begins, and each layer waits for its own weights. Such a pass gathers at every
- * launch, also if nothing is new: all ranks launch it, or none.
+ * Steps may be captured. A captured step leaves no gathering on its way: the first two ways then gather new
+ * weights when the next forward pass begins, and each layer waits for its own weights. Such a pass gathers at
+ * every launch, also if nothing is new: all ranks launch it, or none.
  *
  * td_shard_list does the first way with any list of tensors, without a trainer. */
 #ifndef TD_SHARD_SHARD_H
@@ -166,10 +167,10 @@ typedef struct td_shard_link td_shard_link;
  * of whole 16 bytes, every rank has and updates its last elements.
  *
  * comm outlives the link, and the link the trainer. TD_BAD_ARGUMENT: a NULL, a kind that is none, a bucket_mb
- * that is negative or not finite, a prefetch below 0, a size, groups or hyperparameters that no trainer
- * takes. TD_UNSUPPORTED: with TD_SHARD_FLAT groups that leave out weights, which could not be gathered; with
- * TD_SHARD_FULL transient gradients, because the link places gradients. TD_NO_MEMORY. config is then as it
- * was, and *out NULL. */
+ * that is negative or not finite, a prefetch below 0 or above 2^31 - 1, a size, groups or hyperparameters
+ * that no trainer takes. TD_UNSUPPORTED: with TD_SHARD_FLAT groups that leave out weights, which could not be
+ * gathered; with TD_SHARD_FULL transient gradients, because the link places gradients. TD_NO_MEMORY. config
+ * is then as it was, and *out NULL. */
 TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
                                       td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
@@ -179,19 +180,18 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * td_shard_link_create; each step's first collective carries a hash of what td_train_set set last, of batch x
  * seq and of what td_train_init, _reset and _restore did since. What td_optimizer_set does to groups is not
  * compared. TD_BAD_ARGUMENT: a NULL, a trainer of another size or without the link in its chain; on every
- * rank, links or trainers that differ. TD_UNSUPPORTED: a model with owned ranges. TD_BAD_STATE: it is joined
- * already. TD_SHARD_FLAT sends rank 0's
- * weights to all, as td_ddp_link_attach does, and makes windows of the trainer's weights and gradients, as
- * td_ddp_create does of gradients. While collectives are on their way products are cut, as td_ddp_create
- * says.
+ * rank, links or trainers that differ. TD_UNSUPPORTED: a model with owned ranges, except with TD_SHARD_FULL.
+ * TD_BAD_STATE: it is joined already. TD_SHARD_FLAT sends rank 0's weights to all, as td_ddp_link_attach
+ * does, and makes windows of the trainer's weights and gradients, as td_ddp_create does of gradients. While
+ * collectives are on their way GEMMs leave SMs to them, as td_ddp_create says.
  *
  * From then on lower planes of masters are their owner's alone, until td_train_settle gathers them.
  *
  * With TD_SHARD_FULL no rank has all weights. Rank 0 sends only the norms and what else every rank has. Ranks
  * compare by which seeds and calls their weights were made. The link takes memory for gathered weights and
- * for gradients here (td_shard_info), until td_shard_link_destroy, and makes windows of that memory. It needs
- * no call between steps: td_train_settle, td_shard_link_finish and td_shard_link_wait have nothing to do, and
- * weights stay split. */
+ * for gradients here (td_shard_info), until td_shard_link_destroy, and makes windows of that memory too. It
+ * needs no call between steps: td_train_settle, td_shard_link_finish and td_shard_link_wait have nothing to
+ * do, and weights stay split. */
 TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Brings new weights to this rank as the next forward pass reads them, so that a step ends here: what is on

@@ -20,7 +20,7 @@ typedef enum td_shard_now {
     TD_SHARD_LAST_BACKWARD /* of a step */
 } td_shard_now;
 
-enum { TD_SHARD_WINDOWS = 2 /* of weights, of gradients */ };
+enum { TD_SHARD_WINDOWS = 4 /* masters, gradients; with TD_SHARD_FULL two more, of rooms */ };
 
 /** Of TD_SHARD_FULL: memory for gathered weights of a unit, or for its gradients until they are reduced. */
 typedef struct td_shard_room {
@@ -58,6 +58,7 @@ typedef struct td_shard_full {
     td_shard_rooms weights, grads;
     td_shard_order orders[2];  /* of forward, of backward */
     int64_t at;                /* the unit of its order that the pass is at; -1: before the first */
+    bool silent;               /* nothing is communicated any more: td_shard_silence */
     bool adds;                 /* the pass adds to the gradients of earlier micro-batches */
     td_shard_reduced *reduced; /* [units] of this pass, in the order in which they were queued */
     int64_t sent, done;        /* of them: queued, passed on */
@@ -105,6 +106,10 @@ void td_shard_full_drop(td_shard_link *link, td_device *dev);
 void td_shard_full_free(td_shard_link *link);
 
 size_t td_shard_rooms_bytes(const td_shard_rooms *rooms);
+
+/** From here on steps of TD_SHARD_FULL communicate nothing, to be timed without. They compute with what is in
+ * the rooms: weights of some units, after a step that has gathered. */
+void td_shard_silence(td_shard_link *link);
 
 /** td_shard_gather of TD_SHARD_FULL. */
 td_status td_shard_full_gather(td_shard_link *link, const td_parameter *parameter, void *numbers);

@@ -117,10 +117,10 @@ struct td_hook {
 
     /** Work that is queued after this call writes gradients of the range at *where, or adds to those that are
      * there. *where holds the address of the first one in the model's own block and may be changed. If this
-     * rank does not have the range in one piece it is NULL, as in `needed`. It is valid until `final`, or
-     * until the pass ends if that is not a step's last one. Elements between weights are not written. The
-     * links after this one read gradients in the block: a link that places them elsewhere brings there what
-     * it passes on. */
+     * rank does not have the range in one piece it is NULL, as in `needed`. It is valid until `written`; but
+     * the next micro-batch adds to what is there then. Elements between weights are not written. The links
+     * after this one read gradients in the block: a link that places them elsewhere brings there what it
+     * passes on. */
     td_status (*room)(td_hook *hook, td_range range, void **where);
 
     /** The pass has written all gradients of a range that `room` made room for, after what is queued on the

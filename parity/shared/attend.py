@@ -1,12 +1,17 @@
 """What attention and flash have in common: the two sides of any way to attend."""
 
+import math
+
 import torch
 
-from parity.core import Side, equal, grid
+from parity.core import Case, Side, equal, grid
 
 # C's ways to attend, by the prefix of their functions.
 WAYS = {"naive": "td_attention_naive", "flash": "td_flash", "jit": "td_jit"}
 GRADIENTS = ("dq", "dk", "dv")
+PASSES = ("forward", "backward")
+BATCH = 8  # the handout's, without a head dimension
+HEAD_DIM = 64  # of curves, and of tables of one head size
 HEAD_DIMS = [16, 32, 64, 128]
 SEQS = {"cpu": [256, 1024], "cuda": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]}
 
@@ -15,7 +20,32 @@ def handout_grid(profile, device):
     """The points of the handout's grid that a profile times: of the quick one on a CPU a quarter."""
     head_dims = [64] if (profile, device) == ("quick", "cpu") else HEAD_DIMS
     seqs = SEQS["full" if profile == "full" else device]
-    return grid(seq=seqs, head_dim=head_dims, phase=["forward", "backward"])
+    return grid(seq=seqs, head_dim=head_dims, phase=PASSES)
+
+
+def matrix_bytes(seq):
+    """Of a score matrix: how a case is run, not what it reports."""
+    return 4 * BATCH * seq**2
+
+
+def grid_case(deliverable, profile, device, seq, head_dim, phase, *, compiling=0.5, longest=math.inf, **how):
+    """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU. There `longest`
+    tokens and more are timed once, after one call."""
+    keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
+    matrix, slow = matrix_bytes(seq), 3 if phase == "backward" else 1
+    how["measure"] = "time memory"
+    if device == "cuda":
+        repeats = 100 if profile == "full" else 20
+        seconds = compiling + repeats * matrix / 2**33 * 0.1 * slow
+        how |= dict(in_turn=matrix >= 2**33, stage=3)
+    else:
+        long = seq >= longest
+        repeats = {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 1 if long else 3
+        if long:
+            how["measure"], keys["warmup"] = "time", 1
+        seconds = compiling + (repeats + (1 if long else 3)) * 2 * slow * max(matrix, 2**23) / 2**28
+        how["alone"] = matrix >= 2**28
+    return Case(deliverable, seconds=seconds, repeats=repeats, **how, **keys, **{"pass": phase})
 
 
 def inputs(case, draw):

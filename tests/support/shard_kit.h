@@ -24,9 +24,9 @@ int shard_steps_group(const char *name);
 int shard_rules_group(const char *name);
 int shard_full_group(const char *name);
 
-/* A rank that is killed in the middle of a backward pass: what each rank runs, and what starts the ranks and
- * judges how they ended. The exit status. */
-int shard_killed(td_shard_kind kind);
+/* A rank that is killed in the middle of a backward pass, or a forward pass: what each rank runs, and what
+ * starts the ranks and judges how they ended. The exit status. */
+int shard_killed(td_shard_kind kind, bool forward);
 int shard_check_killed(int argc, char **argv);
 
 /* Open from the first test to the last. */

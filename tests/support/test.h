@@ -13,4 +13,20 @@
 
 #include <cmocka.h>
 
+/** TD_TEST(name) { ... } is a test of its file's group: td_run_tests(group, setup, teardown) runs all of them
+ * in the order of the file. A TD_BODY is a test that a table lists. Both may use `state`. */
+#define TD_BODY(name) static void name(void **state __attribute__((unused)))
+#define TD_TEST(name)                                                                                        \
+    static void name(void **state);                                                                          \
+    __attribute__((constructor)) static void add_##name(void)                                                \
+    {                                                                                                        \
+        td_tests[td_test_count++] = (struct CMUnitTest)cmocka_unit_test(name);                               \
+    }                                                                                                        \
+    TD_BODY(name)
+#define td_run_tests(group, setup, teardown)                                                                 \
+    _cmocka_run_group_tests((group), td_tests, (size_t)td_test_count, (setup), (teardown))
+
+static struct CMUnitTest td_tests[64] __attribute__((unused));
+static int td_test_count __attribute__((unused));
+
 #endif
