@@ -187,10 +187,7 @@ API(td_optimizer_create)
     td_device *device = dev();
     td_optimizer **to = pointer("out", &made);
     const td_status status = td_optimizer_create(device, pointer("config", &b.config), to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_optimizer_destroy(made);
+    API_MADE(status, to, made, td_optimizer_destroy);
     return close_bed(&b, status);
 }
 
@@ -307,10 +304,7 @@ API(td_clip_create)
     td_device *device = dev();
     td_clip **to = pointer("out", &made);
     const td_status status = td_clip_create(device, weights, max_norm, state, to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_clip_destroy(made);
+    API_MADE(status, to, made, td_clip_destroy);
     return close_bed(&b, status);
 }
 

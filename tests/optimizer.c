@@ -254,9 +254,8 @@ static void train_groups(int64_t count, const td_optimizer_group *groups, td_upd
     close_block(&b);
 }
 
-static void each_group_is_updated_by_its_own_hyperparameters_and_no_other_element(void **unused)
+TD_TEST(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element)
 {
-    (void)unused;
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         td_optimizer_group groups[3], alike[10];
 
@@ -267,9 +266,8 @@ static void each_group_is_updated_by_its_own_hyperparameters_and_no_other_elemen
     }
 }
 
-static void a_shard_updates_what_the_whole_list_would(void **unused)
+TD_TEST(a_shard_updates_what_the_whole_list_would)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)},
                              shard = {{300, 600}, whole.hyper};
     block a, b;
@@ -290,9 +288,8 @@ static void a_shard_updates_what_the_whole_list_would(void **unused)
     close_block(&b);
 }
 
-static void after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call(void **unused)
+TD_TEST(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
     block b;
 
@@ -306,9 +303,8 @@ static void after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_ca
     close_block(&b);
 }
 
-static void new_hyperparameters_count_from_the_next_update_on(void **unused)
+TD_TEST(new_hyperparameters_count_from_the_next_update_on)
 {
-    (void)unused;
     td_optimizer_group groups[3];
     td_hyperparameters hyper = sgd_of(0);
     float before[ELEMENTS], after[ELEMENTS];
@@ -329,9 +325,8 @@ static void new_hyperparameters_count_from_the_next_update_on(void **unused)
     close_block(&b);
 }
 
-static void groups_are_told_as_they_are_now(void **unused)
+TD_TEST(groups_are_told_as_they_are_now)
 {
-    (void)unused;
     td_hyperparameters hyper = sgd_of(0.25);
     td_optimizer_group groups[3], got;
     block b;
@@ -353,9 +348,8 @@ static void groups_are_told_as_they_are_now(void **unused)
     close_block(&b);
 }
 
-static void moments_belong_to_the_elements_of_adamw_groups_alone(void **unused)
+TD_TEST(moments_belong_to_the_elements_of_adamw_groups_alone)
 {
-    (void)unused;
     td_optimizer_group groups[3];
     float *m, *v, *m_end, *v_end;
     block b;
@@ -385,9 +379,8 @@ static void moments_belong_to_the_elements_of_adamw_groups_alone(void **unused)
     close_block(&b);
 }
 
-static void bytes_are_as_planned(void **unused)
+TD_TEST(bytes_are_as_planned)
 {
-    (void)unused;
     td_optimizer_group groups[3];
     td_memory_stats memory;
     td_clip *clip;
@@ -412,9 +405,8 @@ static void bytes_are_as_planned(void **unused)
     close_block(&b);
 }
 
-static void gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass(void **unused)
+TD_TEST(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     block b;
 
@@ -449,9 +441,8 @@ static void gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forw
     close_block(&b);
 }
 
-static void many_ranges_in_any_order_are_one_set(void **unused)
+TD_TEST(many_ranges_in_any_order_are_one_set)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.1)};
     block b;
 
@@ -472,9 +463,8 @@ static void many_ranges_in_any_order_are_one_set(void **unused)
 }
 
 /* A link may pass on ranges of one event, which is recorded again, or of several. */
-static void every_event_of_a_pass_is_waited_for_once(void **unused)
+TD_TEST(every_event_of_a_pass_is_waited_for_once)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     td_event *one, *other;
     td_clip *clip;
@@ -519,9 +509,8 @@ static double norm_of(const block *b)
     return sqrt(sum);
 }
 
-static void clipping_scales_by_the_norm_of_all_and_reads_gradients_once(void **unused)
+TD_TEST(clipping_scales_by_the_norm_of_all_and_reads_gradients_once)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
     float *m, *v, norm;
     block b;
@@ -571,9 +560,8 @@ static td_status sum_with_three(void *user, float *norm)
     return TD_OK;
 }
 
-static void a_norm_of_ranks_has_what_each_counts(void **unused)
+TD_TEST(a_norm_of_ranks_has_what_each_counts)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     double square = 0;
     td_clip *clip;
@@ -599,9 +587,8 @@ static void a_norm_of_ranks_has_what_each_counts(void **unused)
     }
 }
 
-static void a_failed_pass_is_not_clipped_and_passes_nothing_on(void **unused)
+TD_TEST(a_failed_pass_is_not_clipped_and_passes_nothing_on)
 {
-    (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     float before[ELEMENTS], after[ELEMENTS];
     td_clip *clip;
@@ -627,9 +614,8 @@ static void a_failed_pass_is_not_clipped_and_passes_nothing_on(void **unused)
 
 /* ---- refusals and the schedule ---- */
 
-static void the_schedule_warms_up_falls_as_a_cosine_and_stays(void **unused)
+TD_TEST(the_schedule_warms_up_falls_as_a_cosine_and_stays)
 {
-    (void)unused;
     /* The values of the course's own test: max 1, min 0.1, warm-up 7, end 21. */
     static const struct {
         int64_t t;
@@ -647,24 +633,4 @@ static void the_schedule_warms_up_falls_as_a_cosine_and_stays(void **unused)
     assert_true(lr == 1);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element),
-        cmocka_unit_test(a_shard_updates_what_the_whole_list_would),
-        cmocka_unit_test(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call),
-        cmocka_unit_test(new_hyperparameters_count_from_the_next_update_on),
-        cmocka_unit_test(groups_are_told_as_they_are_now),
-        cmocka_unit_test(moments_belong_to_the_elements_of_adamw_groups_alone),
-        cmocka_unit_test(bytes_are_as_planned),
-        cmocka_unit_test(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass),
-        cmocka_unit_test(many_ranges_in_any_order_are_one_set),
-        cmocka_unit_test(every_event_of_a_pass_is_waited_for_once),
-        cmocka_unit_test(clipping_scales_by_the_norm_of_all_and_reads_gradients_once),
-        cmocka_unit_test(a_norm_of_ranks_has_what_each_counts),
-        cmocka_unit_test(a_failed_pass_is_not_clipped_and_passes_nothing_on),
-        cmocka_unit_test(the_schedule_warms_up_falls_as_a_cosine_and_stays),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TD_MAIN("optimizer", NULL, NULL)
