@@ -35,14 +35,19 @@ for cache in build/*/CMakeCache.txt; do
         die "$root/build was made for $home: this clone was copied or moved. Remove it (rm -rf $root/build) and try again"
 done
 
-# build PRESET [OPTIONS...] configures one preset of CMakePresets.json, with cmake's options, and builds it.
+# build PRESET [OPTIONS...] [--target TARGETS...] configures one preset of CMakePresets.json, with cmake's
+# options, and builds it, or these targets alone.
 build() {
-    local preset=$1
+    local preset=$1 options=()
     shift
 
     say "build: preset $preset"
-    cmake --preset "$preset" -DTANDEM_PYTHON="$python" "$@"
-    cmake --build --preset "$preset" -j "$jobs"
+    while [ $# -gt 0 ] && [ "$1" != --target ]; do
+        options+=("$1")
+        shift
+    done
+    cmake --preset "$preset" -DTANDEM_PYTHON="$python" "${options[@]}"
+    cmake --build --preset "$preset" -j "$jobs" "$@"
 }
 
 # test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why,

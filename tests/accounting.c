@@ -24,7 +24,7 @@ static const td_account_model xl = {1600, 6400, 48, 25, 10000};
 static const td_account_model two7 = {2560, 10240, 32, 32, 10000};
 static const td_account_model eight = {4096, 11008, 34, 32, 151936};
 
-static void sizes_of_the_handout(void **state)
+TD_TEST(sizes_of_the_handout)
 {
     static const struct {
         const char *name;
@@ -40,7 +40,6 @@ static void sizes_of_the_handout(void **state)
         {"10B", {4608, 12288, 50, 36, 10000}, 12832823808, 453, 48953.34, 53.339},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         td_account_parameters p;
         td_account_flops f;
@@ -58,13 +57,12 @@ static void sizes_of_the_handout(void **state)
     }
 }
 
-static void parts_of_a_tiny_model(void **state)
+TD_TEST(parts_of_a_tiny_model)
 {
     static const td_account_model tiny = {4, 6, 2, 2, 10};
     td_account_parameters p;
     td_account_flops f;
 
-    (void)state;
     td_assert_ok(td_account_model_parameters(&tiny, &p));
     assert_int_equal(p.embedding, 40);
     assert_int_equal(p.attention, 128);
@@ -90,14 +88,13 @@ static void parts_of_a_tiny_model(void **state)
     assert_near("flash backward", f.backward_matmul, 18720 + 3000, 0);
 }
 
-static void the_8b_model_of_2026(void **state)
+TD_TEST(the_8b_model_of_2026)
 {
     td_account_parameters p;
     td_account_flops f;
     td_account_activations a;
     double mfu = 0;
 
-    (void)state;
     td_assert_ok(td_account_model_parameters(&eight, &p));
     assert_int_equal(p.total, 8125698048);
     assert_int_equal(p.tensors, 309);
@@ -112,7 +109,7 @@ static void the_8b_model_of_2026(void **state)
     assert_near("MFU", mfu, 0.292, 0.0005);
 }
 
-static void activations_and_training_memory(void **state)
+TD_TEST(activations_and_training_memory)
 {
     static const int64_t contexts[] = {128, 256, 512};
     static const double residual[] = {5, 10, 20}, scores[] = {8, 32, 128}, ffn[] = {20, 40, 80},
@@ -121,7 +118,6 @@ static void activations_and_training_memory(void **state)
     td_account_training t;
     int64_t copies = 0, bytes = 0;
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         td_account_activations a;
         td_assert_ok(td_account_model_activations(&two7, 4, contexts[i], 4, &a));
@@ -178,13 +174,12 @@ static void activations_and_training_memory(void **state)
     }
 }
 
-static void what_a_block_keeps(void **state)
+TD_TEST(what_a_block_keeps)
 {
     const td_account_model model = {.d_model = 16, .d_ff = 24, .layers = 3, .heads = 4, .vocab = 7};
     const int64_t tokens = 5 * 6, stream = tokens * 16 * 4, wide = tokens * 16 * 2, ffn = tokens * 24 * 2;
     td_account_block block;
 
-    (void)state;
     td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, 1, &block));
     assert_int_equal(block.input, stream);
     assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 4 * 4);
@@ -196,13 +191,12 @@ static void what_a_block_keeps(void **state)
     assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 4 * 2 * 4);
 }
 
-static void attention_of_the_handout(void **state)
+TD_TEST(attention_of_the_handout)
 {
     static const int64_t seqs[] = {256, 1024, 4096, 8192, 16384};
     static const double m[] = {2, 32, 512, 2048, 8192};
     td_account_attention a;
 
-    (void)state;
     for (int i = 0; i < 5; i++) {
         td_assert_ok(td_account_attention_memory(8, seqs[i], seqs[i], 64, 4, 2, false, &a));
         assert_near("M MiB", (double)a.matrix / mib, m[i], 0);
@@ -233,7 +227,7 @@ static void attention_of_the_handout(void **state)
     assert_near("TFLOP in all", (a.forward_flops + a.backward_flops) / 1e12, 1.924, 5e-4);
 }
 
-static void attention_lengths_that_do_not_fit(void **state)
+TD_TEST(attention_lengths_that_do_not_fit)
 {
     static const struct {
         int64_t batch, head_dim, element_bytes, memory_bytes, seq;
@@ -249,7 +243,6 @@ static void attention_lengths_that_do_not_fit(void **state)
         {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX, 1}, /* products far beyond 2^64 */
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         int64_t seq = -1;
         td_assert_ok(td_account_attention_oom(rows[i].batch, rows[i].head_dim, rows[i].element_bytes,
@@ -258,12 +251,11 @@ static void attention_lengths_that_do_not_fit(void **state)
     }
 }
 
-static void ddp_overhead_model(void **state)
+TD_TEST(ddp_overhead_model)
 {
     td_account_ddp_optimum best;
     double seconds = 0, fewer = 0, more = 0;
 
-    (void)state;
     td_assert_ok(td_account_ddp_optimum_find(7.993e9, 20e9, 50e-6, &best));
     assert_near("buckets", best.buckets, 89, 0.5);
     assert_near("MB a bucket", best.bucket_bytes / 1e6, 89, 0.5);
@@ -286,14 +278,13 @@ static void ddp_overhead_model(void **state)
 
 static const td_account_xxl xxl = {16384, 53248, 126};
 
-static void communication_accounting(void **state)
+TD_TEST(communication_accounting)
 {
     td_account_xxl_memory m;
     td_account_mesh_batch b;
     int64_t devices = 0;
     double bytes = 0;
 
-    (void)state;
     td_assert_ok(td_account_xxl_memory_of(&xxl, &m));
     assert_int_equal(m.parameters, 219848638464);
     assert_near("TB", (double)m.state_bytes / 1e12, 3.518, 0.0005);
@@ -341,14 +332,13 @@ static void communication_accounting(void **state)
     assert_true(isinf(b.shared_wire_tokens_per_device));
 }
 
-static void parallelism_calculations(void **state)
+TD_TEST(parallelism_calculations)
 {
     /* B 100, D 10, F 20, N 4, C 1000, W 50: W / C = 0.05, B D F = 20,000, (N - 1) / (N W) = 0.015. */
     static const td_account_parallel p = {100, 10, 20, 4, 1000, 50};
     td_account_parallel_times t;
     double overlapped = 0, shared = 0;
 
-    (void)state;
     td_assert_ok(td_account_parallel_times_of(TD_ACCOUNT_DATA, &p, &t));
     assert_near("forward compute", t.forward_compute, 30, 1e-12);
     assert_near("backward compute", t.backward_compute, 60, 1e-12);
@@ -376,11 +366,10 @@ static void parallelism_calculations(void **state)
 }
 
 /** The largest N is where compute and communication take the same time, whatever the numbers. */
-static void largest_devices_balance_the_times(void **state)
+TD_TEST(largest_devices_balance_the_times)
 {
     static const td_account_strategy strategies[] = {TD_ACCOUNT_DATA, TD_ACCOUNT_FSDP, TD_ACCOUNT_TENSOR};
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         td_account_parallel p = {65536, 4096, 11008, 1, 9.9e14, 4.5e11};
         td_account_parallel_times at_one, t;
@@ -397,11 +386,10 @@ static void largest_devices_balance_the_times(void **state)
     }
 }
 
-static void ring_all_reduce(void **state)
+TD_TEST(ring_all_reduce)
 {
     double ring = -1, alternate = -1;
 
-    (void)state;
     td_assert_ok(td_account_ring_all_reduce(1000, 4, 10, &ring, &alternate));
     assert_near("ring", ring, 150, 1e-12);
     assert_near("alternate", alternate, 300, 1e-12);
@@ -414,12 +402,11 @@ static void ring_all_reduce(void **state)
 }
 
 /* 134,217,728 bytes among 8 ranks in 963.1 us, as all_reduce_perf of nccl-tests prints it: 139.36, 243.88. */
-static void bandwidths_are_those_of_nccl_tests(void **state)
+TD_TEST(bandwidths_are_those_of_nccl_tests)
 {
     double algorithm = -1, bus = -1;
     char line[64];
 
-    (void)state;
     td_assert_ok(td_account_all_reduce_bandwidth(134217728, 8, 963.1e-6, &algorithm, &bus));
     snprintf(line, sizeof line, "%.2f %.2f", algorithm / 1e9, bus / 1e9);
     assert_string_equal(line, "139.36 243.88");
@@ -429,11 +416,10 @@ static void bandwidths_are_those_of_nccl_tests(void **state)
     assert_true(algorithm == 100 && bus == 0);
 }
 
-static void costs_of_operations(void **state)
+TD_TEST(costs_of_operations)
 {
     td_cost cost;
 
-    (void)state;
     td_assert_ok(td_gemm_cost(2, 3, 5, 7, TD_BF16, &cost));
     assert_near("gemm flops", cost.flops, 420, 0);
     assert_near("gemm bytes", cost.bytes, 2 * 2 * (21 + 35 + 15), 0);
@@ -465,7 +451,7 @@ static void costs_of_operations(void **state)
 #define BAD(call, words) td_assert_refused(call, TD_BAD_ARGUMENT, words)
 
 /** A sum that can pass 2^63 - 1 is refused by name, and the output is as it was. */
-static void refused_overflow(void **state)
+TD_TEST(refused_overflow)
 {
     const int64_t half = INT64_MAX / 2;
     td_account_parameters p, p_before;
@@ -475,7 +461,6 @@ static void refused_overflow(void **state)
     td_cost cost;
     int64_t bytes = 42;
 
-    (void)state;
     memset(&p, 0x5A, sizeof p);
     p_before = p;
     BAD(td_account_model_parameters(&(td_account_model){1, 1, INT64_MAX / 8, 1, 1}, &p),
@@ -498,25 +483,4 @@ static void refused_overflow(void **state)
     assert_int_equal(bytes, 42);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_of_the_handout),
-        cmocka_unit_test(parts_of_a_tiny_model),
-        cmocka_unit_test(the_8b_model_of_2026),
-        cmocka_unit_test(activations_and_training_memory),
-        cmocka_unit_test(what_a_block_keeps),
-        cmocka_unit_test(attention_of_the_handout),
-        cmocka_unit_test(attention_lengths_that_do_not_fit),
-        cmocka_unit_test(ddp_overhead_model),
-        cmocka_unit_test(communication_accounting),
-        cmocka_unit_test(parallelism_calculations),
-        cmocka_unit_test(largest_devices_balance_the_times),
-        cmocka_unit_test(ring_all_reduce),
-        cmocka_unit_test(bandwidths_are_those_of_nccl_tests),
-        cmocka_unit_test(costs_of_operations),
-        cmocka_unit_test(refused_overflow),
-    };
-
-    return cmocka_run_group_tests_name("accounting", tests, NULL, NULL);
-}
+TD_MAIN("accounting", NULL, NULL)

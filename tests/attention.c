@@ -18,7 +18,7 @@ static int close_cpu(void **state)
 }
 
 /* What stays until backward is q, k, v, o and P, byte for byte as the accounting has it; backward adds dP. */
-static void memory_is_what_the_accounting_says(void **state)
+TD_TEST(memory_is_what_the_accounting_says)
 {
     td_device *dev = *state;
     const td_attention_shape shapes[] = {
@@ -66,7 +66,7 @@ static void memory_is_what_the_accounting_says(void **state)
     }
 }
 
-static void refuses_a_score_matrix_that_no_machine_could_hold(void **state)
+TD_TEST(refuses_a_score_matrix_that_no_machine_could_hold)
 {
     td_attention_sizes sizes;
     td_attention_shape shape = {
@@ -79,12 +79,12 @@ static void refuses_a_score_matrix_that_no_machine_could_hold(void **state)
                       "bytes of the scores");
 }
 
-TD_BODY(it_is_called_naive)
+TD_TEST(it_is_called_naive)
 {
     assert_string_equal(td_attention_naive.name, "naive");
 }
 
-TD_BODY(says_what_it_is)
+TD_TEST(says_what_it_is)
 {
     td_attention_traits traits;
 
@@ -98,7 +98,7 @@ TD_BODY(says_what_it_is)
     assert_true(traits.tf32);
 }
 
-TD_BODY(refuses_work_out_of_line)
+TD_TEST(refuses_work_out_of_line)
 {
     const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_F32};
     td_attend_run *r = td_attend_open(&td_attention_naive, "alignment", &shape);
@@ -114,14 +114,5 @@ int main(void)
     /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds
      * them. */
     const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false, 0, 0};
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_what_the_accounting_says),
-        cmocka_unit_test(refuses_a_score_matrix_that_no_machine_could_hold),
-        cmocka_unit_test(it_is_called_naive),
-        cmocka_unit_test(says_what_it_is),
-        cmocka_unit_test(refuses_work_out_of_line),
-    };
-
-    return td_attend_common_tests(&naive) +
-           cmocka_run_group_tests_name("attention, naive", tests, open_cpu, close_cpu);
+    return td_attend_common_tests(&naive) + td_run_tests("attention, naive", open_cpu, close_cpu);
 }

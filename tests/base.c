@@ -26,26 +26,6 @@ void *__wrap_malloc(size_t bytes)
 
 /* ---- status ---- */
 
-TD_BODY(every_status_has_its_name)
-{
-    static const struct {
-        td_status status;
-        const char *name;
-    } rows[] = {{TD_OK, "TD_OK"},
-                {TD_BAD_ARGUMENT, "TD_BAD_ARGUMENT"},
-                {TD_NO_MEMORY, "TD_NO_MEMORY"},
-                {TD_UNSUPPORTED, "TD_UNSUPPORTED"},
-                {TD_IO_ERROR, "TD_IO_ERROR"},
-                {TD_LIBRARY_ERROR, "TD_LIBRARY_ERROR"},
-                {TD_BAD_STATE, "TD_BAD_STATE"},
-                {TD_RANK_FAILED, "TD_RANK_FAILED"},
-                {(td_status)-1, "unknown status"},
-                {(td_status)8, "unknown status"}};
-
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        assert_string_equal(td_status_name(rows[i].status), rows[i].name);
-}
-
 static void *fail_on_another_thread(void *message)
 {
     bool empty_at_first = td_last_error()[0] == '\0';
@@ -55,7 +35,7 @@ static void *fail_on_another_thread(void *message)
     return empty_at_first ? message : NULL;
 }
 
-TD_BODY(each_thread_has_its_own_last_error)
+TD_TEST(each_thread_has_its_own_last_error)
 {
     pthread_t thread;
     char theirs[16] = "";
@@ -69,7 +49,7 @@ TD_BODY(each_thread_has_its_own_last_error)
     assert_string_equal(td_last_error(), "mine is 1");
 }
 
-TD_BODY(a_success_leaves_the_message)
+TD_TEST(a_success_leaves_the_message)
 {
     td_dtype dtype;
 
@@ -78,7 +58,7 @@ TD_BODY(a_success_leaves_the_message)
     assert_string_equal(td_last_error(), "before");
 }
 
-TD_BODY(a_long_message_is_cut)
+TD_TEST(a_long_message_is_cut)
 {
     char words[2000];
 
@@ -89,7 +69,7 @@ TD_BODY(a_long_message_is_cut)
     assert_memory_equal(td_last_error(), words, strlen(td_last_error()));
 }
 
-TD_BODY(products_are_checked)
+TD_TEST(products_are_checked)
 {
     static const struct {
         int64_t extents[4], product; /* product -1: refused with these words */
@@ -120,7 +100,7 @@ TD_BODY(products_are_checked)
 
 /* ---- clock ---- */
 
-TD_BODY(the_clock_never_runs_backwards)
+TD_TEST(the_clock_never_runs_backwards)
 {
     int64_t start = td_clock_ns(), last = start;
 
@@ -141,7 +121,7 @@ static bool near(double got, double want)
     return fabs(got - want) <= 1e-14 * (1 + fabs(want));
 }
 
-TD_BODY(figures_worked_by_hand)
+TD_TEST(figures_worked_by_hand)
 {
     const double samples[] = {4, 1, 3, 2};
     const double one[] = {-2.5};
@@ -165,7 +145,7 @@ TD_BODY(figures_worked_by_hand)
                 stats.p99 == -2.5 && stats.max == -2.5);
 }
 
-TD_BODY(figures_of_numpy)
+TD_TEST(figures_of_numpy)
 {
     /* mean, std(ddof=1) and percentile of numpy 2 in float64 on the same samples. */
     const double samples[] = {3.5, -1.25, 7.75, 0.1, 2.0, 2.0, 1e3, -17.3};
@@ -200,7 +180,7 @@ TD_BODY(figures_of_numpy)
     assert_true(fabs(stats.std - 0.0033166144389484837) < 1e-9);
 }
 
-TD_BODY(percentiles_reach_both_ends)
+TD_TEST(percentiles_reach_both_ends)
 {
     const double sorted[] = {-INFINITY, 1, 1, INFINITY};
     double value;
@@ -218,7 +198,7 @@ TD_BODY(percentiles_reach_both_ends)
     assert_true(value == 1);
 }
 
-static void a_nan_makes_every_figure_nan(void **state)
+TD_TEST(a_nan_makes_every_figure_nan)
 {
     for (int at = 0; at < 3; at++) {
         double samples[] = {1, 2, 3};
@@ -233,7 +213,7 @@ static void a_nan_makes_every_figure_nan(void **state)
     }
 }
 
-TD_BODY(many_samples_of_a_known_law)
+TD_TEST(many_samples_of_a_known_law)
 {
     enum { COUNT = 100001 };
     double *samples = malloc(COUNT * sizeof *samples);
@@ -251,7 +231,7 @@ TD_BODY(many_samples_of_a_known_law)
     free(samples);
 }
 
-TD_BODY(statistics_without_memory_say_so)
+TD_TEST(statistics_without_memory_say_so)
 {
     const double samples[] = {1, 2};
     td_stats stats = {.n = 77};
@@ -272,7 +252,7 @@ static bool is_id(const char *text)
     return strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16;
 }
 
-TD_BODY(the_build_names_itself)
+TD_TEST(the_build_names_itself)
 {
     const td_build *build = td_build_info();
     const bool cuda = strcmp(build->backends, "cpu cuda") == 0;
@@ -291,7 +271,7 @@ TD_BODY(the_build_names_itself)
     assert_true(is_id(build->id));
 }
 
-TD_BODY(every_module_has_an_id_of_its_own)
+TD_TEST(every_module_has_an_id_of_its_own)
 {
     const td_build *build = td_build_info();
 
@@ -308,7 +288,7 @@ TD_BODY(every_module_has_an_id_of_its_own)
 
 /* The vectors of SipHash's authors for 128 bits: key 00 01 .. 0f, and data of 0, 1, 8 and 15 bytes 00 01 ...
  */
-TD_BODY(hashes_under_a_key_are_siphash)
+TD_TEST(hashes_under_a_key_are_siphash)
 {
     static const struct {
         size_t bytes;
@@ -338,7 +318,7 @@ TD_BODY(hashes_under_a_key_are_siphash)
     }
 }
 
-TD_BODY(keys_are_32_digits)
+TD_TEST(keys_are_32_digits)
 {
     static const char *const others[] = {"", "0123456789abcdef", "0123456789abcdef0123456789abcdeg",
                                          "0123456789abcdef0123456789abcdef0"};
@@ -357,26 +337,4 @@ TD_BODY(keys_are_32_digits)
     assert_false(td_key_same(drawn[0], drawn[1]));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hashes_under_a_key_are_siphash),
-        cmocka_unit_test(keys_are_32_digits),
-        cmocka_unit_test(every_status_has_its_name),
-        cmocka_unit_test(each_thread_has_its_own_last_error),
-        cmocka_unit_test(a_success_leaves_the_message),
-        cmocka_unit_test(a_long_message_is_cut),
-        cmocka_unit_test(products_are_checked),
-        cmocka_unit_test(the_clock_never_runs_backwards),
-        cmocka_unit_test(figures_worked_by_hand),
-        cmocka_unit_test(figures_of_numpy),
-        cmocka_unit_test(percentiles_reach_both_ends),
-        cmocka_unit_test(a_nan_makes_every_figure_nan),
-        cmocka_unit_test(many_samples_of_a_known_law),
-        cmocka_unit_test(statistics_without_memory_say_so),
-        cmocka_unit_test(the_build_names_itself),
-        cmocka_unit_test(every_module_has_an_id_of_its_own),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TD_MAIN("base", NULL, NULL)

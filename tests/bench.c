@@ -51,34 +51,6 @@ static int close_device(void **unused)
         "forward", "backward", "train"                                                                       \
     }
 
-TD_BODY(modes_have_names)
-{
-    static const char *const names[] = MODES;
-    td_bench_mode mode = (td_bench_mode)7;
-
-    for (int i = 0; i < 3; i++) {
-        assert_string_equal(td_bench_mode_name((td_bench_mode)i), names[i]);
-        td_assert_ok(td_bench_mode_parse(names[i], &mode));
-        assert_int_equal(mode, i);
-    }
-    assert_string_equal(td_bench_mode_name((td_bench_mode)3), "unknown mode");
-    assert_string_equal(td_bench_mode_name((td_bench_mode)-1), "unknown mode");
-}
-
-TD_BODY(ways_to_time_have_names)
-{
-    static const char *const names[] = {"phases", "events", "whole"};
-    td_bench_timed timed = (td_bench_timed)7;
-
-    for (int i = 0; i < 3; i++) {
-        assert_string_equal(td_bench_timed_name((td_bench_timed)i), names[i]);
-        td_assert_ok(td_bench_timed_parse(names[i], &timed));
-        assert_int_equal(timed, i);
-    }
-    assert_string_equal(td_bench_timed_name((td_bench_timed)3), "unknown way");
-    assert_string_equal(td_bench_timed_name((td_bench_timed)-1), "unknown way");
-}
-
 /* What each mode and choice makes of the trainer; the hyperparameters are the course's. */
 static void trainers_are_what_is_asked_for(void **state)
 {
@@ -333,8 +305,6 @@ static const td_cases failed_allocations = {
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modes_have_names),
-        cmocka_unit_test(ways_to_time_have_names),
         cmocka_unit_test(whole_steps_are_the_same_steps),
         cmocka_unit_test(seeds_repeat),
         cmocka_unit_test(progress_follows_every_step),

@@ -130,11 +130,10 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
 
 /* Calls and bytes are those of the strategy, on every rank; what comes behind backward does not run beside
  * it. */
-static void strategies_are_told_apart(void **unused)
+TD_TEST(strategies_are_told_apart)
 {
     static const int64_t calls[] = {PARAMETERS, 1, PARAMETERS, 0};
 
-    (void)unused;
     for (int which = 0; which < 8; which++) {
         td_bench_ranks_config config = tiny();
         td_bench_ranks_summary s;
@@ -167,11 +166,10 @@ static void strategies_are_told_apart(void **unused)
     }
 }
 
-static void state_that_is_split_is_less(void **unused)
+TD_TEST(state_that_is_split_is_less)
 {
     size_t bytes[4] = {0}, parameters[4];
 
-    (void)unused;
     for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FULL; state++)
         for (int mixed = 0; mixed < 2; mixed++) {
             td_bench_ranks_config config = tiny();
@@ -195,12 +193,11 @@ static void state_that_is_split_is_less(void **unused)
     }
 }
 
-static void micro_batches_are_of_one_step(void **unused)
+TD_TEST(micro_batches_are_of_one_step)
 {
     td_bench_ranks_config config = tiny();
     td_bench_ranks_summary s;
 
-    (void)unused;
     config.micro_batches = 3;
     td_bench_ranks_result *result = measure(&config, &s);
     check_rank(&config, &s.of[0]);
@@ -214,12 +211,11 @@ static td_status fail_late(void *user, int64_t done, int64_t total)
     return done == 6 ? td_fail(TD_IO_ERROR, "enough") : TD_OK;
 }
 
-static void what_is_wrong_is_named(void **unused)
+TD_TEST(what_is_wrong_is_named)
 {
     td_bench_ranks_config config = tiny();
     td_bench_ranks_result *result = (td_bench_ranks_result *)&config;
 
-    (void)unused;
     config.steps = 0;
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
                       "steps is 0, needs 1 to 4096");
@@ -243,18 +239,12 @@ static void what_is_wrong_is_named(void **unused)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strategies_are_told_apart),
-        cmocka_unit_test(state_that_is_split_is_less),
-        cmocka_unit_test(micro_batches_are_of_one_step),
-        cmocka_unit_test(what_is_wrong_is_named),
-    };
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
-    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    const int failed = td_run_tests(argv[1], NULL, NULL);
     return td_ranks_end(dev, comm, failed);
 }

@@ -549,7 +549,4 @@ TD_TEST(arguments_are_checked)
     td_device_close(dev);
 }
 
-int main(void)
-{
-    return td_run_tests("comm's refusals", NULL, NULL);
-}
+TD_MAIN("comm's refusals", NULL, NULL)

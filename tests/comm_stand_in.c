@@ -147,7 +147,7 @@ static void share_as_two(const char *folder)
     share(folder, rank == 0 ? "a" : "b", TD_OK);
 }
 
-TD_BODY(ranks_of_hosts_share_a_gpu)
+TD_TEST(ranks_of_hosts_share_a_gpu)
 {
     run_ranks(share_as_two, 0);
     run_ranks(share_as_one, 0);
@@ -197,7 +197,7 @@ static void choose_as_hosts(const char *folder)
     choose(folder, 32, true, rank == 0 ? "a" : "b", 0);
 }
 
-TD_BODY(multiprocessors_are_chosen_for_all)
+TD_TEST(multiprocessors_are_chosen_for_all)
 {
     run_ranks(choose_nvlink, 0);
     run_ranks(choose_most, 0);
@@ -487,13 +487,13 @@ static void register_with_the_stopped(const char *folder)
     register_without_the_other(folder, 0, "NCCL has not made a window in 2 seconds");
 }
 
-TD_BODY(a_registration_ends_without_the_other_rank)
+TD_TEST(a_registration_ends_without_the_other_rank)
 {
     run_ranks(register_with_the_dead, SIGKILL);
     run_ranks(register_with_the_stopped, 0);
 }
 
-TD_BODY(windows_are_of_blocks_that_all_ranks_have)
+TD_TEST(windows_are_of_blocks_that_all_ranks_have)
 {
     run_ranks(make_windows, 0);
     run_ranks(make_none, 0);
@@ -503,13 +503,13 @@ TD_BODY(windows_are_of_blocks_that_all_ranks_have)
     run_ranks(make_refused, 0);
 }
 
-TD_BODY(calls_in_windows_are_in_the_same_place)
+TD_TEST(calls_in_windows_are_in_the_same_place)
 {
     run_ranks(call_in_windows, 0);
     run_ranks(call_elsewhere, 0);
 }
 
-TD_BODY(windows_end_behind_their_calls)
+TD_TEST(windows_end_behind_their_calls)
 {
     run_ranks(end_windows, 0);
 }
@@ -540,7 +540,7 @@ static void launch_and_call(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-TD_BODY(graphs_and_calls_take_turns)
+TD_TEST(graphs_and_calls_take_turns)
 {
     run_ranks(launch_and_call, 0);
 }
@@ -560,7 +560,7 @@ static void launch_many(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-TD_BODY(launches_wait_for_those_before)
+TD_TEST(launches_wait_for_those_before)
 {
     run_ranks(launch_many, 0);
 }
@@ -583,7 +583,7 @@ static void launch_behind(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-TD_BODY(a_rank_that_waits_for_its_gpu_is_not_late)
+TD_TEST(a_rank_that_waits_for_its_gpu_is_not_late)
 {
     run_ranks(launch_behind, 0);
 }
@@ -612,7 +612,7 @@ static void die_in_replays(const char *folder)
     CHECK(seconds_since(begun_ns) < 12);
 }
 
-TD_BODY(an_abort_is_waited_for_once)
+TD_TEST(an_abort_is_waited_for_once)
 {
     run_ranks(die_in_replays, SIGKILL);
 }
@@ -641,7 +641,7 @@ static void die_in_a_capture(const char *folder)
     CHECK(td_comm_close(comm) == TD_RANK_FAILED);
 }
 
-TD_BODY(a_call_does_not_wait_for_an_abort_that_waits_for_it)
+TD_TEST(a_call_does_not_wait_for_an_abort_that_waits_for_it)
 {
     run_ranks(die_in_a_capture, SIGKILL);
 }
@@ -659,27 +659,9 @@ static void die_behind_the_close(const char *folder)
     CHECK(td_comm_close(comm) == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process"));
 }
 
-TD_BODY(a_close_waits_for_graphs_and_hears_of_deaths)
+TD_TEST(a_close_waits_for_graphs_and_hears_of_deaths)
 {
     run_ranks(die_behind_the_close, SIGKILL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_of_hosts_share_a_gpu),
-        cmocka_unit_test(multiprocessors_are_chosen_for_all),
-        cmocka_unit_test(windows_are_of_blocks_that_all_ranks_have),
-        cmocka_unit_test(calls_in_windows_are_in_the_same_place),
-        cmocka_unit_test(windows_end_behind_their_calls),
-        cmocka_unit_test(a_registration_ends_without_the_other_rank),
-        cmocka_unit_test(graphs_and_calls_take_turns),
-        cmocka_unit_test(launches_wait_for_those_before),
-        cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),
-        cmocka_unit_test(an_abort_is_waited_for_once),
-        cmocka_unit_test(a_call_does_not_wait_for_an_abort_that_waits_for_it),
-        cmocka_unit_test(a_close_waits_for_graphs_and_hears_of_deaths),
-    };
-
-    return cmocka_run_group_tests_name("NCCL's side, over stand-ins", tests, NULL, NULL);
-}
+TD_MAIN("NCCL's side, over stand-ins", NULL, NULL)

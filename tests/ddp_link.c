@@ -194,9 +194,8 @@ static void train_case(const setting *s)
 }
 
 /* Of a few settings, with more ranks than test_matrix has. */
-static void weights_are_those_of_one_process(void **unused)
+TD_TEST(weights_are_those_of_one_process)
 {
-    (void)unused;
     if (info.ranks <= 2)
         skip();
     for (td_ddp_strategy strategy = TD_DDP_NAIVE; strategy <= TD_DDP_BUCKETED; strategy++) {
@@ -214,7 +213,7 @@ static void weights_are_those_of_one_process(void **unused)
 }
 
 /* A norm that no gradient reaches clips nothing; and a small one clips all ranks' alike. */
-static void clipping_sees_the_reduced_gradients(void **unused)
+TD_TEST(clipping_sees_the_reduced_gradients)
 {
     setting s = {.name = "clip",
                  .strategy = TD_DDP_OVERLAP,
@@ -225,7 +224,6 @@ static void clipping_sees_the_reduced_gradients(void **unused)
     td_train *train;
     float norm, *all = calloc((size_t)info.ranks, sizeof *all);
 
-    (void)unused;
     train_case(&s);
     s.clip = 0.01f;
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
@@ -243,13 +241,12 @@ static void clipping_sees_the_reduced_gradients(void **unused)
     free(all);
 }
 
-static void a_link_is_joined_once_before_the_first_step(void **unused)
+TD_TEST(a_link_is_joined_once_before_the_first_step)
 {
     const setting s = {.name = "once", .strategy = TD_DDP_BUCKETED};
     td_ddp_link *link, *other;
     td_train *train, *forward;
 
-    (void)unused;
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 25, &link));
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 25, &other));
     td_train_config config = config_of(&s, td_ddp_link_hook(link));
@@ -278,14 +275,13 @@ static void a_link_is_joined_once_before_the_first_step(void **unused)
 }
 
 /* Ranges by hand, as a model or a link before this one would name them. */
-static void ranges_are_of_whole_parameters(void **unused)
+TD_TEST(ranges_are_of_whole_parameters)
 {
     const setting s = {.name = "ranges", .strategy = TD_DDP_FLAT};
     td_ddp_link *link;
     td_train *train;
     td_parameter p;
 
-    (void)unused;
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
     td_hook *hook = td_ddp_link_hook(link);
     const td_train_config config = config_of(&s, hook);
@@ -310,7 +306,7 @@ static void ranges_are_of_whole_parameters(void **unused)
 }
 
 /* What decides an update, in rank 1's trainer. */
-static void trainers_that_differ_are_named(void **unused)
+TD_TEST(trainers_that_differ_are_named)
 {
     static const char *const words[] = {"d_ff: rank 1 has 24, where rank 0 has 20",
                                         "heads: rank 1 has 3, where rank 0 has 2",
@@ -326,7 +322,6 @@ static void trainers_that_differ_are_named(void **unused)
                                         "steps so far: rank 1 has 1, where rank 0 has 0"};
     const setting s = {.name = "models", .strategy = TD_DDP_FLAT};
 
-    (void)unused;
     for (int i = 0; i < (int)(sizeof words / sizeof *words) && info.ranks > 1; i++) {
         td_train *train, *alone = NULL;
         td_optimizer_group groups[2];
@@ -371,12 +366,11 @@ static void trainers_that_differ_are_named(void **unused)
 
 /* What a rank does alone when its trainer is joined is found out with the next step's first collective. Each
  * has a communicator of its own, which that ends. */
-static void steps_that_differ_are_refused(void **unused)
+TD_TEST(steps_that_differ_are_refused)
 {
     enum { RATE, ONE_GROUP, SHAPE, INIT, RESET, CASES };
     static const char *const names[CASES] = {"rate", "group", "shape", "init", "reset"};
 
-    (void)unused;
     for (int i = 0; i < CASES; i++)
         for (int parts = 0; parts < 2; parts++) { /* with several micro-batches too */
             const setting s = {.name = names[i], .strategy = TD_DDP_OVERLAP, .micro_batches = 1 + parts};
@@ -417,13 +411,12 @@ static void steps_that_differ_are_refused(void **unused)
         }
 }
 
-static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
+TD_TEST(a_link_belongs_to_the_trainer_that_was_made_with_it)
 {
     const setting s = {.name = "links", .strategy = TD_DDP_FLAT};
     td_train *train, *other;
     td_ddp_link *link;
 
-    (void)unused;
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
     td_train_config with = config_of(&s, td_ddp_link_hook(link)), without = config_of(&s, NULL);
     td_assert_ok(td_train_create(dev, &without, &train));
@@ -446,21 +439,12 @@ static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_those_of_one_process),
-        cmocka_unit_test(clipping_sees_the_reduced_gradients),
-        cmocka_unit_test(a_link_is_joined_once_before_the_first_step),
-        cmocka_unit_test(ranges_are_of_whole_parameters),
-        cmocka_unit_test(trainers_that_differ_are_named),
-        cmocka_unit_test(steps_that_differ_are_refused),
-        cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
-    };
     int result;
 
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
-    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    const int failed = td_run_tests(argv[1], NULL, NULL);
     return td_ranks_end(dev, comm, failed);
 }

@@ -9,7 +9,7 @@
 
 static td_device *gpu;
 
-TD_BODY(an_index_beyond_the_machine_is_refused)
+TD_TEST(an_index_beyond_the_machine_is_refused)
 {
     td_device *dev = gpu;
 
@@ -22,7 +22,7 @@ TD_BODY(an_index_beyond_the_machine_is_refused)
     td_device_close(dev);
 }
 
-TD_BODY(bytes_travel_and_come_back)
+TD_TEST(bytes_travel_and_come_back)
 {
     enum { BYTES = 100003 };
     unsigned char *sent = malloc(BYTES);
@@ -46,7 +46,7 @@ TD_BODY(bytes_travel_and_come_back)
 }
 
 /* From 2 MiB on a block is mapped. Twelve times most of the memory: none stays behind. */
-TD_BODY(blocks_of_any_size_come_and_go)
+TD_TEST(blocks_of_any_size_come_and_go)
 {
     static const size_t sizes[] = {1, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (6 << 20) + 5};
     enum { SIZES = sizeof sizes / sizeof *sizes, TIMES = 12 };
@@ -75,7 +75,7 @@ TD_BODY(blocks_of_any_size_come_and_go)
     }
 }
 
-TD_BODY(what_does_not_fit_is_refused_and_the_rest_goes_on)
+TD_TEST(what_does_not_fit_is_refused_and_the_rest_goes_on)
 {
     td_memory_stats before, after;
     void *block = &before;
@@ -94,7 +94,7 @@ TD_BODY(what_does_not_fit_is_refused_and_the_rest_goes_on)
 }
 
 /* A long queue on one stream, a mark, and another stream that waits for it. */
-TD_BODY(a_stream_waits_for_the_event_of_another)
+TD_TEST(a_stream_waits_for_the_event_of_another)
 {
     enum { BYTES = 256 << 20, ROUNDS = 20 };
     td_stream *side = NULL;
@@ -129,7 +129,7 @@ TD_BODY(a_stream_waits_for_the_event_of_another)
     td_assert_ok(td_device_free(gpu, big));
 }
 
-TD_BODY(a_graph_replays_what_was_captured)
+TD_TEST(a_graph_replays_what_was_captured)
 {
     td_graph *graph = NULL;
     unsigned char *got;
@@ -197,7 +197,7 @@ TD_BODY(a_graph_replays_what_was_captured)
 }
 
 /* CUDA's default stream, as a caller would hand it in. */
-TD_BODY(a_callers_stream_is_used)
+TD_TEST(a_callers_stream_is_used)
 {
     td_stream *wrapped = NULL;
     void *block = td_gpu_block(gpu, NULL, 64);
@@ -215,7 +215,7 @@ TD_BODY(a_callers_stream_is_used)
 }
 
 /* With a second GPU: work on it from a thread whose own is the first. tests/cuda_double.c has every call. */
-TD_BODY(the_threads_gpu_stays_current)
+TD_TEST(the_threads_gpu_stays_current)
 {
     int count = 0, current = -1;
     char name[24];
@@ -238,19 +238,8 @@ TD_BODY(the_threads_gpu_stays_current)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_index_beyond_the_machine_is_refused),
-        cmocka_unit_test(bytes_travel_and_come_back),
-        cmocka_unit_test(blocks_of_any_size_come_and_go),
-        cmocka_unit_test(what_does_not_fit_is_refused_and_the_rest_goes_on),
-        cmocka_unit_test(a_stream_waits_for_the_event_of_another),
-        cmocka_unit_test(a_graph_replays_what_was_captured),
-        cmocka_unit_test(a_callers_stream_is_used),
-        cmocka_unit_test(the_threads_gpu_stays_current),
-    };
-
     gpu = td_gpu_open();
-    const int failed = cmocka_run_group_tests_name("device on a GPU", tests, NULL, NULL);
+    const int failed = td_run_tests("device on a GPU", NULL, NULL);
     td_device_close(gpu);
     return failed;
 }

@@ -9,12 +9,8 @@
 
 /* ---- status, clock, dtype ---- */
 
-API(td_status_name)
-{
-    const int value = any_enum(7);
-
-    return check_name(td_status_name((td_status)value), value, 7);
-}
+API_NAMES(td_status, td_status_name, "TD_OK", "TD_BAD_ARGUMENT", "TD_NO_MEMORY", "TD_UNSUPPORTED",
+          "TD_IO_ERROR", "TD_LIBRARY_ERROR", "TD_BAD_STATE", "TD_RANK_FAILED")
 
 API(td_last_error)
 {
@@ -39,34 +35,11 @@ API(td_clock_ns)
     return TD_OK;
 }
 
-API(td_dtype_name)
-{
-    const int value = any_enum(4);
+API_NAMES(td_dtype, td_dtype_name, "f64", "f32", "f16", "bf16")
 
-    return check_name(td_dtype_name((td_dtype)value), value, 4);
-}
+API_NAMES(td_precision, td_precision_name, "f32", "tf32", "bf16", "f16", "bf16_mixed")
 
-API(td_precision_name)
-{
-    const int value = any_enum(5);
-    const char *name = td_precision_name((td_precision)value);
-    td_precision parsed;
-
-    assert_int_equal(name != NULL, value >= 0 && value < 5);
-    if (name) {
-        td_assert_ok(td_precision_parse(name, &parsed));
-        assert_int_equal(parsed, value);
-    }
-    return TD_OK;
-}
-
-API(td_precision_parse)
-{
-    static const char *const names[] = {"f32", "tf32", "bf16", "f16", "bf16_mixed"};
-    const char *name = text("name|precision", 5, names);
-
-    return td_precision_parse(name, out("out", sizeof(td_precision)));
-}
+API_PARSE(td_precision, td_precision_parse, "name|precision", "f32", "tf32", "bf16", "f16", "bf16_mixed")
 
 API(td_precision_dtype)
 {
@@ -99,13 +72,7 @@ API(td_dtype_eps)
     return TD_OK;
 }
 
-API(td_dtype_parse)
-{
-    static const char *const names[] = {"f64", "f32", "f16", "bf16"};
-    const char *name = text("name|dtype", 4, names);
-
-    return td_dtype_parse(name, out("out", sizeof(td_dtype)));
-}
+API_PARSE(td_dtype, td_dtype_parse, "name|dtype", "f64", "f32", "f16", "bf16")
 
 API(td_convert)
 {

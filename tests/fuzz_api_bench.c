@@ -5,41 +5,13 @@
 #include "bench/bench.h"
 #include "bench/ranks.h"
 
-API(td_bench_mode_parse)
-{
-    static const char *const names[] = {"forward", "backward", "train"};
-    const char *name = text("name", 3, names);
+API_PARSE(td_bench_mode, td_bench_mode_parse, "name", "forward", "backward", "train")
 
-    return td_bench_mode_parse(name, out("out", sizeof(td_bench_mode)));
-}
+API_NAMES(td_bench_mode, td_bench_mode_name, "forward", "backward", "train")
 
-API(td_bench_mode_name)
-{
-    static const int values[] = {0, 1, 2, 3, -1, INT32_MAX};
-    const int value = TD_FUZZ_PICK(values);
+API_PARSE(td_bench_timed, td_bench_timed_parse, "name", "phases", "events", "whole")
 
-    assert_int_equal(strcmp(td_bench_mode_name((td_bench_mode)value), "unknown mode") != 0,
-                     value >= 0 && value < 3);
-    return TD_OK;
-}
-
-API(td_bench_timed_parse)
-{
-    static const char *const names[] = {"phases", "events", "whole"};
-    const char *name = text("name", 3, names);
-
-    return td_bench_timed_parse(name, out("out", sizeof(td_bench_timed)));
-}
-
-API(td_bench_timed_name)
-{
-    static const int values[] = {0, 1, 2, 3, -1, INT32_MAX};
-    const int value = TD_FUZZ_PICK(values);
-
-    assert_int_equal(strcmp(td_bench_timed_name((td_bench_timed)value), "unknown way") != 0,
-                     value >= 0 && value < 3);
-    return TD_OK;
-}
+API_NAMES(td_bench_timed, td_bench_timed_name, "phases", "events", "whole")
 
 static td_status count_steps(void *user, int64_t done, int64_t total, double step_ms)
 {

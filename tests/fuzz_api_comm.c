@@ -37,20 +37,9 @@ static td_status comm_done(td_status status)
     return status;
 }
 
-API(td_comm_backend_name)
-{
-    assert_string_equal(td_comm_backend_name(TD_COMM_GLOO), "gloo");
-    assert_null(td_comm_backend_name((td_comm_backend)3));
-    assert_null(td_comm_backend_name((td_comm_backend)-1));
-    return TD_OK;
-}
+API_NAMES(td_comm_backend, td_comm_backend_name, "mpi", "gloo", "nccl")
 
-API(td_comm_backend_parse)
-{
-    static const char *const names[] = {"mpi", "gloo", "nccl"};
-
-    return td_comm_backend_parse(text("name|backend", 3, names), out("out", sizeof(td_comm_backend)));
-}
+API_PARSE(td_comm_backend, td_comm_backend_parse, "name|backend", "mpi", "gloo", "nccl")
 
 API(td_comm_backend_check)
 {
@@ -60,13 +49,7 @@ API(td_comm_backend_check)
     return td_comm_backend_check((td_comm_backend)backend);
 }
 
-API(td_comm_type_name)
-{
-    assert_string_equal(td_comm_type_name(TD_COMM_I64), "i64");
-    assert_null(td_comm_type_name((td_comm_type)5));
-    assert_null(td_comm_type_name((td_comm_type)-1));
-    return TD_OK;
-}
+API_NAMES(td_comm_type, td_comm_type_name, "f64", "f32", "f16", "bf16", "i64")
 
 API(td_comm_type_size)
 {

@@ -86,13 +86,7 @@ static int64_t draw_index(const bed *b)
     return bad_below(2) == 0 ? -1 : b->config.count;
 }
 
-API(td_ddp_strategy_name)
-{
-    assert_string_equal(td_ddp_strategy_name(TD_DDP_BUCKETED), "bucketed");
-    assert_null(td_ddp_strategy_name((td_ddp_strategy)4));
-    assert_null(td_ddp_strategy_name((td_ddp_strategy)-1));
-    return TD_OK;
-}
+API_NAMES(td_ddp_strategy, td_ddp_strategy_name, "naive", "flat", "overlap", "bucketed")
 
 API(td_ddp_nccl_ctas)
 {
@@ -103,12 +97,7 @@ API(td_ddp_nccl_ctas)
     return TD_OK;
 }
 
-API(td_ddp_strategy_parse)
-{
-    static const char *const names[] = {"naive", "flat", "overlap", "bucketed"};
-
-    return td_ddp_strategy_parse(text("name|strategy", 4, names), out("out", sizeof(td_ddp_strategy)));
-}
+API_PARSE(td_ddp_strategy, td_ddp_strategy_parse, "name|strategy", "naive", "flat", "overlap", "bucketed")
 
 static double draw_bucket_mb(void)
 {
@@ -263,10 +252,7 @@ API(td_ddp_link_create)
     td_ddp_link **to = pointer("out", &link);
     const td_status status = td_ddp_link_create(comm, strategy, bucket_mb, to);
 
-    if (to && status != TD_OK)
-        assert_null(link);
-    if (to)
-        td_ddp_link_destroy(link);
+    API_MADE(status, to, link, td_ddp_link_destroy);
     return close_bed(b, status);
 }
 

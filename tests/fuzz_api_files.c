@@ -105,10 +105,7 @@ API(td_safetensors_writer_create)
     const td_stored_text *text_list = pointer("metadata", texts);
     td_safetensors_writer **to = pointer("out", &made);
     const td_status status = td_safetensors_writer_create(to_path, count, list, pairs, text_list, to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_safetensors_writer_destroy(made);
+    API_MADE(status, to, made, td_safetensors_writer_destroy);
     return path_done(status);
 }
 
@@ -184,10 +181,7 @@ API(td_safetensors_open)
     }
     td_safetensors **to = pointer("out", &made);
     const td_status status = td_safetensors_open(from, to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_safetensors_close(made);
+    API_MADE(status, to, made, td_safetensors_close);
     return close_file(status);
 }
 

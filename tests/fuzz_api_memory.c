@@ -3,39 +3,14 @@
 
 #include "memory/memory.h"
 
-API(td_memory_pass_parse)
-{
-    static const char *const names[] = {"inference", "forward", "step"};
-    const char *name = text("name", 3, names);
+API_PARSE(td_memory_pass, td_memory_pass_parse, "name", "inference", "forward", "step")
 
-    return td_memory_pass_parse(name, out("out", sizeof(td_memory_pass)));
-}
+API_NAMES(td_memory_pass, td_memory_pass_name, "inference", "forward", "step")
 
-API(td_memory_pass_name)
-{
-    const int value = any_enum(3);
+API_NAMES(td_memory_phase, td_memory_phase_name, "create", "forward", "backward", "optimizer")
 
-    assert_int_equal(td_memory_pass_name((td_memory_pass)value) != NULL, value >= 0 && value < 3);
-    return TD_OK;
-}
-
-API(td_memory_phase_name)
-{
-    const int value = any_enum(TD_MEMORY_PHASES);
-
-    assert_int_equal(td_memory_phase_name((td_memory_phase)value) != NULL,
-                     value >= 0 && value < TD_MEMORY_PHASES);
-    return TD_OK;
-}
-
-API(td_memory_category_name)
-{
-    const int value = any_enum(TD_MEMORY_CATEGORIES);
-
-    assert_int_equal(td_memory_category_name((td_memory_category)value) != NULL,
-                     value >= 0 && value < TD_MEMORY_CATEGORIES);
-    return TD_OK;
-}
+API_NAMES(td_memory_category, td_memory_category_name, "weights", "gradients", "optimizer state",
+          "activations", "scratch")
 
 API(td_memory_train_config)
 {
@@ -55,10 +30,7 @@ API(td_memory_record)
     td_device *device = dev();
     td_memory_recording **to = pointer("out", &recording);
     const td_status status = td_memory_record(device, pointer("config", &c), to);
-    if (to && status != TD_OK)
-        assert_null(recording);
-    if (to)
-        td_memory_recording_destroy(recording);
+    API_MADE(status, to, recording, td_memory_recording_destroy);
     return status;
 }
 

@@ -72,25 +72,9 @@ td_transformer_config api_draw_model(bool own)
     return c;
 }
 
-API(td_keep_name)
-{
-    static const char *const names[] = {"most", "all", "inputs"};
-    const int value = (int)td_fuzz_below(7) - 2;
-    const char *name = td_keep_name((td_keep)value);
+API_NAMES(td_keep, td_keep_name, "most", "all", "inputs")
 
-    assert_int_equal(name != NULL, value >= 0 && value < 3);
-    if (name)
-        assert_string_equal(name, names[value]);
-    return TD_OK;
-}
-
-API(td_keep_parse)
-{
-    static const char *const names[] = {"most", "all", "inputs"};
-    const char *name = text("name|keep", 3, names);
-
-    return td_keep_parse(name, out("out", sizeof(td_keep)));
-}
+API_PARSE(td_keep, td_keep_parse, "name|keep", "most", "all", "inputs")
 
 API(td_transformer_attention)
 {
@@ -125,10 +109,7 @@ API(td_transformer_create)
     td_transformer **to = pointer("out", &made);
     const td_status status = td_transformer_create(device, pointer("config", &c), to);
 
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_transformer_destroy(made);
+    API_MADE(status, to, made, td_transformer_destroy);
     return status;
 }
 

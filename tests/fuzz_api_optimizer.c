@@ -160,7 +160,7 @@ static bed open_bed(void)
                                            .sgd.lr = 0.1}};
     b.config.groups = b.groups;
     td_assert_ok(td_optimizer_create(api_dev, &b.config, &b.optimizer));
-    td_assert_ok(td_clip_create(api_dev, &b.weights, 1, 4, b.state, &b.clip));
+    td_assert_ok(td_clip_create(api_dev, &b.weights, 1, b.state, &b.clip));
     td_forget_error();
     return b;
 }
@@ -187,10 +187,7 @@ API(td_optimizer_create)
     td_device *device = dev();
     td_optimizer **to = pointer("out", &made);
     const td_status status = td_optimizer_create(device, pointer("config", &b.config), to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_optimizer_destroy(made);
+    API_MADE(status, to, made, td_optimizer_destroy);
     return close_bed(&b, status);
 }
 
@@ -301,17 +298,13 @@ API(td_clip_create)
 
     lay_out(&b);
     const float max_norm = (float)positive("max_norm");
-    const int64_t most = at_least_one("most");
     SPOIL(b.weights.count, "weights", 0);
     const void *weights = in_copy("weights", &b.weights, sizeof b.weights);
     td_update_state *state = pointer("state", b.state);
     td_device *device = dev();
     td_clip **to = pointer("out", &made);
-    const td_status status = td_clip_create(device, weights, max_norm, most, state, to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_clip_destroy(made);
+    const td_status status = td_clip_create(device, weights, max_norm, state, to);
+    API_MADE(status, to, made, td_clip_destroy);
     return close_bed(&b, status);
 }
 
@@ -365,10 +358,9 @@ API(td_clip_plan)
 {
     const int64_t elements = extent("elements|count");
     const td_dtype type = dtype("grad_dtype|dtype");
-    const int64_t most = extent("most");
     void *bytes = out("out", sizeof(size_t));
 
-    return td_clip_plan(dev(), elements, type, most, bytes);
+    return td_clip_plan(dev(), elements, type, bytes);
 }
 
 API(td_cosine_schedule)

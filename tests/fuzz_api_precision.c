@@ -44,12 +44,7 @@ API(td_autocast_rule_find)
     return td_autocast_rule_find(device, op, out("out", sizeof(td_autocast_rule)));
 }
 
-API(td_autocast_rule_name)
-{
-    const int value = any_enum(5);
-
-    return check_name(td_autocast_rule_name((td_autocast_rule)value), value, 5);
-}
+API_NAMES(td_autocast_rule, td_autocast_rule_name, "lower", "f32", "widest", "type promotion", "banned")
 
 API(td_autocast_list_size)
 {

@@ -66,10 +66,7 @@ API(td_record_create)
         }
     }
     const td_status status = td_record_create(values[0], values[1], values[2], to);
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_record_destroy(made);
+    API_MADE(status, to, made, td_record_destroy);
     return status;
 }
 

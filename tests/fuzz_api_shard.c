@@ -165,20 +165,9 @@ API(td_shard_list_bytes)
 
 /* ---- the link ---- */
 
-API(td_shard_kind_name)
-{
-    assert_string_equal(td_shard_kind_name(TD_SHARD_FLAT), "flat");
-    assert_null(td_shard_kind_name((td_shard_kind)3));
-    assert_null(td_shard_kind_name((td_shard_kind)-1));
-    return TD_OK;
-}
+API_NAMES(td_shard_kind, td_shard_kind_name, "tensors", "flat", "full")
 
-API(td_shard_kind_parse)
-{
-    static const char *const names[] = {"tensors", "flat", "full"};
-
-    return td_shard_kind_parse(text("name|kind", 3, names), out("out", sizeof(td_shard_kind)));
-}
+API_PARSE(td_shard_kind, td_shard_kind_parse, "name|kind", "tensors", "flat", "full")
 
 API(td_shard_nccl_ctas)
 {
@@ -226,10 +215,7 @@ API(td_shard_link_create)
     if (status != TD_OK)
         assert_true(config.groups == before.groups && config.hooks == before.hooks &&
                     config.behind == before.behind && config.model.owned == before.model.owned);
-    if (to && status != TD_OK)
-        assert_null(link);
-    if (to)
-        td_shard_link_destroy(link);
+    API_MADE(status, to, link, td_shard_link_destroy);
     return close_bed(b, status);
 }
 

@@ -91,10 +91,7 @@ API(td_train_create)
     td_train **to = pointer("out", &made);
     const td_status status = td_train_create(device, pointer("config", &c), to);
 
-    if (to && status != TD_OK)
-        assert_null(made);
-    if (to)
-        td_train_destroy(made);
+    API_MADE(status, to, made, td_train_destroy);
     assert_true(!last || !last->next); /* the caller's chain is as it was */
     return status;
 }

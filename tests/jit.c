@@ -235,7 +235,7 @@ static char *write_nothing(const td_attention_shape *shape, bool backward)
 }
 
 /* What a kind of device makes of a shape may depend on all of it but these. */
-TD_BODY(only_batch_heads_and_determinism_make_no_other_code)
+TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
 {
     static const td_maker maker = {.open = open_nothing,
                                    .close = close_nothing,
@@ -277,7 +277,7 @@ TD_BODY(only_batch_heads_and_determinism_make_no_other_code)
 
 /* ---- the folder ---- */
 
-TD_BODY(code_is_compiled_once_and_then_loaded)
+TD_TEST(code_is_compiled_once_and_then_loaded)
 {
     const char *cache = cache_of("once/deeper");
     td_device *dev = open_jit(NULL, cache);
@@ -307,7 +307,7 @@ TD_BODY(code_is_compiled_once_and_then_loaded)
     assert_int_equal(info.compiled, 1);
 }
 
-TD_BODY(an_entry_that_is_not_whole_is_made_again)
+TD_TEST(an_entry_that_is_not_whole_is_made_again)
 {
     const char *cache = cache_of("corrupt");
     enum { CUT, FLIPPED, EMPTY, WORDS, LONGER, WAYS };
@@ -345,7 +345,7 @@ TD_BODY(an_entry_that_is_not_whole_is_made_again)
 }
 
 /* What is whole, but is no code: a checksum says nothing about that. */
-TD_BODY(an_entry_that_cannot_be_loaded_is_made_again)
+TD_TEST(an_entry_that_cannot_be_loaded_is_made_again)
 {
     const char *cache = cache_of("unloadable");
     unsigned char text[] = "no code at all";
@@ -365,7 +365,7 @@ TD_BODY(an_entry_that_cannot_be_loaded_is_made_again)
 }
 
 /* As of two keys of one hash: the names are alike, and what stands in the entry tells them apart. */
-TD_BODY(an_entry_of_another_key_is_stale)
+TD_TEST(an_entry_of_another_key_is_stale)
 {
     static const char *const keys[] = {"", "another", "tandem jit 2"};
     const char *cache = cache_of("stale");
@@ -403,7 +403,7 @@ TD_BODY(an_entry_of_another_key_is_stale)
     td_code_free(&entry);
 }
 
-TD_BODY(what_others_may_write_is_not_run)
+TD_TEST(what_others_may_write_is_not_run)
 {
     static const mode_t modes[] = {0646, 0664};
     const char *cache = cache_of("others");
@@ -418,7 +418,7 @@ TD_BODY(what_others_may_write_is_not_run)
     }
 }
 
-TD_BODY(own_entries_are_used_whatever_the_umask)
+TD_TEST(own_entries_are_used_whatever_the_umask)
 {
     const char *cache = cache_of("umask");
     const mode_t before = umask(0);
@@ -430,7 +430,7 @@ TD_BODY(own_entries_are_used_whatever_the_umask)
     assert_int_equal(second.rejected, 0);
 }
 
-TD_BODY(a_folder_that_is_not_one_costs_the_cache_alone)
+TD_TEST(a_folder_that_is_not_one_costs_the_cache_alone)
 {
     const char *cache = cache_of("file");
 
@@ -444,7 +444,7 @@ TD_BODY(a_folder_that_is_not_one_costs_the_cache_alone)
     assert_words(below.note, "in memory alone");
 }
 
-TD_BODY(an_entry_that_is_a_folder_stays_one)
+TD_TEST(an_entry_that_is_a_folder_stays_one)
 {
     const char *cache = cache_of("entry");
     char path[512];
@@ -460,7 +460,7 @@ TD_BODY(an_entry_that_is_a_folder_stays_one)
 }
 
 /* To root every folder is writable: what a read-only one answers is asked of /proc, where nobody may. */
-TD_BODY(a_read_only_folder_costs_the_cache_alone)
+TD_TEST(a_read_only_folder_costs_the_cache_alone)
 {
     const char *cache = cache_of("readonly");
 
@@ -474,7 +474,7 @@ TD_BODY(a_read_only_folder_costs_the_cache_alone)
     assert_words(info.note, "in memory alone");
 }
 
-TD_BODY(a_full_disk_costs_the_cache_alone)
+TD_TEST(a_full_disk_costs_the_cache_alone)
 {
     const char *cache = cache_of("full");
 
@@ -493,7 +493,7 @@ TD_BODY(a_full_disk_costs_the_cache_alone)
     (void)entry_of(cache);
 }
 
-TD_BODY(processes_at_once_leave_one_whole_entry)
+TD_TEST(processes_at_once_leave_one_whole_entry)
 {
     enum { PROCESSES = 3 };
     const char *cache = cache_of("at-once");
@@ -526,7 +526,7 @@ TD_BODY(processes_at_once_leave_one_whole_entry)
 
 /* ---- the compiler ---- */
 
-TD_BODY(a_compiler_that_fails_is_an_error_with_its_words)
+TD_TEST(a_compiler_that_fails_is_an_error_with_its_words)
 {
     static const struct {
         const char *name, *does, *words;
@@ -553,7 +553,7 @@ TD_BODY(a_compiler_that_fails_is_an_error_with_its_words)
 }
 
 /* Until then forward works. Each pass is compiled once. */
-TD_BODY(a_backward_that_did_not_compile_is_compiled_by_a_later_call)
+TD_TEST(a_backward_that_did_not_compile_is_compiled_by_a_later_call)
 {
     char script[512], fixed[160];
     td_attend_run *run = td_attend_open(&td_attention_jit, "later", &small);
@@ -579,7 +579,7 @@ TD_BODY(a_backward_that_did_not_compile_is_compiled_by_a_later_call)
     td_attend_close(run);
 }
 
-TD_BODY(a_compiler_that_is_missing_is_an_error)
+TD_TEST(a_compiler_that_is_missing_is_an_error)
 {
     char plain[128], mute[128];
     const struct {
@@ -607,7 +607,7 @@ TD_BODY(a_compiler_that_is_missing_is_an_error)
     }
 }
 
-TD_BODY(another_compiler_is_another_entry)
+TD_TEST(another_compiler_is_another_entry)
 {
     char first[160];
     const char *cache = cache_of("compilers");
@@ -621,7 +621,7 @@ TD_BODY(another_compiler_is_another_entry)
 }
 
 /* ccache's way: one program, which its links' names tell what to be. */
-TD_BODY(a_compiler_may_be_a_link_to_a_program_of_another_name)
+TD_TEST(a_compiler_may_be_a_link_to_a_program_of_another_name)
 {
     char link[160], program[160];
 
@@ -636,7 +636,7 @@ TD_BODY(a_compiler_may_be_a_link_to_a_program_of_another_name)
 }
 
 /* As compilers for other processors than x86. */
-TD_BODY(a_compiler_is_asked_which_options_it_takes)
+TD_TEST(a_compiler_is_asked_which_options_it_takes)
 {
     static const char *const refused[] = {"*-mprefer-vector-width*", "*-mprefer-vector-width*|*-march*",
                                           "*-mprefer-vector-width*|*-march*|*-mcpu*"};
@@ -653,7 +653,7 @@ TD_BODY(a_compiler_is_asked_which_options_it_takes)
     }
 }
 
-TD_BODY(a_compiler_works_in_the_folder_that_is_named)
+TD_TEST(a_compiler_works_in_the_folder_that_is_named)
 {
     const char *scratch = cache_of("scratch");
     char script[300], long_name[5000];
@@ -675,7 +675,7 @@ TD_BODY(a_compiler_works_in_the_folder_that_is_named)
                       "cannot make a folder in 'xxx");
 }
 
-TD_BODY(a_compiler_needs_room_for_its_files)
+TD_TEST(a_compiler_needs_room_for_its_files)
 {
     td_compiler compiler;
     td_code code = {NULL, 0};
@@ -693,7 +693,7 @@ TD_BODY(a_compiler_needs_room_for_its_files)
 
 /* ---- arguments ---- */
 
-TD_BODY(bad_options_are_refused)
+TD_TEST(bad_options_are_refused)
 {
     td_device *dev = open_jit(NULL, cache_of("options"));
 
@@ -702,7 +702,7 @@ TD_BODY(bad_options_are_refused)
     td_device_close(dev);
 }
 
-TD_BODY(refuses_what_it_has_no_code_for)
+TD_TEST(refuses_what_it_has_no_code_for)
 {
     td_device *dev = open_jit(NULL, NULL);
     td_attention_sizes sizes;
@@ -755,7 +755,7 @@ static void hear_end(td_listener *listener)
     ((heard *)listener)->open--;
 }
 
-TD_BODY(passes_are_heard)
+TD_TEST(passes_are_heard)
 {
     heard h = {.listener = {.begin = hear_begin, .end = hear_end}};
     td_attend_run *run = td_attend_open(&td_attention_jit, "heard", &small);
@@ -770,7 +770,7 @@ TD_BODY(passes_are_heard)
     td_attend_close(run);
 }
 
-TD_BODY(an_allocation_that_fails_leaves_nothing_half_made)
+TD_TEST(an_allocation_that_fails_leaves_nothing_half_made)
 {
     const char *cache = cache_of("allocations");
     int fails_at = 1;
@@ -831,35 +831,8 @@ int main(void)
                                     .backward = td_jit_backward};
     /* As flash: f32 has sums of some hundred terms, bf16 one rounding of o and another in the gradients. */
     const td_attend_subject jit = {&impl, {3e-6, 8e-3}, true, 0, 9};
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_batch_heads_and_determinism_make_no_other_code),
-        cmocka_unit_test(code_is_compiled_once_and_then_loaded),
-        cmocka_unit_test(an_entry_that_is_not_whole_is_made_again),
-        cmocka_unit_test(an_entry_that_cannot_be_loaded_is_made_again),
-        cmocka_unit_test(an_entry_of_another_key_is_stale),
-        cmocka_unit_test(what_others_may_write_is_not_run),
-        cmocka_unit_test(own_entries_are_used_whatever_the_umask),
-        cmocka_unit_test(a_folder_that_is_not_one_costs_the_cache_alone),
-        cmocka_unit_test(an_entry_that_is_a_folder_stays_one),
-        cmocka_unit_test(a_read_only_folder_costs_the_cache_alone),
-        cmocka_unit_test(a_full_disk_costs_the_cache_alone),
-        cmocka_unit_test(processes_at_once_leave_one_whole_entry),
-        cmocka_unit_test(a_compiler_that_fails_is_an_error_with_its_words),
-        cmocka_unit_test(a_backward_that_did_not_compile_is_compiled_by_a_later_call),
-        cmocka_unit_test(a_compiler_that_is_missing_is_an_error),
-        cmocka_unit_test(another_compiler_is_another_entry),
-        cmocka_unit_test(a_compiler_may_be_a_link_to_a_program_of_another_name),
-        cmocka_unit_test(a_compiler_is_asked_which_options_it_takes),
-        cmocka_unit_test(a_compiler_works_in_the_folder_that_is_named),
-        cmocka_unit_test(a_compiler_needs_room_for_its_files),
-        cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(refuses_what_it_has_no_code_for),
-        cmocka_unit_test(passes_are_heard),
-        cmocka_unit_test(an_allocation_that_fails_leaves_nothing_half_made),
-    };
-
     if (!mkdtemp(folder))
         return 1;
     const int failed = td_attend_common_tests(&jit);
-    return failed + cmocka_run_group_tests_name("jit", tests, NULL, remove_folder);
+    return failed + td_run_tests("jit", NULL, remove_folder);
 }

@@ -128,7 +128,7 @@ static void agrees_with_float64(const char *name, const td_attention_shape *shap
 
 /* ---- shapes ---- */
 
-TD_BODY(shapes_agree_with_float64)
+TD_TEST(shapes_agree_with_float64)
 {
     /* Tiles of every size and both sides of them; every width; other keys than queries; and the shapes whose
      * products are cuBLASLt's. */
@@ -165,7 +165,7 @@ TD_BODY(shapes_agree_with_float64)
         }
 }
 
-TD_BODY(tensors_may_lie_anywhere)
+TD_TEST(tensors_may_lie_anywhere)
 {
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const td_attention_shape shape = {.batch = 1,
@@ -178,7 +178,7 @@ TD_BODY(tensors_may_lie_anywhere)
     }
 }
 
-TD_BODY(o_may_lie_as_the_projection_reads_it)
+TD_TEST(o_may_lie_as_the_projection_reads_it)
 {
     td_attention_shape shape = {.batch = 2, .heads = 3, .seq = 90, .head_dim = 64, .causal = true};
 
@@ -216,7 +216,7 @@ TD_BODY(o_may_lie_as_the_projection_reads_it)
 
 /* Of one head both orders of o are one. cuBLASLt multiplies for the first, and tiles are for the second: code
  * of the one is not taken for the other's. */
-TD_BODY(o_may_lie_so_beside_what_a_library_multiplies)
+TD_TEST(o_may_lie_so_beside_what_a_library_multiplies)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1024, .head_dim = 64, .dtype = TD_F32};
 
@@ -226,7 +226,7 @@ TD_BODY(o_may_lie_so_beside_what_a_library_multiplies)
     }
 }
 
-TD_BODY(bits_repeat)
+TD_TEST(bits_repeat)
 {
     td_attention_shape shape = {.batch = 2, .heads = 4, .seq = 300, .head_dim = 64};
 
@@ -252,7 +252,7 @@ TD_BODY(bits_repeat)
 
 /* ---- graphs, the folder, errors ---- */
 
-TD_BODY(a_graph_may_be_captured_without_preparing)
+TD_TEST(a_graph_may_be_captured_without_preparing)
 {
     const td_attention_shape shape = {
         .batch = 1, .heads = 2, .seq = 47, .head_dim = 48, .causal = true, .dtype = TD_BF16};
@@ -296,7 +296,7 @@ static td_jit_info prepare_with(const char *compiler, const char *cache, td_stat
     return info;
 }
 
-TD_BODY(code_is_kept_checked_and_made_again)
+TD_TEST(code_is_kept_checked_and_made_again)
 {
     char cache[64], path[512] = "";
 
@@ -316,7 +316,7 @@ TD_BODY(code_is_kept_checked_and_made_again)
     prepare_with("/no/such/libnvrtc.so", cache, TD_LIBRARY_ERROR, "no NVRTC");
 }
 
-TD_BODY(refuses_what_it_has_no_code_for)
+TD_TEST(refuses_what_it_has_no_code_for)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 33, .head_dim = 129, .dtype = TD_F32};
     td_attention_sizes sizes;
@@ -344,19 +344,8 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_agree_with_float64),
-        cmocka_unit_test(tensors_may_lie_anywhere),
-        cmocka_unit_test(o_may_lie_as_the_projection_reads_it),
-        cmocka_unit_test(o_may_lie_so_beside_what_a_library_multiplies),
-        cmocka_unit_test(bits_repeat),
-        cmocka_unit_test(a_graph_may_be_captured_without_preparing),
-        cmocka_unit_test(code_is_kept_checked_and_made_again),
-        cmocka_unit_test(refuses_what_it_has_no_code_for),
-    };
-
     gpu = td_gpu_open();
     if (!mkdtemp(folder))
         return 1;
-    return cmocka_run_group_tests_name("jit, GPU", tests, NULL, remove_folder);
+    return td_run_tests("jit, GPU", NULL, remove_folder);
 }

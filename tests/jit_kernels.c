@@ -274,7 +274,7 @@ static void attend(const td_attention_shape *shape, int aligned)
     unmake(&p);
 }
 
-TD_BODY(attention_is_that_of_float64)
+TD_TEST(attention_is_that_of_float64)
 {
     /* Tiles: one, both sides of it, several with a tail; every width of the outputs; other keys than
      * queries. */
@@ -305,7 +305,7 @@ TD_BODY(attention_is_that_of_float64)
 }
 
 /* Long sequences have the largest tiles, of which one head of 2,000 queries has the same as a million. */
-TD_BODY(the_largest_tiles_give_the_same)
+TD_TEST(the_largest_tiles_give_the_same)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1990, .seq_k = 70, .dtype = TD_F32};
 
@@ -315,7 +315,7 @@ TD_BODY(the_largest_tiles_give_the_same)
     }
 }
 
-TD_BODY(the_softmax_between_products_is_that_of_float64)
+TD_TEST(the_softmax_between_products_is_that_of_float64)
 {
     static const int64_t columns[] = {256, 1024, 2052, 16384};
 
@@ -362,7 +362,7 @@ TD_BODY(the_softmax_between_products_is_that_of_float64)
     }
 }
 
-TD_BODY(tiles_fit_a_block)
+TD_TEST(tiles_fit_a_block)
 {
     for (int64_t head_dim = 1; head_dim <= TD_JIT_CUDA_HEAD_DIM; head_dim++)
         for (int bf16 = 0; bf16 < 2; bf16++)
@@ -384,7 +384,7 @@ TD_BODY(tiles_fit_a_block)
 
 /* ---- NVRTC, which needs no GPU ---- */
 
-TD_BODY(nvrtc_takes_every_source)
+TD_TEST(nvrtc_takes_every_source)
 {
     static const int capabilities[] = {80, 90};
     td_nvrtc nvrtc;
@@ -431,7 +431,7 @@ TD_BODY(nvrtc_takes_every_source)
                       "NVRTC_ERROR_INVALID_OPTION");
 }
 
-TD_BODY(nvrtc_that_is_missing_is_an_error)
+TD_TEST(nvrtc_that_is_missing_is_an_error)
 {
     td_nvrtc nvrtc;
 
@@ -465,15 +465,6 @@ static int lose_compiler(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_is_that_of_float64),
-        cmocka_unit_test(the_largest_tiles_give_the_same),
-        cmocka_unit_test(the_softmax_between_products_is_that_of_float64),
-        cmocka_unit_test(tiles_fit_a_block),
-        cmocka_unit_test(nvrtc_takes_every_source),
-        cmocka_unit_test(nvrtc_that_is_missing_is_an_error),
-    };
-
     few = argc > 1 && strcmp(argv[1], "few") == 0;
-    return cmocka_run_group_tests_name("jit, kernels", tests, find_compiler, lose_compiler);
+    return td_run_tests("jit, kernels", find_compiler, lose_compiler);
 }

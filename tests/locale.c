@@ -177,7 +177,7 @@ static void write_cuda_source(const char *path)
     fclose(file);
 }
 
-TD_BODY(text_is_the_same_in_every_locale)
+TD_TEST(text_is_the_same_in_every_locale)
 {
     static void (*const writers[])(const char *path) = {
         write_trace,          write_trace_picture, write_snapshot,   write_events,
@@ -198,7 +198,7 @@ TD_BODY(text_is_the_same_in_every_locale)
 }
 
 /* Code that is compiled in one locale is found in the other: its source and the key are the same. */
-TD_BODY(code_of_the_cpu_is_found_in_every_locale)
+TD_TEST(code_of_the_cpu_is_found_in_every_locale)
 {
     const td_jit_options options = {.cache = folder};
     td_jit_info info;
@@ -218,10 +218,4 @@ TD_BODY(code_of_the_cpu_is_found_in_every_locale)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(text_is_the_same_in_every_locale),
-                                       cmocka_unit_test(code_of_the_cpu_is_found_in_every_locale)};
-
-    return cmocka_run_group_tests_name("locale", tests, begin, end);
-}
+TD_MAIN("locale", begin, end)

@@ -54,7 +54,7 @@ static td_status write_timeline(const char *path)
     return td_memory_write_timeline(recording, path);
 }
 
-TD_BODY(files_are_whole_or_as_they_were)
+TD_TEST(files_are_whole_or_as_they_were)
 {
     const file_kind kinds[] = {
         {write_snapshot, "\x80\x02}", ".", 20000},
@@ -83,7 +83,7 @@ static const char *string(const cJSON *object, const char *key)
 }
 
 /* The events are the entries, number by number. */
-TD_BODY(events_are_the_entries)
+TD_TEST(events_are_the_entries)
 {
     static const char *const actions[] = {"alloc", "free", "live", "dead", "oom"};
     const td_memory_entry *entries;
@@ -123,7 +123,7 @@ TD_BODY(events_are_the_entries)
 
 /* What no pass has: a block that is freed before what stands in it, an allocation that failed, no label, a
  * label that JSON would take for its own, and another GPU than the first. */
-TD_BODY(a_recording_by_hand_is_written)
+TD_TEST(a_recording_by_hand_is_written)
 {
     static char memory[100];
     static const char texts[] = "\0a\0a/\"x";
@@ -180,14 +180,4 @@ TD_BODY(a_recording_by_hand_is_written)
     free(text);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(files_are_whole_or_as_they_were),
-        TEST(events_are_the_entries),
-        TEST(a_recording_by_hand_is_written),
-    };
-    return cmocka_run_group_tests_name("files of a recording", tests, record, forget);
-}
+TD_MAIN_EACH("files of a recording", file_folder_make, file_folder_remove, record, forget)

@@ -90,7 +90,7 @@ static void forward_and_backward(void **state)
     }
 }
 
-TD_BODY(backward_is_the_derivative)
+TD_TEST(backward_is_the_derivative)
 {
     enum { ROWS = 7, VOCAB = 61, ALL = ROWS * VOCAB };
     ops_case c = ops_begin(TD_F32, "cross entropy derivative");
@@ -143,7 +143,7 @@ static given run_given(ops_case *c, int64_t rows, int64_t vocab, const float *lo
     return g;
 }
 
-TD_BODY(equal_logits_give_the_log_of_the_vocabulary)
+TD_TEST(equal_logits_give_the_log_of_the_vocabulary)
 {
     ops_case c = ops_begin(TD_F32, "equal logits");
     float logits[64];
@@ -158,7 +158,7 @@ TD_BODY(equal_logits_give_the_log_of_the_vocabulary)
 }
 
 /* lse is near 1e4, where floats are 2^-10 apart; the loss of a sure row is far smaller, and its gradient. */
-TD_BODY(a_sure_row_keeps_its_small_loss)
+TD_TEST(a_sure_row_keeps_its_small_loss)
 {
     ops_case c = ops_begin(TD_F32, "sure row");
     double others = 2 * exp(-7.0);
@@ -171,7 +171,7 @@ TD_BODY(a_sure_row_keeps_its_small_loss)
     ops_finish(&c);
 }
 
-TD_BODY(nan_and_infinity_travel)
+TD_TEST(nan_and_infinity_travel)
 {
     enum { ROWS = 4, VOCAB = 3 };
     const float logits[ROWS * VOCAB] = {1, 2, 3, 1, NAN, 3, -INFINITY, 2, 2, 1, INFINITY, 1};
@@ -190,7 +190,7 @@ TD_BODY(nan_and_infinity_travel)
 
 /* The CPU sees the targets and refuses (tests/fuzz_api_ops.c); a GPU's kernel makes the loss NaN, and the
  * row of the gradient. */
-TD_BODY(unknown_targets_are_not_read)
+TD_TEST(unknown_targets_are_not_read)
 {
     enum { VOCAB = 3 };
     const float logits[2 * VOCAB] = {1, 2, 3, 4, 5, 6};
@@ -222,15 +222,7 @@ static const cross_entropy_case cases[] = {
 
 int ops_cross_entropy_group(void)
 {
-    const struct CMUnitTest cross_entropy_tests[] = {
-        cmocka_unit_test(backward_is_the_derivative),
-        cmocka_unit_test(equal_logits_give_the_log_of_the_vocabulary),
-        cmocka_unit_test(a_sure_row_keeps_its_small_loss),
-        cmocka_unit_test(nan_and_infinity_travel),
-        cmocka_unit_test(unknown_targets_are_not_read),
-    };
-
     return ops_run_cases("cross entropy", cases, sizeof cases / sizeof *cases, sizeof *cases,
                          forward_and_backward) +
-           cmocka_run_group_tests_name("cross entropy, ends", cross_entropy_tests, NULL, NULL);
+           td_run_tests("cross entropy, ends", NULL, NULL);
 }

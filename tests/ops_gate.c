@@ -101,7 +101,7 @@ static void forward_and_backward(void **state)
     }
 }
 
-TD_BODY(ends_of_the_range)
+TD_TEST(ends_of_the_range)
 {
     enum { N = 6 };
     ops_case c = ops_begin(TD_F32, "gate ends");
@@ -128,9 +128,7 @@ static const gate_case cases[] = {
 
 int ops_gate_group(void)
 {
-    const struct CMUnitTest gate_tests[] = {cmocka_unit_test(ends_of_the_range)};
-
     return ops_run_cases("silu_mul", cases, sizeof cases / sizeof *cases, sizeof *cases,
                          forward_and_backward) +
-           cmocka_run_group_tests_name("silu_mul, ends", gate_tests, NULL, NULL);
+           td_run_tests("silu_mul, ends", NULL, NULL);
 }

@@ -12,7 +12,7 @@ td_device_kind __wrap_td_device_kind_of(const td_device *dev)
     return pretend_cuda ? TD_DEVICE_CUDA : __real_td_device_kind_of(dev);
 }
 
-TD_BODY(gaps_are_named)
+TD_TEST(gaps_are_named)
 {
     static _Alignas(16) float in[64], out[64];
     static int64_t ids[8];
@@ -72,7 +72,5 @@ TD_BODY(gaps_are_named)
 
 int ops_refusals_group(void)
 {
-    const struct CMUnitTest refusals_tests[] = {cmocka_unit_test(gaps_are_named)};
-
-    return cmocka_run_group_tests_name("refusals", refusals_tests, NULL, NULL);
+    return td_run_tests("refusals", NULL, NULL);
 }

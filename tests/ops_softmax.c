@@ -65,7 +65,7 @@ static void forward_and_backward(void **state)
     }
 }
 
-TD_BODY(equal_scores_share_exactly)
+TD_TEST(equal_scores_share_exactly)
 {
     enum { COLS = 64 };
     ops_case c = ops_begin(TD_F32, "equal scores");
@@ -81,7 +81,7 @@ TD_BODY(equal_scores_share_exactly)
 }
 
 /* Columns behind the mask may hold anything: they change no bit and become 0. */
-TD_BODY(the_mask_hides_what_is_behind_it)
+TD_TEST(the_mask_hides_what_is_behind_it)
 {
     enum { SEQ = 37, ALL = 2 * SEQ * SEQ };
     ops_case c = ops_begin(TD_F32, "causal softmax");
@@ -104,7 +104,7 @@ TD_BODY(the_mask_hides_what_is_behind_it)
     ops_finish(&c);
 }
 
-TD_BODY(backward_is_the_derivative)
+TD_TEST(backward_is_the_derivative)
 {
     enum { ROWS = 11, COLS = 53, ALL = ROWS * COLS };
     ops_case c = ops_begin(TD_F32, "softmax derivative");
@@ -134,7 +134,7 @@ TD_BODY(backward_is_the_derivative)
 
 /* Row 0: NaN. 1: one masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN of the other
  * sign. */
-TD_BODY(ends_of_the_range)
+TD_TEST(ends_of_the_range)
 {
     enum { ROWS = 7, COLS = 3 };
     const float x[ROWS * COLS] = {1,         NAN,       2,        -INFINITY, 1, 1,     -INFINITY,
@@ -176,14 +176,7 @@ static const softmax_case cases[] = {
 
 int ops_softmax_group(void)
 {
-    const struct CMUnitTest softmax_tests[] = {
-        cmocka_unit_test(equal_scores_share_exactly),
-        cmocka_unit_test(the_mask_hides_what_is_behind_it),
-        cmocka_unit_test(backward_is_the_derivative),
-        cmocka_unit_test(ends_of_the_range),
-    };
-
     return ops_run_cases("softmax", cases, sizeof cases / sizeof *cases, sizeof *cases,
                          forward_and_backward) +
-           cmocka_run_group_tests_name("softmax, ends", softmax_tests, NULL, NULL);
+           td_run_tests("softmax, ends", NULL, NULL);
 }

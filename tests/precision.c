@@ -364,7 +364,4 @@ TD_TEST(refused_autocast)
     assert_int_equal(out, TD_F64);
 }
 
-int main(void)
-{
-    return td_run_tests("precision", NULL, NULL);
-}
+TD_MAIN("precision", NULL, NULL)

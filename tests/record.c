@@ -263,7 +263,4 @@ TD_TEST(a_path_of_a_hundred_thousand_parts_is_refused)
     td_record_destroy(record);
 }
 
-int main(void)
-{
-    return td_run_tests("record", NULL, NULL);
-}
+TD_MAIN("record", NULL, NULL)

@@ -42,7 +42,7 @@ static int remove_folder(void **unused)
 
 /* ---- what a file gets ---- */
 
-TD_BODY(a_file_grows_line_by_line)
+TD_TEST(a_file_grows_line_by_line)
 {
     td_record *record = record_make_known();
     char want[3 * sizeof record_known];
@@ -54,7 +54,7 @@ TD_BODY(a_file_grows_line_by_line)
     td_record_destroy(record);
 }
 
-TD_BODY(a_torn_last_line_stays_alone)
+TD_TEST(a_torn_last_line_stays_alone)
 {
     td_record *record = record_make_known();
     char want[3 * sizeof record_known];
@@ -66,7 +66,7 @@ TD_BODY(a_torn_last_line_stays_alone)
     td_record_destroy(record);
 }
 
-TD_BODY(writers_at_once_keep_their_lines_whole)
+TD_TEST(writers_at_once_keep_their_lines_whole)
 {
     enum { WRITERS = 4, LINES = 200 };
     td_record *record = record_make_known();
@@ -98,7 +98,7 @@ TD_BODY(writers_at_once_keep_their_lines_whole)
     td_record_destroy(record);
 }
 
-TD_BODY(what_is_no_regular_file_is_refused_at_once)
+TD_TEST(what_is_no_regular_file_is_refused_at_once)
 {
     static const char *const devices[] = {"/dev/full", "/dev/null", "/dev/zero"};
     td_record *record = record_make_known();
@@ -133,7 +133,7 @@ static double seconds_since(struct timespec start)
 
 /* Another program's lock, under a signal every 20 ms whose handler lacks SA_RESTART: flock() returns early
  * then. */
-TD_BODY(a_lock_that_stays_is_an_error_after_a_while)
+TD_TEST(a_lock_that_stays_is_an_error_after_a_while)
 {
     const struct sigaction noted = {.sa_handler = note};
     const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
@@ -163,7 +163,7 @@ TD_BODY(a_lock_that_stays_is_an_error_after_a_while)
 }
 
 /* As `parity prune` does it: the file under the lock is not the one that has the name afterwards. */
-TD_BODY(a_file_that_is_replaced_meanwhile_gets_the_line)
+TD_TEST(a_file_that_is_replaced_meanwhile_gets_the_line)
 {
     td_record *record = record_make_known();
     char other[sizeof record_path + 4], want[sizeof record_known + 32];
@@ -195,7 +195,7 @@ TD_BODY(a_file_that_is_replaced_meanwhile_gets_the_line)
     td_record_destroy(record);
 }
 
-TD_BODY(a_lock_that_goes_is_waited_for)
+TD_TEST(a_lock_that_goes_is_waited_for)
 {
     td_record *record = record_make_known();
     int ready[2];
@@ -228,7 +228,7 @@ TD_BODY(a_lock_that_goes_is_waited_for)
 
 /* A file system without locks: the line is written, and what a full disk tore off stays, for another's line
  * might stand behind it; the next writer begins a line of its own. */
-TD_BODY(without_locks_nothing_is_cut_off)
+TD_TEST(without_locks_nothing_is_cut_off)
 {
     td_record *record = record_make_known();
     struct rlimit old, small;
@@ -263,7 +263,7 @@ TD_BODY(without_locks_nothing_is_cut_off)
 }
 
 /* A disk that fills up inside the line: the kernel takes what fits, and that part must not stay. */
-TD_BODY(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
+TD_TEST(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
 {
     static const char *before[] = {"{\"whole\":1}\n", "{\"whole\":1}\n{\"torn"};
     td_record *record = record_make_known();
@@ -290,7 +290,7 @@ TD_BODY(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
     td_record_destroy(record);
 }
 
-TD_BODY(paths_that_cannot_be_written_are_errors)
+TD_TEST(paths_that_cannot_be_written_are_errors)
 {
     td_record *record = record_make_known();
     char below[96];
@@ -306,7 +306,7 @@ TD_BODY(paths_that_cannot_be_written_are_errors)
     td_record_destroy(record);
 }
 
-TD_BODY(a_read_only_folder_and_file_are_errors)
+TD_TEST(a_read_only_folder_and_file_are_errors)
 {
     td_record *record = record_make_known();
 
@@ -340,7 +340,7 @@ TD_BODY(a_read_only_folder_and_file_are_errors)
     td_record_destroy(record);
 }
 
-TD_BODY(what_is_not_given_is_refused)
+TD_TEST(what_is_not_given_is_refused)
 {
     td_record *record = record_make();
 
@@ -348,24 +348,4 @@ TD_BODY(what_is_not_given_is_refused)
     td_record_destroy(record);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, record_folder_make, remove_folder)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(a_file_grows_line_by_line),
-        TEST(a_torn_last_line_stays_alone),
-        TEST(writers_at_once_keep_their_lines_whole),
-        TEST(what_is_no_regular_file_is_refused_at_once),
-        TEST(a_lock_that_stays_is_an_error_after_a_while),
-        TEST(a_file_that_is_replaced_meanwhile_gets_the_line),
-        TEST(a_lock_that_goes_is_waited_for),
-        TEST(without_locks_nothing_is_cut_off),
-        TEST(a_disk_that_fills_up_leaves_the_earlier_lines_alone),
-        TEST(paths_that_cannot_be_written_are_errors),
-        TEST(a_read_only_folder_and_file_are_errors),
-        TEST(what_is_not_given_is_refused),
-    };
-
-    return cmocka_run_group_tests_name("files of records", tests, NULL, NULL);
-}
+TD_MAIN_EACH("files of records", record_folder_make, remove_folder, NULL, NULL)

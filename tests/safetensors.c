@@ -106,7 +106,7 @@ static td_status read_stored(void)
     return status;
 }
 
-TD_BODY(what_is_written_is_read)
+TD_TEST(what_is_written_is_read)
 {
     for (int64_t piece = 1; piece <= STORED_BYTES; piece += 50) {
         td_assert_ok(write_stored(piece));
@@ -122,7 +122,7 @@ TD_BODY(what_is_written_is_read)
     assert_int_equal(file_interruptions + file_small_steps, 0);
 }
 
-TD_BODY(data_begins_on_a_multiple_of_eight)
+TD_TEST(data_begins_on_a_multiple_of_eight)
 {
     td_assert_ok(write_stored(STORED_BYTES));
     size_t bytes;
@@ -131,7 +131,7 @@ TD_BODY(data_begins_on_a_multiple_of_eight)
     free(data);
 }
 
-TD_BODY(parts_of_a_tensor_are_read)
+TD_TEST(parts_of_a_tensor_are_read)
 {
     unsigned char bytes[4] = {9, 9, 9, 9};
 
@@ -147,7 +147,7 @@ TD_BODY(parts_of_a_tensor_are_read)
     td_safetensors_close(file);
 }
 
-TD_BODY(names_are_looked_up)
+TD_TEST(names_are_looked_up)
 {
     file_write_tensors(file_path, "{\"__metadata__\":{\"k\":\"v\"}}", 0);
     td_safetensors *empty = open_file();
@@ -177,7 +177,7 @@ TD_BODY(names_are_looked_up)
 }
 
 /* What others may write: members in another order, space, escapes, padding, empty tensors anywhere. */
-TD_BODY(other_writers_files_are_read)
+TD_TEST(other_writers_files_are_read)
 {
     file_write_tensors(
         file_path,
@@ -296,7 +296,7 @@ static td_status try_open(const char *path)
     return status;
 }
 
-TD_BODY(bad_headers_are_refused_by_name)
+TD_TEST(bad_headers_are_refused_by_name)
 {
     for (size_t i = 0; i < sizeof bad_headers / sizeof *bad_headers; i++) {
         file_write_tensors(file_path, bad_headers[i].header, bad_headers[i].data);
@@ -305,7 +305,7 @@ TD_BODY(bad_headers_are_refused_by_name)
     }
 }
 
-TD_BODY(deep_nesting_is_refused_at_its_first_level)
+TD_TEST(deep_nesting_is_refused_at_its_first_level)
 {
     enum { DEPTH = 1 << 20 };
     char *header = malloc(DEPTH + 32);
@@ -320,7 +320,7 @@ TD_BODY(deep_nesting_is_refused_at_its_first_level)
     free(header);
 }
 
-TD_BODY(bad_lengths_are_refused_by_name)
+TD_TEST(bad_lengths_are_refused_by_name)
 {
     file_write(file_path, "", 0);
     td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "it has 0 bytes, needs at least 8");
@@ -340,7 +340,7 @@ TD_BODY(bad_lengths_are_refused_by_name)
     td_safetensors_close(open_file());
 }
 
-TD_BODY(what_is_no_regular_file_is_refused_at_once)
+TD_TEST(what_is_no_regular_file_is_refused_at_once)
 {
     td_assert_refused(try_open(file_path), TD_IO_ERROR, "No such file");
     td_assert_refused(try_open("/"), TD_IO_ERROR, "not a regular file");
@@ -350,7 +350,7 @@ TD_BODY(what_is_no_regular_file_is_refused_at_once)
     td_assert_refused(write_stored(9), TD_IO_ERROR, "not a regular file");
 }
 
-TD_BODY(a_file_that_becomes_shorter_is_an_error_of_the_read)
+TD_TEST(a_file_that_becomes_shorter_is_an_error_of_the_read)
 {
     char bytes[8] = {0};
 
@@ -377,7 +377,7 @@ static td_status try_create(const td_stored *tensors, int64_t count, const td_st
     return status;
 }
 
-TD_BODY(bad_descriptions_are_refused_by_name)
+TD_TEST(bad_descriptions_are_refused_by_name)
 {
     const td_stored good = {.name = "a", .dtype = "F32", .rank = 1, .shape = {2}};
     static const struct {
@@ -412,7 +412,7 @@ TD_BODY(bad_descriptions_are_refused_by_name)
                       "'/dev/full': not a regular file");
 }
 
-TD_BODY(a_tensor_of_an_unknown_dtype_costs_no_other)
+TD_TEST(a_tensor_of_an_unknown_dtype_costs_no_other)
 {
     td_stored tensor;
     char bytes[2];
@@ -432,7 +432,7 @@ TD_BODY(a_tensor_of_an_unknown_dtype_costs_no_other)
     td_safetensors_close(file);
 }
 
-TD_BODY(a_header_beyond_the_formats_limit_is_refused)
+TD_TEST(a_header_beyond_the_formats_limit_is_refused)
 {
     const size_t bytes = 20 << 20; /* of one control character after the other, each six in the header */
     char *value = malloc(bytes + 1);
@@ -445,7 +445,7 @@ TD_BODY(a_header_beyond_the_formats_limit_is_refused)
     free(value);
 }
 
-TD_BODY(a_file_is_committed_whole_and_once)
+TD_TEST(a_file_is_committed_whole_and_once)
 {
     const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {4}};
     td_safetensors_writer *writer;
@@ -474,7 +474,7 @@ TD_BODY(a_file_is_committed_whole_and_once)
     td_safetensors_writer_destroy(NULL);
 }
 
-TD_BODY(permissions_are_those_of_the_umask)
+TD_TEST(permissions_are_those_of_the_umask)
 {
     static const mode_t masks[] = {022, 077, 0};
     struct stat info;
@@ -499,7 +499,7 @@ static int make_beside(long process, int number, char name[128])
     return held;
 }
 
-TD_BODY(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
+TD_TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
 {
     static const char *const others[] = {".7-1.partial.x", ".7-.partial", ".7-x.partial", "7-1.partial"};
     char name[128];
@@ -534,7 +534,7 @@ TD_BODY(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
     assert_int_equal(rmdir(name), 0);
 }
 
-TD_BODY(the_folder_may_be_renamed_while_a_file_is_written)
+TD_TEST(the_folder_may_be_renamed_while_a_file_is_written)
 {
     const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
     char was[64], now[80], file[96];
@@ -556,7 +556,7 @@ TD_BODY(the_folder_may_be_renamed_while_a_file_is_written)
     }
 }
 
-TD_BODY(a_full_disk_leaves_the_old_file)
+TD_TEST(a_full_disk_leaves_the_old_file)
 {
     void (*const before)(int) = signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit, small;
@@ -579,7 +579,7 @@ TD_BODY(a_full_disk_leaves_the_old_file)
     signal(SIGXFSZ, before);
 }
 
-TD_BODY(a_writer_whose_write_failed_does_not_commit)
+TD_TEST(a_writer_whose_write_failed_does_not_commit)
 {
     const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
     td_safetensors_writer *writer;
@@ -597,7 +597,7 @@ TD_BODY(a_writer_whose_write_failed_does_not_commit)
 
 /* ---- every call fails in turn ---- */
 
-TD_BODY(every_failing_call_leaves_the_old_file_and_nothing_beside_it)
+TD_TEST(every_failing_call_leaves_the_old_file_and_nothing_beside_it)
 {
     int64_t nth, harmless = 0;
 
@@ -625,7 +625,7 @@ TD_BODY(every_failing_call_leaves_the_old_file_and_nothing_beside_it)
     assert_in_range(harmless, 1, 7); /* the folder's fsync, the search for dead writers, the last closes */
 }
 
-TD_BODY(every_failing_call_of_a_reader_comes_out)
+TD_TEST(every_failing_call_of_a_reader_comes_out)
 {
     int64_t nth;
 
@@ -647,33 +647,4 @@ TD_BODY(every_failing_call_of_a_reader_comes_out)
     assert_true(nth > 10);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(what_is_written_is_read),
-        TEST(data_begins_on_a_multiple_of_eight),
-        TEST(parts_of_a_tensor_are_read),
-        TEST(names_are_looked_up),
-        TEST(other_writers_files_are_read),
-        TEST(bad_headers_are_refused_by_name),
-        TEST(deep_nesting_is_refused_at_its_first_level),
-        TEST(bad_lengths_are_refused_by_name),
-        TEST(what_is_no_regular_file_is_refused_at_once),
-        TEST(a_file_that_becomes_shorter_is_an_error_of_the_read),
-        TEST(bad_descriptions_are_refused_by_name),
-        TEST(a_tensor_of_an_unknown_dtype_costs_no_other),
-        TEST(a_header_beyond_the_formats_limit_is_refused),
-        TEST(a_file_is_committed_whole_and_once),
-        TEST(permissions_are_those_of_the_umask),
-        TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay),
-        TEST(the_folder_may_be_renamed_while_a_file_is_written),
-        TEST(a_full_disk_leaves_the_old_file),
-        TEST(a_writer_whose_write_failed_does_not_commit),
-        TEST(every_failing_call_leaves_the_old_file_and_nothing_beside_it),
-        TEST(every_failing_call_of_a_reader_comes_out),
-    };
-
-    return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
-}
+TD_MAIN_EACH("safetensors", file_folder_make, file_folder_remove, NULL, NULL)

@@ -18,31 +18,29 @@
 
 /* ---- right ---- */
 
-static void errors_worked_by_hand(void **state)
+TD_BODY(errors_worked_by_hand)
 {
     const double truth[] = {3, -4, INFINITY, NAN, 0};
     const float got[] = {3, -4.5f, INFINITY, NAN, 0.25f};
     td_error error = td_measure(TD_F32, got, truth, 5);
 
-    (void)state;
     assert_true(error.finite_matches);
     assert_true(error.max_abs == 0.5);
     assert_int_equal(error.worst, 1);
     assert_true(fabs(error.rel_l2 - sqrt(0.25 + 0.0625) / 5) < 1e-15);
 }
 
-static void nothing_is_no_error_and_something_for_nothing_is_infinite(void **state)
+TD_BODY(nothing_is_no_error_and_something_for_nothing_is_infinite)
 {
     const double zeros[] = {0, 0};
     const float exact[] = {0, -0.0f}, off[] = {0, 1e-30f};
 
-    (void)state;
     assert_true(td_measure(TD_F32, exact, zeros, 2).rel_l2 == 0);
     assert_true(td_measure(TD_F32, off, zeros, 2).rel_l2 == INFINITY);
     assert_true(td_measure(TD_F32, NULL, NULL, 0).rel_l2 == 0);
 }
 
-static void non_finite_values_must_match_in_place_and_sign(void **state)
+TD_BODY(non_finite_values_must_match_in_place_and_sign)
 {
     static const struct {
         double truth;
@@ -54,7 +52,6 @@ static void non_finite_values_must_match_in_place_and_sign(void **state)
                 {INFINITY, 1e38f, false}, {-INFINITY, -INFINITY, true},
                 {1e300, INFINITY, false}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const double truth[] = {1, rows[i].truth, NAN};
         const float got[] = {1, rows[i].got, NAN};
@@ -66,11 +63,10 @@ static void non_finite_values_must_match_in_place_and_sign(void **state)
     }
 }
 
-static void fences_hold_poison(void **state)
+TD_BODY(fences_hold_poison)
 {
     static const size_t sizes[] = {0, 1, 7, 255, 256, 257, 100000};
 
-    (void)state;
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         unsigned char *block = td_fence_alloc(sizes[s]);
 
@@ -88,12 +84,11 @@ static void fences_hold_poison(void **state)
 }
 
 /* AddressSanitizer reports a touched fence at once, by ending the program: here it is asked instead. */
-static void under_address_sanitizer_a_fence_is_out_of_bounds(void **state)
+TD_BODY(under_address_sanitizer_a_fence_is_out_of_bounds)
 {
 #ifdef TD_ASAN
     char *block = td_fence_alloc(13);
 
-    (void)state;
     assert_null(__asan_region_is_poisoned(block, 13));
     for (int i = 0; i < 248; i++) { /* at its far end the fence may end inside a step of 8 bytes */
         assert_true(__asan_address_is_poisoned(block + 13 + i));
@@ -106,7 +101,7 @@ static void under_address_sanitizer_a_fence_is_out_of_bounds(void **state)
 #endif
 }
 
-static void draws_depend_on_name_stream_and_dtype_alone(void **state)
+TD_BODY(draws_depend_on_name_stream_and_dtype_alone)
 {
     float *a = td_draw_normal("support: a", 0, TD_F32, 1000),
           *again = td_draw_normal("support: a", 0, TD_F32, 1000);
@@ -115,7 +110,6 @@ static void draws_depend_on_name_stream_and_dtype_alone(void **state)
     uint16_t *half = td_draw_normal("support: a", 0, TD_BF16, 1000);
     double *as_f64 = td_as_f64(TD_BF16, half, 1000);
 
-    (void)state;
     td_assert_identical("again", TD_F32, a, again, 1000);
     for (int i = 0; i < 1000; i++) {
         assert_true(a[i] != b[i] && a[i] != other[i]);
@@ -132,12 +126,11 @@ static void draws_depend_on_name_stream_and_dtype_alone(void **state)
     free(as_f64);
 }
 
-static void right_answers_pass(void **state)
+TD_BODY(right_answers_pass)
 {
     const double truth[] = {1, -2, 3, INFINITY, NAN};
     const float got[] = {1.0000001f, -2, 3, INFINITY, NAN};
 
-    (void)state;
     td_assert_close("got", TD_F32, got, truth, 5, 1e-6);
     td_assert_identical("got", TD_F32, got, got, 5); /* NaN is identical to itself, bit for bit */
     td_assert_refused(td_fail(TD_IO_ERROR, "the disk is full"), TD_IO_ERROR, "disk");
@@ -148,136 +141,120 @@ static void right_answers_pass(void **state)
 
 static const double wrong_truth[] = {1, -2, 3, -4};
 
-static void one_element_off(void **state)
+TD_BODY(one_element_off)
 {
     const float got[] = {1, -2, 3.001f, -4};
 
-    (void)state;
     td_assert_close("got", TD_F32, got, wrong_truth, 4, 1e-5);
 }
 
-static void a_nan_among_the_results(void **state)
+TD_BODY(a_nan_among_the_results)
 {
     const float got[] = {1, -2, NAN, -4};
 
-    (void)state;
     td_assert_close("got", TD_F32, got, wrong_truth, 4, 1e9);
 }
 
-static void an_infinity_among_the_results(void **state)
+TD_BODY(an_infinity_among_the_results)
 {
     const float got[] = {1, -2, INFINITY, -4};
 
-    (void)state;
     td_assert_close("got", TD_F32, got, wrong_truth, 4, INFINITY);
 }
 
-static void a_result_of_poison(void **state)
+TD_BODY(a_result_of_poison)
 {
     float *got = td_fence_alloc(sizeof wrong_truth / 2);
 
-    (void)state;
     td_assert_close("got", TD_F32, got, wrong_truth, 4, 1e9);
 }
 
-static void a_tolerance_of_nan(void **state)
+TD_BODY(a_tolerance_of_nan)
 {
     const float got[] = {1, -2, 3, -4};
 
-    (void)state;
     td_assert_close("got", TD_F32, got, wrong_truth, 4, NAN);
 }
 
-static void one_large_error_among_many_elements(void **state)
+TD_BODY(one_large_error_among_many_elements)
 {
     static float got[100000];
     static double truth[100000];
 
-    (void)state;
     for (int i = 0; i < 100000; i++)
         truth[i] = got[i] = 1;
     got[77] = 1.01f; /* rel_l2 is 3e-5 only */
     td_assert_close("got", TD_F32, got, truth, 100000, 1e-4);
 }
 
-static void one_bit_apart(void **state)
+TD_BODY(one_bit_apart)
 {
     const float a[] = {1, 0.0f}, b[] = {1, -0.0f};
 
-    (void)state;
     td_assert_identical("a", TD_F32, a, b, 2);
 }
 
-static void an_element_never_written(void **state)
+TD_BODY(an_element_never_written)
 {
     uint16_t *block = td_fence_alloc(3 * sizeof *block);
 
-    (void)state;
     block[0] = block[2] = 0;
     td_fence_assert_written("block", TD_BF16, block, 3);
 }
 
 #ifndef TD_ASAN
-static void one_byte_too_far(void **state)
+TD_BODY(one_byte_too_far)
 {
     unsigned char *block = td_fence_alloc(13);
 
-    (void)state;
     block[13] = 0;
     td_fence_free(block);
 }
 
-static void one_byte_too_early(void **state)
+TD_BODY(one_byte_too_early)
 {
     unsigned char *block = td_fence_alloc(13);
 
-    (void)state;
     block[-1] = 0;
     td_fence_free(block);
 }
 
-static void the_last_byte_of_the_fence(void **state)
+TD_BODY(the_last_byte_of_the_fence)
 {
     unsigned char *block = td_fence_alloc(13);
 
-    (void)state;
     block[13 + 255] = 0;
     td_fence_free(block);
 }
 #endif
 
-static void a_refusal_that_did_not_come(void **state)
+TD_BODY(a_refusal_that_did_not_come)
 {
-    (void)state;
     td_assert_refused(TD_OK, TD_BAD_ARGUMENT, "");
 }
 
-static void a_refusal_of_another_kind(void **state)
+TD_BODY(a_refusal_of_another_kind)
 {
-    (void)state;
     td_assert_refused(td_fail(TD_NO_MEMORY, "words"), TD_BAD_ARGUMENT, "words");
 }
 
-static void a_refusal_in_other_words(void **state)
+TD_BODY(a_refusal_in_other_words)
 {
-    (void)state;
     td_assert_refused(td_fail(TD_BAD_ARGUMENT, "q is NULL"), TD_BAD_ARGUMENT, "k is NULL");
 }
 
-static void a_refusal_with_an_old_message(void **state)
+TD_BODY(a_refusal_with_an_old_message)
 {
-    (void)state;
     td_fail(TD_BAD_ARGUMENT, "k is NULL");
     td_assert_refused(TD_BAD_ARGUMENT, TD_BAD_ARGUMENT, "k is NULL");
 }
 
-static void a_failure_taken_for_success(void **state)
+TD_BODY(a_failure_taken_for_success)
 {
-    (void)state;
     td_assert_ok(td_fail(TD_BAD_STATE, "not yet"));
 }
 
-static void every_wrong_answer_fails(void **state)
+TD_BODY(every_wrong_answer_fails)
 {
     const struct CMUnitTest wrong[] = {
         cmocka_unit_test(one_element_off),
@@ -303,7 +280,6 @@ static void every_wrong_answer_fails(void **state)
     FILE *const messages = tmpfile();
     int status = 0;
 
-    (void)state;
     assert_non_null(messages);
     fflush(NULL);
     pid_t child = fork();

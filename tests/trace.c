@@ -345,13 +345,6 @@ TD_BODY(kernels_are_classified_by_their_names)
     }
 }
 
-TD_BODY(phases_have_names)
-{
-    assert_string_equal(td_trace_phase_name(TD_TRACE_FORWARD), "forward");
-    assert_string_equal(td_trace_phase_name(TD_TRACE_ELSEWHERE), "elsewhere");
-    assert_null(td_trace_phase_name((td_trace_phase)TD_TRACE_PHASES));
-}
-
 /* ---- what is refused, and what has no memory ---- */
 
 TD_BODY(a_trace_ends_once)
@@ -444,7 +437,6 @@ int main(void)
         TEST(a_callers_own_labels_are_ranges),
         TEST(ranges_beyond_the_deepest_are_counted),
         cmocka_unit_test(kernels_are_classified_by_their_names),
-        cmocka_unit_test(phases_have_names),
         TEST(a_trace_ends_once),
         TEST(every_allocation_may_fail),
     };

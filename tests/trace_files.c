@@ -58,7 +58,7 @@ static td_status write_timeline(const char *path)
     return td_trace_write_timeline(trace, path);
 }
 
-TD_BODY(files_are_whole_or_as_they_were)
+TD_TEST(files_are_whole_or_as_they_were)
 {
     const file_kind kinds[] = {
         {write_json, "{\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":", "\n]}\n", 20000},
@@ -108,7 +108,7 @@ static void check_nesting(const slice *slices, int count)
     }
 }
 
-TD_BODY(the_json_is_chromes)
+TD_TEST(the_json_is_chromes)
 {
     static slice slices[4096];
     const td_trace_range *ranges;
@@ -161,7 +161,7 @@ TD_BODY(the_json_is_chromes)
     free(text);
 }
 
-TD_BODY(the_picture_has_phases_and_classes)
+TD_TEST(the_picture_has_phases_and_classes)
 {
     size_t bytes;
 
@@ -181,7 +181,7 @@ TD_BODY(the_picture_has_phases_and_classes)
 }
 
 /* Nothing happened: a file all the same. */
-TD_BODY(an_empty_trace_is_written)
+TD_TEST(an_empty_trace_is_written)
 {
     td_trace *empty;
     td_device *dev;
@@ -204,15 +204,4 @@ TD_BODY(an_empty_trace_is_written)
     td_device_close(dev);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(files_are_whole_or_as_they_were),
-        TEST(the_json_is_chromes),
-        TEST(the_picture_has_phases_and_classes),
-        TEST(an_empty_trace_is_written),
-    };
-    return cmocka_run_group_tests_name("files of a trace", tests, record, forget);
-}
+TD_MAIN_EACH("files of a trace", file_folder_make, file_folder_remove, record, forget)

@@ -293,7 +293,7 @@ static void expect_near(double got, double want)
         fail_msg("got %.17g, want %.17g", got, want);
 }
 
-TD_BODY(clipping_by_global_norm_over_an_asynchronous_reduction)
+TD_TEST(clipping_by_global_norm_over_an_asynchronous_reduction)
 {
     for (int i = 0; i < 4; i++) {
         const bool broken = i % 2 != 0;
@@ -329,7 +329,7 @@ TD_BODY(clipping_by_global_norm_over_an_asynchronous_reduction)
     }
 }
 
-TD_BODY(two_micro_batches_captured)
+TD_TEST(two_micro_batches_captured)
 {
     toy_model model = {0};
     double want[ELEMENTS], samples[2][ELEMENTS];
@@ -448,7 +448,7 @@ static void read_gathered(void)
                      RANGES - 1); /* all but the first were fetched beside the work before them */
 }
 
-TD_BODY(a_gathered_range_is_read_in_f32)
+TD_TEST(a_gathered_range_is_read_in_f32)
 {
     early = false;
     read_gathered();
@@ -480,7 +480,7 @@ static td_status listener_end(td_hook *hook, td_pass pass, td_status status)
     return ((listener *)hook)->answer;
 }
 
-TD_BODY(every_link_ends_what_it_began)
+TD_TEST(every_link_ends_what_it_began)
 {
     toy_model model = {0};
     listener links[3];
@@ -502,7 +502,7 @@ TD_BODY(every_link_ends_what_it_began)
     }
 }
 
-TD_BODY(final_goes_to_the_first_that_wants_gradients)
+TD_TEST(final_goes_to_the_first_that_wants_gradients)
 {
     toy_model model = {0};
     optimizer last = optimizer_of(&model);
@@ -515,15 +515,4 @@ TD_BODY(final_goes_to_the_first_that_wants_gradients)
     td_assert_ok(toy_forward(&model, NULL));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(clipping_by_global_norm_over_an_asynchronous_reduction),
-        cmocka_unit_test(two_micro_batches_captured),
-        cmocka_unit_test(a_gathered_range_is_read_in_f32),
-        cmocka_unit_test(every_link_ends_what_it_began),
-        cmocka_unit_test(final_goes_to_the_first_that_wants_gradients),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TD_MAIN("hooks", NULL, NULL)

@@ -15,7 +15,7 @@ struct td_clip {
     td_device *dev;
     td_weights weights;
     float max_norm;
-    int64_t most, count; /* norms that there is room for, and of this pass */
+    int64_t count; /* norms of this pass so far */
     td_update_state *state;
     char *block; /* the norm of all, at TD_ALIGNMENT the norms of ranges, and scratch */
     float *norms;
@@ -27,36 +27,32 @@ struct td_clip {
     bool running;        /* between begin and end of a pass that makes gradients final */
 };
 
-/** Norms that there is room for: one of all that came before, and one that comes. */
-static int64_t at_least_two(int64_t most)
-{
-    return most < 2 ? 2 : most;
-}
+/** Norms of ranges that there is room for, which is more than a model of 250 layers has. More become one. */
+enum { NORMS = 256 };
 
-/** Where scratch begins in the block, and its bytes. */
-static td_status work_of(td_device *dev, int64_t elements, td_dtype dtype, int64_t most, size_t *begin,
-                         size_t *bytes)
+/** Where scratch begins in the block. */
+enum { WORK = TD_ALIGNMENT + NORMS * sizeof(float) };
+
+static td_status work_bytes(td_device *dev, int64_t elements, td_dtype dtype, size_t *out)
 {
     td_status status = TD_OK;
     size_t norms;
 
-    TD_CHECK(most >= 1 && most <= INT32_MAX, "most is %" PRId64 ", needs 1 to %d", most, INT32_MAX);
-    TD_TRY(td_global_norm_work_bytes(dev, elements, dtype, bytes));
-    TD_TRY(td_global_norm_work_bytes(dev, at_least_two(most), TD_F32, &norms));
-    *bytes = norms > *bytes ? norms : *bytes;
-    *begin = 2 * TD_ALIGNMENT + (size_t)most * sizeof(float) / TD_ALIGNMENT * TD_ALIGNMENT;
+    TD_TRY(td_global_norm_work_bytes(dev, elements, dtype, out));
+    TD_TRY(td_global_norm_work_bytes(dev, NORMS, TD_F32, &norms));
+    *out = norms > *out ? norms : *out;
 cleanup:
     return status;
 }
 
-td_status td_clip_plan(td_device *dev, int64_t elements, td_dtype grad_dtype, int64_t most, size_t *out)
+td_status td_clip_plan(td_device *dev, int64_t elements, td_dtype grad_dtype, size_t *out)
 {
     td_status status = TD_OK;
-    size_t begin = 0, bytes = 0;
+    size_t bytes;
 
     TD_CHECK(out, "out is NULL");
-    TD_TRY(work_of(dev, elements, grad_dtype, most, &begin, &bytes));
-    *out = begin + bytes;
+    TD_TRY(work_bytes(dev, elements, grad_dtype, &bytes));
+    *out = WORK + bytes;
 cleanup:
     return status;
 }
@@ -78,7 +74,7 @@ static td_status add_norm(td_clip *clip, int64_t count, const void *grads)
 {
     td_status status = TD_OK;
 
-    if (clip->count == clip->most) {
+    if (clip->count == NORMS) {
         TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, (float *)(void *)clip->block,
                               clip->work));
         TD_TRY(td_device_copy(clip->dev, clip->norms, clip->block, sizeof *clip->norms));
@@ -151,12 +147,12 @@ cleanup:
     return status;
 }
 
-td_status td_clip_create(td_device *dev, const td_weights *weights, float max_norm, int64_t most,
-                         td_update_state *state, td_clip **out)
+td_status td_clip_create(td_device *dev, const td_weights *weights, float max_norm, td_update_state *state,
+                         td_clip **out)
 {
     td_clip *clip = NULL;
     td_status status = TD_OK;
-    size_t begin = 0, bytes = 0;
+    size_t bytes;
     void *block;
 
     TD_CHECK(out, "out is NULL");
@@ -166,7 +162,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
              (double)max_norm);
     TD_CHECK(state, "state is NULL");
-    TD_TRY(work_of(dev, weights->elements, weights->grad_dtype, most, &begin, &bytes));
+    TD_TRY(work_bytes(dev, weights->elements, weights->grad_dtype, &bytes));
     clip = calloc(1, sizeof *clip);
     if (!clip) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *clip);
@@ -176,13 +172,12 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     clip->dev = dev;
     clip->weights = *weights;
     clip->max_norm = max_norm;
-    clip->most = at_least_two(most);
     clip->state = state;
-    TD_TRY(td_device_alloc(dev, begin + bytes, &block));
+    TD_TRY(td_device_alloc(dev, WORK + bytes, &block));
     clip->block = block;
     clip->norms = (void *)(clip->block + TD_ALIGNMENT);
-    clip->work = clip->block + begin;
-    TD_TRY(td_device_fill(dev, block, 0, begin));
+    clip->work = clip->block + WORK;
+    TD_TRY(td_device_fill(dev, block, 0, WORK));
 
     *out = clip; /* whole: the caller owns it from here */
     clip = NULL;

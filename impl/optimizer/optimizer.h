@@ -109,10 +109,9 @@ TD_API td_status td_optimizer_update(td_optimizer *optimizer);
  * makes `gain` what torch.nn.utils.clip_grad_norm_ multiplies by. Each gradient is read once for it. */
 typedef struct td_clip td_clip;
 
-/** most: about how many ranges become final in a pass; with more of them the norm is rounded more often.
- * TD_BAD_ARGUMENT: a NULL, a max_norm that is not finite or not above 0, a `most` below 1, weights without
- * gradients. TD_NO_MEMORY. *out is then NULL. */
-TD_API td_status td_clip_create(td_device *dev, const td_weights *weights, float max_norm, int64_t most,
+/** TD_BAD_ARGUMENT: a NULL, a max_norm that is not finite or not above 0, weights without gradients.
+ * TD_NO_MEMORY. *out is then NULL. */
+TD_API td_status td_clip_create(td_device *dev, const td_weights *weights, float max_norm,
                                 td_update_state *state, td_clip **out);
 TD_API void td_clip_destroy(td_clip *clip); /* accepts NULL */
 TD_API td_hook *td_clip_hook(td_clip *clip);
@@ -136,8 +135,7 @@ TD_API td_status td_clip_set_ranks(td_clip *clip, const td_clip_ranks *ranks);
 TD_API td_status td_clip_norm(const td_clip *clip, float *out);
 
 /** The bytes that td_clip_create takes from dev. */
-TD_API td_status td_clip_plan(td_device *dev, int64_t elements, td_dtype grad_dtype, int64_t most,
-                              size_t *out);
+TD_API td_status td_clip_plan(td_device *dev, int64_t elements, td_dtype grad_dtype, size_t *out);
 
 /** The course's cosine schedule with warm-up: the learning rate of step t, which counts from 0.
  *

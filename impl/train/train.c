@@ -16,7 +16,6 @@ enum { MICROS = TD_MICRO_LAST + 1 };
 /** How a step is going to run: what a plan and a trainer are made from. */
 typedef struct setup {
     td_train_config config; /* with defaults filled in, and what of the model is the trainer's */
-    int64_t ranges;         /* that become final in a pass, at most */
     int32_t update_sms;     /* of the optimizer */
     size_t loss, ids, targets,
         bytes; /* where they stand in the trainer's block, whose begin is the state, and its size */
@@ -114,7 +113,6 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));
-    s->ranges = config->model.size.layers + 3;
     tokens = config->model.batch * config->model.context; /* as the plan checked */
     s->loss = TD_ALIGNMENT;
     s->ids = 2 * TD_ALIGNMENT;
@@ -143,7 +141,7 @@ td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_
             if (groups[i].hyper.kind == TD_OPTIMIZER_ADAMW)
                 out->moments += 2 * sizeof(float) * (size_t)(groups[i].range.end - groups[i].range.begin);
         if (config->clip > 0)
-            TD_TRY(td_clip_plan(dev, s.elements, grad_dtype_of(&s.config.model), s.ranges, &clip));
+            TD_TRY(td_clip_plan(dev, s.elements, grad_dtype_of(&s.config.model), &clip));
     }
     out->step += clip;
 cleanup:
@@ -283,8 +281,7 @@ static td_status make_optimizer(td_train *train)
     TD_TRY(td_transformer_weights(train->model, &config.weights));
     TD_TRY(td_optimizer_create(train->dev, &config, &train->optimizer));
     if (s->config.clip > 0)
-        TD_TRY(td_clip_create(train->dev, &config.weights, s->config.clip, s->ranges, state_of(train),
-                              &train->clip));
+        TD_TRY(td_clip_create(train->dev, &config.weights, s->config.clip, state_of(train), &train->clip));
 cleanup:
     return status;
 }

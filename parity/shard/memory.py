@@ -27,7 +27,8 @@ def run(case, draw, c):
     within_of = within(rel_l2=FULL_WITHIN if predicted else STATE_WITHIN)
     sides = {side: tandem(case, c, backend, predicted) for side, backend in sides_of(draw.device).items()}
     theirs = {impl: how for impl, how in case.config.items() if impl not in sides}
-    sides |= {impl: torch_side(case, draw, c, **how) for impl, how in theirs.items()}
+    begin = (initial_state(case, draw.quickly), draw_batches(case, draw, STEPS)) if theirs else ()
+    sides |= {impl: torch_side(case, draw, c, *begin, **how) for impl, how in theirs.items()}
     return sides | {"truth": {"optimizer_state": float(state)}, "rule": {"optimizer_state": within_of}}
 
 
@@ -87,8 +88,8 @@ class Account:
         return found
 
 
-def torch_side(case, draw, c, **how):
-    state, batches, found = initial_state(case, draw.quickly), draw_batches(case, draw, STEPS), {}
+def torch_side(case, draw, c, state, batches, **how):
+    found = {}
 
     def call():
         account = Account(c.on)

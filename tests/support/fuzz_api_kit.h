@@ -36,6 +36,39 @@
         return TD_OK;                                                                                        \
     }
 
+/* The names of an enum's values 0, 1, ...; and the function that finds a value by its name. */
+#define API_NAMES(type, function, ...)                                                                       \
+    API(function)                                                                                            \
+    {                                                                                                        \
+        static const char *const names[] = {__VA_ARGS__};                                                    \
+        enum { COUNT = sizeof names / sizeof *names };                                                       \
+                                                                                                             \
+        for (int value = -1; value <= COUNT; value++)                                                        \
+            check_name(function((type)value), value >= 0 && value < COUNT ? names[value] : NULL);            \
+        return TD_OK;                                                                                        \
+    }
+#define API_PARSE(type, function, words, ...)                                                                \
+    API(function)                                                                                            \
+    {                                                                                                        \
+        static const char *const names[] = {__VA_ARGS__};                                                    \
+        const char *const name = text(words, sizeof names / sizeof *names, names);                           \
+        type *const to = out("out", sizeof(type));                                                           \
+        const td_status status = function(name, to);                                                         \
+                                                                                                             \
+        if (status == TD_OK)                                                                                 \
+            assert_string_equal(names[*to], name);                                                           \
+        return status;                                                                                       \
+    }
+
+/* Destroys what a call made at `to`, if it was not NULL; a refused call has set it to NULL. */
+#define API_MADE(status, to, made, destroy)                                                                  \
+    do {                                                                                                     \
+        if ((to) && (status) != TD_OK)                                                                       \
+            assert_null(made);                                                                               \
+        if (to)                                                                                              \
+            destroy(made);                                                                                   \
+    } while (0)
+
 void api_add(const char *name, td_status (*call)(void));
 
 /* A CPU device of the case's own. */
@@ -109,10 +142,11 @@ td_dtype one_of(td_dtype second, td_dtype first);
 /* A value in [0, count); or another. */
 int choice(const char *name, int count);
 
-/* The same for functions that cannot refuse; check_name wants their name of it, "unknown ..." where it is
- * another. */
+/* The same for functions that cannot refuse. */
 int any_enum(int count);
-td_status check_name(const char *name, int value, int count);
+
+/* Fails unless a value's name is `want`; NULL: that there is none, or "unknown ...". */
+void check_name(const char *name, const char *want);
 
 /* Any finite number that f32 can hold; or NaN or an infinity. `positive` ones are above 0. */
 double number(const char *name);

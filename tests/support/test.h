@@ -29,4 +29,27 @@
 static struct CMUnitTest td_tests[64] __attribute__((unused));
 static int td_test_count __attribute__((unused));
 
+/** td_run_tests with `before` and `after` around each test. */
+static inline int td_run_each(const char *group, CMFixtureFunction before, CMFixtureFunction after,
+                              CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+    for (int i = 0; i < td_test_count; i++) {
+        td_tests[i].setup_func = before;
+        td_tests[i].teardown_func = after;
+    }
+    return td_run_tests(group, setup, teardown);
+}
+
+/** A program that runs these tests and nothing else. */
+#define TD_MAIN(group, setup, teardown)                                                                      \
+    int main(void)                                                                                           \
+    {                                                                                                        \
+        return td_run_tests(group, setup, teardown);                                                         \
+    }
+#define TD_MAIN_EACH(group, before, after, setup, teardown)                                                  \
+    int main(void)                                                                                           \
+    {                                                                                                        \
+        return td_run_each(group, before, after, setup, teardown);                                           \
+    }
+
 #endif
