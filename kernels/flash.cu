@@ -103,13 +103,15 @@ cut cut_backward(int multiprocessors, const td_attention_shape *shape, bool by_k
 }
 
 /** Whether the kernel for Hopper's tensor cores computes the backward pass: widths up to 128 of 16-bit
- * elements, if the copy engine can read the rows. It adds to dQ in the order in which blocks end. */
+ * elements, if the copy engine can read the rows. Deterministic blocks wait for each other: of few heads the
+ * portable kernels are faster. */
 bool backward_takes_hopper(td_flash_gpu gpu, const td_attention_shape *shape)
 {
     const int width = width_of(shape->head_dim);
+    const int64_t tiles = whole(shape->seq_k, ROWS_PADDING) * shape->batch * shape->heads;
 
-    return hopper_runs(gpu) && shape->dtype != TD_F32 && !shape->deterministic && width <= 128 &&
-           shape->head_dim % 8 == 0;
+    return hopper_runs(gpu) && shape->dtype != TD_F32 && width <= 128 && shape->head_dim % 8 == 0 &&
+           (!shape->deterministic || tiles > gpu.multiprocessors);
 }
 
 /** The same for Hopper's kernel: tiles of 128 keys, one block a multiprocessor. */
@@ -138,6 +140,7 @@ struct backward_plan {
     cut by_keys, by_queries, on_hopper;
     bool takes_hopper; /* if every row starts at 16 bytes */
     float *lse, *dot, *dq_sums, *parts;
+    int64_t turns; /* if they are needed, as many ints after dq_sums, see backward_args */
     int *counter;
     size_t bytes;
 };
@@ -148,6 +151,7 @@ backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, v
     scratch rest = {static_cast<char *>(work), 0};
     const int64_t heads = shape->batch * shape->heads;
     const int64_t rows_padded = whole(shape->seq, ROWS_PADDING) * ROWS_PADDING;
+    const int width = width_of(shape->head_dim);
     int64_t parts = 0;
     int most = 1; /* parts by keys */
 
@@ -161,10 +165,11 @@ backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, v
     plan.lse = rest.floats(heads * rows_padded);
     plan.dot = rest.floats(heads * rows_padded);
     plan.counter = reinterpret_cast<int *>(rest.floats(1));
-    if (!shape->deterministic) {
-        if (kind_of_shape(shape) != kind::f32)
-            plan.dq_sums = rest.floats(heads * rows_padded * width_of(shape->head_dim));
-    } else if (plan.by_queries.parts > 1)
+    if (plan.takes_hopper && shape->deterministic)
+        plan.turns = 2 * heads * whole(shape->seq, hopper_queries(width));
+    if (plan.takes_hopper || (!shape->deterministic && kind_of_shape(shape) != kind::f32))
+        plan.dq_sums = rest.floats(heads * rows_padded * width + plan.turns);
+    if (shape->deterministic && plan.by_queries.parts > 1)
         parts = heads * shape->seq * shape->head_dim * plan.by_queries.parts;
     most = std::max(most, plan.by_keys.parts);
     if (most > 1)
@@ -280,9 +285,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     }
 }
 
-/** O of the parts' O, a warp a row: weights are the parts' sums relative to the largest score of all. A part
- * without a visible key has a sum of 0, and no O. One whose scores are all NaN has, like it, -infinity for a
- * largest score, but a sum of NaN. */
+/** O of the parts' O, a warp a row. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, const forward_args args)
 {
@@ -296,9 +299,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, cons
     float max = mine.x, all;
     for (int step = 16; step > 0; step /= 2)
         max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-    const float below = mine.x - max;
-    float weight =
-        mine.y == 0.0f ? 0.0f : mine.y * exp2f(fmaf(below, args.exponent.high, below * args.exponent.low));
+    float weight = part_weight(mine, max, args.exponent);
     all = weight;
     for (int step = 16; step > 0; step /= 2)
         all += __shfl_xor_sync(~0u, all, step);
@@ -471,13 +472,13 @@ cudaError_t add_parts(cudaStream_t stream, const backward_args &args, void *firs
     return cudaGetLastError();
 }
 
-/** The sums of dQ as long as prepare sets them to 0: the scratch, or in f32 dQ itself. */
-int64_t dq_sums_of(const backward_args &args, kind k)
+/** What prepare sets to 0: the sums of dQ, which are scratch or in f32 dQ itself, and the turns. */
+int64_t zeros_of(const backward_args &args, kind k, int64_t turns)
 {
     if (!args.dq_sums)
         return 0;
     return k == kind::f32 ? (int64_t)args.heads * args.seq * args.head_dim
-                          : (int64_t)args.heads * args.rows_padded * args.width;
+                          : (int64_t)args.heads * args.rows_padded * args.width + turns;
 }
 
 template <typename T, kind K>
@@ -493,7 +494,7 @@ cudaError_t prepare(cudaStream_t stream, const backward_args &args, const backwa
     td_attention_flash_prepare<T, K>
         <<<(unsigned)whole(rows, THREADS / lanes * ROWS_AT_ONCE), THREADS, 0, stream>>>(
             static_cast<const T *>(o), static_cast<const T *>(args.dout), lse, plan.lse, plan.dot, args,
-            lanes, dq_sums_of(args, K));
+            lanes, zeros_of(args, K, plan.turns));
     return cudaGetLastError();
 }
 
@@ -504,8 +505,15 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
     const kind k = kind_of_shape(shape);
     cudaError_t error;
 
-    if (k == kind::f32 && !shape->deterministic)
-        args.dq_sums = static_cast<float *>(args.dq);
+    bool on_hopper = plan.takes_hopper && args.vectors;
+
+    if (!shape->deterministic)
+        args.dq_sums = k == kind::f32 ? static_cast<float *>(args.dq) : plan.dq_sums;
+    else if (on_hopper)
+        args.dq_sums = plan.dq_sums;
+    if (plan.turns > 0)
+        args.turns =
+            reinterpret_cast<int *>(plan.dq_sums + (int64_t)args.heads * args.rows_padded * args.width);
     if constexpr (sizeof(T) == 4)
         error = k == kind::f32 ? prepare<T, kind::f32>(stream, args, plan, o, lse)
                                : prepare<T, kind::tf32>(stream, args, plan, o, lse);
@@ -514,13 +522,15 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
     if (error != cudaSuccess)
         return error;
-    error = cudaErrorNotSupported;
-    if (plan.takes_hopper && args.vectors) {
+    if (on_hopper) {
         args.blocks = plan.on_hopper;
         error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, args,
                                                                                free_multiprocessors(gpu));
+        on_hopper = error != cudaErrorNotSupported;
     }
-    if (error == cudaErrorNotSupported) {
+    if (!on_hopper) {
+        if (shape->deterministic)
+            args.dq_sums = nullptr;
         args.blocks = plan.by_keys;
         error = run_pass(stream, k, args, true);
     }
@@ -529,7 +539,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
     if (error != cudaSuccess || args.dq_sums == args.dq)
         return error;
 
-    if (plan.dq_sums) {
+    if (args.dq_sums) {
         const int64_t blocks = (int64_t)args.heads * args.rows_padded / 16 * (args.width / 16);
         return tile::launch_behind(stream, (unsigned)whole(blocks * 32, THREADS), THREADS,
                                    td_attention_flash_convert_dq<T>, plan.dq_sums, static_cast<T *>(args.dq),
@@ -554,43 +564,43 @@ bool flash::hopper_runs(td_flash_gpu gpu)
 #endif
 }
 
-/** The keys are cut into parts if the longest tile takes longer than the average SM. Times are in tiles of
- * keys: a task has an overhead of 1.5, and the kernel that adds up the parts takes 4. */
+/** Takes the rows of a tile and the number of parts that promise the shortest time. The unit of time is a
+ * step of 128 queries by 128 keys, some 1.1 us. Fitted to causal calls of 1, 4 and 16 heads with 128 to 32768
+ * tokens (H100, bf16, 2026-11-26). */
 hopper_plan flash::plan_hopper_forward(td_flash_gpu gpu, const td_attention_shape *shape)
 {
-    constexpr int KEYS = 128;
-    constexpr double OVERHEAD = 1.5, COMBINE = 4;
-    const int64_t heads = shape->batch * shape->heads, steps = whole(shape->seq_k, KEYS);
+    constexpr double STEP[] = {0.75, 1, 1.17};                     /* of 64, 128 and 192 queries */
+    constexpr double START = 0.7, ADD_PARTS = 1.6, OVERHEAD = 0.4; /* for each 64 queries of a task */
+    const int64_t heads = shape->batch * shape->heads, steps = whole(shape->seq_k, 128);
+    /* 32 MB of keys and values stay in an H100's L2 cache of 50 MB. */
+    const int64_t section = ((int64_t)32 << 20) / (shape->seq_k * shape->head_dim * 4);
     hopper_plan plan = {};
     double least = 0;
 
-    if (!hopper_runs(gpu) || shape->dtype == TD_F32 || shape->head_dim <= 16 || shape->head_dim > 128)
+    if (!hopper_runs(gpu) || shape->dtype == TD_F32 || shape->head_dim > 128)
         return plan;
-    plan.groups = shape->head_dim > 32 && shape->head_dim <= 64 && shape->seq > 1024 ? 3 : 2;
-    if (plan.groups == 3 && whole(shape->seq, 192) * heads < 2 * gpu.multiprocessors)
-        plan.groups = 2;
-    const int64_t tiles = whole(shape->seq, 64 * plan.groups);
-    /* 32 MB of keys and values stay in an H100's L2 cache of 50 MB. */
-    const int64_t section = ((int64_t)32 << 20) / (shape->seq_k * shape->head_dim * 4);
-    plan.blocks = {(int)tiles, 1, (int)steps, (int)std::clamp<int64_t>(section, 1, heads)};
-    const double work = (double)(heads * tiles) * (shape->causal ? (steps + 1) / 2.0 : steps);
-    for (const int parts : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
-        const int64_t each = whole(steps, parts);
-        const double tasks =
-            shape->causal && parts > 1 ? work / each + heads * tiles / 2.0 : heads * tiles * parts;
-        const double longest = each + OVERHEAD, share = (work + tasks * OVERHEAD) / gpu.multiprocessors;
-        double time = tasks <= gpu.multiprocessors ? longest : std::max(longest, share + longest / 2);
+    const int most = shape->head_dim > 32 && shape->head_dim <= 64 ? 3 : 2;
+    for (int groups = 1; groups <= most; groups++)
+        for (int parts = 1; parts <= std::min<int64_t>(steps, MOST_PARTS); parts *= 2) {
+            const int64_t tiles = whole(shape->seq, 64 * groups), tasks = heads * tiles * parts;
+            /* GPCs of 18 SMs have no place for a fifth cluster of 4. */
+            const int64_t slots = gpu.multiprocessors - (parts < 4 ? 0 : gpu.multiprocessors / 32);
+            /* A cluster whose blocks have to wait for SMs starts late. */
+            const double overhead = parts == 1 ? OVERHEAD * groups : 2.5 * parts;
+            const double seen = shape->causal ? (steps + (groups == 3 ? 2 : 1)) / 2.0 : steps;
+            const double longest = whole(steps, parts) * STEP[groups - 1] + START * groups +
+                                   (parts > 1 ? ADD_PARTS * groups : 0);
+            const double share = (heads * tiles * seen * STEP[groups - 1] + tasks * overhead) / slots;
+            double time = longest;
 
-        if (parts > 1)
-            time += COMBINE;
-        if (parts == 1 || time < least) {
-            least = time;
-            plan.blocks.parts = (int)whole(steps, each);
-            plan.blocks.steps = (int)each;
+            if (tasks > slots)
+                time = shape->causal ? std::max(longest, share + longest / 16)
+                                     : whole(tasks, slots) * (longest + overhead);
+            if (plan.groups == 0 || time < least) {
+                least = time;
+                plan = {groups, {(int)tiles, parts, (int)std::clamp<int64_t>(section, 1, heads)}};
+            }
         }
-        if (parts == 1 && longest <= share)
-            break;
-    }
     return plan;
 }
 
@@ -613,10 +623,8 @@ size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *s
     forward_args args = {};
 
     place_parts(shape, cut_forward(gpu.multiprocessors, shape), portable, args);
-    if (plan.groups) {
+    if (plan.groups)
         (void)hopper.floats(1);
-        place_parts(shape, plan.blocks, hopper, args);
-    }
     return std::max(portable.used, hopper.used);
 }
 
@@ -652,13 +660,8 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const t
     args.vectors = vectors;
     const hopper_plan plan = vectors ? plan_hopper_forward(gpu, shape) : hopper_plan();
     if (plan.groups) {
-        scratch pieces = {static_cast<char *>(work), 0};
-        int *const counter = reinterpret_cast<int *>(pieces.floats(1));
-        place_parts(shape, plan.blocks, pieces, args);
         const cudaError_t code = (shape->dtype == TD_BF16 ? hopper_forward_bf16 : hopper_forward_f16)(
-            stream, gpu, args, plan.groups, counter);
-        if (code == cudaSuccess)
-            return combine_parts(stream, shape, args);
+            stream, gpu, args, plan, static_cast<int *>(work));
         if (code != cudaErrorNotSupported)
             return code;
     }
@@ -686,7 +689,6 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const 
     args.lse = plan.lse;
     args.dot = plan.dot;
     args.counter = plan.counter;
-    args.dq_sums = plan.dq_sums;
     args.parts = plan.parts;
     args.heads = (int)(shape->batch * shape->heads);
     args.o_heads = shape->o_bshd ? (int)shape->heads : 1;

@@ -17,20 +17,30 @@ constexpr int free_multiprocessors(td_flash_gpu gpu)
     return gpu.multiprocessors > gpu.owned ? gpu.multiprocessors - gpu.owned : 1;
 }
 
-/** How the forward pass cuts a shape: a tile of queries has 64 rows for each of `groups` warpgroups. */
+/** How the forward pass cuts a shape. A tile of queries has 64 rows for each of `groups` warpgroups. The keys
+ * that it sees are shared out among `parts` blocks of a cluster, which add up their results. */
+struct hopper_cut {
+    int tiles; /* per head */
+    int parts; /* 1, 2 or 4 */
+    int heads; /* whose keys and values the L2 cache holds at a time */
+};
+
+/** A cluster of 8 has fewer SMs to run on, and was never the fastest. */
+constexpr int MOST_PARTS = 4;
+
 struct hopper_plan {
     int groups; /* 0: there is no kernel for this shape */
-    cut blocks;
+    hopper_cut blocks;
 };
 
 hopper_plan plan_hopper_forward(td_flash_gpu gpu, const td_attention_shape *shape);
 
-/** The forward pass by a plan: args.blocks is its cut, and `counter` an int of scratch. Several parts leave
- * part_o and part_sums. cudaErrorNotSupported: the driver refuses a tensor map, and nothing was launched. */
-cudaError_t hopper_forward_bf16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
-                                int *counter);
-cudaError_t hopper_forward_f16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
-                               int *counter);
+/** The forward pass by a plan instead of args.blocks. `counter` is an int of scratch. cudaErrorNotSupported:
+ * the driver refuses a tensor map, and nothing was launched. */
+cudaError_t hopper_forward_bf16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+                                const hopper_plan &plan, int *counter);
+cudaError_t hopper_forward_f16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+                               const hopper_plan &plan, int *counter);
 
 /** A tile of queries of the backward pass, whose tiles of keys have 128 rows. */
 __host__ __device__ constexpr int hopper_queries(int width)

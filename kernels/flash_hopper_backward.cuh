@@ -40,7 +40,8 @@ struct backward_arguments {
     CUtensorMap q, k, v, dout, dk, dv;
     const float *lse, *dot; /* [heads, rows_padded] */
     float *dq_sums;         /* [heads, rows_padded, D] in the order of accumulators */
-    int *counter;           /* 0 before the launch: counts the tasks taken after each block's first */
+    int *counter;           /* 0 before the launch: counts the tasks taken */
+    int *turns;             /* as in backward_args */
     int heads, o_heads, tiles, tasks, seq, seq_k, rows_padded;
     float *part_sums; /* if parts > 1: [parts, heads, seq_k, head_dim] of dK and then of dV */
     int parts, steps; /* parts of the queries, and the tiles of queries in each */
@@ -191,10 +192,17 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
     using S = shapes<D>;
     const pipeline<D> barriers(memory);
     ring<S::STAGES> stage;
+    /* If tasks wait for each other, a block that has not started must own none. */
+    const bool ordered = args.turns != nullptr;
     int index = (int)blockIdx.x;
 
-    barriers.publish(0, index);
+    if (!ordered)
+        barriers.publish(0, index);
     tile::wait_for_first();
+    if (ordered) {
+        index = atomicAdd(args.counter, 1);
+        barriers.publish(0, index);
+    }
 #pragma unroll 1
     for (int count = 1; index < args.tasks; count++) {
         const task mine = task::of<D>(args, index);
@@ -214,7 +222,7 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
             bulk_load(memory + S::DOT + i * S::STAT, dot + row, S::STAT, &barriers.dout_full[i]);
         }
         /* At most STAGES tiles before the end of the task, so that the tasks even out. */
-        index = atomicAdd(args.counter, 1) + (int)gridDim.x;
+        index = atomicAdd(args.counter, 1) + (ordered ? 0 : (int)gridDim.x);
         barriers.publish(count, index);
     }
 }
@@ -227,13 +235,38 @@ template <int D> __device__ constexpr int columns_of(int group)
     return S::BY_ROWS || D - group * S::PANEL > S::PANEL ? S::PANEL : D - group * S::PANEL;
 }
 
-/** A warp that adds the dQ of one warpgroup to the sums. */
+/** For a warp: waits until `count` other warps have passed the turn on. Then their reduce-adds have ended,
+ * and this warp's come later. */
+__device__ inline void wait_until(const int *turn, int count)
+{
+    int passed;
+
+    do
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(passed) : "l"(turn) : "memory");
+    while (passed < count);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    __syncwarp();
+}
+
+/** Each lane has waited for its own adds. */
+__device__ inline void pass_on(int *turn)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn) : "memory");
+}
+
+/** A warp that adds the dQ of one warpgroup to the sums. With `turns` the tiles of keys add to a tile of
+ * queries in order. Tasks are taken in this order too, so a block waits only for blocks that run. */
 template <int D> __device__ void add_tiles(const backward_arguments &args, unsigned char *memory, int group)
 {
     using S = shapes<D>;
     const pipeline<D> barriers(memory);
     const float *const share = reinterpret_cast<const float *>(memory + S::DQ + group * S::DQ_SHARE);
-    const int columns = columns_of<D>(group), lane = threadIdx.x % 32;
+    const int columns = columns_of<D>(group), lane = threadIdx.x % 32,
+              query_tiles = (args.seq + S::QUERIES - 1) / S::QUERIES;
 
     tile::wait_for_first();
 #pragma unroll 1
@@ -248,12 +281,21 @@ template <int D> __device__ void add_tiles(const backward_arguments &args, unsig
         for (int j = mine.begin; j < mine.end; j++, to += S::QUERIES * D) {
             group_arrive<GROUP + 32>(DQ_EMPTY + group);
             group_sync<GROUP + 32>(DQ_FULL + group);
+            int *const turn =
+                args.turns ? args.turns + 2 * ((int64_t)mine.head * query_tiles + j) + group : nullptr;
+            if (turn)
+                wait_until(turn, mine.first_key / S::KEYS);
             /* Each block of 16 rows is contiguous. */
             if (lane < 4)
                 bulk_add(to + lane * 16 * D, share + lane * 16 * columns, 16 * columns * 4);
             bulk_commit();
-            bulk_wait_read<0>();
-            __syncwarp();
+            if (turn) {
+                bulk_wait<0>(); /* the sums are written, not only read from shared memory */
+                pass_on(turn);
+            } else {
+                bulk_wait_read<0>();
+                __syncwarp();
+            }
         }
         /* The warpgroup takes its place for dK. An arrival that it has not seen must not meet the next. */
         group_arrive<GROUP + 32>(DQ_EMPTY + group);
@@ -628,6 +670,7 @@ cudaError_t backward_of_width(cudaStream_t stream, const backward_args &args, in
     a.hidden = args.hidden;
     a.causal = args.causal;
     a.counter = args.counter;
+    a.turns = args.turns;
     return launch_behind(td_attention_flash_hopper_backward<T, D>,
                          a.tasks < multiprocessors ? a.tasks : multiprocessors, S::THREADS, S::BYTES, stream,
                          a);

@@ -34,7 +34,7 @@ template <int D, int GROUPS_> struct layout {
     static constexpr int PANELS = (D + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
     static constexpr int STAGES = D <= 64 ? 4 : 2, TILES = 2;
     /* Registers of a thread that loads, and of one that multiplies: 64 K in all. */
-    static constexpr int LOADER_REGISTERS = GROUPS == 2 ? 40 : 32, REGISTERS = GROUPS == 2 ? 232 : 160;
+    static constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : 40, REGISTERS = GROUPS == 3 ? 160 : 232;
 
     struct memory {
         alignas(1024) unsigned char q[PANELS][QUERIES * PANEL_ROW];
@@ -43,83 +43,84 @@ template <int D, int GROUPS_> struct layout {
         alignas(1024) unsigned char o[GROUPS][PANELS][ROWS * PANEL_ROW];
         uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES],
             tile_full[TILES], tile_empty[TILES];
-        int tile[TILES]; /* numbers of the next tiles, for the warps that multiply */
+        int tile[TILES];           /* numbers of the next tiles, for the warps that multiply */
+        float2 part_sums[QUERIES]; /* the largest score, unscaled, and the sum relative to it */
     };
+
+    /* The O of a part takes the place of keys and values. A row is so long that the lanes of a store use
+     * different banks. */
+    static constexpr int PART_ROW = D + 8;
+    static_assert(QUERIES * PART_ROW * sizeof(float) <= sizeof(memory::k) + sizeof(memory::v));
+    static __device__ float *parts(memory &shared)
+    {
+        return reinterpret_cast<float *>(shared.k);
+    }
 };
+
+/** The named barrier after which the parts' O may take their place. */
+template <typename L> constexpr int PARTS_START = 1 + 2 * L::GROUPS;
 
 struct hopper_args {
     CUtensorMap q, k, v, o;
-    float *lse, *part_o; /* as in forward_args */
-    float2 *part_sums;
+    float *lse;
     int *counter; /* of tasks taken beyond the first of each block, 0 at first; NULL: none */
-    cut blocks;   /* a task is a part of a tile; heads: whose keys and values the L2 cache holds at a time */
+    hopper_cut blocks;
+    void *to; /* o */
     int heads, o_heads, seq, seq_k, head_dim;
     float scale, exponent, hidden;
 };
 
-/** A task: a tile of queries and a part of the keys. Longer tiles have smaller numbers. Sections of heads
- * follow each other. */
+/** A task: a tile of queries and a part of the keys that they see. Longer tiles have smaller numbers.
+ * Sections of heads follow each other. */
 struct task {
-    int first, head, part, begin; /* query, head, part, tile of keys */
+    int first, head, part, begin, end; /* query, head, part, tiles of keys */
 
-    __device__ task(const hopper_args &args, int number, int queries)
+    template <bool CAUSAL> __device__ static task of(const hopper_args &args, unsigned number, int queries)
     {
-        const cut &blocks = args.blocks;
-        const int each = blocks.tiles * blocks.heads * blocks.parts, section = number / each;
-        const int here = min(blocks.heads, args.heads - section * blocks.heads) * blocks.parts;
-        const int rest = number % each;
+        const hopper_cut &blocks = args.blocks;
+        const unsigned parts = blocks.parts, shift = __ffs(parts) - 1, part = number % (1u << shift);
+        const unsigned tile = number >> shift, each = blocks.tiles * blocks.heads, section = tile / each;
+        const unsigned rest = tile - section * each, skipped = section * blocks.heads;
+        const unsigned heads = min((unsigned)blocks.heads, args.heads - skipped), rank = rest / heads;
+        const int first = (int)(blocks.tiles - 1 - rank) * queries;
+        const unsigned tiles = tiles_before<CAUSAL>(args, first + queries);
 
-        first = (blocks.tiles - 1 - rest / here) * queries;
-        head = section * blocks.heads + rest % here / blocks.parts;
-        part = rest % blocks.parts;
-        begin = part * blocks.steps;
+        return {first, (int)(skipped + rest - rank * heads), (int)part, (int)(tiles * part >> shift),
+                (int)(tiles * (part + 1) >> shift)};
     }
 
-    /** Tiles of keys of this part that queries up to `last` see. 0 or less: none. */
-    template <bool CAUSAL> __device__ int tiles(const hopper_args &args, int last) const
+    /** Tiles of keys that the queries before `end` see. */
+    template <bool CAUSAL> __device__ static int tiles_before(const hopper_args &args, int end)
     {
-        const int keys = CAUSAL ? min(args.seq_k, min(last, args.seq - 1) + 1) : args.seq_k;
+        const int keys = CAUSAL ? min(args.seq_k, min(end, args.seq)) : args.seq_k;
 
-        return min((keys + KEYS - 1) / KEYS - begin, args.blocks.steps);
-    }
-};
-
-/** The numbers of a block's tasks. With a counter a block takes the next task when it has loaded one. Without
- * one every second round of the blocks is reversed, so that the blocks' sums of lengths are about equal. */
-struct turns {
-    const hopper_args &args;
-    int round = 0, next = (int)blockIdx.x;
-
-    __device__ explicit turns(const hopper_args &of) : args(of)
-    {
-    }
-
-    /** -1: there is no further task. */
-    __device__ int take()
-    {
-        const int blocks = (int)gridDim.x, all = args.blocks.tiles * args.blocks.parts * args.heads,
-                  mine = next;
-
-        if (mine >= all)
-            return -1;
-        round++;
-        next = args.counter ? blocks + atomicAdd(args.counter, 1)
-               : round % 2  ? (round + 1) * blocks - 1 - (int)blockIdx.x
-                            : round * blocks + (int)blockIdx.x;
-        return mine;
+        return (keys + KEYS - 1) / KEYS;
     }
 };
+
+/** The number of a block's task in round 1, 2...; -1: there is none. In round 0 it is the block's index.
+ * With a counter a block takes the next task before it loads one. Without a counter every second round of the
+ * blocks is reversed, so that the blocks' sums of lengths are about equal. */
+__device__ inline int take_task(const hopper_args &args, int round)
+{
+    const int blocks = (int)gridDim.x, all = args.blocks.tiles * args.blocks.parts * args.heads;
+    const int number = args.counter ? blocks + atomicAdd(args.counter, 1)
+                       : round % 2  ? (round + 1) * blocks - 1 - (int)blockIdx.x
+                                    : round * blocks + (int)blockIdx.x;
+
+    return number < all ? number : -1;
+}
 
 template <typename L, bool CAUSAL>
-__device__ void load_tiles(typename L::memory &shared, const hopper_args &args)
+__device__ void load_tiles(typename L::memory &shared, const hopper_args &args, task at)
 {
     constexpr uint32_t TILE = sizeof shared.k[0];
     const uint64_t keep = keep_policy(), once = once_policy();
     ring<L::STAGES> k, v;
     ring<1> turn;
     ring<L::TILES> queue;
-    turns mine(args);
-    tile::wait_for_first(); /* of the stream: the others wait for this thread's first task */
+
+    tile::wait_for_first(); /* of the stream: the others wait for this thread's loads */
     const auto load = [&](unsigned char(&to)[L::PANELS][KEYS * PANEL_ROW], const CUtensorMap *map, int key,
                           int head, uint64_t *full, uint64_t *empty, uint32_t parity) {
         barrier_wait(empty, parity ^ 1);
@@ -128,21 +129,11 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args)
             load_box(to[panel], map, panel * PANEL_COLUMNS, key, head, full, keep);
     };
 
-    for (;; queue.advance()) {
-        const int number = mine.take();
+    for (int round = 1;; round++) {
+        const int number = take_task(args, round), tiles = at.end - at.begin;
 
-        barrier_wait(&shared.tile_empty[queue.place], queue.parity ^ 1);
-        shared.tile[queue.place] = number;
-        barrier_arrive(&shared.tile_full[queue.place]);
-        if (number < 0)
-            return;
-        const task at(args, number, L::QUERIES);
-        const int tiles = at.tiles<CAUSAL>(args, at.first + L::QUERIES - 1);
-
-        if (tiles <= 0)
-            continue;
         /* Keys are used one tile earlier than values. */
-        for (int j = tiles; j >= 0; j--) {
+        for (int j = tiles; tiles > 0 && j >= 0; j--) {
             if (j > 0) {
                 load(shared.k[k.place], &args.k, (at.begin + j - 1) * KEYS, at.head, &shared.k_full[k.place],
                      &shared.k_empty[k.place], k.parity);
@@ -160,7 +151,15 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args)
                 v.advance();
             }
         }
-        turn.advance();
+        if (tiles > 0)
+            turn.advance();
+        barrier_wait(&shared.tile_empty[queue.place], queue.parity ^ 1);
+        shared.tile[queue.place] = number;
+        barrier_arrive(&shared.tile_full[queue.place]);
+        queue.advance();
+        if (number < 0)
+            return;
+        at = task::of<CAUSAL>(args, number, L::QUERIES);
     }
 }
 
@@ -218,11 +217,64 @@ struct softmax {
     }
 };
 
+/** O and lse of the PARTS parts, which lie in the shared memory of the cluster's blocks. Each block adds up
+ * as many rows of the tile. All loads start before the first is used. */
+template <typename T, int D, typename L, int PARTS>
+__device__ void add_parts(typename L::memory &shared, const hopper_args &args, const task &at, int thread)
+{
+    constexpr int PER = 8, CHUNKS = D / PER, SHARE = L::QUERIES / PARTS; /* PER: columns of a thread */
+
+    cluster_sync(); /* all parts are there */
+    for (int i = thread; i < SHARE * CHUNKS; i += L::GROUPS * GROUP) {
+        const int row = at.part * SHARE + i / CHUNKS, column = i % CHUNKS * PER, query = at.first + row;
+        const uint32_t sums = shared_address(shared.part_sums + row),
+                       values = shared_address(L::parts(shared) + row * L::PART_ROW + column);
+        float2 part[PARTS];
+        float4 x[PARTS][2];
+        float max = -INFINITY, sum = 0.0f, o[PER] = {};
+
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            part[p] = load_pair_of_block(sums, p);
+            x[p][0] = load_four_of_block(values, p);
+            x[p][1] = load_four_of_block(values + 16, p);
+        }
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+            max = fmaxf(max, part[p].x);
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            const float weight = part_weight(part[p], max, {args.exponent, 0.0f});
+            const float of[PER] = {x[p][0].x, x[p][0].y, x[p][0].z, x[p][0].w,
+                                   x[p][1].x, x[p][1].y, x[p][1].z, x[p][1].w};
+            sum += weight;
+#pragma unroll
+            for (int c = 0; c < PER; c++)
+                o[c] = fmaf(weight, weight != 0.0f ? of[c] : 0.0f, o[c]); /* true of NaN */
+        }
+        if (query >= args.seq || column >= args.head_dim)
+            continue;
+        const float inverse = 1.0f / sum;
+        const int64_t batch = at.head / args.o_heads, head = at.head % args.o_heads,
+                      start = ((batch * args.seq + query) * args.o_heads + head) * args.head_dim;
+        uint4 packed;
+        packed.x = tile::pack<T>(o[0] * inverse, o[1] * inverse);
+        packed.y = tile::pack<T>(o[2] * inverse, o[3] * inverse);
+        packed.z = tile::pack<T>(o[4] * inverse, o[5] * inverse);
+        packed.w = tile::pack<T>(o[6] * inverse, o[7] * inverse);
+        *reinterpret_cast<uint4 *>(static_cast<T *>(args.to) + start + column) = packed;
+        if (column == 0)
+            args.lse[(int64_t)at.head * args.seq + query] = fmaf(max, args.scale, logf(sum));
+    }
+    cluster_sync(); /* nobody reads this block's memory any more */
+}
+
 template <typename T, int D, typename L, bool CAUSAL>
 __device__ void attend(typename L::memory &shared, const hopper_args &args, int group)
 {
     constexpr int STEPS = D / 16, KEY_STEPS = KEYS / 16;
-    constexpr bool TURNS = CAUSAL || D > 64; /* warpgroups take turns to start their GEMMs */
+    constexpr bool TURNS =
+        L::GROUPS > 1 && (CAUSAL || D > 64); /* warpgroups take turns to start their GEMMs */
     constexpr uint32_t PANEL = KEYS * PANEL_ROW, TILE = L::PANELS * PANEL;
     const int thread = threadIdx.x % GROUP, warp = thread / 32, lane = thread % 32;
     const int turn_of_group = 1 + group, turn_of_next = 1 + (group + 1) % L::GROUPS;
@@ -236,6 +288,7 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
     float o[D / 2];
     uint32_t p[KEYS / 4];
     softmax rows;
+    task at;
 
     const auto leave = [&](uint64_t *empty) {
         if (lane == 0)
@@ -266,23 +319,30 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
     if (TURNS && group == L::GROUPS - 1)
         group_arrive<2 * GROUP>(1); /* the first warpgroup has the first turn */
 
-    for (;; queue.advance()) {
+    /* The number of the next task, or less than 0. */
+    const auto next_number = [&] {
         barrier_wait(&shared.tile_full[queue.place], queue.parity);
         const int number = shared.tile[queue.place];
         __syncwarp();
         leave(&shared.tile_empty[queue.place]);
-        if (number < 0)
-            break;
-        const task at(args, __shfl_sync(~0u, number, 0), L::QUERIES);
-        const int first = at.first + group * ROWS, query = first + 16 * warp + lane / 4;
-        const int all = at.tiles<CAUSAL>(args, at.first + L::QUERIES - 1),
-                  tiles = first < args.seq ? at.tiles<CAUSAL>(args, first + ROWS - 1) : 0;
-        const int64_t part_row = ((int64_t)at.part * args.heads + at.head) * args.seq + query;
+        queue.advance();
+        return __shfl_sync(~0u, number, 0);
+    };
 
-        if (tiles <= 0 && args.blocks.parts > 1 && lane % 4 == 0)
-            for (int h = 0; h < 2; h++)
-                if (query + 8 * h < args.seq)
-                    args.part_sums[part_row + 8 * h] = make_float2(-INFINITY, 0.0f);
+    for (int number = (int)blockIdx.x; number >= 0; number = next_number()) {
+        at = task::of<CAUSAL>(args, number, L::QUERIES);
+        const int first = at.first + group * ROWS, row = 16 * warp + lane / 4, query = first + row;
+        const int all = at.end - at.begin,
+                  tiles = first < args.seq
+                              ? min(task::tiles_before<CAUSAL>(args, first + ROWS), at.end) - at.begin
+                              : 0;
+        float2 *const part_sums = shared.part_sums + group * ROWS + row;
+
+        if (tiles <= 0 && args.blocks.parts > 1) {
+            if (lane % 4 == 0)
+                part_sums[0] = part_sums[8] = make_float2(-INFINITY, 0.0f);
+            group_arrive<L::GROUPS * GROUP>(PARTS_START<L>);
+        }
         if (all <= 0)
             continue;
         barrier_wait(&shared.q_full, turn.parity);
@@ -318,14 +378,24 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
             leave(&shared.k_empty[k.place]);
             k.advance();
             if (first_key + KEYS > args.seq_k || (CAUSAL && first_key + KEYS - 1 > first)) {
+                /* This thread's first key. From there: the end of all keys, of those that its rows see. */
+                const int start = first_key + 2 * (lane % 4), end = args.seq_k - start;
+                const int seen[] = {CAUSAL ? query + 1 - start : end, CAUSAL ? query + 9 - start : end};
+                int ends[] = {end, end};
+
+                if (args.hidden == -INFINITY) {
+                    ends[0] = min(end, seen[0]);
+                    ends[1] = min(end, seen[1]);
+                } else {
 #pragma unroll
-                for (int i = 0; i < KEYS / 2; i++) {
-                    const int key = first_key + 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-                    if (CAUSAL && key > query + i % 4 / 2 * 8)
-                        s[i] = hide(s[i], args.hidden);
-                    if (key >= args.seq_k)
-                        s[i] = -INFINITY;
+                    for (int i = 0; i < KEYS / 2; i++)
+                        if (8 * (i / 4) + i % 2 >= seen[i % 4 / 2])
+                            s[i] += args.hidden;
                 }
+#pragma unroll
+                for (int i = 0; i < KEYS / 2; i++)
+                    if (8 * (i / 4) + i % 2 >= ends[i % 4 / 2])
+                        s[i] = -INFINITY;
             }
             rows.template step<true>(s, alpha);
             round_to_p(s);
@@ -382,33 +452,28 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
         float inverse[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float sum = rows.sum[h];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            inverse[h] = 1.0f / sum;
-            /* The sum is relative to the rounded exponent of the maximum. Without what was rounded away it is
-             * relative to the score itself: a row with one visible key has that score for its lse. */
-            const float max = rows.max[h], base = max == -INFINITY ? 0.0f : max;
-            const float rounded = LN2 * fmaf(base, args.exponent, -__fmul_rn(base, args.exponent));
-            if (lane % 4 == 0 && query + 8 * h < args.seq) {
-                if (args.blocks.parts == 1)
-                    args.lse[(int64_t)at.head * args.seq + query + 8 * h] =
-                        fmaf(max, args.scale, logf(sum) - rounded);
-                else
-                    args.part_sums[part_row + 8 * h] = make_float2(max, fmaf(sum, -rounded, sum));
-            }
+            rows.sum[h] += __shfl_xor_sync(~0u, rows.sum[h], 1);
+            rows.sum[h] += __shfl_xor_sync(~0u, rows.sum[h], 2);
+            inverse[h] = 1.0f / rows.sum[h];
         }
+        /* The sum is relative to the rounded exponent of the maximum. Without what was rounded away it is
+         * relative to the score itself: a row with one visible key has that score for its lse. */
+        const auto rounded = [&](int h) {
+            const float base = rows.max[h] == -INFINITY ? 0.0f : rows.max[h];
+            return LN2 * fmaf(base, args.exponent, -__fmul_rn(base, args.exponent));
+        };
         if (args.blocks.parts > 1) {
+            group_sync<L::GROUPS * GROUP>(PARTS_START<L>); /* nobody reads keys and values any more */
+            float *const to = L::parts(shared) + (group * ROWS + row) * L::PART_ROW + lane % 4 * 2;
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                if (query + 8 * h < args.seq)
+            for (int h = 0; h < 2; h++) {
 #pragma unroll
-                    for (int n = 0; n < D / 8; n++) {
-                        const int column = 8 * n + lane % 4 * 2;
-                        if (column < args.head_dim)
-                            store_two(args.part_o + (part_row + 8 * h) * args.head_dim + column,
-                                      o[4 * n + 2 * h] * inverse[h], o[4 * n + 2 * h + 1] * inverse[h]);
-                    }
+                for (int n = 0; n < D / 8; n++)
+                    store_two(to + 8 * h * L::PART_ROW + 8 * n, o[4 * n + 2 * h] * inverse[h],
+                              o[4 * n + 2 * h + 1] * inverse[h]);
+                if (lane % 4 == 0)
+                    part_sums[8 * h] = make_float2(rows.max[h], fmaf(rows.sum[h], -rounded(h), rows.sum[h]));
+            }
             continue;
         }
         if (thread == 0)
@@ -435,9 +500,18 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
                           at.head % args.o_heads, at.head / args.o_heads);
             bulk_commit();
         }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (lane % 4 == 0 && query + 8 * h < args.seq)
+                args.lse[(int64_t)at.head * args.seq + query + 8 * h] =
+                    fmaf(rows.max[h], args.scale, logf(rows.sum[h]) - rounded(h));
     }
     if (thread == 0)
         bulk_wait<0>();
+    if (args.blocks.parts == 2)
+        add_parts<T, D, L, 2>(shared, args, at, group * GROUP + thread);
+    else if (args.blocks.parts == 4)
+        add_parts<T, D, L, 4>(shared, args, at, group * GROUP + thread);
 }
 
 template <typename T, int D, int GROUPS, bool CAUSAL>
@@ -450,31 +524,39 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
     typename L::memory &shared = *reinterpret_cast<typename L::memory *>(bytes);
     const int group = __shfl_sync(~0u, (int)threadIdx.x / GROUP, 0); /* the compiler sees that warps agree */
 
-    if (threadIdx.x == 0) {
-        prefetch_map(&args.q);
-        prefetch_map(&args.k);
-        prefetch_map(&args.v);
-        prefetch_map(&args.o);
-        barrier_init(&shared.q_full, 1);
-        barrier_init(&shared.q_empty, 4 * GROUPS); /* the warps that multiply */
-        for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(&shared.k_full[i], 1);
-            barrier_init(&shared.k_empty[i], 4 * GROUPS);
-            barrier_init(&shared.v_full[i], 1);
-            barrier_init(&shared.v_empty[i], 4 * GROUPS);
-        }
-        for (int i = 0; i < L::TILES; i++) {
-            barrier_init(&shared.tile_full[i], 1);
-            barrier_init(&shared.tile_empty[i], 4 * GROUPS);
-        }
+    constexpr int ALL = 4 * GROUPS; /* the warps that multiply */
+    const auto init = [](uint64_t *full, uint64_t *empty) {
+        barrier_init(full, 1);
+        barrier_init(empty, ALL);
+    };
+    const task first = task::of<CAUSAL>(args, blockIdx.x, L::QUERIES);
+
+    /* A thread of each warp that loads nothing makes some of the barriers. */
+    if (threadIdx.x == 32) {
+        init(&shared.q_full, &shared.q_empty);
+        for (int i = 0; i < L::STAGES; i++)
+            init(&shared.k_full[i], &shared.k_empty[i]);
         barrier_init_done();
+    } else if (threadIdx.x == 64) {
+        for (int i = 0; i < L::STAGES; i++)
+            init(&shared.v_full[i], &shared.v_empty[i]);
+        barrier_init_done();
+    } else if (threadIdx.x == 96) {
+        for (int i = 0; i < L::TILES; i++)
+            init(&shared.tile_full[i], &shared.tile_empty[i]);
+        barrier_init_done();
+        prefetch_map(&args.o);
+    } else if (threadIdx.x == 0) {
+        prefetch_map(&args.k);
+        prefetch_map(&args.q);
+        prefetch_map(&args.v);
     }
     __syncthreads();
     tile::let_begin();
     if (group == 0) {
         give_registers<L::LOADER_REGISTERS>();
         if (threadIdx.x == 0)
-            load_tiles<L, CAUSAL>(shared, args);
+            load_tiles<L, CAUSAL>(shared, args, first);
     } else {
         take_registers<L::REGISTERS>();
         attend<T, D, L, CAUSAL>(shared, args, group - 1);
@@ -487,7 +569,8 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
 /* ---- on the host ---- */
 
 template <typename T, int D, int GROUPS, bool CAUSAL>
-cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_args &given, int *counter)
+cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_args &given,
+                          const hopper_plan &plan, int *counter)
 {
     using L = layout<D, GROUPS>;
     constexpr int BYTES = (int)sizeof(typename L::memory);
@@ -500,8 +583,9 @@ cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_a
                   o_strides[] = {width * o_heads, width, width * o_heads * seq};
     const int key_box[] = {PANEL_COLUMNS, KEYS, 1}, query_box[] = {PANEL_COLUMNS, L::QUERIES, 1},
               o_box[] = {PANEL_COLUMNS, ROWS, 1, 1};
-    const int64_t tasks = heads * given.blocks.tiles * given.blocks.parts,
-                  blocks = std::min<int64_t>(tasks, free_multiprocessors(gpu));
+    const int64_t tasks = heads * plan.blocks.tiles * plan.blocks.parts,
+                  blocks =
+                      plan.blocks.parts > 1 ? tasks : std::min<int64_t>(tasks, free_multiprocessors(gpu));
     hopper_args args = {};
     cudaError_t code = cudaFuncSetAttribute(td_attention_flash_forward_hopper<T, D, GROUPS, CAUSAL>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
@@ -515,9 +599,8 @@ cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_a
         !make_map<T>(encode, &args.o, given.o, o_extents, o_strides, o_box, PANEL_ROW))
         return cudaErrorNotSupported;
     args.lse = given.lse;
-    args.part_o = given.part_o;
-    args.part_sums = given.part_sums;
-    args.blocks = given.blocks;
+    args.blocks = plan.blocks;
+    args.to = given.o;
     args.heads = given.heads;
     args.o_heads = given.o_heads;
     args.seq = given.seq;
@@ -532,39 +615,51 @@ cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_a
         if (code != cudaSuccess)
             return code;
     }
-    /* The start of a block overlaps with the end of the kernel before it. */
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {(unsigned)plan.blocks.parts, 1, 1};
+    /* The start of a block overlaps with the end of the kernel before it. */
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = (unsigned)blocks;
     config.blockDim = L::THREADS;
     config.dynamicSmemBytes = BYTES;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = args.counter ? 0 : 1;
+    config.attrs = attributes;
+    config.numAttrs = args.counter ? 1 : 2;
     return cudaLaunchKernelEx(&config, td_attention_flash_forward_hopper<T, D, GROUPS, CAUSAL>, args);
 }
 
 template <typename T, int D, int GROUPS>
-cudaError_t launch_masked(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int *counter)
+cudaError_t launch_masked(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+                          const hopper_plan &plan, int *counter)
 {
     return (args.causal ? launch_hopper<T, D, GROUPS, true>
-                        : launch_hopper<T, D, GROUPS, false>)(stream, gpu, args, counter);
+                        : launch_hopper<T, D, GROUPS, false>)(stream, gpu, args, plan, counter);
+}
+
+template <typename T, int D>
+cudaError_t launch_groups(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+                          const hopper_plan &plan, int *counter)
+{
+    return (plan.groups == 1 ? launch_masked<T, D, 1> : launch_masked<T, D, 2>)(stream, gpu, args, plan,
+                                                                                counter);
 }
 
 template <typename T>
-cudaError_t forward_on_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
-                              int *counter)
+cudaError_t forward_on_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+                              const hopper_plan &plan, int *counter)
 {
-    const auto launch = args.head_dim <= 32 ? launch_masked<T, 32, 2>
+    const auto launch = args.head_dim <= 16   ? launch_groups<T, 16>
+                        : args.head_dim <= 32 ? launch_groups<T, 32>
                         : args.head_dim <= 64
-                            ? (groups == 2 ? launch_masked<T, 64, 2> : launch_masked<T, 64, 3>)
-                        : args.head_dim <= 80 ? launch_masked<T, 80, 2>
-                        : args.head_dim <= 96 ? launch_masked<T, 96, 2>
-                                              : launch_masked<T, 128, 2>;
+                            ? (plan.groups == 3 ? launch_masked<T, 64, 3> : launch_groups<T, 64>)
+                        : args.head_dim <= 80 ? launch_groups<T, 80>
+                        : args.head_dim <= 96 ? launch_groups<T, 96>
+                                              : launch_groups<T, 128>;
 
-    return launch(stream, gpu, args, counter);
+    return launch(stream, gpu, args, plan, counter);
 }
 
 } // namespace

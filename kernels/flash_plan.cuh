@@ -157,7 +157,9 @@ struct backward_args {
     float *dq_sums; /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
                              * [heads, rows_padded, width] in the order of accumulators, in f32 dQ itself */
     int *counter;   /* on Hopper, 0 after prepare */
-    float *parts;   /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
+    int *turns;   /* NULL: blocks add to dq_sums in any order. On Hopper [heads, tiles of queries, 2], 0 after
+                     * prepare: how many tiles of keys have added, for each warpgroup */
+    float *parts; /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
     cut blocks;
     int heads, o_heads, seq, seq_k, head_dim, width;
     int rows_padded;
@@ -281,6 +283,16 @@ __device__ inline void add_to(float *sums, const float (&c)[4])
 __device__ inline float hide(float score, float hidden)
 {
     return hidden == -INFINITY ? -INFINITY : score + hidden;
+}
+
+/** The weight of a part's O, of its largest score and its sum. `max` is the largest score of all parts. A
+ * part without a visible key has a sum of 0, and no O. If all scores are NaN, the largest score is -infinity
+ * too, but the sum is NaN. */
+__device__ inline float part_weight(float2 part, float max, split_scale exponent)
+{
+    const float below = part.x - max;
+
+    return part.y == 0.0f ? 0.0f : part.y * exp2f(fmaf(below, exponent.high, below * exponent.low));
 }
 
 /** The powers of two in the number of keys that a query sees. P is 2^(S - L), and L some log2(keys) above the

@@ -74,29 +74,17 @@ def sums(case, c):
             "stalled": max(i for i in range(1, count + 1) if totals[i] != totals[i - 1]),
         }
 
-    def values(outputs):
-        named = {
-            "addend": addend,
-            "accumulator": accumulator,
-            "cast_first": bool(cast_first),
-            "exact": count * value,
-        }
-        return {"values": {**outputs, **named, "count": count}}
+    named = {"addend": addend, "accumulator": accumulator, "cast_first": bool(cast_first)}
+    return exact_sides("values", tandem(), eager(), **named, exact=count * value, count=count)
 
-    mine, theirs = tandem(), eager()
-    return {
-        "c": Side(lambda: mine, record=values(mine)),
-        "torch_eager": Side(lambda: theirs, record=values(theirs)),
-        "rule": {"*": equal()},
+
+def exact_sides(key, mine, theirs, **more):
+    """What both sides found, which must be equal, and stands in their records."""
+    sides = {"c": mine, "torch_eager": theirs}
+    made = {
+        impl: Side(lambda found=found: found, record={key: found | more}) for impl, found in sides.items()
     }
-
-
-def dtype_sides(mine, theirs):
-    return {
-        "c": Side(lambda: mine, record={"dtypes": mine}),
-        "torch_eager": Side(lambda: theirs, record={"dtypes": theirs}),
-        "rule": {"*": equal()},
-    }
+    return made | {"rule": {"*": equal()}}
 
 
 def name_of(c, dtype):
@@ -109,7 +97,7 @@ def toy_model(case, c):
     c.td_autocast_toy_model(device, c.enum("td_dtype", case.low), case.loss, components, count)
     mine = {c.ffi.string(part.name).decode(): name_of(c, part.dtype) for part in components[0 : count[0]]}
     seen = ref.toy_dtypes(case.device, DTYPES[case.low], case.loss)
-    return dtype_sides(mine, {name: NAMES[dtype] for name, dtype in seen.items()})
+    return exact_sides("dtypes", mine, {name: NAMES[dtype] for name, dtype in seen.items()})
 
 
 def refuse_other_lists(on):
@@ -133,7 +121,7 @@ def operations(case, c):
             name = f"{op}({', '.join(dtypes)})"
             mine[name] = result_by_tandem(c, case, op, dtypes)
             theirs[name] = result_by_torch(case, op, dtypes)
-    return dtype_sides(mine, theirs)
+    return exact_sides("dtypes", mine, theirs)
 
 
 def rule_of(c, device, op):
@@ -167,9 +155,7 @@ def lists(case, c):
     named = sorted(op for ops in by_rule.values() for op in ops)
     mine = {"operators": " ".join(named)}
     theirs = {"operators": " ".join(sorted(ref.registered(case.device)))}
-    sides = dtype_sides(mine, theirs)
-    sides["c"] = Side(lambda: mine, record={"lists": by_rule})
-    return sides
+    return exact_sides("dtypes", mine, theirs) | {"c": Side(lambda: mine, record={"lists": by_rule})}
 
 
 def square(case, c):
@@ -186,11 +172,7 @@ def square(case, c):
     mine = {"square": squared, "rsqrt": rounded(1 / squared**0.5)}
     x = torch.tensor(case.x, dtype=DTYPES[case.dtype])
     theirs = {"square": (x * x).item(), "rsqrt": (1 / (x * x).sqrt()).item()}
-    return {
-        "c": Side(lambda: mine, record={"values": mine}),
-        "torch_eager": Side(lambda: theirs, record={"values": theirs}),
-        "rule": {"*": equal()},
-    }
+    return exact_sides("values", mine, theirs)
 
 
 def report(page, records):

@@ -1,16 +1,16 @@
-"""Replays the waits of kernels/flash_hopper_backward.cuh on the CPU, in random order of its warps.
+"""Replays the waits of kernels/flash_hopper_forward.cuh and flash_hopper_backward.cuh on the CPU, in random order of
+the warps of a block.
 
-The warps of a block are generators that give way at each step. Barriers count as the hardware does: a named
-barrier opens at its number of arrivals, whoever they are from; an mbarrier waits for a phase by its parity. A
-schedule fails if warps wait forever, if one arrives twice in a phase of a named barrier, or if shared memory does
-not hold what a GEMM or a copy reads. Each of NEEDED is left out in turn: some schedule must then fail.
+The warps are generators that give way at each step. Barriers count as the hardware does: a named barrier opens at its
+number of arrivals, whoever they are from; an mbarrier waits for a phase by its parity. A schedule fails if warps wait
+forever, if one arrives twice in a phase of a named barrier, or if shared memory does not hold what a GEMM or a copy
+reads. Each of NEEDED is left out in turn: some schedule must then fail.
 """
 
 import random
 import sys
 
-STAGES, DSCORES, LONGEST = 2, 3, 7
-NEEDED = ("turn", "last dS", "place of dK", "q empty", "dout empty", "keys empty", "gradients have left")
+LONGEST = 7  # tiles of a task
 
 
 class Fault(Exception):
@@ -30,6 +30,9 @@ class Named:
         self.arrived += weight
         if self.arrived == self.warps:
             self.arrived, self.who, self.phase = 0, set(), self.phase + 1
+
+    def state(self):
+        return self.phase + self.arrived / 100
 
     def sync(self, who, weight):
         phase = self.phase
@@ -54,27 +57,22 @@ class Counted:
         if self.left == 0 and self.copies == 0:
             self.left, self.phase = self.arrivals, self.phase + 1
 
+    def state(self):
+        return self.phase + self.left / 100
+
     def wait(self, parity):
         while self.phase % 2 == parity:
             yield
 
 
 class Block:
-    """One block. tasks[i] is the number of query tiles of its task i, which may be 0."""
+    """One block of a kernel, whose tasks are numbered from 0. The subclasses are its warps."""
 
-    def __init__(self, tasks, seed, without):
+    def __init__(self, tasks, seed, without, warps_with_tasks):
         self.tasks, self.random, self.without = tasks, random.Random(seed), without
         self.copies = []  # under way
-        self.keys_full, self.keys_empty = Counted(1), Counted(2)
-        self.q_full, self.dout_full = ([Counted(1) for _ in range(STAGES)] for _ in range(2))
-        self.q_empty, self.dout_empty = ([Counted(2) for _ in range(STAGES)] for _ in range(2))
-        self.task_full, self.task_empty = ([Counted(n) for _ in range(2)] for n in (1, 5))
-        self.dq_full, self.dq_empty = ([Named(5) for _ in range(2)] for _ in range(2))
-        self.turn, self.dscores_full = [Named(8) for _ in range(2)], Named(8)
-        self.task, self.keys = [None] * 2, None
-        self.q, self.dout = [None] * STAGES, [None] * STAGES
-        self.dscores = [[None, None] for _ in range(DSCORES)]  # [buffer][warpgroup]
-        self.share, self.added = [None, None], [[], []]  # of dQ
+        self.task_full, self.task_empty = ([Counted(n) for _ in range(2)] for n in (1, warps_with_tasks))
+        self.task = [None] * 2
 
     def wait(self, name, steps):
         if name != self.without:
@@ -96,6 +94,30 @@ class Block:
         self.copies.append(finish)
         barrier.arrive()
 
+    def holds(self, memory, wanted):
+        if memory != wanted:
+            raise Fault(f"memory has {memory}, wanted {wanted}")
+
+    def run(self):
+        warps = self.warps()
+        speed = {warp: self.random.choice((1, 1, 5, 20)) for warp in warps}
+        barriers = [*self.barriers(), *self.task_full, *self.task_empty]
+        idle = 0
+        while warps:
+            if self.copies and self.random.random() < 0.2:
+                self.copies.pop(self.random.randrange(len(self.copies)))()
+                idle = 0
+            warp = self.random.choices(warps, [speed[each] for each in warps])[0]
+            state = [barrier.state() for barrier in barriers]
+            try:
+                next(warp)
+            except StopIteration:
+                warps.remove(warp)
+            idle = 0 if state != [barrier.state() for barrier in barriers] else idle + 1
+            if idle > 2000 and not self.copies:
+                raise Fault("warps wait forever")
+        self.judge()
+
     def task_at(self, count):
         yield from self.task_full[count % 2].wait(count // 2 % 2)
         task = self.task[count % 2]
@@ -103,15 +125,158 @@ class Block:
         return task
 
     def publish(self, count, task):
-        yield from self.task_empty[count % 2].wait(count // 2 % 2 ^ 1)
+        yield from self.wait("task empty", self.task_empty[count % 2].wait(count // 2 % 2 ^ 1))
         self.task[count % 2] = task
         self.task_full[count % 2].arrive()
 
     def load(self, task, tile, number, full, empty, name, tensor):
-        stage = number % STAGES
-        yield from self.wait(name, empty[stage].wait(number // STAGES % 2 ^ 1))
+        stage = number % len(full)
+        yield from self.wait(name, empty[stage].wait(number // len(full) % 2 ^ 1))
         self.expect(full[stage], lambda: tensor.__setitem__(stage, (task, tile)))
         yield
+
+
+class Forward(Block):
+    """flash_hopper_forward.cuh. tasks[i] has the number of key tiles that each warpgroup of task i sees. If `parts`,
+    the block ends with its share of a tile, else with the last task."""
+
+    NEEDED = ("q empty", "k empty", "v empty", "task empty", "parts start")
+
+    def __init__(self, tasks, seed, without):
+        self.groups, self.stages, self.parts, tasks = tasks
+        super().__init__(tasks, seed, without, self.groups)
+        self.q_full, self.q_empty = Counted(1), Counted(self.groups)
+        self.k_full, self.v_full = ([Counted(1) for _ in range(self.stages)] for _ in range(2))
+        self.k_empty, self.v_empty = ([Counted(self.groups) for _ in range(self.stages)] for _ in range(2))
+        self.turn, self.parts_start = [Named(8) for _ in range(self.groups)], Named(4 * self.groups)
+        self.q, self.k, self.v = None, [None] * self.stages, [None] * self.stages
+        self.done = [[] for _ in range(self.groups)]
+
+    @classmethod
+    def draw(cls, chance):
+        """Under a causal mask a later warpgroup sees as many tiles or more. After the last query it sees none."""
+        groups, stages, parts = chance.choice((2, 3)), chance.choice((2, 4)), chance.random() < 0.3
+        tasks = []
+        for _ in range(1 if parts else chance.randrange(1, 7)):
+            tiles = sorted(chance.choice((0, *range(1, stages + 2), LONGEST)) for _ in range(groups))
+            rest = chance.randrange(1, groups + 1)
+            tasks.append(tiles[:rest] + [chance.choice((tiles[rest - 1], 0))] * (groups - rest))
+        return groups, stages, parts, tasks
+
+    def load_tiles(self):
+        number = turn = 0
+        for task in range(len(self.tasks)):
+            tiles = max(self.tasks[task])
+            for tile in range(tiles + 1 if tiles else 0):
+                if tile < tiles:
+                    yield from self.load(
+                        task, tile, number + tile, self.k_full, self.k_empty, "k empty", self.k
+                    )
+                if tile == 0:
+                    yield from self.wait("q empty", self.q_empty.wait(turn % 2 ^ 1))
+                    self.expect(self.q_full, lambda task=task: setattr(self, "q", task))
+                    turn += 1
+                else:
+                    before = tile - 1
+                    yield from self.load(
+                        task, before, number + before, self.v_full, self.v_empty, "v empty", self.v
+                    )
+            number += tiles
+            yield from self.publish(task, task + 1)
+
+    def attend(self, group):
+        task = number = turn = 0
+        me, turns = f"warpgroup {group}", self.turn
+        k, v = 0, 0  # tiles so far
+
+        def take_turn():
+            yield from turns[group].sync(me, 4)
+            turns[(group + 1) % self.groups].arrive(me, 4)
+
+        def ready(full, at):
+            yield from full[at % self.stages].wait(at // self.stages % 2)
+
+        if group == self.groups - 1:
+            turns[0].arrive(me, 4)
+        while task < len(self.tasks):
+            most, tiles = max(self.tasks[task]), self.tasks[task][group]
+            if self.parts and tiles == 0:
+                self.parts_start.arrive(me, 4)
+            if most:
+                yield from self.q_full.wait(turn % 2)
+                turn += 1
+                for left in range(most, tiles, -1):
+                    for full, empty in ((self.k_full, self.k_empty), (self.v_full, self.v_empty)):
+                        yield from ready(full, k)
+                        empty[k % self.stages].arrive()
+                    k, v = k + 1, v + 1
+                    if left > 1:
+                        yield from take_turn()
+            for tile in range(most - tiles, most):
+                first = tile == most - tiles
+                yield from ready(self.k_full, k)
+                if not first:
+                    yield from take_turn()
+                    yield from ready(self.v_full, v)
+                for _ in range(2):  # at the start and at the end of S and of O of the tile before
+                    self.holds((self.q, self.k[k % self.stages]), (task, (task, tile)))
+                    if not first:
+                        self.holds(self.v[v % self.stages], (task, tile - 1))
+                    yield from self.work()
+                self.k_empty[k % self.stages].arrive()
+                k += 1
+                if not first:
+                    self.v_empty[v % self.stages].arrive()
+                    v += 1
+            if most:
+                self.q_empty.arrive()
+            if tiles:
+                yield from ready(self.v_full, v)
+                for _ in range(2):
+                    self.holds(self.v[v % self.stages], (task, most - 1))
+                    yield from self.work()
+                self.v_empty[v % self.stages].arrive()
+                v += 1
+                if self.parts:
+                    yield from self.wait("parts start", self.parts_start.sync(me, 4))
+                    self.k, self.v = (["a part"] * self.stages for _ in range(2))
+            self.done[group].append(task)
+            task = yield from self.task_at(number)
+            number += 1
+
+    def warps(self):
+        return [self.load_tiles(), *(self.attend(group) for group in range(self.groups))]
+
+    def barriers(self):
+        rings = [*self.k_full, *self.k_empty, *self.v_full, *self.v_empty]
+        return [self.q_full, self.q_empty, *rings, *self.turn, self.parts_start]
+
+    def judge(self):
+        self.holds(self.done, [list(range(len(self.tasks)))] * self.groups)
+
+
+class Backward(Block):
+    """flash_hopper_backward.cuh. tasks[i] is the number of query tiles of task i, which may be 0."""
+
+    STAGES, DSCORES = 2, 3
+    NEEDED = ("turn", "last dS", "place of dK", "q empty", "dout empty", "keys empty", "gradients have left")
+
+    def __init__(self, tasks, seed, without):
+        super().__init__(tasks, seed, without, 5)
+        self.keys_full, self.keys_empty = Counted(1), Counted(2)
+        self.q_full, self.dout_full = ([Counted(1) for _ in range(self.STAGES)] for _ in range(2))
+        self.q_empty, self.dout_empty = ([Counted(2) for _ in range(self.STAGES)] for _ in range(2))
+        self.dq_full, self.dq_empty = ([Named(5) for _ in range(2)] for _ in range(2))
+        self.turn, self.dscores_full = [Named(8) for _ in range(2)], Named(8)
+        self.keys = None
+        self.q, self.dout = [None] * self.STAGES, [None] * self.STAGES
+        self.dscores = [[None, None] for _ in range(self.DSCORES)]  # [buffer][warpgroup]
+        self.share, self.added = [None, None], [[], []]  # of dQ
+
+    @classmethod
+    def draw(cls, chance):
+        lengths = (0, 0, *range(1, cls.STAGES + 2), LONGEST)
+        return [chance.choice(lengths) for _ in range(chance.randrange(1, 7))]
 
     def load_queries(self):
         count = number = 0
@@ -150,10 +315,6 @@ class Block:
                 yield from self.dq_full[group].sync(me, 1)
             count += 1
 
-    def holds(self, memory, wanted):
-        if memory != wanted:
-            raise Fault(f"memory has {memory}, wanted {wanted}")
-
     def stage_dq(self, group, me, tile):
         yield from self.dq_empty[group].sync(me, 4)
         self.share[group] = tile
@@ -175,7 +336,7 @@ class Block:
             if self.without != "gradients have left":
                 leaving = []
             for tile in range(tiles):
-                stage, parity = number % STAGES, number // STAGES % 2
+                stage, parity = number % self.STAGES, number // self.STAGES % 2
                 yield from self.q_full[stage].wait(parity)
                 yield from self.dout_full[stage].wait(parity)
                 yield from self.work()
@@ -194,7 +355,7 @@ class Block:
                     self.turn[group ^ 1].arrive(f"{me} {group}", 4)
                 if tile > 0:
                     yield from self.stage_dq(group, me, (task, tile - 1))
-                buffer = (buffer + 1) % DSCORES
+                buffer = (buffer + 1) % self.DSCORES
             if tiles:
                 yield from self.wait("last dS", self.dscores_full.sync(f"{me} {group}", 4))
                 reads_dscores((task, tiles - 1))
@@ -207,7 +368,7 @@ class Block:
             yield from self.dq_empty[group].sync(me, 4)
             if self.without != "place of dK":
                 self.dq_full[group].arrive(me, 4)
-            leaving = [buffer, (buffer + 1) % DSCORES]
+            leaving = [buffer, (buffer + 1) % self.DSCORES]
             for each in leaving:
                 self.dscores[each][group] = ("dV", task)
             self.share[group] = ("dK", task)
@@ -218,55 +379,39 @@ class Block:
             raise Fault("dS overwrites a gradient that a copy reads")
         self.dscores[buffer][group] = tile
 
-    def run(self):
-        warps = [self.load_queries(), self.load_gradients()]
-        warps += [part(group) for part in (self.add_tiles, self.multiply_tiles) for group in (0, 1)]
-        speed = {warp: self.random.choice((1, 1, 5, 20)) for warp in warps}
-        idle = 0
-        while warps:
-            if self.copies and self.random.random() < 0.2:
-                self.copies.pop(self.random.randrange(len(self.copies)))()
-                idle = 0
-            warp = self.random.choices(warps, [speed[each] for each in warps])[0]
-            state = self.state()
-            try:
-                next(warp)
-            except StopIteration:
-                warps.remove(warp)
-            idle = 0 if state != self.state() else idle + 1
-            if idle > 2000 and not self.copies:
-                raise Fault("warps wait forever")
+    def warps(self):
+        parts = [part(group) for part in (self.add_tiles, self.multiply_tiles) for group in (0, 1)]
+        return [self.load_queries(), self.load_gradients(), *parts]
+
+    def barriers(self):
+        named = [*self.dq_full, *self.dq_empty, *self.turn, self.dscores_full]
+        counted = [*self.q_full, *self.q_empty, *self.dout_full, *self.dout_empty]
+        return [*named, self.keys_full, self.keys_empty, *counted]
+
+    def judge(self):
         wanted = [(task, tile) for task, tiles in enumerate(self.tasks) for tile in range(tiles)]
         self.holds(self.added, [wanted, wanted])
 
-    def state(self):
-        named = [*self.dq_full, *self.dq_empty, *self.turn, self.dscores_full]
-        counted = [
-            self.keys_full,
-            self.keys_empty,
-            *self.q_full,
-            *self.q_empty,
-            *self.dout_full,
-            *self.dout_empty,
-        ]
-        counted += [*self.task_full, *self.task_empty]
-        return [b.phase + b.arrived / 100 for b in named], [b.phase + b.left / 100 for b in counted]
 
-
-def first_fault(schedules, without=None):
+def first_fault(kernel, schedules, without=None):
     for seed in range(schedules):
-        chance = random.Random(seed)
-        tasks = [chance.choice((0, 0, *range(1, STAGES + 2), LONGEST)) for _ in range(chance.randrange(1, 7))]
+        tasks = kernel.draw(random.Random(seed))
         try:
-            Block(tasks, seed, without).run()
+            kernel(tasks, seed, without).run()
         except Fault as fault:
-            return f"schedule {seed}, tasks {tasks}: {fault}"
+            return f"{kernel.__name__}, schedule {seed}, tasks {tasks}: {fault}"
     return None
 
 
 def main():
-    faults = [fault for fault in [first_fault(150)] if fault]
-    faults += [f"no schedule misses the wait '{name}'" for name in NEEDED if not first_fault(300, name)]
+    faults = []
+    for kernel in (Forward, Backward):
+        faults += [fault for fault in [first_fault(kernel, 150)] if fault]
+        faults += [
+            f"{kernel.__name__}: no schedule misses the wait '{name}'"
+            for name in kernel.NEEDED
+            if not first_fault(kernel, 300, name)
+        ]
     print("\n".join(faults) or "every schedule ends, and every wait is needed")
     return 1 if faults else 0
 

@@ -220,6 +220,7 @@ static void frozen_weights_stay(void **unused)
         td_optimizer_group some[2] = {{{70, 2000}, config.hyper}, {{4001, 5003}, config.hyper}};
 
         some[1].hyper.adamw.weight_decay = 0.5;
+        config.update_sms = TD_UPDATE_ALL_SMS; /* GEMMs on fewer SMs have other bits */
         config.groups = some;
         config.group_count = 2;
         if (full) {

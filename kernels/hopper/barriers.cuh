@@ -87,6 +87,40 @@ template <int THREADS> __device__ inline void group_arrive(int id)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
+/* ---- clusters: blocks that run at the same time and read each other's shared memory ---- */
+
+/** Waits for all threads of the cluster's blocks that have not ended, and for their writes. */
+__device__ inline void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/** What block `rank` of the cluster has at this address of its shared memory. */
+__device__ inline float2 load_pair_of_block(uint32_t address, int rank)
+{
+    float2 x;
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %2, %3;\n"
+                 "ld.shared::cluster.v2.f32 {%0, %1}, [there];\n}"
+                 : "=f"(x.x), "=f"(x.y)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return x;
+}
+
+__device__ inline float4 load_four_of_block(uint32_t address, int rank)
+{
+    float4 x;
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return x;
+}
+
 /* ---- registers: each warpgroup of a kernel with __launch_bounds__(threads, 1) may change its own number.
  * sm_90a only. The numbers are multiples of 8 from 24 to 240 ---- */
 

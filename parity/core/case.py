@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,65 +20,40 @@ def grid(**lists: list) -> Iterator[dict]:
         yield dict(zip(lists.keys(), values, strict=True))
 
 
+# How a case is measured, as core/__init__.py explains, and what holds where a module does not say.
+OPTIONS = dict(measure="error", seconds=0.2, repeats=None, alone=False, needs_bytes=0, in_turn=False)
+OPTIONS |= dict(alternate=(), again=(), together=1, stage=0, ahead=False, reference=None, config=None)
+
+
 class Case:
     """One point of a module's grid: what the record's "case" holds, and how it is to be measured."""
 
-    def __init__(
-        self,
-        deliverable: str,
-        *,
-        measure: str = "error",
-        seconds: float = 0.2,
-        repeats: int | None = None,
-        alone: bool = False,
-        needs_bytes: int = 0,
-        in_turn: bool = False,
-        alternate: Sequence[str] = (),
-        again: Sequence[str] = (),
-        together: int = 1,
-        stage: int = 0,
-        ahead: bool = False,
-        reference: str | None = None,
-        config: Mapping[str, Mapping[str, Any]] | None = None,
-        **keys: Any,
-    ):
+    def __init__(self, deliverable: str, **given: Any):
+        """OPTIONS by their names; all others are the case's keys."""
         self.deliverable = deliverable
-        self.measure = tuple(name for name in MEASURES if name in measure.split())
-        unknown = set(measure.split()) - set(MEASURES)
-        if unknown or not self.measure:
-            raise ValueError(f"measure is {measure!r}, needs words of: {', '.join(MEASURES)}")
-        if repeats is not None and repeats < 1:
-            raise ValueError(f"repeats is {repeats}, needs at least 1")
-        if together < 1:
-            raise ValueError(f"together is {together}, needs at least 1")
-        for name, sides in (("alternate", alternate), ("again", again)):
-            if sides and not in_turn:
-                raise ValueError(f"{name} is {', '.join(sides)}, needs in_turn")
-        for key, value in keys.items():
+        vars(self).update({name: given.pop(name, default) for name, default in OPTIONS.items()})
+        self.keys, words = given, self.measure.split()
+        self.measure = tuple(name for name in MEASURES if name in words)
+        self.alternate, self.again = tuple(self.alternate), tuple(self.again)
+        self.config = {impl: dict(switches) for impl, switches in (self.config or {}).items()}
+        if set(words) - set(MEASURES) or not words:
+            raise ValueError(f"measure is {' '.join(words)!r}, needs words of: {', '.join(MEASURES)}")
+        for name in ("repeats", "together"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, needs at least 1")
+        for name in ("alternate", "again"):
+            if getattr(self, name) and not self.in_turn:
+                raise ValueError(f"{name} is {', '.join(getattr(self, name))}, needs in_turn")
+        values = {f"case key {name}": value for name, value in given.items()}
+        for impl, switches in self.config.items():
+            values |= {f"{impl}'s switch {name}": value for name, value in switches.items()}
+        for name, value in values.items():
             if not isinstance(value, (bool, int, float, str)):
-                raise TypeError(f"case key {key} is {value!r}, needs a bool, a number or a string")
-        ranks = keys.get("ranks", 1)
+                raise TypeError(f"{name} is {value!r}, needs a bool, a number or a string")
+        ranks = given.get("ranks", 1)
         if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
             raise ValueError(f"ranks is {ranks!r}, needs a whole number of at least 1")
-        for impl, switches in (config or {}).items():
-            for name, value in switches.items():
-                if not isinstance(value, (bool, int, float, str)):
-                    raise TypeError(
-                        f"{impl}'s switch {name} is {value!r}, needs a bool, a number or a string"
-                    )
-        self.seconds = seconds
-        self.repeats = repeats
-        self.alone = alone
-        self.needs_bytes = needs_bytes
-        self.in_turn = in_turn
-        self.alternate = tuple(alternate)
-        self.again = tuple(again)
-        self.together = together
-        self.stage = stage
-        self.ahead = ahead
-        self.reference = reference
-        self.config = {impl: dict(switches) for impl, switches in (config or {}).items()}
-        self.keys = keys
 
     def __getattr__(self, key: str) -> Any:
         keys = self.__dict__.get("keys", {})

@@ -85,7 +85,7 @@ def qkv_split_backward(case, draw, c):
     return backward_sides(tandem, ["dqkv"], function, [qkv], torch.stack(grads), finish=finish)
 
 
-def round_to(case, draw, c):
+def round(case, draw, c):
     x = draw.normal("x", (case.count,), case.dtype)
     y = draw.poisoned(x.shape, case.out_dtype)
     dtypes = [c.enum("td_dtype", dtype) for dtype in (case.dtype, case.out_dtype)]

@@ -58,23 +58,25 @@ def adamw_step(case, draw, c):
         return forward_sides(tandem, torch_adamw, p, g, m, v)
     return {
         "c": tandem,
-        "torch_eager": optimizer(p, g, foreach=True),
-        "torch_library": optimizer(p, g, fused=True),
-        "torch_compile": optimizer(p, g, compiled=True, foreach=True, capturable=p.is_cuda),
+        "torch_eager": torch_step(p, g, foreach=True),
+        "torch_library": torch_step(p, g, fused=True),
+        "torch_compile": torch_step(p, g, compiled=True, foreach=True, capturable=p.is_cuda),
     }
 
 
-def optimizer(p, g, compiled=False, **how):
+def torch_step(p, g, cls=torch.optim.AdamW, copy=None, compiled=False, **how):
+    """PyTorch's optimizer on weights and gradients of one type, as under autocast. `copy` gets the weights for the next
+    forward."""
     weight = torch.nn.Parameter(p.clone())
-    weight.grad = g
-    adamw = torch.optim.AdamW([weight], **how)
-    update = Compiled(adamw.step) if compiled else adamw.step
+    weight.grad = g.to(p.dtype)
+    step = cls([weight], **how).step
+    step = Compiled(step) if compiled else step
 
-    def step():
-        update()
-        return {"p": weight.detach()}
+    def call():
+        step()
+        return {"p": weight.detach()} | ({} if copy is None else {"copy": copy.copy_(weight.detach())})
 
-    return step
+    return call
 
 
 def sgd_step(case, draw, c):
@@ -91,15 +93,7 @@ def sgd_step(case, draw, c):
 
     if "time" not in case.measure:
         return forward_sides(tandem, lambda p, g: {"p": ref.sgd_step(p, g, lr)}, p, g)
-    weight = torch.nn.Parameter(p.clone())
-    weight.grad = g
-    sgd = torch.optim.SGD([weight], lr=lr, foreach=True)
-
-    def torch_sgd():
-        sgd.step()
-        return {"p": weight.detach()}
-
-    return {"c": tandem, "torch_eager": torch_sgd}
+    return {"c": tandem, "torch_eager": torch_step(p, g, torch.optim.SGD, lr=lr, foreach=True)}
 
 
 def global_norm(case, draw, c):
@@ -177,23 +171,7 @@ def adamw_update(case, draw, c):
 
     if not timed:
         return forward_sides(tandem, function, p, g, m, v)
-    return {
-        "c": tandem,
-        "torch_eager": torch_step(p, g, foreach=True),
-        "torch_library": torch_step(p, g, fused=True),
-    }
-
-
-def torch_step(p, g, **how):
-    """PyTorch's optimizer on f32 weights and gradients, as under autocast, and the copy for the next forward."""
-    weight = torch.nn.Parameter(p.clone())
-    weight.grad = g.float()
-    copy = torch.empty_like(g, dtype=torch.bfloat16)
-    adamw = torch.optim.AdamW([weight], **how)
-
-    def step():
-        adamw.step()
-        copy.copy_(weight.detach())
-        return {"p": weight.detach(), "copy": copy}
-
-    return step
+    sides = {"torch_eager": dict(foreach=True), "torch_library": dict(fused=True)}
+    copies = (torch.empty_like(g, dtype=torch.bfloat16) for _ in sides)
+    theirs = zip(sides.items(), copies, strict=True)
+    return {"c": tandem} | {impl: torch_step(p, g, copy=copy, **how) for (impl, how), copy in theirs}

@@ -38,7 +38,7 @@ def cases(profile, device):
     for size, dtype, batch, context in shapes:
         keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)
         keys |= dict(shard="full", ranks=2, dtype=dtype, optimizer="adamw")
-        yield from accounting_cases(keys, device, compiled=profile != "quick")
+        yield from accounting_cases(keys, device, compiled=profile == "full")
 
 
 def accounting_cases(keys, device, compiled):

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from parity.core import Side, within
+from parity.core.clock import others_running
 from parity.shared.bench_ranks import MIB, BenchRanks, elements_of, gradient_bytes
 from parity.shared.model import initial_state
 from parity.shared.ranked import TorchTrainer, draw_batches, sides_of, torch_options
@@ -27,7 +28,8 @@ def run(case, draw, c):
     within_of = within(rel_l2=FULL_WITHIN if predicted else STATE_WITHIN)
     sides = {side: tandem(case, c, backend, predicted) for side, backend in sides_of(draw.device).items()}
     theirs = {impl: how for impl, how in case.config.items() if impl not in sides}
-    sides |= {impl: torch_side(case, draw, c, **how) for impl, how in theirs.items()}
+    begin = (initial_state(case, draw.quickly), draw_batches(case, draw, STEPS)) if theirs else ()
+    sides |= {impl: torch_side(case, draw, c, *begin, **how) for impl, how in theirs.items()}
     return sides | {"truth": {"optimizer_state": float(state)}, "rule": {"optimizer_state": within_of}}
 
 
@@ -37,6 +39,7 @@ def tandem(case, c, backend, predicted):
     steps, warmup = (FULL_STEPS[c.on.kind], 3) if predicted else (1, STEPS - 2)
 
     def call():
+        found["others"] = max(0, others_running() - (case.ranks - 1))
         run = BenchRanks(case, c, backend, steps=steps, warmup=warmup, state=case.shard)
         try:
             of_step = run.values()
@@ -87,8 +90,8 @@ class Account:
         return found
 
 
-def torch_side(case, draw, c, **how):
-    state, batches, found = initial_state(case, draw.quickly), draw_batches(case, draw, STEPS), {}
+def torch_side(case, draw, c, state, batches, **how):
+    found = {}
 
     def call():
         account = Account(c.on)

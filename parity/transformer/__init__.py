@@ -143,14 +143,17 @@ def run(case, draw, c):
 # ---- exactness ----
 
 
+def drawn_batches(case, draw, steps, sequences):
+    """Ids and targets of each step."""
+    tokens = (draw.integers(f"tokens {i}", (sequences, case.seq + 1), high=case.vocab) for i in range(steps))
+    return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
+
+
 def exactness(case, draw, c):
     """Logits, loss and gradients of the first step, and for f32 the weights after the last one."""
     # The CPU would draw the largest model for as long as everything else takes.
     state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
-    tokens = [
-        draw.integers(f"tokens {i}", (case.batch, case.seq + 1), high=case.vocab) for i in range(case.steps)
-    ]
-    batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
+    batches = drawn_batches(case, draw, case.steps, case.batch)
     model = TandemTrainer(case, c, case.attention, case.config["c"])
     kept = {"grad": {}, "weight": {}}
     gradients_by_rule = case.steps == 1 and not case.in_turn
@@ -196,23 +199,21 @@ def exactness(case, draw, c):
             outputs |= named("weight", kept["weight"]["torch"])
         return outputs
 
-    def equal():
-        """The first step with its sums in another order; of a large model the logits and the loss alone."""
-        model = torch_model(case, state)
-        if gradients_by_rule:
-            return first_step(model, *batches[0], autocast(case, draw.device))
-        with torch.no_grad(), autocast(case, draw.device):
+    def first(model, context, with_gradients):
+        """The first step, or its logits and its loss alone."""
+        if with_gradients:
+            return first_step(model, *batches[0], context)
+        with torch.no_grad(), context:
             logits = model(batches[0][0])
             return {"logits": logits, "loss": ref.cross_entropy(logits, batches[0][1]).reshape(1)}
 
+    def equal():
+        """With its sums in another order."""
+        return first(torch_model(case, state), autocast(case, draw.device), gradients_by_rule)
+
     def truth():
-        """In float64; of a step that is one of several only the logits and the loss, the rest being PyTorch's."""
-        model = torch_model(case, state, torch.float64)
-        if case.steps == 1:
-            return first_step(model, *batches[0])
-        with torch.no_grad():
-            logits = model(batches[0][0])
-            return {"logits": logits, "loss": ref.cross_entropy(logits, batches[0][1]).reshape(1)}
+        """Of a step that is one of several the gradients are PyTorch's."""
+        return first(torch_model(case, state, torch.float64), nullcontext(), case.steps == 1)
 
     sides = {
         "c": Side(tandem, open=model.open, close=model.close, record=lambda: {"values": furthest(kept)}),
@@ -233,8 +234,7 @@ def one_step(case, draw, c):
     either sign after rounding, and AdamW's first step moves its weight all the same: updates as a whole are held to
     the truth's within UPDATES_WITHIN."""
     state = initial_state(case, draw.normal)
-    tokens = draw.integers("tokens 0", (case.batch, case.seq + 1), high=case.vocab)
-    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    (batch,) = drawn_batches(case, draw, 1, case.batch)
 
     def outputs_of(logits, loss, moments, weights):
         moved = {name: weights[name].float() - state[name].float() for name in state}
@@ -277,11 +277,7 @@ def several_steps(case, draw, c):
     """The losses of some whole steps, and how far each weight moved."""
     state = initial_state(case, draw.normal)
     micros = case.get("micro_batches", 1)
-    tokens = [
-        draw.integers(f"tokens {i}", (micros * case.batch, case.seq + 1), high=case.vocab)
-        for i in range(case.steps)
-    ]
-    batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
+    batches = drawn_batches(case, draw, case.steps, micros * case.batch)
     adamw = ADAMW | {"variant": "course2025"} | {key: case[key] for key in ADAMW if key in case}
     hyper = {"kind": case.optimizer, "adamw": adamw, "sgd": {"lr": case.lr}}
     model = TandemTrainer(case, c, case.attention, case.config["c"], hyper=hyper)
