@@ -458,10 +458,7 @@ static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
     td_status status = TD_OK;
     char path[64];
 
-    if (!values) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the figures of %" PRId64 " ranks", s->ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!values, TD_NO_MEMORY, "no memory for the figures of %" PRId64 " ranks", s->ranks);
     for (int i = 0; i < COLUMNS; i++) {
         for (int64_t rank = 0; rank < s->ranks; rank++)
             values[rank] = value_of(&s->of[rank], &columns[i]);
