@@ -64,7 +64,7 @@ function(kernel_files headers out)
 endfunction()
 
 # What the file needs: needs_<file>, files of impl/; kernels_<file>, headers of kernels/. Public headers name
-# functions only to declare them.
+# functions only to declare them, and messages to tell the caller of them.
 function(read_needs file)
   includes_of("${SOURCE}/${file}" headers)
   set(kernels ${headers})
@@ -73,6 +73,7 @@ function(read_needs file)
   list(TRANSFORM headers PREPEND "impl/")
   file(READ "${SOURCE}/${file}" text)
   set(names "")
+  string(REGEX REPLACE "\"[^\"\n]*\"" "" text "${text}")
   if(NOT text MATCHES "TD_BEGIN_DECLS")
     string(REGEX MATCHALL "td_[a-z0-9_]+" names "${text}")
     list(REMOVE_DUPLICATES names)
