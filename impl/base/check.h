@@ -1,7 +1,7 @@
 /** Internal to impl/: how a function refuses, and how it leaves.
  *
- * TD_CHECK (an argument), TD_NOT_NULL (pointers) and TD_TRY (a call) are the only macros that hide a jump.
- * They jump to `cleanup`, with the reason in the local variable `status`. */
+ * TD_CHECK (an argument), TD_NOT_NULL (pointers), TD_FAIL_IF (any other failure) and TD_TRY (a call) are the
+ * only macros that hide a jump. They jump to `cleanup`, with the reason in the local variable `status`. */
 #ifndef TD_BASE_CHECK_H
 #define TD_BASE_CHECK_H
 
@@ -16,6 +16,14 @@ td_status td_fail(td_status status, const char *format, ...) __attribute__((form
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \
             status = td_fail(TD_BAD_ARGUMENT, __VA_ARGS__);                                                  \
+            goto cleanup;                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+#define TD_FAIL_IF(condition, failure, ...)                                                                  \
+    do {                                                                                                     \
+        if (condition) {                                                                                     \
+            status = td_fail((failure), __VA_ARGS__);                                                        \
             goto cleanup;                                                                                    \
         }                                                                                                    \
     } while (0)

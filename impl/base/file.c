@@ -128,10 +128,7 @@ static td_status make_beside(td_beside *file, mode_t mode)
     td_status status = TD_OK;
 
     file->beside = malloc(room);
-    if (!file->beside) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!file->beside, TD_NO_MEMORY, "no memory for a file's name");
     for (int i = 0; i < MOST_NAMES && file->descriptor < 0; i++) {
         snprintf(file->beside, room, "%s.%ld-%d.partial", file->path, (long)getpid(), i);
         file->descriptor =
@@ -163,10 +160,7 @@ td_status td_beside_open(td_beside *file, const char *path, mode_t mode)
 
     *file = TD_NO_BESIDE;
     file->path = strdup(path);
-    if (!file->path) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!file->path, TD_NO_MEMORY, "no memory for a file's name");
     TD_TRY(open_folder(file));
     TD_TRY(check_target(file));
     remove_dead_files(file);

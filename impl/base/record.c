@@ -350,10 +350,8 @@ static td_status open_once(const char *path, target *to, bool *replaced)
         status = td_file_error("open", path, errno);
         goto cleanup;
     }
-    if (fstat(to->file, &info) == 0 && !S_ISREG(info.st_mode)) {
-        status = td_fail(TD_IO_ERROR, "cannot write '%s': not a regular file", path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(fstat(to->file, &info) == 0 && !S_ISREG(info.st_mode), TD_IO_ERROR,
+               "cannot write '%s': not a regular file", path);
     int error = take_lock(to->file);
     if (error == EWOULDBLOCK) {
         status =

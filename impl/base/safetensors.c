@@ -318,10 +318,7 @@ static td_status grow(void **list, int64_t count, int64_t *room, size_t element)
         goto cleanup;
     const size_t wanted = *room > 0 ? 2 * (size_t)*room : 16;
     larger = realloc(*list, wanted * element);
-    if (!larger) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %zu entries of a safetensors header", wanted);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!larger, TD_NO_MEMORY, "no memory for %zu entries of a safetensors header", wanted);
     *list = larger;
     *room = (int64_t)wanted;
 cleanup:
@@ -489,11 +486,8 @@ static td_status read_all(const td_safetensors *file, int64_t at, int64_t bytes,
             status = td_file_error("read", file->path, errno);
             goto cleanup;
         }
-        if (got == 0) {
-            status = td_fail(TD_IO_ERROR, "cannot read '%s': it became shorter, and ends at byte %" PRId64,
-                             file->path, at);
-            goto cleanup;
-        }
+        TD_FAIL_IF(got == 0, TD_IO_ERROR, "cannot read '%s': it became shorter, and ends at byte %" PRId64,
+                   file->path, at);
         dst += got;
         at += got;
         bytes -= got;
@@ -513,10 +507,7 @@ static td_status open_file(td_safetensors *file, int64_t *bytes)
         status = td_file_error("open", file->path, errno);
         goto cleanup;
     }
-    if (!S_ISREG(info.st_mode)) {
-        status = td_fail(TD_IO_ERROR, "cannot read '%s': not a regular file", file->path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!S_ISREG(info.st_mode), TD_IO_ERROR, "cannot read '%s': not a regular file", file->path);
     *bytes = info.st_size;
 cleanup:
     return status;
@@ -542,10 +533,7 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
              " bytes, but ends after %" PRId64,
              file->path, length, bytes - TD_STORED_LENGTH_BYTES);
     file->header = malloc((size_t)length + 1);
-    if (!file->header) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", length);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!file->header, TD_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", length);
     TD_TRY(read_all(file, TD_STORED_LENGTH_BYTES, (int64_t)length, file->header));
     file->header[length] = '\0';
     cursor c = {.path = file->path, .text = file->header, .at = file->header};
@@ -574,10 +562,7 @@ td_status td_safetensors_open(const char *path, td_safetensors **out)
         file->descriptor = -1;
         file->path = strdup(path);
     }
-    if (!file || !file->path) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!file || !file->path, TD_NO_MEMORY, "no memory for a file's name");
     TD_TRY(open_file(file, &bytes));
     TD_TRY(read_header(file, bytes));
 

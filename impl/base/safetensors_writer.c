@@ -191,10 +191,7 @@ static td_status make_head(const char *path, int64_t count, const td_stored *ten
     const char **names;
 
     names = calloc((size_t)most + 1, sizeof *names);
-    if (!names) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " names", most);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!names, TD_NO_MEMORY, "no memory for %" PRId64 " names", most);
     append(head, "????????{", TD_STORED_LENGTH_BYTES + 1);
     TD_TRY(append_metadata(head, metadata_count, metadata, names));
     TD_TRY(append_tensors(head, path, count, tensors, names, data));
@@ -205,10 +202,7 @@ static td_status make_head(const char *path, int64_t count, const td_stored *ten
     TD_CHECK(length <= TD_STORED_MOST_HEADER,
              "the header of '%s' would have %" PRIu64 " bytes, at most %" PRId64 " are allowed", path, length,
              TD_STORED_MOST_HEADER);
-    if (head->lacks_memory) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", length);
-        goto cleanup;
-    }
+    TD_FAIL_IF(head->lacks_memory, TD_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", length);
     for (int i = 0; i < TD_STORED_LENGTH_BYTES; i++)
         head->at[i] = (char)(length >> 8 * i);
 cleanup:
@@ -235,10 +229,7 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
              "metadata_count is %" PRId64 ", needs 0 to 2^31 - 1", metadata_count);
     TD_CHECK(metadata || metadata_count == 0, "metadata is NULL, metadata_count is %" PRId64, metadata_count);
     writer = calloc(1, sizeof *writer);
-    if (!writer) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a writer of '%s'", path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!writer, TD_NO_MEMORY, "no memory for a writer of '%s'", path);
     writer->file = TD_NO_BESIDE;
     TD_TRY(make_head(path, count, tensors, metadata_count, metadata, &head, &writer->missing));
     TD_TRY(td_beside_open(&writer->file, path, 0666));
@@ -273,11 +264,8 @@ td_status td_safetensors_commit(td_safetensors_writer *writer)
     td_status status = TD_OK;
 
     TD_CHECK(writer, "writer is NULL");
-    if (!writer->file.committed && !writer->file.failed && writer->missing > 0) {
-        status = td_fail(TD_BAD_STATE, "of '%s' %" PRId64 " bytes are missing", writer->file.path,
-                         writer->missing);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!writer->file.committed && !writer->file.failed && writer->missing > 0, TD_BAD_STATE,
+               "of '%s' %" PRId64 " bytes are missing", writer->file.path, writer->missing);
     TD_TRY(td_beside_commit(&writer->file));
 cleanup:
     return status;

@@ -17,10 +17,7 @@ td_status td_writer_begin(const char *path, td_writer **out)
     *out = NULL;
     TD_CHECK(path && *path, "path is NULL or empty");
     file = calloc(1, sizeof *file);
-    if (!file) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!file, TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
     TD_TRY(td_beside_open(&file->file, path, 0666));
     *out = file;
     file = NULL;

@@ -80,10 +80,7 @@ td_status td_bench_draw(td_device *dev, td_train *train, const td_transformer_co
 
     /* The model was created, so these products are small. */
     int64_t *tokens = calloc((size_t)window, sizeof *tokens);
-    if (!tokens) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!tokens, TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
     TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
     *ids = block;
     TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
@@ -246,10 +243,7 @@ static td_status run_queue(run *r, td_bench_progress progress, void *user, td_be
     td_status status = TD_OK;
 
     r->marks = calloc((size_t)(count * r->parts) + 1, sizeof(td_event *));
-    if (!r->marks) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!r->marks, TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
     TD_TRY(td_device_synchronize(r->dev));
     TD_TRY(mark(r, 0));
     for (int64_t i = 0; i < count; i++) {
@@ -409,10 +403,8 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     result = calloc(1, sizeof *result);
     if (result)
         result->samples = calloc((size_t)config->steps, PARTS * sizeof *result->samples);
-    if (!result || !result->samples) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps", config->steps);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!result || !result->samples, TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps",
+               config->steps);
     r.dev = dev;
     r.first = whole ? STEP : FORWARD;
     r.last = whole ? STEP : last_of[config->mode];

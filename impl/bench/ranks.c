@@ -104,10 +104,7 @@ static td_status add_reading(probe *p)
     td_status status = TD_OK;
     reading *const more = realloc(p->readings, (size_t)(p->made + 1) * sizeof *more);
 
-    if (!more) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " readings of weights", p->made + 1);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!more, TD_NO_MEMORY, "no host memory for %" PRId64 " readings of weights", p->made + 1);
     p->readings = more;
     more[p->made] = (reading){.asked = NULL};
     TD_TRY(td_event_create(p->dev, &more[p->made].asked));
@@ -304,10 +301,7 @@ static td_status run_series(run *r, series which)
     td_status status = TD_OK;
     float loss;
 
-    if (!marks) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!marks, TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
     for (int64_t i = -1; i < count; i++) {
         if (i >= 0)
             TD_TRY(td_train_step(r->train, r->ids, r->targets, model->batch, model->context));
@@ -405,10 +399,7 @@ static td_status take_waits(run *r, int64_t step)
     r->timeline.wait_count = p->count;
     free(r->waits);
     r->waits = calloc((size_t)p->count + 1, sizeof *r->waits);
-    if (!r->waits) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " readings of weights", p->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!r->waits, TD_NO_MEMORY, "no host memory for %" PRId64 " readings of weights", p->count);
     for (int64_t i = 0; i < p->count; i++) {
         td_bench_wait *const wait = &r->waits[i];
 
@@ -436,10 +427,7 @@ static td_status take_timeline(run *r, int64_t begin, int64_t end)
     r->timeline.step_ms = (double)(end - begin) / 1e6;
     r->timeline.count = count;
     r->spans = calloc((size_t)count + 1, sizeof *r->spans);
-    if (!r->spans) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!r->spans, TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", count);
     for (int64_t i = 0; i < count; i++)
         r->spans[i] = (td_bench_span){.call = spans[i].call,
                                       .bytes = spans[i].bytes,
@@ -538,10 +526,7 @@ static td_status summarise(run *r, td_bench_ranks_result *result)
     double *all = calloc((size_t)(ranks * steps), sizeof *all);
     td_status status = TD_OK;
 
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " ranks", ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all, TD_NO_MEMORY, "no host memory for the times of %" PRId64 " ranks", ranks);
     for (series which = SILENT; which < SERIES; which++)
         TD_TRY(td_stats_compute(r->samples + which * steps, steps, of[which]));
     r->rank.exposed_ms = r->rank.step.median - r->rank.silent.median;
@@ -569,10 +554,7 @@ static td_status share_intervals(run *r, int64_t count, const interval *mine, in
     interval *some = calloc((size_t)ranks * AT_ONCE, sizeof *some);
     td_status status = TD_OK;
 
-    if (!some) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %d events", AT_ONCE);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!some, TD_NO_MEMORY, "no host memory for the times of %d events", AT_ONCE);
     for (int64_t at = 0; at < count; at += AT_ONCE) {
         const int64_t now = count - at < AT_ONCE ? count - at : AT_ONCE;
 
@@ -596,10 +578,8 @@ static td_status share_timelines(run *r, td_bench_ranks_result *result)
     result->timelines = calloc((size_t)ranks, sizeof *result->timelines);
     result->spans = calloc((size_t)(ranks * calls) + 1, sizeof *result->spans);
     result->waits = calloc((size_t)(ranks * waits) + 1, sizeof *result->waits);
-    if (!mine || !all || !result->timelines || !result->spans || !result->waits) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", calls);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!mine || !all || !result->timelines || !result->spans || !result->waits, TD_NO_MEMORY,
+               "no host memory for the times of %" PRId64 " collectives", calls);
     TD_TRY(td_comm_exchange(r->comm, &r->timeline, sizeof r->timeline, result->timelines));
     for (int64_t i = 0; i < calls; i++)
         mine[i] = (interval){r->spans[i].begin_ms, r->spans[i].end_ms};
@@ -692,10 +672,8 @@ td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_bench_ranks
         result->of = calloc((size_t)r.info.ranks, sizeof *result->of);
         result->samples = calloc((size_t)config->steps, sizeof *result->samples);
     }
-    if (!r.samples || !result || !result->of || !result->samples) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps", config->steps);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!r.samples || !result || !result->of || !result->samples, TD_NO_MEMORY,
+               "no host memory for the times of %" PRId64 " steps", config->steps);
     TD_TRY(run_all(&r));
     TD_TRY(summarise(&r, result));
     TD_TRY(share_timelines(&r, result));

@@ -36,10 +36,8 @@ td_status td_bench_tune(td_device *dev, const td_bench_config *config, int32_t *
              "backward pass",
              td_bench_mode_name(config->mode), (int)config->mode, td_bench_timed_name(config->timed),
              (int)config->timed);
-    if (!td_update_has_sms(dev)) {
-        status = td_fail(TD_UNSUPPORTED, "%s cannot update on a part of its SMs", td_device_name(dev));
-        goto cleanup;
-    }
+    TD_FAIL_IF(!td_update_has_sms(dev), TD_UNSUPPORTED, "%s cannot update on a part of its SMs",
+               td_device_name(dev));
     TD_TRY(time_of(dev, config, 0, &best));
     for (int32_t sms = FIRST; sms <= LAST; sms += STEP) {
         TD_TRY(time_of(dev, config, sms, &ms));

@@ -103,9 +103,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ITERS:
         args->iters = td_option_integer(state, "iters", arg, 1, MOST_ITERS);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     case ARGP_KEY_SUCCESS:
         for (int i = 0; i < args->size_count; i++)
             if (args->sizes[i] % (int64_t)td_comm_type_size(args->type) != 0)
@@ -113,7 +110,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
                            td_comm_type_name(args->type));
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 
@@ -190,10 +187,7 @@ static td_status verify(const problem *p, result *r)
     unsigned char *piece = malloc(room * size), want[5][8];
     int64_t wrong = 0, *all = calloc((size_t)p->info.ranks, sizeof *all);
 
-    if (!piece || !all) {
-        status = td_fail(TD_NO_MEMORY, "no memory to judge %" PRId64 " elements", p->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!piece || !all, TD_NO_MEMORY, "no memory to judge %" PRId64 " elements", p->count);
     for (int64_t i = 0; i < (int64_t)room; i++)
         store(p->args->type, value_of(i, p->info.rank), piece + (size_t)i * size);
     for (int64_t at = 0; at < p->count; at += (int64_t)room)
@@ -236,10 +230,7 @@ static td_status refill(const problem *p)
     float *numbers = malloc((size_t)piece * sizeof *numbers);
     unsigned char *data = malloc((size_t)piece * 8);
 
-    if (!numbers || !data) {
-        status = td_fail(TD_NO_MEMORY, "no memory to draw %" PRId64 " elements", piece);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!numbers || !data, TD_NO_MEMORY, "no memory to draw %" PRId64 " elements", piece);
     TD_TRY(td_rng_normal(&rng, 0, piece, 0, 1e-12f, numbers));
     for (int64_t i = 0; i < piece; i++)
         store(p->args->type, (double)numbers[i], data + (size_t)i * size);
@@ -263,10 +254,7 @@ static td_status time_calls(const problem *p, result *r)
     td_status status = TD_OK;
     double *all = malloc((size_t)(p->iters * p->info.ranks) * sizeof *all);
 
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", p->iters * p->info.ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all, TD_NO_MEMORY, "no memory for %" PRId64 " samples", p->iters * p->info.ranks);
     TD_TRY(refill(p));
     for (int64_t i = -p->args->warmup; i < p->iters; i++) {
         TD_TRY(td_comm_barrier(p->comm));
@@ -298,10 +286,7 @@ static td_status time_throughput(const problem *p, result *r)
     double mine, *all = calloc((size_t)p->info.ranks, sizeof *all);
     int64_t start = 0;
 
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %d samples", (int)p->info.ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all, TD_NO_MEMORY, "no memory for %d samples", (int)p->info.ranks);
     TD_TRY(refill(p));
     TD_TRY(td_comm_barrier(p->comm));
     start = td_clock_ns();
@@ -380,10 +365,7 @@ static td_status measure(problem *p, td_table *table, int64_t *wrong)
     p->iters = p->args->iters ? p->args->iters : p->bytes < INT64_C(512) * MIB ? 20 : 5;
     TD_TRY(td_common_fits(p->dev, (double)p->bytes * (p->args->out_of_place ? 2 : 1) * p->info.local_ranks));
     r.samples = calloc((size_t)p->iters, sizeof *r.samples);
-    if (!r.samples) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", p->iters);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!r.samples, TD_NO_MEMORY, "no memory for %" PRId64 " samples", p->iters);
     TD_TRY(td_device_alloc(p->dev, (size_t)p->bytes, &p->in));
     if (p->args->out_of_place)
         TD_TRY(td_device_alloc(p->dev, (size_t)p->bytes, &p->out));

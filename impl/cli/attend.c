@@ -95,11 +95,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ITERS:
         args->iters = td_option_integer(state, "iters", arg, 1, INT32_MAX);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 
@@ -132,10 +129,7 @@ static td_status draw(problem *p, int tensor, int64_t count)
     float *normal = malloc((size_t)count * sizeof *normal);
     void *narrow = malloc((size_t)count * size);
 
-    if (!normal || !narrow) {
-        status = td_fail(TD_NO_MEMORY, "no memory to draw %" PRId64 " numbers", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!normal || !narrow, TD_NO_MEMORY, "no memory to draw %" PRId64 " numbers", count);
     TD_TRY(td_rng_normal(&rng, 0, count, 0.0f, 1.0f, normal));
     TD_TRY(td_convert(count, TD_F32, normal, p->shape.dtype, narrow));
     TD_TRY(td_device_upload(p->dev, p->tensors[tensor], narrow, (size_t)count * size));
@@ -340,10 +334,7 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     if (attend->compiled)
         TD_TRY(td_compile_begin(&args.compile, dev));
     samples = malloc(2 * (size_t)args.iters * sizeof *samples);
-    if (!samples) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!samples, TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
     TD_TRY(td_table_create(
         "rlrrrrrrr", "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB", &table));
     status = measure_lengths(attend, &args, dev, samples, table);

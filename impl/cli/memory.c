@@ -82,9 +82,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TIMELINE:
         td_option_file(state, &args->common, TIMELINE, "timeline", arg);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     case ARGP_KEY_END:
         td_pass_check(state, &args->pass);
         args->config.time = args->pass.time;
@@ -93,7 +90,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
                        args->layer, args->pass.model->size.layers);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 
@@ -199,10 +196,7 @@ static td_status print_largest(const arguments *args, const td_memory_recording 
 
     TD_TRY(td_memory_summary_of(recording, &summary));
     largest = calloc((size_t)args->top, sizeof *largest);
-    if (!largest) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", args->top);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!largest, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", args->top);
     fprintf(out, "Largest tensors by the phase that they come in, and the labels that they come under\n\n");
     TD_TRY(td_table_create("llrrll", "phase\ttensor\tMiB each\tcount\tcategory\tfirst under", &table));
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {

@@ -63,10 +63,7 @@ static td_status add_line(td_table *table, const char *format, va_list args)
     if (table->count == table->capacity) {
         int64_t capacity = table->capacity > 0 ? 2 * table->capacity : 16;
         table_line *lines = realloc(table->lines, (size_t)capacity * sizeof *lines);
-        if (!lines) {
-            status = td_fail(TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", capacity);
-            goto cleanup;
-        }
+        TD_FAIL_IF(!lines, TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", capacity);
         table->lines = lines;
         table->capacity = capacity;
     }
@@ -75,10 +72,7 @@ static td_status add_line(td_table *table, const char *format, va_list args)
     va_copy(again, args);
     take_values(format, again, line->cells);
     va_end(again);
-    if (vasprintf(&line->text, format, args) < 0) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a row of a table");
-        goto cleanup;
-    }
+    TD_FAIL_IF(vasprintf(&line->text, format, args) < 0, TD_NO_MEMORY, "no memory for a row of a table");
     table->count++;
 cleanup:
     return status;
@@ -100,10 +94,7 @@ td_status td_table_create(const char *align, const char *heads, td_table **out)
     td_table *table = calloc(1, sizeof *table);
 
     *out = NULL;
-    if (!table || !(table->align = strdup(align))) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a table");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!table || !(table->align = strdup(align)), TD_NO_MEMORY, "no memory for a table");
     TD_TRY(td_table_row(table, "%s", heads));
     *out = table;
     table = NULL;

@@ -194,14 +194,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPTIMIZER:
         take_optimizer(state, arg, &config->hyper);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     case ARGP_KEY_END:
         take_pass(state, args);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 
@@ -461,10 +458,7 @@ static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
     td_status status = TD_OK;
     char path[64];
 
-    if (!values) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the figures of %" PRId64 " ranks", s->ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!values, TD_NO_MEMORY, "no memory for the figures of %" PRId64 " ranks", s->ranks);
     for (int i = 0; i < COLUMNS; i++) {
         for (int64_t rank = 0; rank < s->ranks; rank++)
             values[rank] = value_of(&s->of[rank], &columns[i]);

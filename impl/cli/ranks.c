@@ -157,13 +157,10 @@ static td_status choose_device(const td_launch *launch, td_comm_backend backend,
                     (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
         goto cleanup;
     }
-    if (launch->local_rank < 0) {
-        status = td_fail(TD_BAD_ARGUMENT,
-                         "rank %d of %d: the launcher does not say which rank of its host it is: name its "
-                         "GPU with --device cuda:N",
-                         (int)launch->rank, (int)launch->ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(launch->local_rank < 0, TD_BAD_ARGUMENT,
+               "rank %d of %d: the launcher does not say which rank of its host it is: name its "
+               "GPU with --device cuda:N",
+               (int)launch->rank, (int)launch->ranks);
     snprintf(name, 24, "cuda:%d", (int)launch->local_rank);
     *device = name;
 cleanup:
@@ -197,11 +194,9 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
         of->comm.backend = strncmp(common->device, "cuda", 4) == 0  ? TD_COMM_NCCL
                            : strcmp(launch.launcher, "mpirun") == 0 ? TD_COMM_MPI
                                                                     : TD_COMM_GLOO;
-    if (of->ctas_given && of->comm.backend != TD_COMM_NCCL) {
-        status = td_fail(TD_BAD_ARGUMENT, "--ctas: '%d' needs --backend nccl, this run has %s",
-                         (int)of->comm.nccl_ctas, td_comm_backend_name(of->comm.backend));
-        goto cleanup;
-    }
+    TD_FAIL_IF(of->ctas_given && of->comm.backend != TD_COMM_NCCL, TD_BAD_ARGUMENT,
+               "--ctas: '%d' needs --backend nccl, this run has %s", (int)of->comm.nccl_ctas,
+               td_comm_backend_name(of->comm.backend));
     out->program = program;
     out->rank = launch.rank;
     out->ranks = launch.ranks;

@@ -50,11 +50,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TIMELINE:
         td_option_file(state, &args->common, TIMELINE, "timeline", arg);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 
@@ -191,10 +188,7 @@ static td_status take_kernels(const run *r, unsigned phases, int64_t capacity, t
 
     *count = 0;
     *rows = calloc((size_t)capacity, sizeof **rows);
-    if (!*rows) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " kernels", capacity);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!*rows, TD_NO_MEMORY, "no host memory for %" PRId64 " kernels", capacity);
     TD_TRY(td_trace_kernels(r->trace, phases, capacity, *rows, count));
     if (*count > capacity)
         *count = capacity;
@@ -365,10 +359,7 @@ static td_status print_labels(const run *r, FILE *out)
     int64_t count;
 
     rows = calloc((size_t)r->args->top, sizeof *rows);
-    if (!rows) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " labels", r->args->top);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!rows, TD_NO_MEMORY, "no host memory for %" PRId64 " labels", r->args->top);
     TD_TRY(td_trace_labels(r->trace, r->args->top, rows, &count));
     fprintf(out,
             "Ranges: from the begin of the first %s in one to the end of the last, and from push to pop\n\n",

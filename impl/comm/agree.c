@@ -15,10 +15,7 @@ td_status td_comm_compare(td_comm *comm, const td_rows *rows)
 
     TD_TRY(td_comm_describe(comm, &info));
     all = calloc((size_t)(room * (info.ranks + 1)) + 1, rows->size);
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)info.ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all, TD_NO_MEMORY, "no host memory to compare %d ranks", (int)info.ranks);
     char *const mine = all + (size_t)(room * info.ranks) * rows->size;
     for (int64_t begin = 0; begin < rows->count; begin += room) {
         const int64_t here = rows->count - begin < room ? rows->count - begin : room;

@@ -227,10 +227,7 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     comm = calloc(1, sizeof *comm);
     if (comm)
         comm->works = calloc(TD_WORK_MOST, sizeof *comm->works);
-    if (!comm || !comm->works) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a communicator");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!comm || !comm->works, TD_NO_MEMORY, "no memory for a communicator");
     for (int i = 0; i < TD_WORK_MOST; i++) {
         comm->works[i].comm = comm;
         comm->works[i].next = i + 1 < TD_WORK_MOST ? &comm->works[i + 1] : NULL;
@@ -450,10 +447,7 @@ static td_status join_graph(td_comm *comm, int64_t capture)
     if (comm->graph && comm->graph->capture == capture)
         goto cleanup;
     graph = calloc(1, sizeof *graph);
-    if (!graph) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the collectives of a graph");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!graph, TD_NO_MEMORY, "no memory for the collectives of a graph");
     *graph = (td_comm_graph){.comm = comm, .capture = capture, .call.kind = TD_CALL_REPLAY};
     const td_graph_guest guest = {
         .launch = launch_graph, .launched = graph_launched, .leave = leave_graph, .user = graph};

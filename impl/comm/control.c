@@ -153,10 +153,9 @@ td_status td_control_open(const td_control_options *options, td_control **out)
         for (int i = 0; i < control->connection_count; i++)
             control->connections[i].socket = control->connections[i].rank = -1;
     control->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!control->connections || !control->peers || !control->keys || !control->joined || control->wake < 0) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the connections of %d ranks", control->ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!control->connections || !control->peers || !control->keys || !control->joined ||
+                   control->wake < 0,
+               TD_NO_MEMORY, "no memory for the connections of %d ranks", control->ranks);
     control->left = control->joined + ranks;
     snprintf(mine.peer.device, sizeof mine.peer.device, "%s", options->device);
     td_meet_host(mine.key, mine.peer.name);

@@ -303,13 +303,11 @@ static td_status queue_call(td_nccl *n, td_work *work)
     char text[256];
 
     TD_TRY(td_cuda_status(cudaStreamIsCapturing(n->cuda->stream, &capture), "asking for a capture"));
-    if (work->captured != (capture == cudaStreamCaptureStatusActive)) {
-        status = td_fail(TD_BAD_STATE, !work->captured ? "a collective is captured by td_graph_begin alone"
-                                       : capture == cudaStreamCaptureStatusNone
-                                           ? "the current stream is no part of the capture"
-                                           : "the capture is invalid: a call before this one spoiled it");
-        goto cleanup;
-    }
+    TD_FAIL_IF(work->captured != (capture == cudaStreamCaptureStatusActive), TD_BAD_STATE,
+               !work->captured ? "a collective is captured by td_graph_begin alone"
+               : capture == cudaStreamCaptureStatusNone
+                   ? "the current stream is no part of the capture"
+                   : "the capture is invalid: a call before this one spoiled it");
     if (!event)
         TD_TRY(td_cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
     work->event = event;
@@ -318,10 +316,7 @@ static td_status queue_call(td_nccl *n, td_work *work)
     if (work->span >= 0)
         TD_TRY(td_cuda_status(cudaEventRecord(n->marks[2 * work->span], n->stream), "recording an event"));
     const ncclResult_t result = call_nccl(n, work);
-    if (result != ncclSuccess) {
-        status = td_fail(TD_LIBRARY_ERROR, "%s", td_nccl_explain(n, result, text));
-        goto cleanup;
-    }
+    TD_FAIL_IF(result != ncclSuccess, TD_LIBRARY_ERROR, "%s", td_nccl_explain(n, result, text));
     TD_TRY(td_cuda_status(scale(n, work), "scaling an average"));
     if (work->span >= 0)
         TD_TRY(

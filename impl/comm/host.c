@@ -248,10 +248,7 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
 
     TD_TRY(load_engine(backend, &engine));
     h = calloc(1, sizeof *h);
-    if (!h) {
-        status = td_fail(TD_NO_MEMORY, "no memory for backend %s", td_comm_backend_name(backend));
-        goto cleanup;
-    }
+    TD_FAIL_IF(!h, TD_NO_MEMORY, "no memory for backend %s", td_comm_backend_name(backend));
     h->comm = comm;
     h->engine = engine;
     h->open_by_ns = deadline_ns;

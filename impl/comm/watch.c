@@ -52,10 +52,7 @@ td_status td_comm_watch(td_comm *comm, int64_t capacity)
     if (comm->backend && comm->backend->watch)
         TD_TRY(comm->backend->watch(comm, capacity));
     comm->spans = calloc((size_t)capacity, sizeof *comm->spans);
-    if (!comm->spans) {
-        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " spans", capacity);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!comm->spans, TD_NO_MEMORY, "no memory for %" PRId64 " spans", capacity);
     comm->span_room = capacity;
 cleanup:
     return status;
@@ -67,11 +64,9 @@ td_status td_comm_watched(td_comm *comm, const td_comm_span **spans, int64_t *co
 
     TD_NOT_NULL(comm, spans, count);
     TD_TRY(check_idle(comm));
-    if (comm->span_count > comm->span_room) {
-        status = td_fail(TD_BAD_STATE, "%" PRId64 " collectives were made, %" PRId64 " were to be watched",
-                         comm->span_count, comm->span_room);
-        goto cleanup;
-    }
+    TD_FAIL_IF(comm->span_count > comm->span_room, TD_BAD_STATE,
+               "%" PRId64 " collectives were made, %" PRId64 " were to be watched", comm->span_count,
+               comm->span_room);
     if (comm->backend && comm->backend->watched)
         TD_TRY(comm->backend->watched(comm, comm->spans, comm->span_count));
     *spans = comm->spans;

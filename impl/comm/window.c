@@ -125,10 +125,7 @@ static td_status agree(td_comm *comm, const place *mine, bool *same)
     const int32_t ranks = comm->options.ranks;
     place *all = calloc((size_t)ranks, sizeof *all);
 
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all, TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
     TD_TRY(td_comm_exchange(comm, mine, sizeof *mine, all));
     *same = mine->found;
     for (int32_t rank = 0; rank < ranks; rank++)
@@ -189,15 +186,10 @@ td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes,
     *out = NULL;
     TD_CHECK(comm, "comm is NULL");
     TD_CHECK(!memory || bytes > 0, "bytes is 0, needs at least 1");
-    if (td_graph_capture(comm->dev) > 0) {
-        status = td_fail(TD_BAD_STATE, "a window cannot be made while a graph is captured");
-        goto cleanup;
-    }
+    TD_FAIL_IF(td_graph_capture(comm->dev) > 0, TD_BAD_STATE,
+               "a window cannot be made while a graph is captured");
     window = calloc(1, sizeof *window);
-    if (!window) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for a window");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!window, TD_NO_MEMORY, "no host memory for a window");
     window->comm = comm;
     window->users = 1;
     TD_TRY(take_block(comm, memory, bytes, &window));

@@ -191,10 +191,7 @@ td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_tra
     td_status status = TD_OK;
 
     TD_NOT_NULL(dev, train);
-    if (joined) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to a trainer already");
-        goto cleanup;
-    }
+    TD_FAIL_IF(joined, TD_BAD_STATE, "the link is joined to a trainer already");
     TD_TRY(td_transformer_weights(td_train_model(train), out));
     TD_CHECK(out->grads, "train goes forward only, without gradients");
     TD_TRY(td_train_check_link(train, link));

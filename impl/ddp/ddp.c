@@ -80,10 +80,7 @@ static td_status check_order(const td_ddp_config *config, int64_t members)
     td_status status = TD_OK;
     bool *seen = calloc((size_t)config->count, sizeof *seen);
 
-    if (!seen) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!seen, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
     for (int64_t i = 0; i < members; i++) {
         const int64_t index = config->order[i];
 
@@ -123,10 +120,8 @@ static td_status copy_list(td_ddp *ddp, const td_ddp_config *config)
 
     ddp->tensors = calloc((size_t)config->count, sizeof *ddp->tensors);
     ddp->states = calloc((size_t)config->count, sizeof *ddp->states);
-    if (!ddp->tensors || !ddp->states) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!ddp->tensors || !ddp->states, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors",
+               config->count);
     for (int64_t i = 0; i < config->count; i++) {
         td_ddp_tensor *const tensor = &ddp->tensors[i];
 
@@ -231,10 +226,8 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
     ddp->members = members;
     ddp->order = calloc((size_t)config->count, sizeof *ddp->order);
     ddp->marked = calloc((size_t)config->count, sizeof *ddp->marked);
-    if (!ddp->order || !ddp->marked) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!ddp->order || !ddp->marked, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors",
+               config->count);
     begin_order(ddp, config->order);
     TD_TRY(td_flight_init(&ddp->buckets.flight, ddp->dev));
     TD_TRY(td_ddp_agree_lists(ddp->comm, &ddp->config));
@@ -263,10 +256,7 @@ td_status td_ddp_create(td_device *dev, td_comm *comm, const td_ddp_config *conf
     TD_NOT_NULL(dev, comm);
     TD_TRY(check_config(config, &members));
     ddp = calloc(1, sizeof *ddp);
-    if (!ddp) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *ddp);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!ddp, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *ddp);
     ddp->dev = dev;
     ddp->comm = comm;
     TD_TRY(make(ddp, config, members));

@@ -103,15 +103,10 @@ td_status td_ddp_ready(td_ddp *ddp, int64_t index)
     const bool along = ddp->config.strategy == TD_DDP_OVERLAP || ddp->config.strategy == TD_DDP_BUCKETED;
     TD_CHECK(!tensor->frozen, "index is %" PRId64 ": '%s' is frozen, and has no gradient", index,
              tensor->name);
-    if (!ddp->running) {
-        status = td_fail(TD_BAD_STATE, "'%s' became ready, but no backward pass began", tensor->name);
-        goto cleanup;
-    }
-    if (state->marks == tensor->uses) {
-        status = td_fail(TD_BAD_STATE, "'%s' became ready once more, after %d of %d uses in this pass",
-                         tensor->name, (int)state->marks, (int)tensor->uses);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!ddp->running, TD_BAD_STATE, "'%s' became ready, but no backward pass began", tensor->name);
+    TD_FAIL_IF(state->marks == tensor->uses, TD_BAD_STATE,
+               "'%s' became ready once more, after %d of %d uses in this pass", tensor->name,
+               (int)state->marks, (int)tensor->uses);
     if (++state->marks < tensor->uses)
         goto cleanup;
     state->touched = td_buckets_mark(&ddp->buckets, index);
@@ -160,10 +155,7 @@ td_status td_ddp_send(td_ddp *ddp)
     td_status status = TD_OK;
 
     TD_CHECK(ddp, "ddp is NULL");
-    if (!ddp->running) {
-        status = td_fail(TD_BAD_STATE, "no backward pass began");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!ddp->running, TD_BAD_STATE, "no backward pass began");
     ddp->running = false;
     TD_TRY(check_complete(ddp));
     while (ddp->last && ddp->buckets.sent < ddp->buckets.count) {

@@ -176,10 +176,7 @@ td_status td_cpu_set_threads(int threads)
 
     TD_CHECK(threads >= 1 && threads <= TD_CPU_MOST_THREADS, "threads is %d, needs 1 to %d", threads,
              TD_CPU_MOST_THREADS);
-    if (forked && threads > 1) {
-        status = td_fail(TD_BAD_STATE, "threads is %d, but a child of fork() has 1", threads);
-        goto cleanup;
-    }
+    TD_FAIL_IF(forked && threads > 1, TD_BAD_STATE, "threads is %d, but a child of fork() has 1", threads);
     omp_set_num_threads(threads);
 cleanup:
     return status;

@@ -97,10 +97,7 @@ static td_status cuda_open(int index, void **context)
     TD_CHECK(index < count, "device 'cuda:%d': this machine has %d GPU%s, cuda:0 to cuda:%d", index, count,
              count == 1 ? "" : "s", count - 1);
     cuda = calloc(1, sizeof *cuda);
-    if (!cuda) {
-        status = td_fail(TD_NO_MEMORY, "no memory for device 'cuda:%d'", index);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!cuda, TD_NO_MEMORY, "no memory for device 'cuda:%d'", index);
     cuda->index = index;
     TD_TRY(td_cuda_status(td_cuda_enter(cuda), "making the GPU current"));
     TD_TRY(td_cuda_status(cudaGetDeviceProperties(&properties, index), "reading the GPU's properties"));

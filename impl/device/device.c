@@ -73,10 +73,7 @@ td_status td_device_open(const char *name, td_device **out)
     }
 
     dev = calloc(1, sizeof *dev);
-    if (!dev) {
-        status = td_fail(TD_NO_MEMORY, "no memory for device '%s'", name);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!dev, TD_NO_MEMORY, "no memory for device '%s'", name);
     TD_TRY(backend->open(index, &dev->context));
     dev->backend = backend;
     if (backend->kind == TD_DEVICE_CPU)
@@ -193,11 +190,8 @@ td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
     *out = NULL;
     TD_CHECK(dev, "dev is NULL");
 
-    if (dev->fail_in > 0 && --dev->fail_in == 0) {
-        status = td_fail(TD_NO_MEMORY, "%zu bytes refused on %s, as td_device_fail_allocation asked", bytes,
-                         dev->name);
-        goto cleanup;
-    }
+    TD_FAIL_IF(dev->fail_in > 0 && --dev->fail_in == 0, TD_NO_MEMORY,
+               "%zu bytes refused on %s, as td_device_fail_allocation asked", bytes, dev->name);
     TD_TRY(td_blocks_reserve(&dev->blocks));
     /* No object may be larger than PTRDIFF_MAX; below that the backend decides. */
     status = bytes <= PTRDIFF_MAX ? dev->backend->alloc(dev->context, bytes, &block) : TD_NO_MEMORY;

@@ -38,10 +38,7 @@ static td_status make_stream(td_device *dev, bool own, void *native, td_stream *
     *out = NULL;
     TD_TRY(check_streams(dev));
     stream = calloc(1, sizeof *stream);
-    if (!stream) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a stream");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!stream, TD_NO_MEMORY, "no memory for a stream");
     *stream = (td_stream){.dev = dev, .native = native, .own = own};
     if (own)
         TD_TRY(dev->backend->stream_create(dev->context, &stream->native));
@@ -91,10 +88,7 @@ td_status td_graph_begin(td_device *dev)
     td_status status = TD_OK;
 
     TD_TRY(check_streams(dev));
-    if (dev->capturing) {
-        status = td_fail(TD_BAD_STATE, "a capture is running on %s", dev->name);
-        goto cleanup;
-    }
+    TD_FAIL_IF(dev->capturing, TD_BAD_STATE, "a capture is running on %s", dev->name);
     TD_TRY(dev->backend->graph_begin(dev->context));
     dev->capturing = true;
     dev->captures++;
@@ -114,15 +108,9 @@ td_status td_graph_join(td_device *dev, const td_graph_guest *guest)
 
     TD_NOT_NULL(dev, guest);
     TD_CHECK(guest->launch, "guest->launch is NULL");
-    if (!dev->capturing) {
-        status = td_fail(TD_BAD_STATE, "no capture is running on %s", dev->name);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!dev->capturing, TD_BAD_STATE, "no capture is running on %s", dev->name);
     made = calloc(1, sizeof *made);
-    if (!made) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a guest of a graph");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!made, TD_NO_MEMORY, "no memory for a guest of a graph");
     made->guest = *guest;
     for (last = &dev->guests; *last; last = &(*last)->next)
         ;
@@ -152,10 +140,7 @@ td_status td_graph_end(td_device *dev, td_graph **out)
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_TRY(check_streams(dev));
-    if (!dev->capturing) {
-        status = td_fail(TD_BAD_STATE, "no capture is running on %s", dev->name);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!dev->capturing, TD_BAD_STATE, "no capture is running on %s", dev->name);
     dev->capturing = false;
     guests = dev->guests;
     dev->guests = NULL;
@@ -214,10 +199,7 @@ td_status td_event_create(td_device *dev, td_event **out)
     *out = NULL;
     TD_CHECK(dev, "dev is NULL");
     event = calloc(1, sizeof *event);
-    if (!event) {
-        status = td_fail(TD_NO_MEMORY, "no memory for an event");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!event, TD_NO_MEMORY, "no memory for an event");
     event->dev = dev;
     event->backend = dev->backend;
     TD_TRY(dev->backend->event_create(dev->context, event));
@@ -251,10 +233,7 @@ td_status td_event_wait(td_event *event)
     td_status status = TD_OK;
 
     TD_CHECK(event, "event is NULL");
-    if (!event->recorded) {
-        status = td_fail(TD_BAD_STATE, "event was never recorded");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!event->recorded, TD_BAD_STATE, "event was never recorded");
     TD_TRY(event->backend->event_wait(event->dev->context, event));
 cleanup:
     return status;
@@ -267,10 +246,8 @@ td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
     TD_NOT_NULL(start, stop, out);
     TD_CHECK(start->dev == stop->dev, "start is an event of %s, but stop of another device",
              start->dev->name);
-    if (!start->recorded || !stop->recorded) {
-        status = td_fail(TD_BAD_STATE, "%s was never recorded", start->recorded ? "stop" : "start");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!start->recorded || !stop->recorded, TD_BAD_STATE, "%s was never recorded",
+               start->recorded ? "stop" : "start");
     TD_TRY(start->backend->event_elapsed_ms(start, stop, out));
 cleanup:
     return status;

@@ -57,10 +57,7 @@ static td_status jit_of(td_device *dev, jit **out)
 
     if (!j) {
         j = calloc(1, sizeof *j);
-        if (!j) {
-            status = td_fail(TD_NO_MEMORY, "no memory for compiled code");
-            goto cleanup;
-        }
+        TD_FAIL_IF(!j, TD_NO_MEMORY, "no memory for compiled code");
         j->dev = dev;
         status = td_device_keep(dev, &key, j, jit_destroy);
         if (status != TD_OK) {
@@ -84,18 +81,14 @@ td_status td_jit_configure(td_device *dev, const td_jit_options *options)
     TD_CHECK(!options->cache || *options->cache, "cache is empty, needs a folder, or NULL for none");
     TD_CHECK(!options->scratch || *options->scratch, "scratch is empty, needs a folder, or NULL for /tmp");
     TD_TRY(jit_of(dev, &j));
-    if (j->maker) {
-        status = td_fail(TD_BAD_STATE, "%s has its compiler already, td_jit_configure comes before",
-                         td_device_name(dev));
-        goto cleanup;
-    }
+    TD_FAIL_IF(j->maker, TD_BAD_STATE, "%s has its compiler already, td_jit_configure comes before",
+               td_device_name(dev));
     compiler = options->compiler ? strdup(options->compiler) : NULL;
     cache = options->cache ? strdup(options->cache) : NULL;
     scratch = options->scratch ? strdup(options->scratch) : NULL;
-    if ((options->compiler && !compiler) || (options->cache && !cache) || (options->scratch && !scratch)) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the options of compiled code");
-        goto cleanup;
-    }
+    TD_FAIL_IF((options->compiler && !compiler) || (options->cache && !cache) ||
+                   (options->scratch && !scratch),
+               TD_NO_MEMORY, "no memory for the options of compiled code");
     free(j->compiler);
     free(j->cache);
     free(j->scratch);
@@ -235,10 +228,7 @@ td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_s
         TD_TRY(open_maker(j, maker));
         found = calloc(1, sizeof *found);
         source = write(&constants, backward);
-        if (!found || !source) {
-            status = td_fail(TD_NO_MEMORY, "no memory for the source of compiled code");
-            goto cleanup;
-        }
+        TD_FAIL_IF(!found || !source, TD_NO_MEMORY, "no memory for the source of compiled code");
         found->shape = constants;
         found->backward = backward;
         TD_TRY(make(j, source, backward, &found->loaded));

@@ -182,19 +182,13 @@ td_status td_compiler_find(const char *name, const char *scratch, td_compiler *o
 
     TD_TRY(find_program(name, &found.path));
     found.scratch = strdup(scratch ? scratch : P_tmpdir);
-    if (!found.scratch) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a folder's name");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!found.scratch, TD_NO_MEMORY, "no memory for a folder's name");
     TD_TRY(bench_init(&b, found.scratch));
     TD_TRY(choose_tuning(&found, &b));
     TD_TRY(td_code_read(b.words, &macros));
     macros.data[macros.bytes] = '\0';
-    if (!strstr((const char *)macros.data, "#define __STDC__")) {
-        status = td_fail(TD_LIBRARY_ERROR, "compiler '%s' does not list its macros, as gcc and clang do",
-                         found.path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!strstr((const char *)macros.data, "#define __STDC__"), TD_LIBRARY_ERROR,
+               "compiler '%s' does not list its macros, as gcc and clang do", found.path);
     take_version((const char *)macros.data, found.version, sizeof found.version);
     found.gcc = !strstr((const char *)macros.data, "#define __clang__ ");
     if (asprintf(&found.identity, "%s\n%s\n%s %s\n%s\n%s", found.path, TEXT_OF(OPTIONS), found.tuning[0],

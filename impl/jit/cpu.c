@@ -110,10 +110,7 @@ static td_status open_compiler(td_device *dev, const td_jit_options *options, vo
     td_compiler *compiler = calloc(1, sizeof *compiler);
 
     (void)dev;
-    if (!compiler) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a compiler");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!compiler, TD_NO_MEMORY, "no memory for a compiler");
     TD_TRY(td_compiler_find(options->compiler ? options->compiler : "cc", options->scratch, compiler));
     snprintf(description, 160, "%.90s %.60s", compiler->path, compiler->version);
     *identity = compiler->identity;
@@ -156,10 +153,7 @@ static td_status load(td_device *dev, const td_code *code, bool backward, void *
     char path[48];
     int error;
 
-    if (!l) {
-        status = td_fail(TD_NO_MEMORY, "no memory for compiled code");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!l, TD_NO_MEMORY, "no memory for compiled code");
     l->file = memfd_create("tandem-jit", MFD_CLOEXEC);
     error = l->file < 0 ? errno : td_file_write(l->file, (const char *)code->data, code->bytes);
     if (error != 0) {
@@ -168,10 +162,7 @@ static td_status load(td_device *dev, const td_code *code, bool backward, void *
     }
     snprintf(path, sizeof path, "/proc/self/fd/%d", l->file);
     l->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!l->handle) {
-        status = td_fail(TD_LIBRARY_ERROR, "compiled code cannot be loaded: %s", dlerror());
-        goto cleanup;
-    }
+    TD_FAIL_IF(!l->handle, TD_LIBRARY_ERROR, "compiled code cannot be loaded: %s", dlerror());
     if (backward) {
         TD_TRY(find_task(l, "td_jit_prepare", &l->prepare));
         TD_TRY(find_task(l, "td_jit_backward", &l->backward));
@@ -254,17 +245,11 @@ static td_status sizes(td_device *dev, const td_attention_shape *s, td_attention
     int64_t forward = 0, backward = 0;
 
     (void)dev;
-    if (s->seq > MOST_SEQ || s->seq_k > MOST_SEQ) {
-        status = td_fail(TD_UNSUPPORTED,
-                         "seq is %" PRId64 " and seq_k %" PRId64 ", jit attention on the cpu goes up to 2^30",
-                         s->seq, s->seq_k);
-        goto cleanup;
-    }
-    if (s->head_dim > MOST_HEAD_DIM) {
-        status = td_fail(TD_UNSUPPORTED, "head_dim is %" PRId64 ", jit attention on the cpu goes up to %d",
-                         s->head_dim, MOST_HEAD_DIM);
-        goto cleanup;
-    }
+    TD_FAIL_IF(s->seq > MOST_SEQ || s->seq_k > MOST_SEQ, TD_UNSUPPORTED,
+               "seq is %" PRId64 " and seq_k %" PRId64 ", jit attention on the cpu goes up to 2^30", s->seq,
+               s->seq_k);
+    TD_FAIL_IF(s->head_dim > MOST_HEAD_DIM, TD_UNSUPPORTED,
+               "head_dim is %" PRId64 ", jit attention on the cpu goes up to %d", s->head_dim, MOST_HEAD_DIM);
     TD_TRY(work_bytes(s, &l, &forward, &backward));
     *out = (td_attention_sizes){.saved = (size_t)(s->batch * s->heads * s->seq) * 2 * sizeof(float),
                                 .forward_work = (size_t)forward,

@@ -36,10 +36,7 @@ static td_status open_compiler(td_device *dev, const td_jit_options *options, vo
     td_status status = TD_OK;
     td_nvrtc *nvrtc = calloc(1, sizeof *nvrtc);
 
-    if (!nvrtc) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a compiler");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!nvrtc, TD_NO_MEMORY, "no memory for a compiler");
     TD_TRY(td_nvrtc_find(options->compiler, td_device_cuda(dev)->capability, nvrtc));
     snprintf(description, 160, "%.110s %s", nvrtc->path, nvrtc->version);
     *identity = nvrtc->identity;
@@ -99,10 +96,7 @@ static td_status load(td_device *dev, const td_code *code, bool backward, void *
 
     (void)td_cuda_enter(cuda);
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    if (!l) {
-        status = td_fail(TD_NO_MEMORY, "no memory for compiled code");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!l, TD_NO_MEMORY, "no memory for compiled code");
     TD_TRY(td_cuda_status(cudaLibraryLoadData(&l->handle, code->data, NULL, NULL, 0, NULL, NULL, 0),
                           "compiled code cannot be loaded"));
     TD_TRY(find_kernels(l, backward));
@@ -313,27 +307,19 @@ static td_status sizes(td_device *dev, const td_attention_shape *s, td_attention
 {
     td_status status = TD_OK;
 
-    if (s->head_dim > TD_JIT_CUDA_HEAD_DIM) {
-        status = td_fail(TD_UNSUPPORTED, "head_dim is %" PRId64 ", jit attention on cuda goes up to %d",
-                         s->head_dim, TD_JIT_CUDA_HEAD_DIM);
-        goto cleanup;
-    }
-    if (s->seq > TD_JIT_CUDA_SEQ || s->seq_k > TD_JIT_CUDA_SEQ) {
-        status = td_fail(TD_UNSUPPORTED,
-                         "seq is %" PRId64 " and seq_k %" PRId64 ", jit attention on cuda goes up to 2^30",
-                         s->seq, s->seq_k);
-        goto cleanup;
-    }
+    TD_FAIL_IF(s->head_dim > TD_JIT_CUDA_HEAD_DIM, TD_UNSUPPORTED,
+               "head_dim is %" PRId64 ", jit attention on cuda goes up to %d", s->head_dim,
+               TD_JIT_CUDA_HEAD_DIM);
+    TD_FAIL_IF(s->seq > TD_JIT_CUDA_SEQ || s->seq_k > TD_JIT_CUDA_SEQ, TD_UNSUPPORTED,
+               "seq is %" PRId64 " and seq_k %" PRId64 ", jit attention on cuda goes up to 2^30", s->seq,
+               s->seq_k);
     const td_jit_kernels k = td_jit_kernels_of(s);
     const int64_t rows = s->batch * s->heads * s->seq;
     const int64_t most = s->seq > s->seq_k ? s->seq : s->seq_k;
-    if (s->heads > INT32_MAX / s->head_dim || rows / s->seq > INT32_MAX / most) {
-        status = td_fail(TD_UNSUPPORTED,
-                         "batch * heads * seq is %" PRId64 " * %" PRId64 " * %" PRId64 " with seq_k %" PRId64
-                         ", more rows than a grid has blocks",
-                         s->batch, s->heads, s->seq, s->seq_k);
-        goto cleanup;
-    }
+    TD_FAIL_IF(s->heads > INT32_MAX / s->head_dim || rows / s->seq > INT32_MAX / most, TD_UNSUPPORTED,
+               "batch * heads * seq is %" PRId64 " * %" PRId64 " * %" PRId64 " with seq_k %" PRId64
+               ", more rows than a grid has blocks",
+               s->batch, s->heads, s->seq, s->seq_k);
     if (k.products) {
         TD_TRY(products_sizes(dev, s, out));
         goto cleanup;

@@ -72,10 +72,7 @@ td_status td_nvrtc_find(const char *name, int capability, td_nvrtc *out)
         goto cleanup;
     }
     TD_TRY(find_functions(loaded, &n));
-    if (n.Version(&major, &minor) != 0) {
-        status = td_fail(TD_LIBRARY_ERROR, "NVRTC does not tell its version");
-        goto cleanup;
-    }
+    TD_FAIL_IF(n.Version(&major, &minor) != 0, TD_LIBRARY_ERROR, "NVRTC does not tell its version");
     if (dladdr(*(void **)&n.Version, &where) != 0 && where.dli_fname)
         snprintf(n.path, sizeof n.path, "%s", where.dli_fname);
     load_builtins(&n, major, minor);
@@ -121,24 +118,16 @@ td_status td_nvrtc_build(const td_nvrtc *n, const char *source, td_code *out)
 
     if (error == 0)
         error = n->CompileProgram(program, n->caches ? 3 : 2, options);
-    if (error != 0) {
-        status = td_fail(TD_LIBRARY_ERROR, "%s says %s: %s", n->version, n->GetErrorString(error),
-                         program ? first_words(n, program, text) : "it made no program");
-        goto cleanup;
-    }
+    TD_FAIL_IF(error != 0, TD_LIBRARY_ERROR, "%s says %s: %s", n->version, n->GetErrorString(error),
+               program ? first_words(n, program, text) : "it made no program");
     error = n->GetCUBINSize(program, &code.bytes);
     if (error == 0 && code.bytes > 0) {
         code.data = malloc(code.bytes);
-        if (!code.data) {
-            status = td_fail(TD_NO_MEMORY, "no memory for %zu bytes of compiled code", code.bytes);
-            goto cleanup;
-        }
+        TD_FAIL_IF(!code.data, TD_NO_MEMORY, "no memory for %zu bytes of compiled code", code.bytes);
         error = n->GetCUBIN(program, (char *)code.data);
     }
-    if (error != 0 || code.bytes == 0) {
-        status = td_fail(TD_LIBRARY_ERROR, "%s was done, but has no code for %s", n->version, n->target);
-        goto cleanup;
-    }
+    TD_FAIL_IF(error != 0 || code.bytes == 0, TD_LIBRARY_ERROR, "%s was done, but has no code for %s",
+               n->version, n->target);
     *out = code;
     code.data = NULL;
 cleanup:

@@ -33,15 +33,11 @@ static td_status read_all(int file, const char *path, td_code *out)
         status = td_file_error("read", path, errno);
         goto cleanup;
     }
-    if (!S_ISREG(info.st_mode) || info.st_size > MOST_BYTES) {
-        status = td_fail(TD_IO_ERROR, "'%s' is no regular file of up to %d bytes", path, MOST_BYTES);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!S_ISREG(info.st_mode) || info.st_size > MOST_BYTES, TD_IO_ERROR,
+               "'%s' is no regular file of up to %d bytes", path, MOST_BYTES);
     code.data = malloc((size_t)info.st_size + 1);
-    if (!code.data) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the %lld bytes of '%s'", (long long)info.st_size, path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!code.data, TD_NO_MEMORY, "no memory for the %lld bytes of '%s'", (long long)info.st_size,
+               path);
     while (code.bytes < (size_t)info.st_size) {
         const ssize_t got = read(file, code.data + code.bytes, (size_t)info.st_size - code.bytes);
 
@@ -104,10 +100,8 @@ static td_status check_entry(const char *path, const char *key, const td_code *f
     const char *const at = (const char *)file->data;
     char head[HEAD_BYTES + 1];
 
-    if (file->bytes < HEAD_BYTES || memcmp(at, HEAD_FORMAT, 13) != 0) {
-        status = td_fail(TD_IO_ERROR, "'%s' is no compiled code, or was cut short", path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(file->bytes < HEAD_BYTES || memcmp(at, HEAD_FORMAT, 13) != 0, TD_IO_ERROR,
+               "'%s' is no compiled code, or was cut short", path);
     const size_t rest = file->bytes - HEAD_BYTES;
     snprintf(head, sizeof head, HEAD_FORMAT, hash_with(HASH_OF_NOTHING, at + HEAD_BYTES, rest), rest);
     if (memcmp(at, head, HEAD_BYTES) != 0)

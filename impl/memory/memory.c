@@ -182,10 +182,7 @@ static td_status draw_tokens(recorder *r)
     void *block;
 
     int64_t *tokens = calloc((size_t)count + 1, sizeof *tokens);
-    if (!tokens) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!tokens, TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", count);
     TD_TRY(td_rng_tokens(&rng, 0, count + 1, model->size.vocab, tokens));
     TD_TRY(td_device_alloc(r->dev, bytes, &block));
     r->ids = block;
@@ -211,11 +208,9 @@ td_status td_memory_train_config(const td_memory_config *config, td_train_config
 
     TD_NOT_NULL(config, out);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
-    if (config->model.owned) {
-        status = td_fail(TD_UNSUPPORTED, "model.owned is given, but a recording has no ranks that bring the "
-                                         "other weights");
-        goto cleanup;
-    }
+    TD_FAIL_IF(config->model.owned, TD_UNSUPPORTED,
+               "model.owned is given, but a recording has no ranks that bring the "
+               "other weights");
     *out = (td_train_config){.model = config->model,
                              .until = until[config->pass],
                              .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
@@ -247,10 +242,7 @@ static td_status create(recorder *r)
     TD_TRY(td_train_create(r->dev, &train, &r->train));
     r->parameters = td_transformer_parameter_count(td_train_model(r->train));
     r->gradient_live = calloc((size_t)r->parameters, sizeof *r->gradient_live);
-    if (!r->gradient_live) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", r->parameters);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!r->gradient_live, TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", r->parameters);
     TD_TRY(td_transformer_weights(td_train_model(r->train), &r->weights));
     if (td_train_optimizer(r->train)) {
         float *second;
@@ -388,10 +380,7 @@ static td_status copy_labels(td_memory_recording *to, const td_memory_event *eve
         bytes += strlen(theirs[i]) + 1;
     to->texts = calloc(bytes + 1, 1);
     to->labels = calloc((size_t)unique + 1, sizeof *to->labels);
-    if (!to->texts || !to->labels) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " labels", unique);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!to->texts || !to->labels, TD_NO_MEMORY, "no host memory for %" PRId64 " labels", unique);
     char *end = to->texts;
     for (int64_t i = 0; i < unique; i++) {
         to->labels[i] = strcpy(end, theirs[i]);
@@ -423,17 +412,11 @@ static td_status take_events(recorder *r)
     int64_t dropped;
 
     TD_TRY(td_device_history(r->dev, &events, &to->count, &dropped));
-    if (dropped > 0) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " of %" PRId64 " events", dropped,
-                         dropped + to->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(dropped > 0, TD_NO_MEMORY, "no host memory for %" PRId64 " of %" PRId64 " events", dropped,
+               dropped + to->count);
     theirs = calloc((size_t)to->count + 1, sizeof *theirs);
     to->entries = calloc((size_t)to->count + 1, sizeof *to->entries);
-    if (!theirs || !to->entries) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " events", to->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!theirs || !to->entries, TD_NO_MEMORY, "no host memory for %" PRId64 " events", to->count);
     TD_TRY(copy_labels(to, events, theirs));
     int phase = 0;
     for (int64_t i = 0; i < to->count; i++) {
@@ -534,10 +517,7 @@ td_status td_memory_record(td_device *dev, const td_memory_config *config, td_me
     TD_NOT_NULL(dev, config);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
     recording = calloc(1, sizeof *recording);
-    if (!recording) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for a recording");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!recording, TD_NO_MEMORY, "no host memory for a recording");
     recording->pass = config->pass;
     recording->layers = config->model.size.layers;
     snprintf(recording->device, sizeof recording->device, "%s", td_device_name(dev));

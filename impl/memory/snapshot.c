@@ -379,10 +379,7 @@ static td_status left_over(const td_memory_recording *recording, td_memory_actio
 
     *out = found;
     *count = 0;
-    if (!found) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!found, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);
     for (int64_t i = 0; i < recording->count; i++)
         if (recording->entries[i].event.action == action && recording->entries[i].pair < 0 &&
             recording->entries[i].event.bytes > 0)
@@ -429,10 +426,7 @@ td_status td_memory_write_snapshot(const td_memory_recording *recording, const c
     TD_CHECK(recording, "recording is NULL");
     TD_TRY(td_writer_begin(path, &s.p.file));
     s.frames = calloc((size_t)recording->label_count + 1, sizeof *s.frames);
-    if (!s.frames) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " labels", recording->label_count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!s.frames, TD_NO_MEMORY, "no host memory for %" PRId64 " labels", recording->label_count);
     TD_TRY(left_over(recording, TD_MEMORY_ALLOC, &blocks, &block_count));
     TD_TRY(left_over(recording, TD_MEMORY_LIVE, &tensors, &tensor_count));
     put_snapshot(&s, blocks, block_count, tensors, tensor_count);

@@ -34,10 +34,8 @@ static td_status resolve_gemm(const td_device *dev, const td_gemm_shape *shape, 
     TD_CHECK(s.out_dtype == s.dtype || s.out_dtype == TD_F32, "out_dtype is %s, needs to be f32 or dtype, %s",
              td_dtype_name(s.out_dtype), td_dtype_name(s.dtype));
     TD_CHECK(!s.tf32 || s.dtype == TD_F32, "tf32 is set, but dtype is %s, needs f32", td_dtype_name(s.dtype));
-    if (s.tf32 && td_device_kind_of(dev) == TD_DEVICE_CPU) {
-        status = td_fail(TD_UNSUPPORTED, "tf32 is set: the cpu multiplies f32 in f32 only");
-        goto cleanup;
-    }
+    TD_FAIL_IF(s.tf32 && td_device_kind_of(dev) == TD_DEVICE_CPU, TD_UNSUPPORTED,
+               "tf32 is set: the cpu multiplies f32 in f32 only");
     TD_TRY(check_finite("alpha", (double)s.alpha));
     TD_TRY(check_finite("beta", (double)s.beta));
     TD_TRY(check_pitch("lda", s.trans_a ? s.m : s.k, &s.lda));

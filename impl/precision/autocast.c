@@ -154,10 +154,7 @@ td_status td_autocast_result(td_autocast_device device, td_dtype low, const char
         TD_CHECK(td_dtype_size(inputs[i]) > 0, "input %" PRId64 " is %d, needs a td_dtype", i,
                  (int)inputs[i]);
 
-    if (rule == TD_AUTOCAST_BANNED) {
-        status = td_fail(TD_UNSUPPORTED, "op is %s, which autocast refuses to run", op);
-        goto cleanup;
-    }
+    TD_FAIL_IF(rule == TD_AUTOCAST_BANNED, TD_UNSUPPORTED, "op is %s, which autocast refuses to run", op);
     if (rule == TD_AUTOCAST_LOWER)
         cast = low;
     if (rule == TD_AUTOCAST_WIDEST)

@@ -260,10 +260,7 @@ static td_status put_all(output *o)
         const td_trace_activity *activity = &trace->activities[i];
         const lane *of = lane_for(o, &all, activity);
 
-        if (!of) {
-            status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " lanes", all.count + 1);
-            goto cleanup;
-        }
+        TD_FAIL_IF(!of, TD_NO_MEMORY, "no host memory for %" PRId64 " lanes", all.count + 1);
         put_activity(o, activity, of);
         if (activity->call >= 0)
             put_arrow(o, i + 1, activity, of);

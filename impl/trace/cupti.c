@@ -650,10 +650,8 @@ td_status td_cupti_take(td_cupti *cupti, td_names *names, td_cupti_log *log)
     }
     if (code == CUPTI_SUCCESS)
         code = lib->ActivityGetNumDroppedRecords(NULL, 0, &dropped);
-    if (code != CUPTI_SUCCESS) {
-        status = td_fail(TD_LIBRARY_ERROR, "CUPTI failed: %s (%d)", words_for(lib, code), (int)code);
-        goto cleanup;
-    }
+    TD_FAIL_IF(code != CUPTI_SUCCESS, TD_LIBRARY_ERROR, "CUPTI failed: %s (%d)", words_for(lib, code),
+               (int)code);
     log->dropped += (int64_t)dropped + cupti->lost;
     if (atomic_load(&cupti->refused) > 0 && dropped == 0) /* it had no buffer, and does not say for what */
         log->dropped++;

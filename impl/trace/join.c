@@ -234,10 +234,7 @@ td_status td_trace_gpu_activities(td_trace *trace, td_cupti_log *log)
     td_status status = TD_OK;
     by_id *ids = calloc((size_t)(log->call_count > 0 ? log->call_count : 1), sizeof *ids);
 
-    if (!ids) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " calls", log->call_count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!ids, TD_NO_MEMORY, "no host memory for %" PRId64 " calls", log->call_count);
     trace->info.without_times = log->without_times;
     trace->info.dropped = log->dropped;
     trace->calls = log->calls;
@@ -260,10 +257,7 @@ td_status td_trace_gpu_activities(td_trace *trace, td_cupti_log *log)
             activity->call = call_of(ids, trace->call_count, log->others[i]);
         attribute(trace, log, log->others[i], activity);
         activity->name = td_trace_shown_name(&trace->names, activity->name);
-        if (!activity->name) {
-            status = td_fail(TD_NO_MEMORY, "no host memory for the names of kernels");
-            goto cleanup;
-        }
+        TD_FAIL_IF(!activity->name, TD_NO_MEMORY, "no host memory for the names of kernels");
     }
     if (trace->activity_count > 0)
         qsort(trace->activities, (size_t)trace->activity_count, sizeof *trace->activities, by_begin);

@@ -96,10 +96,7 @@ td_status td_trace_begin(td_device *dev, td_trace **out)
     *out = NULL;
     TD_CHECK(dev, "dev is NULL");
     trace = calloc(1, sizeof *trace);
-    if (!trace) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *trace);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!trace, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *trace);
     TD_TRY(td_device_synchronize(dev));
     trace->listener = (td_listener){.begin = begin, .end = end};
     trace->info.cupti = trace->why;
@@ -159,10 +156,7 @@ td_status td_trace_end(td_trace *trace)
     td_status status = TD_OK;
 
     TD_CHECK(trace, "trace is NULL");
-    if (!trace->dev) {
-        status = td_fail(TD_BAD_STATE, "the trace has ended already");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!trace->dev, TD_BAD_STATE, "the trace has ended already");
     status = td_device_synchronize(trace->dev);
     stop(trace);
     if (status == TD_OK)

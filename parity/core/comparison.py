@@ -46,9 +46,13 @@ def noisy(record: Mapping) -> bool:
     """Whether its samples lie too far apart, or others worked on the machine while it was measured."""
     if "ms" not in record:
         return False
+    return loaded(record) or record["ms"]["std"] > NOISY * record["ms"]["mean"]
+
+
+def loaded(record: Mapping) -> bool:
+    """Whether others worked on the CPU that it was measured on."""
     cores = record.get("host", {}).get("cores", 1)
-    busy = record.get("device") != "cuda" and record.get("others", 0) > cores / 2
-    return busy or record["ms"]["std"] > NOISY * record["ms"]["mean"]
+    return record.get("device") != "cuda" and record.get("others", 0) > cores / 2
 
 
 def clean(record: Mapping | None) -> bool:

@@ -1,6 +1,6 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
-from parity.core.comparison import NOISY, ms_of
+from parity.core.comparison import NOISY, loaded, ms_of
 from parity.ddp.page import bars_of
 from parity.shared.bench_ranks import CALLS, MIB
 from parity.shared.pages import extent, ran_with, report_proofs, setup, tabled
@@ -27,8 +27,10 @@ def report(page, records):
     told = {}
     if mine:
         largest = mine[-1]
-        told = largest["case"] | memory_of(largest)
-        if not noisy(largest):
+        told = largest["case"] | memory_of(largest) | {"noisy": noisy(largest) or None}
+        if noisy(largest):
+            page.lacks("times of a machine that was not loaded")
+        else:
             told |= numbers_of(largest) | in_time(largest.get("series", {}))
         theirs = [r for r in parts if r["case"] == largest["case"] and not r["impl"].startswith("c_")]
         told["torch"] = next((held(r) for r in theirs if "memory" in r), None)
@@ -85,8 +87,9 @@ def report_memory(page, mine, parts):
         rows.append(head | {"side": record["impl"], "sum (MiB)": held(record)} | of_rank)
     order = list(dict.fromkeys(tuple(row[name] for name in SHAPE) for row in rows))
     rows.sort(key=lambda row: order.index(tuple(row[name] for name in SHAPE)))
+    setups = "; ".join(dict.fromkeys(setup(record["case"]) for record in parts))
     page.note(
-        "MiB of the rank with the most, batch of a rank. sum: weights, gradients and optimizer state. C's buffers are "
+        f"{setups}: MiB of the rank with the most. sum: weights, gradients and optimizer state. C's buffers are "
         "gathered, for gathered weights, and reduced, for gradients that are not yet reduced. peak: with activations."
     )
     page.table(
@@ -101,7 +104,7 @@ def report_memory(page, mine, parts):
 
 def noisy(record):
     """Whether no sentence may be formed of its times."""
-    return record["values"].get("spread", 0.0) > NOISY
+    return loaded(record) or record["values"].get("spread", 0.0) > NOISY
 
 
 def report_steps(page, records):
@@ -123,6 +126,8 @@ def report_steps(page, records):
                     row[f"{side} / {other}"] = row[f"{side} (ms)"] / row[f"{other} (ms)"]
     if rows:
         page.note("Steps in ms, batch of a rank; a sample is the time of the slowest rank.")
+    else:
+        page.lacks("steps")
     page.table(rows, "fsdp_steps")
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from parity.core import Side, within
+from parity.core.clock import others_running
 from parity.shared.bench_ranks import MIB, BenchRanks, elements_of, gradient_bytes
 from parity.shared.model import initial_state
 from parity.shared.ranked import TorchTrainer, draw_batches, sides_of, torch_options
@@ -38,6 +39,7 @@ def tandem(case, c, backend, predicted):
     steps, warmup = (FULL_STEPS[c.on.kind], 3) if predicted else (1, STEPS - 2)
 
     def call():
+        found["others"] = max(0, others_running() - (case.ranks - 1))
         run = BenchRanks(case, c, backend, steps=steps, warmup=warmup, state=case.shard)
         try:
             of_step = run.values()

@@ -122,10 +122,7 @@ static td_status products_of(td_device *dev, products **out)
 
     if (!found) {
         all = calloc(1, sizeof *all);
-        if (!all) {
-            status = td_fail(TD_NO_MEMORY, "no memory for the matrix products");
-            goto cleanup;
-        }
+        TD_FAIL_IF(!all, TD_NO_MEMORY, "no memory for the matrix products");
         all->cuda = td_device_cuda(dev);
         TD_TRY(load_library(&all->lt));
         TD_TRY(check_lt(all, all->lt.Create(&all->handle), "opening cuBLASLt"));

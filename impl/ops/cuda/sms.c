@@ -29,10 +29,7 @@ static td_status gpcs_of(td_device *dev, const gpcs **out)
     if (found || td_graph_capture(dev) > 0)
         goto cleanup;
     made = calloc(1, sizeof *made);
-    if (!made) {
-        status = td_fail(TD_NO_MEMORY, "no memory for the list of SMs");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!made, TD_NO_MEMORY, "no memory for the list of SMs");
     (void)td_cuda_enter(cuda);
     made->found = td_cuda_gpcs(cuda->stream, cuda->multiprocessors, made->of) == cudaSuccess;
     (void)cudaGetLastError();
