@@ -668,54 +668,6 @@ static void a_part_of_nan_keys_spoils_every_row(void **state)
     }
 }
 
-/* The order in which blocks add to dQ must not change its bits. Another stream loads the GPU, so that blocks
- * start in ever new orders. With so many heads Hopper's kernel takes deterministic calls. */
-static void deterministic_gradients_repeat_under_load(void **state)
-{
-    const td_attention_shape shapes[] = {
-        {.batch = 1, .heads = 9, .seq = 2100, .head_dim = 64, .dtype = TD_BF16, .causal = true},
-        {.batch = 2, .heads = 10, .seq = 900, .head_dim = 128, .dtype = TD_F16},
-        {.batch = 1, .heads = 20, .seq = 1000, .head_dim = 80, .dtype = TD_BF16, .causal = true},
-        {.batch = 4, .heads = 12, .seq = 512, .head_dim = 32, .dtype = TD_BF16, .causal = true}};
-    const int repeats = td_gpu_small() ? 1 : 50;
-    td_device *const own = gpu;
-
-    (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        td_attention_shape shape = shapes[i];
-        td_attend_run load = inputs_of("load", &shape);
-        shape.deterministic = true;
-        td_attend_run run = inputs_of("repeats", &shape);
-        gpu = td_gpu_open();
-        td_device *const other = gpu;
-        const blocks others = open_blocks(&load, 0);
-        gpu = own;
-        results first = compute(&run, 0);
-        const blocks b = open_blocks(&run, 0);
-
-        for (int j = 0; j < repeats; j++) {
-            gpu = other;
-            for (int k = 0; k <= j % 3; k++)
-                run_passes(&load, &others, 0);
-            gpu = own;
-            run_passes(&run, &b, 0);
-            td_assert_ok(td_device_synchronize(gpu));
-            void *const dq = td_gpu_read(gpu, b.dq, (size_t)run.queries * td_dtype_size(shape.dtype));
-            td_assert_identical("dq", shape.dtype, first.dq, dq, run.queries);
-            free(dq);
-        }
-        gpu = other;
-        td_assert_ok(td_device_synchronize(gpu));
-        close_blocks(&others);
-        gpu = own;
-        td_device_close(other);
-        close_blocks(&b);
-        free_results(&first);
-        free_inputs(&run);
-        free_inputs(&load);
-    }
-}
-
 /* A captured step does what the calls do. */
 static void may_be_captured_in_a_graph(void **state)
 {
@@ -847,7 +799,6 @@ int main(void)
         cmocka_unit_test(tiles_of_hopeless_keys_weigh_nothing),
         cmocka_unit_test(nan_goes_where_it_must),
         cmocka_unit_test(a_part_of_nan_keys_spoils_every_row),
-        cmocka_unit_test(deterministic_gradients_repeat_under_load),
         cmocka_unit_test(may_be_captured_in_a_graph),
         cmocka_unit_test(memory_is_linear),
         cmocka_unit_test(refuses_what_it_has_no_kernel_for),

@@ -1,0 +1,195 @@
+/** The GEMMs of kernels/hopper/ against plain loops. Values are small integers, so every result is exact. */
+#include "kernels/hopper/copies.cuh"
+#include "kernels/hopper/gemm.cuh"
+#include "kernels/hopper/maps.cuh"
+
+#include <cstdio>
+#include <cstdlib>
+
+extern "C" {
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+}
+
+namespace
+{
+
+using namespace hopper;
+
+void check(cudaError_t code, const char *what)
+{
+    if (code != cudaSuccess)
+        fail_msg("%s: %s", what, cudaGetErrorString(code));
+}
+
+/** An array that host and GPU share, of integers from -4 to 4 in no order that a wrong index would keep. */
+template <typename T> struct array {
+    T *at = nullptr;
+    int count;
+
+    explicit array(int of, int seed = 0) : count(of)
+    {
+        check(cudaMallocManaged(&at, sizeof(T) * count), "cudaMallocManaged");
+        for (int i = 0; i < count; i++)
+            at[i] = (T)(float)(seed ? (int)((unsigned)(i + 1) * 2654435761u * (unsigned)seed >> 20) % 9 - 4
+                                    : -99);
+    }
+    array(const array &) = delete;
+    ~array()
+    {
+        cudaFree(at);
+    }
+    float operator[](int i) const
+    {
+        return (float)at[i];
+    }
+};
+
+void assert_equal(const char *what, int row, int column, float found, float wanted)
+{
+    if (found != wanted)
+        fail_msg("%s: (%d, %d) is %g, wanted %g", what, row, column, found, wanted);
+}
+
+/* ---- GEMM: c (64 x N) = A (64 x K) B (K x N), from panels of W bytes ---- */
+
+enum left { ROWS, COLUMNS, REGISTERS };
+constexpr int K = 64;
+
+/** Loads a tile of `rows` x `columns` elements, panel by panel. */
+template <int W>
+__device__ void load_tile(unsigned char *to, const CUtensorMap *map, int rows, int columns, uint64_t *full)
+{
+    for (int panel = 0; panel * W / 2 < columns; panel++) {
+        load_box(to + panel * rows * W, map, panel * W / 2, 0, full, once_policy());
+    }
+}
+
+template <typename T, int N, left A, bool B_COLUMNS, int W>
+__global__ __launch_bounds__(GROUP, 1) void multiply(const __grid_constant__ CUtensorMap a_map,
+                                                     const __grid_constant__ CUtensorMap b_map, const T *a,
+                                                     float *c)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    __shared__ uint64_t full;
+    constexpr int A_ROWS = A == COLUMNS ? K : 64, B_ROWS = B_COLUMNS ? K : N, B_WIDTH = B_COLUMNS ? N : K;
+    constexpr int PANELS = (B_WIDTH * 2 + W - 1) / W, A_BYTES = 64 * K * 2, B_BYTES = PANELS * B_ROWS * W;
+    unsigned char *const b_tile = memory + A_BYTES;
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, t = 2 * (lane % 4);
+    float sums[N / 2];
+
+    if (threadIdx.x == 0) {
+        barrier_init(&full, 1);
+        barrier_init_done();
+        barrier_expect(&full, A_BYTES + B_BYTES);
+        load_tile<W>(memory, &a_map, A_ROWS, K, &full); /* A is square */
+        load_tile<W>(b_tile, &b_map, B_ROWS, B_WIDTH, &full);
+    }
+    __syncthreads();
+    barrier_wait(&full, 0);
+    const uint64_t b_operand = B_COLUMNS ? columns_operand<W>(shared_address(b_tile), B_ROWS * W)
+                                         : rows_operand<W>(shared_address(b_tile));
+    const uint64_t a_operand = A == COLUMNS ? columns_operand<W>(shared_address(memory), A_ROWS * W)
+                                            : rows_operand<W>(shared_address(memory));
+    uint32_t fragments[K / 16][4];
+    for (int step = 0; step < K / 16; step++)
+        for (int i = 0; i < 4; i++) {
+            const T *const pair = a + (row + i % 2 * 8) * K + 16 * step + i / 2 * 8 + t;
+            fragments[step][i] = *reinterpret_cast<const uint32_t *>(pair);
+        }
+    for (int i = 0; i < N / 2; i++)
+        sums[i] = 7; /* which the first GEMM does not add to */
+    pin(sums);
+    gemm_begin();
+#pragma unroll
+    for (int step = 0; step < K / 16; step++) {
+        const uint64_t b = further(b_operand, B_COLUMNS ? columns_step<W>(step) : rows_step<W, B_ROWS>(step));
+        if constexpr (A == REGISTERS)
+            gemm<T, N, B_COLUMNS>(sums, fragments[step], b, step > 0);
+        else
+            gemm<T, N, A == COLUMNS, B_COLUMNS>(
+                sums, further(a_operand, A == COLUMNS ? columns_step<W>(step) : rows_step<W, A_ROWS>(step)),
+                b, step > 0);
+    }
+    gemm_commit();
+    gemm_wait<0>();
+    pin(sums);
+    for (int i = 0; i < N / 2; i++)
+        c[(row + i % 4 / 2 * 8) * N + i / 4 * 8 + t + i % 2] = sums[i];
+#endif
+}
+
+template <typename T, int N, left A, bool B_COLUMNS, int W> void try_gemm()
+{
+    const array<T> a(64 * K, 3), b(N * K, 5);
+    array<float> c(64 * N);
+    CUtensorMap a_map, b_map;
+    const map_encoder encode = find_map_encoder();
+    const int b_width = B_COLUMNS ? N : K, b_rows = N * K / b_width;
+
+    assert_true((make_map<T, 2>(encode, &a_map, a.at, {64, 64}, {64}, {W / 2, 64}, W)));
+    assert_true((make_map<T, 2>(encode, &b_map, b.at, {b_width, b_rows}, {b_width}, {W / 2, b_rows}, W)));
+    const auto kernel = multiply<T, N, A, B_COLUMNS, W>;
+    const int bytes = 64 * K * 2 + (b_width * 2 + W - 1) / W * b_rows * W;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "bytes");
+    kernel<<<1, GROUP, bytes>>>(a_map, b_map, a.at, c.at);
+    check(cudaGetLastError(), "launch");
+    check(cudaDeviceSynchronize(), "kernel");
+    for (int i = 0; i < 64; i++)
+        for (int j = 0; j < N; j++) {
+            float sum = 0;
+            for (int k = 0; k < K; k++)
+                sum +=
+                    (A == COLUMNS ? a[k * 64 + i] : a[i * K + k]) * (B_COLUMNS ? b[k * N + j] : b[j * K + k]);
+            char what[80];
+            snprintf(what, sizeof what, "N %d, A %d, B %d, swizzle %d, %s", N, A, B_COLUMNS, W,
+                     std::is_same_v<T, __half> ? "f16" : "bf16");
+            assert_equal(what, i, j, c[i * N + j], sum);
+        }
+}
+
+template <typename T, int N, int W = 128> void try_operands()
+{
+    try_gemm<T, N, ROWS, false, W>();
+    try_gemm<T, N, ROWS, true, W>();
+    try_gemm<T, N, COLUMNS, false, W>();
+    try_gemm<T, N, COLUMNS, true, W>();
+    try_gemm<T, N, REGISTERS, false, W>();
+    try_gemm<T, N, REGISTERS, true, W>();
+}
+
+void gemms_are_exact(void **state)
+{
+    (void)state;
+    try_operands<__nv_bfloat16, 16>();
+    try_operands<__nv_bfloat16, 80>();
+    try_operands<__nv_bfloat16, 128>();
+    try_operands<__nv_bfloat16, 256>();
+    try_operands<__half, 64>();
+    try_operands<__nv_bfloat16, 64, 64>();
+    try_operands<__nv_bfloat16, 64, 32>();
+}
+
+} // namespace
+
+int main(void)
+{
+    const CMUnitTest tests[] = {
+        cmocka_unit_test(gemms_are_exact),
+    };
+    int major = 0, minor = 0;
+
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess || major != 9 ||
+        minor != 0 || !find_map_encoder()) {
+        const bool required = getenv("TD_REQUIRE_GPU") != nullptr && major == 9;
+        printf("%s: no GPU of Hopper\n", required ? "failed" : "skipped");
+        return required ? 1 : 77;
+    }
+    return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
