@@ -261,12 +261,12 @@ def eager_side(case, draw):
 
 # Where the code is that makes a tensor: of C's plan by its name, and of the reference by its shape's words.
 MADE_IN = {
-    "ffn.gate_up": "impl/transformer/forward.c, TD_STEP_GATE_UP: w1 x and w3 x, joined",
-    "ffn.hidden": "impl/transformer/forward.c, TD_STEP_SILU: silu(w1 x) * w3 x",
-    "attn.qkv": "impl/transformer/forward.c, TD_STEP_QKV: q, k and v, joined",
+    "ffn.gate_up": "impl/transformer/forward.c: w1 x and w3 x, joined",
+    "ffn.hidden": "impl/transformer/forward.c: silu(w1 x) * w3 x",
+    "attn.qkv": "impl/transformer/forward.c: q, k and v, joined",
     "attn.scores": "impl/attention/attention.c: softmax(Q K^T)",
     "attn.work": "impl/attention/attention.c: scratch",
-    "logits": "impl/transformer/forward.c, TD_STEP_HEAD: lm_head",
+    "logits": "impl/transformer/forward.c: lm_head",
     "work": "impl/transformer/plan.c: scratch of GEMMs",
 }
 MADE_BY_TORCH = {  # by whether the tensor is a matrix of scores

@@ -87,12 +87,6 @@ static void every_fault_comes_back_as_a_status(void **state)
 
 int main(void)
 {
-    enum { KINDS = sizeof kinds / sizeof *kinds };
-    struct CMUnitTest tests[KINDS];
-
-    for (int i = 0; i < KINDS; i++)
-        tests[i] = (struct CMUnitTest){.name = kinds[i].name,
-                                       .test_func = every_fault_comes_back_as_a_status,
-                                       .initial_state = (void *)&kinds[i]};
-    return cmocka_run_group_tests_name("faults of the benchmark", tests, NULL, NULL);
+    td_add_rows(every_fault_comes_back_as_a_status, kinds);
+    return td_run_tests("faults of the benchmark", NULL, NULL);
 }

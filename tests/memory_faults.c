@@ -89,12 +89,7 @@ int main(void)
         {.name = "forward", .pass = TD_MEMORY_FORWARD},
         {.name = "step, updates along", .pass = TD_MEMORY_STEP},
         {.name = "step, updates after", .pass = TD_MEMORY_STEP, .time = TD_UPDATE_AFTER}};
-    enum { TRIALS = sizeof trials / sizeof *trials };
-    struct CMUnitTest tests[TRIALS];
 
-    for (int i = 0; i < TRIALS; i++)
-        tests[i] = (struct CMUnitTest){.name = trials[i].name,
-                                       .test_func = every_fault_comes_back_as_a_status,
-                                       .initial_state = (void *)&trials[i]};
-    return cmocka_run_group_tests_name("faults of the recorder", tests, NULL, NULL);
+    td_add_rows(every_fault_comes_back_as_a_status, trials);
+    return td_run_tests("faults of the recorder", NULL, NULL);
 }

@@ -72,6 +72,11 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_shard_link_destroy(link);
 
     config = shard_config_of(&s);
+    config.model.size.layers = 65536;
+    td_assert_refused(shard_link(TD_SHARD_FLAT, 0, &config, &link), TD_BAD_ARGUMENT,
+                      "size.layers is 65536, needs at most 65535");
+
+    config = shard_config_of(&s);
     td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));

@@ -26,23 +26,6 @@ static td_train_config config_of(td_precision precision, td_update_time time)
         .time = time};
 }
 
-static td_train *make(const td_train_config *config)
-{
-    td_train *train;
-
-    td_assert_ok(td_train_create(dev, config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    return train;
-}
-
-static td_weights weights_of(const td_train *train)
-{
-    td_weights weights;
-
-    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
-    return weights;
-}
-
 static void assert_same_weights(const td_train *a, const td_train *b)
 {
     const td_weights x = weights_of(a), y = weights_of(b);
@@ -86,7 +69,7 @@ TD_BODY(micro_batches_come_to_one_step_on_all_of_them)
         three = one;
         three.model.batch = BATCH / 3;
         three.micro_batches = 3;
-        td_train *whole = make(&one), *parts = make(&three);
+        td_train *whole = make(&one, 7), *parts = make(&three, 7);
         for (int step = 1; step <= 3; step++) {
             td_assert_ok(td_train_step(whole, ids, targets, BATCH, CONTEXT));
             td_assert_ok(td_train_step(parts, ids, targets, BATCH / 3, CONTEXT));
@@ -114,7 +97,7 @@ TD_BODY(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     config.model.batch = BATCH / 3;
     config.micro_batches = 3;
-    td_train *whole = make(&config), *parts = make(&config);
+    td_train *whole = make(&config, 7), *parts = make(&config, 7);
     for (int step = 0; step < 2; step++) {
         float first = NAN;
 
@@ -156,7 +139,7 @@ TD_BODY(clipping_makes_the_gradients_norm_the_largest_allowed)
             config.clip = 0.05f;
             config.micro_batches = micros;
             config.model.batch = BATCH / micros;
-            td_train *train = make(&config);
+            td_train *train = make(&config, 7);
             td_assert_ok(td_train_step(train, ids, targets, BATCH / micros, CONTEXT));
             td_assert_ok(td_clip_norm(td_train_clip(train), &norm));
             const td_weights weights = weights_of(train); /* its gradients are there still */
@@ -179,7 +162,7 @@ TD_BODY(sgd_moves_weights_against_their_gradients_in_mixed_precision_too)
         td_train_config config = config_of(precisions[i], TD_UPDATE_AFTER);
 
         config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.125};
-        td_train *train = make(&config);
+        td_train *train = make(&config, 7);
         void *before = copy_of_weights(train);
         td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
         const td_weights w = weights_of(train);
@@ -199,7 +182,7 @@ TD_BODY(hyperparameters_change_between_steps)
 {
     const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     td_hyperparameters hyper = config.hyper;
-    td_train *train = make(&config);
+    td_train *train = make(&config, 7);
     void *before = copy_of_weights(train);
 
     hyper.adamw.lr = 0;
@@ -217,7 +200,7 @@ TD_BODY(hyperparameters_change_between_steps)
 TD_BODY(init_and_reset_begin_again)
 {
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED, TD_UPDATE_ALONG);
-    td_train *used = make(&config), *fresh = make(&config);
+    td_train *used = make(&config, 7), *fresh = make(&config, 7);
 
     td_assert_ok(td_train_step(used, ids, targets, BATCH, CONTEXT));
     td_assert_ok(td_train_init(used, 7));
@@ -243,7 +226,7 @@ TD_BODY(a_smaller_step_runs_in_a_larger_plan)
 
     small.model.batch = 2;
     small.model.context = 7;
-    td_train *a = make(&large), *b = make(&small);
+    td_train *a = make(&large, 7), *b = make(&small, 7);
     td_assert_ok(td_train_step(a, ids, targets, 2, 7));
     td_assert_ok(td_train_step(b, ids, targets, 2, 7));
     assert_same_weights(a, b);
@@ -292,7 +275,7 @@ TD_BODY(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back)
         config.hooks = &first.hook;
         config.micro_batches = plain.micro_batches = 3;
         config.model.batch = plain.model.batch = 2;
-        td_train *heard = make(&config), *unheard = make(&plain);
+        td_train *heard = make(&config, 7), *unheard = make(&plain, 7);
         td_assert_ok(td_train_step(heard, ids, targets, 2, CONTEXT));
         td_assert_ok(td_train_step(unheard, ids, targets, 2, CONTEXT));
         assert_same_weights(heard, unheard);
@@ -322,7 +305,7 @@ static void bytes_are_as_planned(void **state)
     config.clip = choice[3] ? 1 : 0;
     config.model.keep = choice[4] ? TD_KEEP_ALL : TD_KEEP_MOST;
     td_assert_ok(td_train_plan(dev, &config, &bytes));
-    td_train *train = make(&config);
+    td_train *train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
     td_assert_ok(td_device_memory(dev, &memory));
     const td_transformer_bytes *m = &bytes.model;
@@ -369,7 +352,7 @@ TD_BODY(a_refused_step_changes_nothing)
 {
     const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     int64_t wrong[BATCH * CONTEXT];
-    td_train *train, *other = make(&config);
+    td_train *train, *other = make(&config, 7);
 
     memcpy(wrong, targets, sizeof wrong);
     wrong[BATCH * CONTEXT - 1] = VOCAB;
@@ -394,7 +377,7 @@ TD_BODY(a_trainer_without_an_update_has_what_it_needs_and_no_more)
     float loss;
 
     config.until = TD_TRAIN_BACKWARD;
-    td_train *train = make(&config);
+    td_train *train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
     assert_true(loss_of(train) > 0);
     assert_null(td_train_optimizer(train));
@@ -405,7 +388,7 @@ TD_BODY(a_trainer_without_an_update_has_what_it_needs_and_no_more)
     td_train_destroy(train);
 
     config.until = TD_TRAIN_FORWARD;
-    train = make(&config);
+    train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, NULL, BATCH, CONTEXT));
     td_assert_ok(td_train_forward(train, &logits));
     assert_non_null(logits);

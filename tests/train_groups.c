@@ -51,23 +51,6 @@ static td_train_config config_of(td_update_time time, listener *behind)
         .behind = &behind->hook};
 }
 
-static td_train *make(const td_train_config *config)
-{
-    td_train *train;
-
-    td_assert_ok(td_train_create(dev, config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    return train;
-}
-
-static td_weights weights_of(const td_train *train)
-{
-    td_weights weights;
-
-    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
-    return weights;
-}
-
 TD_BODY(links_behind_hear_of_every_element_once)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
@@ -80,7 +63,7 @@ TD_BODY(links_behind_hear_of_every_element_once)
 
                 config.model.precision = precisions[p];
                 config.clip = (float)clip;
-                td_train *train = make(&config);
+                td_train *train = make(&config, 7);
                 for (int step = 1; step <= 2; step++) {
                     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
                     assert_int_equal(behind.updated, step * weights_of(train).elements);
@@ -98,13 +81,13 @@ TD_BODY(groups_are_updated_and_nothing_else_is)
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         listener behind, behind_half;
         td_train_config config = config_of(time, &behind);
-        td_train *whole = make(&config);
+        td_train *whole = make(&config, 7);
         const td_weights all = weights_of(whole);
         const int64_t middle = all.elements / 2 + 3;
 
         td_train_config alone = config;
         alone.behind = NULL;
-        td_train *untouched = make(&alone);
+        td_train *untouched = make(&alone, 7);
         td_assert_ok(td_train_step(whole, ids, targets, BATCH, CONTEXT));
         for (int half = 0; half < 2; half++) {
             td_train_config of_half = config_of(time, &behind_half);
@@ -113,7 +96,7 @@ TD_BODY(groups_are_updated_and_nothing_else_is)
 
             of_half.groups = &group;
             of_half.group_count = 1;
-            td_train *train = make(&of_half);
+            td_train *train = make(&of_half, 7);
             const td_weights mine = weights_of(train), before = weights_of(untouched);
 
             td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
@@ -147,9 +130,9 @@ TD_BODY(an_optimizer_may_have_no_weights)
         config.groups = &unused_group; /* of which there are none */
         td_assert_ok(td_train_plan(dev, &config, &bytes));
         assert_int_equal(bytes.optimizer + bytes.moments, 0);
-        td_train *train = make(&config);
+        td_train *train = make(&config, 7);
         config.behind = NULL;
-        td_train *untouched = make(&config);
+        td_train *untouched = make(&config, 7);
         td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
         assert_int_equal(behind.updated, 0);
         td_assert_identical("weights", TD_F32, weights_of(train).params, weights_of(untouched).params,
@@ -187,7 +170,7 @@ TD_BODY(weights_settle_before_they_are_saved)
 
     assert_true(file >= 0);
     close(file);
-    td_train *train = make(&config);
+    td_train *train = make(&config, 7);
     const td_weights all = weights_of(train);
     td_assert_ok(td_train_settle(train));
     assert_int_equal(behind.settled, 1);
@@ -206,27 +189,27 @@ TD_BODY(weights_settle_before_they_are_saved)
     behind.answer = TD_OK;
     config.groups = groups;
     config.group_count = 1;
-    train = make(&config);
+    train = make(&config, 7);
     td_assert_refused(td_train_save(train, path), TD_UNSUPPORTED, "groups leave out weights");
     td_assert_refused(td_train_restore(train, path), TD_UNSUPPORTED, "groups leave out weights");
     td_train_destroy(train);
     config.group_count = 2;
     groups[1].range.begin = 104;
-    train = make(&config);
+    train = make(&config, 7);
     td_assert_refused(td_train_save(train, path), TD_UNSUPPORTED, "groups leave out weights");
     td_train_destroy(train);
     groups[1].range.begin = 100;
-    train = make(&config);
+    train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
     td_assert_ok(td_train_save(train, path));
     config.behind = NULL;
-    td_train *other = make(&config);
+    td_train *other = make(&config, 7);
     td_assert_ok(td_train_restore(other, path));
     assert_same_moments(other, train);
     td_train_destroy(other);
     td_train_destroy(train);
     groups[1].hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
-    train = make(&config);
+    train = make(&config, 7);
     td_assert_refused(td_train_save(train, path), TD_UNSUPPORTED, "are of two kinds");
     td_train_destroy(train);
     unlink(path);
@@ -239,7 +222,7 @@ TD_BODY(links_behind_are_there_without_an_optimizer)
     td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
 
     config.until = TD_TRAIN_BACKWARD;
-    td_train *train = make(&config);
+    td_train *train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
     td_assert_ok(td_train_settle(train));
     assert_true(behind.updated == 0 && behind.settled == 1);

@@ -58,15 +58,6 @@ static td_train_config config_of(td_precision precision)
         .hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.1}};
 }
 
-static td_train *make(const td_train_config *config, uint64_t seed)
-{
-    td_train *train;
-
-    td_assert_ok(td_train_create(dev, config, &train));
-    td_assert_ok(td_train_init(train, seed));
-    return train;
-}
-
 static td_transformer *make_model(const td_transformer_config *config)
 {
     td_transformer *model;

@@ -1,6 +1,7 @@
 /* Sizes, names, refusals and failures of the model; its memory and its step have files of their own. */
 #include "transformer/transformer.h"
 
+#include "base/check.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/test.h"
@@ -8,7 +9,7 @@
 #include "support/transformer_kit.h"
 #include "support/weights.h"
 #include "train/train.h"
-#include "transformer/model.h"
+#include "transformer/recording.h"
 
 #include <math.h>
 
@@ -338,7 +339,7 @@ static void bad_configurations(void **state)
         {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_model), INT64_MAX / 6 * 6},
         {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_model), INT64_C(6) << 32},
         {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_ff), INT64_C(1) << 58},
-        {"parameters", TD_BAD_ARGUMENT, FIELD(size.layers), INT64_C(1) << 51},
+        {"size.layers is 65536, needs 1 to 65535", TD_BAD_ARGUMENT, FIELD(size.layers), 65536},
         {"tokens", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 60},
         {"2^63", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 55},
         {"2^63", TD_BAD_ARGUMENT, FIELD(context), INT64_C(1) << 56},
@@ -474,7 +475,7 @@ static void assert_untouched(snapshot *s, td_train *train)
     assert_memory_equal(s->exp_avg, m, moment_bytes(model));
     assert_memory_equal(s->exp_avg_sq, v, moment_bytes(model));
     assert_memory_equal(s->grads, model->weights.grads, model->plan.gradient_bytes);
-    assert_int_equal(s->model.progress, model->progress);
+    assert_int_equal(s->model.stage.progress, model->stage.progress);
     assert_int_equal(s->model.grads_lost, model->grads_lost);
     assert_int_equal(s->steps, steps);
     free(s->params);
@@ -651,6 +652,57 @@ static void labels_stay_balanced(void **state)
     td_transformer_destroy(model);
 }
 
+/* A link that makes the last pass end a call too early. */
+static td_status end_early(td_hook *hook, td_range range, td_event *event)
+{
+    td_transformer *const model = (td_transformer *)hook->owner;
+
+    (void)event;
+    model->stage.call -= range.begin == 0;
+    return TD_OK;
+}
+
+static td_status step_of(td_transformer *model)
+{
+    static const int64_t ids[18] = {1, 2, 3};
+    td_status status = TD_OK;
+
+    TD_TRY(td_transformer_forward(model, ids, 2, 9, NULL));
+    TD_TRY(td_transformer_loss(model, ids, NULL));
+    TD_TRY(td_transformer_backward(model, TD_MICRO_ONLY));
+cleanup:
+    return status;
+}
+
+/* Each operation of a step in turn is another than the one that was recorded. */
+static void another_order_is_refused(void **state)
+{
+    td_transformer_config config = tiny;
+    td_transformer *model;
+    char words[64];
+
+    config.keep = TD_KEEP_INPUTS;
+    td_assert_ok(td_transformer_create(*state, &config, &model));
+    td_assert_ok(td_transformer_init(model, 1));
+    td_recording *const r = model->plan.recording;
+    for (int64_t i = 0; i < r->count; i++) {
+        r->calls[i].key ^= 1;
+        snprintf(words, sizeof words, "operation %d of the step is ", (int)i);
+        td_assert_refused(step_of(model), TD_BAD_STATE, words);
+        r->calls[i].key ^= 1;
+    }
+    td_hook early = {.owner = model, .final = end_early};
+    td_assert_ok(td_transformer_set_hooks(model, &early));
+    td_assert_refused(step_of(model), TD_BAD_STATE,
+                      "is the end (layer 0), but the plan has embed_grad (layer 0)");
+    td_assert_ok(td_transformer_set_hooks(model, NULL));
+    td_assert_ok(step_of(model));
+    r->calls[3].key = r->calls[4].key;
+    r->calls[3].kind = r->calls[4].kind;
+    td_assert_refused(step_of(model), TD_BAD_STATE, "is heads (layer 0), but the plan has attend (layer 0)");
+    td_transformer_destroy(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -665,6 +717,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(steps_are_counted_from_init, open_device, close_device),
         cmocka_unit_test_setup_teardown(forward_needs_weights, open_device, close_device),
         cmocka_unit_test_setup_teardown(labels_stay_balanced, open_device, close_device),
+        cmocka_unit_test_setup_teardown(another_order_is_refused, open_device, close_device),
     };
 
     return cmocka_run_group_tests_name("transformer", tests, NULL, NULL) + td_run_memory_tests() +

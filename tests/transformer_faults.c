@@ -207,16 +207,8 @@ static void creation_survives_every_fault(void **state)
 
 int main(void)
 {
-    enum { KINDS = sizeof kinds / sizeof *kinds };
-    struct CMUnitTest tests[2 * KINDS];
-
-    for (int i = 0; i < KINDS; i++) {
-        tests[i] = (struct CMUnitTest){.name = kinds[i].name,
-                                       .test_func = steps_survive_every_fault,
-                                       .initial_state = (void *)&kinds[i]};
-        tests[KINDS + i] = tests[i];
-        tests[KINDS + i].test_func = creation_survives_every_fault;
-    }
+    td_add_rows(steps_survive_every_fault, kinds);
+    td_add_rows(creation_survives_every_fault, kinds);
     td_assert_ok(td_cpu_set_threads(1)); /* so small products would wait for more */
-    return cmocka_run_group_tests_name("faults of a model's operations", tests, NULL, NULL);
+    return td_run_tests("faults of a model's operations", NULL, NULL);
 }

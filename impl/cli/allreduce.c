@@ -103,9 +103,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ITERS:
         args->iters = td_option_integer(state, "iters", arg, 1, MOST_ITERS);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     case ARGP_KEY_SUCCESS:
         for (int i = 0; i < args->size_count; i++)
             if (args->sizes[i] % (int64_t)td_comm_type_size(args->type) != 0)
@@ -113,7 +110,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
                            td_comm_type_name(args->type));
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 

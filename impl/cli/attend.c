@@ -95,11 +95,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ITERS:
         args->iters = td_option_integer(state, "iters", arg, 1, INT32_MAX);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 

@@ -37,11 +37,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (args->peak_tflops <= 0)
             argp_error(state, "--peak-tflops: '%s' needs to be above 0", arg);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 

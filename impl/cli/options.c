@@ -63,9 +63,12 @@ int td_option_list(const struct argp_state *state, const char *option, const cha
     }
 }
 
-void td_option_no_argument(const struct argp_state *state, const char *text)
+error_t td_option_other(const struct argp_state *state, int key, const char *text)
 {
+    if (key != ARGP_KEY_ARG)
+        return ARGP_ERR_UNKNOWN;
     argp_error(state, "'%s' is one argument too many", text);
+    return 0;
 }
 
 void td_option_file(const struct argp_state *state, td_common *common, int index, const char *option,

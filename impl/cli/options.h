@@ -23,8 +23,8 @@ double td_option_number(const struct argp_state *state, const char *option, cons
 int td_option_list(const struct argp_state *state, const char *option, const char *text, int64_t most,
                    int64_t *out, int capacity);
 
-/** Refuses an argument that is no option. */
-void td_option_no_argument(const struct argp_state *state, const char *text);
+/** The parser's answer to a key that the command does not know. Refuses an argument that is no option. */
+error_t td_option_other(const struct argp_state *state, int key, const char *text);
 
 /** Keys of long options without a letter: an enum of a command starts here. */
 enum { TD_OPTION_KEY = 0x100, TD_STEP_KEY = 0x480 /* of one that has the options of a step */ };

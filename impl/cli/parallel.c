@@ -194,14 +194,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPTIMIZER:
         take_optimizer(state, arg, &config->hyper);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     case ARGP_KEY_END:
         take_pass(state, args);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 

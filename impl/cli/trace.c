@@ -50,11 +50,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TIMELINE:
         td_option_file(state, &args->common, TIMELINE, "timeline", arg);
         return 0;
-    case ARGP_KEY_ARG:
-        td_option_no_argument(state, arg);
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return td_option_other(state, key, arg);
     }
 }
 

@@ -1,6 +1,7 @@
 #include "ddp/buckets.h"
 
 #include "base/check.h"
+#include "transformer/order.h"
 
 #include <stdlib.h>
 
@@ -149,17 +150,12 @@ static int by_offset(const void *a, const void *b)
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-void td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order)
+td_status td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order)
 {
     qsort(all, (size_t)count, sizeof *all, by_offset);
     for (int64_t i = 0; i < count; i++)
         ranges[i] = (td_range){all[i].offset, i + 1 < count ? all[i + 1].offset : elements};
-    *order++ = count - 1;
-    for (int vectors = 0; vectors < 2; vectors++)
-        for (int64_t i = count - 2; i > 0; i--)
-            if ((all[i].cols == 0) == vectors)
-                *order++ = i;
-    *order = 0;
+    return td_final_order((count - 3) / 9, order);
 }
 
 td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end)

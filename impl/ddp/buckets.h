@@ -74,9 +74,8 @@ td_status td_buckets_settle(td_buckets *b);
 /** Sorts a model's parameters by their place in its block of `elements`.
  *
  *   ranges  [count]  out  of each one, with the padding after it
- *   order   [count]  out  the order in which gradients become final, as td_transformer_set_hooks says: head,
- *                         layers from the last to the first, norms, embedding */
-void td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order);
+ *   order   [count]  out  the order in which gradients become final. Errors as td_final_order. */
+td_status td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order);
 
 /** Which of these ranges a range has: [*first, *end). TD_BAD_ARGUMENT: part of one, or none. */
 td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end);

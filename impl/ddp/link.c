@@ -209,7 +209,7 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     }
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter(model, i, &all[i]));
-    td_place(count, all, weights->elements, link->ranges, order);
+    TD_TRY(td_place(count, all, weights->elements, link->ranges, order));
     fill_tensors(weights, all, link->ranges, count, tensors);
     config.tensors = tensors;
     config.order = order;

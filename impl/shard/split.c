@@ -182,8 +182,8 @@ static td_status check_config(const td_train_config *config, int64_t *elements)
     td_status status = TD_OK;
 
     TD_TRY(td_transformer_elements(size, config->model.precision, elements));
-    TD_CHECK(size->layers <= INT32_MAX / 16, "size.layers is %" PRId64 ", needs at most %d", size->layers,
-             INT32_MAX / 16);
+    TD_CHECK(size->layers <= UINT16_MAX, "size.layers is %" PRId64 ", needs at most %d", size->layers,
+             UINT16_MAX);
     if (!config->groups)
         TD_TRY(td_hyperparameters_check(&config->hyper));
     TD_CHECK(config->group_count >= 0 && config->group_count <= INT32_MAX / 16,
@@ -226,7 +226,7 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     const td_transformer_config *const model = &config->model;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
-    td_place(count, all, out->elements, out->ranges, order);
+    TD_TRY(td_place(count, all, out->elements, out->ranges, order));
     if (config->groups) /* as the trainer of all weights would check them */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
     if (kind == TD_SHARD_FLAT && !has_all(config, out->elements)) {

@@ -101,8 +101,23 @@ cleanup:
 
 int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weight)
 {
+    if (weight == TD_W_EMBEDDING)
+        return layout->embedding;
+    if (weight == TD_W_HEAD)
+        return layout->lm_head;
     return weight < TD_MATRICES ? layout->layers + layer * layout->layer_stride + layout->in_layer[weight]
                                 : layout->norms + (2 * layer + (weight == TD_W_LN2)) * layout->norm_stride;
+}
+
+td_part td_part_of(td_weight weight)
+{
+    if (weight == TD_W_EMBEDDING)
+        return TD_PART_EMBEDDING;
+    if (weight == TD_W_HEAD)
+        return TD_PART_HEAD;
+    if (weight >= TD_MATRICES)
+        return TD_PART_NORMS;
+    return weight <= TD_W_OUTPUT ? TD_PART_ATTENTION : TD_PART_FFN;
 }
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer)

@@ -4,7 +4,7 @@
 
 #include "transformer/transformer.h"
 
-/** The weights of a layer, in state-dict order. */
+/** The weights of a layer, in state-dict order, and the two of no layer. */
 typedef enum td_weight {
     TD_W_Q = 0,
     TD_W_K,
@@ -15,7 +15,10 @@ typedef enum td_weight {
     TD_W_W3,
     TD_W_LN1,
     TD_W_LN2,
-    TD_WEIGHTS
+    TD_WEIGHTS, /* of a layer */
+    TD_W_HEAD = TD_WEIGHTS,
+    TD_W_EMBEDDING,
+    TD_ALL_WEIGHTS
 } td_weight;
 
 #define TD_MATRICES TD_W_LN1 /* the weights of a layer ahead of its norms' */
@@ -41,7 +44,8 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
 /** The matrix that is number `place` of a layer in the block. */
 td_weight td_weight_stored(int place);
 
-/** Where a weight of a layer stands, and its extents; cols is 0 for a vector. */
+/** Where a weight stands; TD_W_LN1 behind the last layer is ln_final. A layer's extents; cols is 0 for a
+ * vector. */
 int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weight);
 void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols);
 
@@ -60,6 +64,9 @@ typedef enum td_part {
     TD_PART_HEAD,
     TD_PARTS
 } td_part;
+
+/** The part that has the weight. */
+td_part td_part_of(td_weight weight);
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
 

@@ -7,6 +7,13 @@
 /** How far the activations have come. */
 typedef enum td_progress { TD_AT_START = 0, TD_AFTER_FORWARD, TD_AFTER_LOSS } td_progress;
 
+/** How far the step has come. */
+typedef struct td_stage {
+    td_progress progress;
+    int64_t batch, seq; /* of the last forward */
+    int64_t call;       /* the calls of the recording that ran */
+} td_stage;
+
 #define TD_PARAMETER_NAME_BYTES 56 /* "layers.<19 digits>.attn.output_proj.weight" and its 0 */
 
 struct td_transformer {
@@ -22,19 +29,19 @@ struct td_transformer {
     bool weights_there;       /* all parameters were written */
     td_hook *hooks;           /* NULL: none */
     td_pass pass;             /* that runs, or ran last */
+    bool adds, last_micro;    /* of the backward pass: to the gradients that are there; a step's last */
     const char *at[TD_PARTS]; /* where the pass reads the part that was needed last */
     struct {
         char *at;
         int64_t begin; /* the element whose gradient is there */
     } room[TD_PARTS];  /* where it writes gradients; a layer's are TD_PART_ATTENTION */
-    td_progress progress;
+    td_stage stage;
     bool grads_lost; /* backward failed; or transient, and a forward came since backward, or there was none */
-    int64_t batch, seq; /* of the last forward */
     struct {
         int64_t batch, seq;
-    } planned;    /* the step that was last found to have room */
-    td_step step; /* being run, for the memory history */
-    int64_t layer;
+    } planned;              /* the step that was last found to have room */
+    td_status begun;        /* how the last call began, if it did not run */
+    td_recording *recorder; /* NULL: operations run; else they are recorded there */
 };
 
 /** Fills model->parameters, model->names and model->by_offset from the layout. */
@@ -47,13 +54,7 @@ td_status td_clear_padding(td_transformer *model, td_range range, bool activatio
 
 static inline void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
 {
-    return model->arena + td_tensor_offset(&model->plan, tensor, layer);
-}
-
-/** The pass computes activations of the layer that backward will compute again. */
-static inline bool td_discards(const td_transformer *model, int64_t layer)
-{
-    return model->pass == TD_PASS_FORWARD && layer < model->plan.last;
+    return model->recorder ? NULL : model->arena + td_tensor_offset(&model->plan, tensor, layer);
 }
 
 #endif

@@ -89,6 +89,29 @@ void td_parameters_fill(td_transformer *model)
     sort_by_offset(model);
 }
 
+td_status td_clear_padding(td_transformer *model, td_range range, bool activations)
+{
+    const td_plan *const plan = &model->plan;
+    const size_t element = td_dtype_size(plan->grad_dtype);
+    const int64_t count = td_transformer_parameter_count(model);
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter *parameter = &model->parameters[model->by_offset[i]];
+        const int64_t behind = parameter->offset + parameter->numel;
+        const int64_t next = i + 1 < count ? model->parameters[model->by_offset[i + 1]].offset : range.end;
+        const int64_t until = next < range.end ? next : range.end;
+        const bool here =
+            (plan->gradient_offset + (size_t)behind * element < plan->total.activations) == activations;
+
+        if (parameter->offset >= range.begin && parameter->offset < range.end && until > behind && here)
+            TD_TRY(td_device_fill(model->dev, (char *)model->weights.grads + (size_t)behind * element, 0,
+                                  (size_t)(until - behind) * element));
+    }
+cleanup:
+    return status;
+}
+
 int64_t td_transformer_parameter_count(const td_transformer *model)
 {
     return model ? td_p_lm_head(&model->plan.config.size) + 1 : 0;
@@ -300,7 +323,7 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", room);
         goto cleanup;
     }
-    model->progress = TD_AT_START;
+    model->stage.progress = TD_AT_START;
     td_weights_written(model, false);
     for (int64_t i = 0; i < count; i++)
         TD_TRY(init_parameter(model, i, seed, room, staged, staged + room));

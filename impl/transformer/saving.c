@@ -250,7 +250,7 @@ td_status td_saving_read_weights(td_transformer *model, const td_safetensors *fi
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
 
-    model->progress = TD_AT_START;
+    model->stage.progress = TD_AT_START;
     td_weights_written(model, false);
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];

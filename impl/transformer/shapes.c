@@ -1,5 +1,6 @@
-/* The shapes of the model's operations, and its linear layers on the tokens of a step. */
 #include "transformer/shapes.h"
+
+#include "base/check.h"
 
 td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, int64_t seq)
 {
@@ -15,70 +16,37 @@ td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, i
                                 .o_bshd = true};
 }
 
-static td_gemm_shape product(const td_plan *plan, int64_t m, int64_t n, int64_t k)
+td_gemm_shape td_linear_shape(const td_plan *plan, td_call_kind kind, td_weight weight, int64_t tokens,
+                              float beta)
 {
-    return (td_gemm_shape){.batch = 1,
-                           .m = m,
-                           .n = n,
-                           .k = k,
+    const td_model_size *size = &plan->config.size;
+    const int64_t d_in = weight == TD_W_W2 ? size->d_ff : size->d_model;
+    const int64_t d_out = weight == TD_W_Q      ? 3 * size->d_model
+                          : weight == TD_W_W1   ? 2 * size->d_ff
+                          : weight == TD_W_HEAD ? size->vocab
+                                                : size->d_model;
+    td_gemm_shape shape = {.batch = 1,
+                           .m = tokens,
+                           .n = d_out,
+                           .k = d_in,
+                           .trans_b = kind == TD_CALL_LINEAR,
                            .alpha = 1,
                            .dtype = plan->dtype,
                            .out_dtype = plan->dtype,
                            .tf32 = plan->config.precision == TD_PRECISION_TF32};
-}
 
-td_gemm_shape td_linear_forward_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out)
-{
-    td_gemm_shape shape = product(plan, tokens, d_out, d_in);
-
-    shape.trans_b = true;
+    if (kind == TD_CALL_INPUT_GRAD) {
+        shape.n = d_in;
+        shape.k = d_out;
+    } else if (kind == TD_CALL_WEIGHT_GRAD) {
+        shape.m = d_out;
+        shape.n = d_in;
+        shape.k = tokens;
+        shape.trans_a = true;
+        shape.out_dtype = plan->grad_dtype;
+        shape.beta = beta;
+    }
     return shape;
-}
-
-td_gemm_shape td_linear_weight_grad_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out,
-                                          float beta)
-{
-    td_gemm_shape shape = product(plan, d_out, d_in, tokens);
-
-    shape.trans_a = true;
-    shape.out_dtype = plan->grad_dtype;
-    shape.beta = beta;
-    return shape;
-}
-
-td_gemm_shape td_linear_input_grad_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out)
-{
-    return product(plan, tokens, d_in, d_out);
-}
-
-static int64_t tokens_of(const td_transformer *model)
-{
-    return model->batch * model->seq;
-}
-
-td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,
-                            void *y)
-{
-    const td_gemm_shape shape = td_linear_forward_shape(&model->plan, tokens_of(model), d_in, d_out);
-
-    return td_gemm(model->dev, &shape, x, w, y, td_tensor_at(model, TD_T_WORK, 0));
-}
-
-td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
-                                const void *x, bool accumulate, void *dw)
-{
-    const td_gemm_shape shape =
-        td_linear_weight_grad_shape(&model->plan, tokens_of(model), d_in, d_out, accumulate ? 1 : 0);
-
-    return td_gemm(model->dev, &shape, dy, x, dw, td_tensor_at(model, TD_T_WORK, 0));
-}
-
-td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
-                               const void *w, void *dx)
-{
-    const td_gemm_shape shape = td_linear_input_grad_shape(&model->plan, tokens_of(model), d_in, d_out);
-
-    return td_gemm(model->dev, &shape, dy, w, dx, td_tensor_at(model, TD_T_WORK, 0));
 }
 
 td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens)
@@ -100,14 +68,89 @@ td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens)
                                 .dweight_dtype = plan->grad_dtype};
 }
 
-td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)
+td_cross_entropy_shape td_loss_shape(const td_plan *plan, int64_t tokens)
+{
+    return (td_cross_entropy_shape){.rows = tokens, .vocab = plan->config.size.vocab, .dtype = plan->dtype};
+}
+
+td_rows_shape td_gate_shape(const td_plan *plan, int64_t tokens)
+{
+    const int64_t d_ff = plan->config.size.d_ff;
+
+    return (td_rows_shape){.rows = tokens, .cols = d_ff, .pitch = 2 * d_ff, .dtype = plan->dtype};
+}
+
+td_heads_shape td_heads_shape_of(const td_transformer *model)
 {
     const td_model_size *size = &model->plan.config.size;
 
-    return (td_heads_shape){.batch = model->batch,
+    return (td_heads_shape){.batch = model->stage.batch,
                             .heads = size->heads,
-                            .seq = model->seq,
+                            .seq = model->stage.seq,
                             .head_dim = size->d_model / size->heads,
-                            .pitch = pitch,
+                            .pitch = 3 * size->d_model,
                             .dtype = model->plan.dtype};
+}
+
+/* ---- scratch ---- */
+
+/** *most = at least what calls of that kind ask for. Gradients of weights are written or added to. */
+static td_status take_bytes(td_device *dev, const td_plan *plan, td_call_kind kind, td_weight weight,
+                            int64_t tokens, size_t *most)
+{
+    const td_gemm_shape gemms[] = {td_linear_shape(plan, kind, weight, tokens, 0),
+                                   td_linear_shape(plan, kind, weight, tokens, 1)};
+    const td_rmsnorm_shape norm = td_norm_shape(plan, tokens);
+    const td_embedding_shape embedding = td_embedding_shape_of(plan, tokens);
+    const td_cross_entropy_shape loss = td_loss_shape(plan, tokens);
+    td_status status = TD_OK;
+    size_t bytes[2] = {0, 0};
+
+    if (kind == TD_CALL_LINEAR || kind == TD_CALL_INPUT_GRAD || kind == TD_CALL_WEIGHT_GRAD)
+        TD_TRY(td_gemm_work_bytes(dev, &gemms[0], &bytes[0]));
+    if (kind == TD_CALL_WEIGHT_GRAD)
+        TD_TRY(td_gemm_work_bytes(dev, &gemms[1], &bytes[1]));
+    if (kind == TD_CALL_LOSS)
+        TD_TRY(td_cross_entropy_work_bytes(dev, &loss, &bytes[0]));
+    if (kind == TD_CALL_NORM_GRAD)
+        TD_TRY(td_rmsnorm_backward_work_bytes(dev, &norm, &bytes[0]));
+    if (kind == TD_CALL_EMBED_GRAD)
+        TD_TRY(td_embedding_backward_work_bytes(dev, &embedding, &bytes[0]));
+    for (int i = 0; i < 2; i++)
+        *most = bytes[i] > *most ? bytes[i] : *most;
+cleanup:
+    return status;
+}
+
+td_status td_work_bytes(td_device *dev, const td_plan *plan, int64_t tokens, size_t *out)
+{
+    td_status status = TD_OK;
+
+    *out = 0;
+    for (int kind = 0; kind < TD_CALLS; kind++)
+        for (int weight = 0; weight < TD_ALL_WEIGHTS; weight++)
+            if (plan->recording->weights[kind] >> weight & 1)
+                TD_TRY(take_bytes(dev, plan, (td_call_kind)kind, (td_weight)weight, tokens, out));
+cleanup:
+    return status;
+}
+
+td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int64_t seq)
+{
+    const td_attention_shape shape = td_plan_attention_shape(plan, batch, seq);
+    td_attention_sizes sizes;
+    td_status status = TD_OK;
+    size_t work;
+
+    TD_TRY(plan->attend->sizes(dev, &shape, &sizes));
+    TD_TRY(td_work_bytes(dev, plan, batch * seq, &work));
+    if (work > plan->bytes[TD_T_WORK] || sizes.saved > plan->bytes[TD_T_SAVED] ||
+        sizes.forward_work > plan->bytes[TD_T_ATTEND_WORK] ||
+        (td_has_backward(plan) && sizes.backward_work > plan->bytes[TD_T_ATTEND_GRAD_WORK]))
+        status = td_fail(TD_BAD_STATE,
+                         "batch %" PRId64 ", seq %" PRId64
+                         " need more scratch than was planned for batch %" PRId64 ", context %" PRId64,
+                         batch, seq, plan->config.batch, plan->config.context);
+cleanup:
+    return status;
 }

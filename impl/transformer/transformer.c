@@ -1,5 +1,5 @@
-#include "transformer/history.h"
 #include "transformer/owned.h"
+#include "transformer/recording.h"
 
 #include "base/check.h"
 
@@ -83,7 +83,8 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     td_parameters_fill(model);
     if (model->grads_lost)
         TD_TRY(td_clear_padding(model, (td_range){0, model->plan.layout.elements}, false));
-    TD_TRY(td_whole_live(model));
+    model->stage.call = model->plan.recording->count; /* no step has begun */
+    TD_TRY(td_note_whole(model));
     TD_TRY(td_rope_table(dev, planned->context, planned->size.d_model / planned->size.heads,
                          planned->rope_theta, td_tensor_at(model, TD_T_COS, 0),
                          td_tensor_at(model, TD_T_SIN, 0)));
@@ -108,6 +109,7 @@ void td_transformer_destroy(td_transformer *model)
     free(model->names);
     free(model->by_offset);
     free(model->written);
+    td_plan_free(&model->plan);
     free(model->pieces);
     free(model);
 }
@@ -120,6 +122,7 @@ td_status td_transformer_plan(td_device *dev, const td_transformer_config *confi
     TD_NOT_NULL(dev, config, out);
     TD_TRY(td_plan_make(dev, config, &plan));
     *out = plan.total;
+    td_plan_free(&plan);
 cleanup:
     return status;
 }

@@ -86,11 +86,11 @@ typedef struct td_transformer td_transformer;
 /** Plans and allocates a model on dev, which must outlive it; it has no weights until td_transformer_init,
  * _load, _write of every parameter, or _refresh.
  *
- * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
- * attention, precision, keep or use, checkpoint_layers that the other choices do not allow, a rope_theta
- * that is negative or not finite, owned ranges that are empty, descend or leave the block, a product beyond
- * 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev cannot serve, owned ranges with transient
- * gradients. TD_NO_MEMORY. *out is then NULL. */
+ * TD_BAD_ARGUMENT: a NULL, an extent below 1, more than 65,535 layers, heads that do not divide d_model, an
+ * odd head size, an unknown attention, precision, keep or use, checkpoint_layers that the other choices do
+ * not allow, a rope_theta that is negative or not finite, owned ranges that are empty, descend or leave the
+ * block, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev cannot serve, owned
+ * ranges with transient gradients. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */

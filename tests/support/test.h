@@ -40,6 +40,14 @@ static inline int td_run_each(const char *group, CMFixtureFunction before, CMFix
     return td_run_tests(group, setup, teardown);
 }
 
+/** Adds a test for each row of an array: named `name`, with the row as its state. */
+#define td_add_rows(test, rows)                                                                              \
+    for (size_t row = 0; row < sizeof(rows) / sizeof *(rows); row++)                                         \
+        td_tests[td_test_count++] = (struct CMUnitTest)                                                      \
+        {                                                                                                    \
+            .name = (rows)[row].name, .test_func = (test), .initial_state = (void *)&(rows)[row]             \
+        }
+
 /** A program that runs these tests and nothing else. */
 #define TD_MAIN(group, setup, teardown)                                                                      \
     int main(void)                                                                                           \

@@ -30,3 +30,20 @@ int close_device(void **unused)
     td_fence_free(targets);
     return 0;
 }
+
+td_train *make(const td_train_config *config, uint64_t seed)
+{
+    td_train *train;
+
+    td_assert_ok(td_train_create(dev, config, &train));
+    td_assert_ok(td_train_init(train, seed));
+    return train;
+}
+
+td_weights weights_of(const td_train *train)
+{
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
+    return weights;
+}

@@ -2,7 +2,7 @@
 #ifndef TD_TESTS_TRAIN_KIT_H
 #define TD_TESTS_TRAIN_KIT_H
 
-#include "device/device.h"
+#include "train/train.h"
 
 enum { VOCAB = 29, TOKENS = 60 };
 
@@ -11,5 +11,9 @@ extern int64_t *ids, *targets; /* [TOKENS] */
 
 int open_device(void **unused);
 int close_device(void **unused); /* fails if memory of the device is left */
+
+/* A trainer on the device, with the weights that the seed draws; and the weights. */
+td_train *make(const td_train_config *config, uint64_t seed);
+td_weights weights_of(const td_train *train);
 
 #endif

@@ -1,0 +1,368 @@
+#include "transformer/recording.h"
+
+#include "base/check.h"
+#include "base/setting.h"
+#include "device/listen.h"
+#include "transformer/owned.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t key_of(const td_call *call)
+{
+    return td_hash((uint64_t)call->kind * TD_ALL_WEIGHTS + call->weight + 1, call->uses.at,
+                   call->uses.count * sizeof *call->uses.at);
+}
+
+static void record(td_recording *r, td_pass pass, const td_call *call)
+{
+    if (r->calls) {
+        r->calls[r->count] = (td_recorded_call){
+            .key = key_of(call), .first = (int32_t)r->use_count, .kind = call->kind, .pass = pass};
+        r->weights[call->kind] |= UINT32_C(1) << call->weight;
+        for (size_t i = 0; i < call->uses.count; i++)
+            r->uses[r->use_count + i].use = call->uses.at[i];
+    }
+    r->count++;
+    r->use_count += call->uses.count;
+}
+
+td_status td_recording_alloc(td_recording *r)
+{
+    const int64_t count = r->count, use_count = r->use_count;
+
+    r->calls = calloc((size_t)count + 1, sizeof *r->calls);
+    r->uses = calloc((size_t)use_count, sizeof *r->uses);
+    r->count = r->use_count = 0;
+    if (!r->calls || !r->uses)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " operations of a step", count);
+    r->calls[count] = (td_recorded_call){.first = (int32_t)use_count, .kind = TD_CALLS};
+    return TD_OK;
+}
+
+void td_recording_free(td_recording *r)
+{
+    if (!r)
+        return;
+    free(r->calls);
+    free(r->uses);
+    free(r);
+}
+
+/* ---- lives ---- */
+
+static bool is_tensor(td_use use)
+{
+    return use.kind <= TD_USE_UPDATE;
+}
+
+/** Tensors that live as long as the model. */
+static bool lives_on(td_use use)
+{
+    return is_tensor(use) && use.what < TD_T_WORK;
+}
+
+td_status td_recording_find_lives(td_recording *r, int64_t layers)
+{
+    enum { THINGS = TD_TENSORS + 2 * TD_PARTS };
+    typedef struct life {
+        td_recorded_use *first, *latest; /* NULL: there was none */
+        td_pass pass;
+    } life;
+    const size_t things = THINGS * (size_t)(layers + 1);
+    life *const lives = calloc(things, sizeof *lives);
+
+    if (!lives)
+        return td_fail(TD_NO_MEMORY, "no host memory for the lives of %zu tensors", things);
+    for (int32_t i = 0; i < r->count; i++)
+        for (int64_t j = r->calls[i].first; j < r->calls[i + 1].first; j++) {
+            td_recorded_use *const used = &r->uses[j];
+            const td_use use = used->use;
+            const int thing = is_tensor(use)              ? use.what
+                              : use.kind == TD_USE_WEIGHT ? TD_TENSORS + use.what
+                                                          : TD_TENSORS + TD_PARTS + use.what;
+            life *const at = &lives[thing * (layers + 1) + use.layer];
+            td_pass pass = (td_pass)r->calls[i].pass;
+
+            used->until = -1;
+            if (use.kind == TD_USE_NONE || lives_on(use))
+                continue;
+            if (pass == TD_PASS_RECOMPUTE && use.what == TD_PART_NORMS)
+                pass = TD_PASS_BACKWARD;
+            const bool goes_on = use.what == TD_T_WORK && at->first && at->first->until == i - 1 &&
+                                 r->calls[i].kind != TD_CALL_LOSS; /* scratch from call to call is one life */
+            if (!at->first || (use.kind == TD_USE_WRITE && !goes_on) ||
+                (!is_tensor(use) && pass != at->pass)) {
+                if (at->latest)
+                    at->latest->ends = true;
+                at->first = used;
+            }
+            at->first->until = i;
+            at->latest = used;
+            at->pass = pass;
+        }
+    for (size_t i = 0; i < things; i++)
+        if (lives[i].latest)
+            lives[i].latest->ends = true;
+    free(lives);
+    return TD_OK;
+}
+
+void td_recording_together(const td_recording *r, uint64_t together[TD_TENSORS])
+{
+    const uint64_t one = 1;
+    int64_t alive[TD_TENSORS] = {0};
+    uint64_t now = (one << TD_T_WORK) - 1;
+
+    memset(together, 0, TD_TENSORS * sizeof *together);
+    for (int64_t i = 0; i < r->count; i++) {
+        const td_recorded_use *const uses = r->uses + r->calls[i].first;
+        const td_recorded_use *const end = r->uses + r->calls[i + 1].first;
+
+        for (const td_recorded_use *u = uses; u < end; u++)
+            if (is_tensor(u->use) && (u->until >= 0 || lives_on(u->use))) {
+                alive[u->use.what]++;
+                now |= one << u->use.what;
+            }
+        for (const td_recorded_use *u = uses; u < end; u++)
+            for (int t = 0; is_tensor(u->use) && t < TD_TENSORS; t++)
+                if (now >> t & 1) {
+                    together[u->use.what] |= one << t;
+                    together[t] |= one << u->use.what;
+                }
+        for (const td_recorded_use *u = uses; u < end; u++)
+            if (is_tensor(u->use) && u->ends && --alive[u->use.what] == 0)
+                now &= ~(one << u->use.what);
+    }
+}
+
+/* ---- what hooks hear ---- */
+
+static td_need need_of(const td_transformer *model, td_use use)
+{
+    const bool numbers = use.what == TD_PART_EMBEDDING || use.what == TD_PART_NORMS;
+
+    return (td_need){td_part_range(&model->plan.layout, (td_part)use.what, use.layer),
+                     numbers ? TD_READS_NUMBERS : TD_READS_UPPER};
+}
+
+/** The next use that begins a part's life, in a backward pass or its recomputations, or else in a forward
+ * pass; NULL: none. */
+static const td_use *next_need(const td_recording *r, int64_t call)
+{
+    const bool forward = r->calls[call].pass == TD_PASS_FORWARD;
+
+    for (int64_t i = call + 1; i < r->count && (r->calls[i].pass == TD_PASS_FORWARD) == forward; i++)
+        for (int64_t j = r->calls[i].first; j < r->calls[i + 1].first; j++)
+            if (r->uses[j].use.kind == TD_USE_WEIGHT && r->uses[j].until >= 0)
+                return &r->uses[j].use;
+    return NULL;
+}
+
+static td_status needed(td_transformer *model, td_use use)
+{
+    const td_need need = need_of(model, use);
+    const void *where = td_weights_in_one(&model->weights, need.range).at;
+    td_status status = TD_OK;
+
+    if (model->hooks) {
+        const td_use *const after = next_need(model->plan.recording, model->stage.call);
+        const td_need next = need_of(model, after ? *after : use);
+
+        TD_TRY(td_hooks_needed(model->hooks, model->pass, &need, after ? &next : NULL, &where));
+    }
+    TD_TRY(td_check_place("weights", need.range, where));
+    model->at[use.what] = where;
+cleanup:
+    return status;
+}
+
+static td_range grad_range(const td_layout *layout, td_use use)
+{
+    const td_part last = use.what == TD_PART_ATTENTION ? TD_PART_FFN : (td_part)use.what;
+
+    return (td_range){td_part_range(layout, (td_part)use.what, use.layer).begin,
+                      td_part_range(layout, last, use.layer).end};
+}
+
+static td_status make_room(td_transformer *model, td_use use)
+{
+    const td_range range = grad_range(&model->plan.layout, use);
+    void *where = td_weights_in_one(&model->weights, range).grad;
+    td_status status = TD_OK;
+
+    TD_TRY(td_hooks_room(model->hooks, range, &where));
+    TD_TRY(td_check_place("gradients", range, where));
+    model->room[use.what].at = where;
+    model->room[use.what].begin = range.begin;
+cleanup:
+    return status;
+}
+
+/** This pass has written the gradients of a range. */
+static td_status final(td_transformer *model, td_use use)
+{
+    const td_range range = grad_range(&model->plan.layout, use);
+    td_status status = TD_OK;
+
+    if (model->plan.config.transient_gradients)
+        TD_TRY(td_clear_padding(model, range, true));
+    TD_TRY(td_hooks_written(model->hooks, range));
+    if (model->last_micro)
+        TD_TRY(td_hooks_final(model->hooks, range, NULL));
+cleanup:
+    return status;
+}
+
+/* ---- the memory history ---- */
+
+/** Notes a use of a tensor that there is. */
+static td_status note_use(td_transformer *model, td_use use, td_note note)
+{
+    char name[64];
+
+    if (!is_tensor(use) || model->plan.bytes[use.what] == 0 || !td_device_history_running(model->dev))
+        return TD_OK;
+    td_tensor_name(&model->plan, (td_tensor)use.what, use.layer, name, sizeof name);
+    return note(model->dev, name, td_tensor_at(model, (td_tensor)use.what, use.layer),
+                model->plan.bytes[use.what]);
+}
+
+td_status td_note_whole(td_transformer *model)
+{
+    td_status status = TD_OK;
+
+    for (uint8_t i = TD_T_COS; i < TD_T_WORK; i++)
+        TD_TRY(note_use(model, (td_use){TD_USE_WRITE, i, 0}, td_device_note_live));
+cleanup:
+    return status;
+}
+
+td_status td_note_alive(td_transformer *model, td_note note)
+{
+    const td_recording *const r = model->plan.recording;
+    const int64_t ran = model->stage.call;
+    td_status status = TD_OK;
+
+    if (!td_device_history_running(model->dev)) /* as in a model that records */
+        goto cleanup;
+    for (int64_t j = 0; j < r->calls[ran].first; j++)
+        if (r->uses[j].until >= ran)
+            TD_TRY(note_use(model, r->uses[j].use, note));
+cleanup:
+    return status;
+}
+
+/* ---- a call ---- */
+
+/** The call, or the end of the pass for NULL, is not what the recording has there. */
+static td_status refuse(const td_transformer *model, const td_call *call)
+{
+    /* clang-format off */
+    static const char *const names[TD_CALLS + 1] = {
+        "embed", "norm", "add_norm", "linear", "heads", "attend", "silu", "loss", "hand_out", "loss_grad",
+        "linear_input_grad", "linear_weight_grad", "silu_grad", "attend_grad", "heads_grad", "norm_grad",
+        "embed_grad", "the end"};
+    /* clang-format on */
+    const td_recording *const r = model->plan.recording;
+    const int64_t at = model->stage.call;
+
+    return td_fail(TD_BAD_STATE,
+                   "operation %" PRId64 " of the step is %s (layer %d), but the plan has %s (layer %d)", at,
+                   names[call ? call->kind : TD_CALLS], call ? (int)call->uses.at->layer : 0,
+                   names[r->calls[at].kind], at < r->count ? (int)r->uses[r->calls[at].first].use.layer : 0);
+}
+
+td_status td_recording_check_end(const td_transformer *model)
+{
+    return model->recorder || model->stage.call == model->plan.recording->count ? TD_OK : refuse(model, NULL);
+}
+
+static bool has_label(int kind)
+{
+    return kind == TD_CALL_ATTEND || kind == TD_CALL_ATTEND_GRAD;
+}
+
+/** The life of what a call uses begins with it. */
+static td_status life_begins(td_transformer *model, td_use use)
+{
+    if (use.kind == TD_USE_WEIGHT)
+        return needed(model, use);
+    return use.kind == TD_USE_GRADIENT ? make_room(model, use) : note_use(model, use, td_device_note_live);
+}
+
+/** Or ends. After a failure hooks do not hear of it. */
+static td_status life_ends(td_transformer *model, td_use use, td_status status)
+{
+    if (is_tensor(use)) {
+        const td_status noted = note_use(model, use, td_device_note_dead);
+
+        return status == TD_OK ? noted : status;
+    }
+    if (status != TD_OK || use.kind == TD_USE_GRADIENT)
+        return status == TD_OK ? final(model, use) : status;
+    const td_need need = need_of(model, use);
+    return td_hooks_done(model->hooks, model->pass, &need);
+}
+
+static td_status begin(td_transformer *model, const td_call *call)
+{
+    const td_recording *const r = model->plan.recording;
+    const td_recorded_call *const planned = &r->calls[model->stage.call];
+    td_status status = TD_OK;
+
+    if (planned->key != key_of(call))
+        return refuse(model, call);
+    for (int64_t i = planned[0].first; i < planned[1].first; i++)
+        if (r->uses[i].until >= 0)
+            TD_TRY(life_begins(model, r->uses[i].use));
+    if (has_label(call->kind))
+        TD_TRY(td_device_push_label(model->dev, TD_LABEL_ATTENTION));
+cleanup:
+    return status;
+}
+
+bool td_call_begins(td_transformer *model, const td_call *call)
+{
+    model->begun = TD_OK;
+    if (model->recorder)
+        record(model->recorder, model->pass, call);
+    else
+        model->begun = begin(model, call);
+    return !model->recorder && model->begun == TD_OK;
+}
+
+td_status td_call_ended(td_transformer *model, td_status status)
+{
+    const td_recording *const r = model->plan.recording;
+    const td_recorded_call *const planned = &r->calls[model->stage.call++];
+
+    if (has_label(planned->kind))
+        status = td_pop_after(model->dev, status);
+    for (int64_t i = planned[0].first; i < planned[1].first; i++)
+        if (r->uses[i].ends)
+            status = life_ends(model, r->uses[i].use, status);
+    return status;
+}
+
+/* ---- labels ---- */
+
+td_status td_push(td_transformer *model, const char *label)
+{
+    return model->recorder ? TD_OK : td_device_push_label(model->dev, label);
+}
+
+td_status td_push_layer(td_transformer *model, int64_t layer)
+{
+    char label[32] = "layers";
+
+    if (td_device_history_running(model->dev) || (!model->recorder && td_device_listened(model->dev)))
+        snprintf(label, sizeof label, "layers.%" PRId64, layer);
+    return td_push(model, label);
+}
+
+td_status td_pop(td_transformer *model, td_status status)
+{
+    return model->recorder ? status : td_pop_after(model->dev, status);
+}
