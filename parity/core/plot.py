@@ -193,7 +193,8 @@ def timeline(
                     drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
                 if ends:
                     last = max(last, *ends)
-                    axes.text(max(ends), place, f"  {max(ends):.3g} ms", va="center", fontsize=8)
+                    shown = f"{max(ends):.3g}" if max(ends) < 1000 else f"{max(ends):,.0f}"
+                    axes.text(max(ends), place, f"  {shown} ms", va="center", fontsize=8)
             axes.set_yticks(range(len(rows)), list(rows))
             axes.invert_yaxis()
             axes.grid(visible=False, axis="y")

@@ -51,7 +51,7 @@ def accounting_cases(keys, device, compiled):
     how = dict(warmup=5 if gpu else 3, repeats=10, seconds=60.0 if gpu else 8.0)
     config = configs_of(device, dtype) | best | whole
     yield Case(ACCOUNTING, measure="time", **keys, **how, **where, config=config)
-    config = configs_of(device, dtype, queued=True) | best
+    config = configs_of(device, dtype, queued=True) | (best if gpu else {})
     yield Case(ACCOUNTING, part="memory", seconds=30.0 if gpu else 4.0, **keys, **where, config=config)
 
 

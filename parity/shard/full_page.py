@@ -24,16 +24,14 @@ def report(page, records):
     report_memory(page, mine, [r for r in parts if "memory" in r])
     report_steps(page, records)
     report_gathers(page, [r for r in mine if "0 asked" in r.get("series", {})])
-    told = {}
+    told = {"timed": timed_of(records)}
     if mine:
         largest = mine[-1]
-        told = largest["case"] | memory_of(largest) | {"noisy": noisy(largest) or None}
+        told |= largest["case"] | memory_of(largest) | {"noisy": noisy(largest) or None}
         if noisy(largest):
             page.lacks("times of a machine that was not loaded")
         else:
             told |= numbers_of(largest) | in_time(largest.get("series", {}))
-        theirs = [r for r in parts if r["case"] == largest["case"] and not r["impl"].startswith("c_")]
-        told["torch"] = next((held(r) for r in theirs if "memory" in r), None)
         draw(page, largest)
     page.say(**told)
     page.method("fsdp", switches=ran_with(records.only("fsdp_accounting")))
@@ -129,6 +127,19 @@ def report_steps(page, records):
     else:
         page.lacks("steps")
     page.table(rows, "fsdp_steps")
+
+
+def timed_of(records):
+    """The steps of the largest model: C's, the fastest of fully_shard, and C's without sharding."""
+    times = records.only("fsdp_accounting").where(lambda r: "warmup" in r["case"])
+    case = max((r["case"] for r in times.records), key=extent, default=None)
+    of = {r["impl"]: ms_of(r) for r in times.records if r["case"] == case}
+    side = next((side for side in MINE if side in of), None)
+    theirs = [ms for impl, ms in of.items() if impl.startswith("torch") and ms]
+    if side is None or not theirs:
+        return None
+    steps = {"mine": of[side], "theirs": min(theirs), "whole": of.get(whole_of(side))}
+    return case | steps | {"compiled": min(theirs) == of.get("torch_fsdp_compiled")}
 
 
 def numbers_of(record):
