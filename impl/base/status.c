@@ -57,21 +57,32 @@ td_status(td_not_null)(const char *names, size_t count, const void *const *value
     return TD_OK;
 }
 
-td_status td_product(const char *what, int count, const int64_t *extents, int64_t *out)
+static td_status beyond(const char *what, int count, const int64_t *extents)
 {
-    td_status status = TD_OK;
-    int64_t product = 1;
     char factors[200] = "";
-    bool fits = true;
 
     for (int i = 0; i < count; i++) {
         const size_t length = strlen(factors);
 
-        TD_CHECK(extents[i] >= 0, "%s: extent %d is %" PRId64 ", needs at least 0", what, i, extents[i]);
-        fits = fits && !__builtin_mul_overflow(product, extents[i], &product);
         snprintf(factors + length, sizeof factors - length, "%s%" PRId64, i ? " * " : "", extents[i]);
     }
-    TD_CHECK(fits, "%s: %s is beyond 2^63 - 1", what, factors);
+    return td_fail(TD_BAD_ARGUMENT, "%s: %s is beyond 2^63 - 1", what, factors);
+}
+
+td_status td_product(const char *what, int count, const int64_t *extents, int64_t *out)
+{
+    td_status status = TD_OK;
+    int64_t product = 1;
+    bool fits = true;
+
+    for (int i = 0; i < count; i++) {
+        TD_CHECK(extents[i] >= 0, "%s: extent %d is %" PRId64 ", needs at least 0", what, i, extents[i]);
+        fits = fits && !__builtin_mul_overflow(product, extents[i], &product);
+    }
+    if (!fits) {
+        status = beyond(what, count, extents);
+        goto cleanup;
+    }
     *out = product;
 cleanup:
     return status;
