@@ -300,7 +300,7 @@ static void passes_by_hand_are_checked(void **unused)
     close_deep(train, link);
 }
 
-/* No rank's weights replace those of others: they must have been made alike. */
+/* Full sharding sends no weights at the start: all ranks must draw them from one seed. */
 static void weights_of_other_seeds_are_refused(void **unused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};

@@ -57,7 +57,7 @@ typedef struct others {
     td_weights all, mine; /* of a trainer with all weights, and of the one with the link */
     int64_t count;
     td_range owned[MOST];
-    char *grads; /* [elements] where those of ranges go that are not owned in one piece */
+    char *grads; /* [elements] gradients of ranges that this rank does not own in one piece */
     int64_t served;
 } others;
 
@@ -180,7 +180,7 @@ static void close_pair(pair *p)
     td_fence_free(p->targets);
 }
 
-/* Owned masters are those of all weights, and so are gradients if there are some. */
+/* Owned masters and gradients have the bits of the whole model. */
 static void assert_same(const pair *p, bool gradients)
 {
     const others *const o = &p->others;
@@ -201,7 +201,7 @@ static void assert_same(const pair *p, bool gradients)
 
 /* ---- tests ---- */
 
-static void steps_are_those_of_all_weights(void **state)
+static void steps_have_the_bits_of_the_whole_model(void **state)
 {
     const td_combination *c = *state;
     pair p;
@@ -349,8 +349,9 @@ TD_BODY(what_needs_all_weights_refuses_a_part)
         {"f32", "bf16 and micro-batches", "mixed, all kept", "mixed, micro-batches", "mixed, checkpoints"},  \
             SPLITS                                                                                           \
     }
-static const td_cases steps = {
-    .group = "steps are those of all weights", .test = steps_are_those_of_all_weights, .axes = AXES};
+static const td_cases steps = {.group = "steps have the bits of the whole model",
+                               .test = steps_have_the_bits_of_the_whole_model,
+                               .axes = AXES};
 static const td_cases by_range = {
     .group = "weights come by range", .test = weights_come_by_range, .axes = AXES};
 static const td_cases memory = {

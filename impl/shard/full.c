@@ -299,7 +299,7 @@ cleanup:
 
 /* ---- gradients ---- */
 
-/** Elements that no weight has are 0 in the gradients, for they are reduced and updated with the others. */
+/** Clears the padding between gradients, because padding is reduced and updated like gradients. */
 static td_status clear_gaps(const td_shard_link *link, const td_shard_piece *unit, char *grads)
 {
     const td_dtype dtype = link->weights.grad_dtype;

@@ -26,7 +26,7 @@ const char *td_fuzz_description(void);
 /** A CMocka teardown: where the test ended inside a case it prints the case and how to run it alone. */
 int td_fuzz_teardown(void **state);
 
-/** The draws that follow are those of this seed. */
+/** Begins again with the draws of this seed. */
 void td_fuzz_seed(uint64_t seed);
 
 /* Draws of the running case. */
