@@ -155,7 +155,7 @@ static const td_cases timed_phases = {.group = "every mode times its phases",
 
 /* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no
  * number. */
-TD_BODY(whole_steps_are_the_same_steps)
+TD_TEST(whole_steps_are_the_same_steps)
 {
     td_bench_config config = tiny;
     td_bench_result *result;
@@ -201,7 +201,7 @@ TD_BODY(whole_steps_are_the_same_steps)
 }
 
 /* Weights, tokens and so the losses follow from the seed. */
-TD_BODY(seeds_repeat)
+TD_TEST(seeds_repeat)
 {
     enum { ONE, COLD, OTHER, RUNS };
     static const struct {
@@ -238,7 +238,7 @@ static td_status tick(void *user, int64_t done, int64_t total, double step_ms)
     return done == t->stop_at ? TD_IO_ERROR : TD_OK;
 }
 
-TD_BODY(progress_follows_every_step)
+TD_TEST(progress_follows_every_step)
 {
     for (int64_t stop_at = 0; stop_at <= 7; stop_at++) {
         td_bench_result *result = (td_bench_result *)&stop_at;
@@ -258,12 +258,6 @@ TD_BODY(progress_follows_every_step)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_steps_are_the_same_steps),
-        cmocka_unit_test(seeds_repeat),
-        cmocka_unit_test(progress_follows_every_step),
-    };
-
-    return td_run_group("bench", sizeof tests / sizeof *tests, tests, open_device, close_device) +
+    return td_run_group("bench", (size_t)td_test_count, td_tests, open_device, close_device) +
            td_run_cases(&trainers, NULL, NULL) + td_run_cases(&timed_phases, open_device, close_device);
 }
