@@ -252,7 +252,7 @@ class Memory(unittest.TestCase):
                 peaks[key] = max(peaks.get(key, 0), record.get("peak_mib") or 0)
         for key, peak in peaks.items():
             if peak:
-                needs = memory.peaks_case("cuda", *key).needs_bytes / memory.MIB
+                needs = memory.peaks_case("cuda", *key).needs_bytes / 2**20
                 self.assertTrue(peak <= needs <= 1.05 * peak, f"{key}: {needs:.0f} for {peak:.0f} MiB")
 
 

@@ -55,6 +55,13 @@ def comm_of(case, c, backend, side=None):
     return c.ranks.comm(backend, case.config[side or f"c_{backend}"].get("nccl_ctas", 0))
 
 
+def hyper_of(case):
+    """C's hyperparameters."""
+    if case.optimizer == "sgd":
+        return {"kind": "sgd", "sgd": {"lr": SGD_LR}}
+    return {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
+
+
 class RankTrainer:
     """A td_train of this rank, with the links of the case: `strategy` and `bucket_mb`, and `shard` where state is
     split, unless it is left `whole`. On the device of the communicator, whose streams are in order with it."""
@@ -72,11 +79,8 @@ class RankTrainer:
         comm = comm_of(case, self, self.backend, self.side)
         switches = case.config[self.side]
         bucket_mb = switches.get("bucket_mb", case.get("bucket_mb", 0.0))
-        fields = train_options(switches)
-        fields["model"] |= {"size": {}, "attention": "flash"}
-        adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
-        hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
-        config = c.struct("td_train_config", case, hyper=hyper, gain=1 / case.ranks, **fields)
+        how = {"hyper": hyper_of(case), "gain": 1 / case.ranks} | train_options(switches)
+        config = c.struct("td_train_config", case, **how)
         if self.split in (None, "tensors"):
             strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
             self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)
