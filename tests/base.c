@@ -256,6 +256,7 @@ TD_TEST(the_build_names_itself)
     assert_int_equal(cuda, build->architectures[0] != '\0');
     assert_true(build->compiler[0] && build->march[0]);
     assert_true(is_id(build->id));
+    assert_true(is_id(td_build_interface()));
 }
 
 TD_TEST(every_module_has_an_id_of_its_own)

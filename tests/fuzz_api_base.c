@@ -27,6 +27,12 @@ API(td_build_info)
     return TD_OK;
 }
 
+API(td_build_interface)
+{
+    assert_int_equal(strlen(td_build_interface()), 16);
+    return TD_OK;
+}
+
 API(td_clock_ns)
 {
     const int64_t first = td_clock_ns();
