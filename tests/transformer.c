@@ -49,7 +49,7 @@ int close_device(void **state)
 
 /* ---- sizes and names ---- */
 
-static void sizes_are_the_handouts(void **state)
+TD_TEST(sizes_are_the_handouts)
 {
     static const struct {
         const char *name;
@@ -100,7 +100,7 @@ static void sizes_are_the_handouts(void **state)
     assert_null(td_model_size_name(INT64_MIN));
 }
 
-static void names_are_the_state_dicts(void **state)
+TD_TEST(names_are_the_state_dicts)
 {
     static const struct {
         const char *name;
@@ -180,7 +180,7 @@ static int64_t assert_gap(const td_weights *w, const td_parameter *p, const td_p
 }
 
 /* Tensors stand apart, at the same place in every block, and what lies between them is 0 and stays it. */
-static void parameters_stand_apart(void **state)
+TD_TEST(parameters_stand_apart)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
@@ -218,7 +218,7 @@ static void parameters_stand_apart(void **state)
     }
 }
 
-static void init_is_the_courses(void **state)
+TD_TEST(init_is_the_courses)
 {
     td_transformer_config config = tiny;
     td_transformer *models[3];
@@ -261,7 +261,7 @@ static void init_is_the_courses(void **state)
 
 /* ---- failures ---- */
 
-static void create_undoes_itself_at_every_allocation(void **state)
+TD_TEST(create_undoes_itself_at_every_allocation)
 {
     td_device *dev = *state;
     td_memory_stats memory;
@@ -312,7 +312,7 @@ static td_status create_with(td_device *dev, td_transformer_config config)
     return status;
 }
 
-static void bad_configurations(void **state)
+TD_TEST(bad_configurations)
 {
     static const struct {
         const char *words;
@@ -367,7 +367,7 @@ static void bad_configurations(void **state)
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "head_dim is 258");
 }
 
-static void bad_calls(void **state)
+TD_TEST(bad_calls)
 {
     const int64_t ids[18] = {0};
     td_transformer_config config = tiny;
@@ -518,7 +518,7 @@ static td_status update(td_train *train, td_update_time time)
     return time == TD_UPDATE_AFTER ? td_train_update(train) : td_train_backward(train);
 }
 
-static void refused_updates_change_nothing(void **state)
+TD_TEST(refused_updates_change_nothing)
 {
     static const struct {
         const char *words;
@@ -569,7 +569,7 @@ static void refused_updates_change_nothing(void **state)
 }
 
 /* The count goes on whatever hyperparameters are set. */
-static void steps_are_counted_from_init(void **state)
+TD_TEST(steps_are_counted_from_init)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         td_train *train = open_train(*state, time);
@@ -594,7 +594,7 @@ static void steps_are_counted_from_init(void **state)
     }
 }
 /* Refresh says that weights are there, unless they are planes. So do writes of all parameters. */
-static void forward_needs_weights(void **state)
+TD_TEST(forward_needs_weights)
 {
     const float numbers[24 * 41] = {0};
     const int64_t ids[18] = {0};
@@ -624,7 +624,7 @@ static void forward_needs_weights(void **state)
 }
 
 /* Labels are popped on every way out. */
-static void labels_stay_balanced(void **state)
+TD_TEST(labels_stay_balanced)
 {
     td_device *dev = *state;
     const int64_t ids[18] = {0};
@@ -675,7 +675,7 @@ cleanup:
 }
 
 /* Each operation of a step in turn is another than the one that was recorded. */
-static void another_order_is_refused(void **state)
+TD_TEST(another_order_is_refused)
 {
     td_transformer_config config = tiny;
     td_transformer *model;
@@ -705,21 +705,6 @@ static void another_order_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(sizes_are_the_handouts, open_device, close_device),
-        cmocka_unit_test_setup_teardown(names_are_the_state_dicts, open_device, close_device),
-        cmocka_unit_test_setup_teardown(parameters_stand_apart, open_device, close_device),
-        cmocka_unit_test_setup_teardown(init_is_the_courses, open_device, close_device),
-        cmocka_unit_test_setup_teardown(create_undoes_itself_at_every_allocation, open_device, close_device),
-        cmocka_unit_test_setup_teardown(bad_configurations, open_device, close_device),
-        cmocka_unit_test_setup_teardown(bad_calls, open_device, close_device),
-        cmocka_unit_test_setup_teardown(refused_updates_change_nothing, open_device, close_device),
-        cmocka_unit_test_setup_teardown(steps_are_counted_from_init, open_device, close_device),
-        cmocka_unit_test_setup_teardown(forward_needs_weights, open_device, close_device),
-        cmocka_unit_test_setup_teardown(labels_stay_balanced, open_device, close_device),
-        cmocka_unit_test_setup_teardown(another_order_is_refused, open_device, close_device),
-    };
-
-    return cmocka_run_group_tests_name("transformer", tests, NULL, NULL) + td_run_memory_tests() +
+    return td_run_each("transformer", open_device, close_device, NULL, NULL) + td_run_memory_tests() +
            td_run_step_tests() + td_run_mixed_tests() + td_run_hooks_tests();
 }

@@ -89,9 +89,7 @@ struct td_comm {
     td_control *control;                  /* NULL: a single rank */
     char library[96];
     int32_t nccl_ctas; /* as td_comm_info has them */
-    /* Of a single rank: who it is, and the reason of td_comm_abort. */
-    char own_host[TD_MEET_HOST], gone[256];
-    int64_t own_process;
+    char gone[256];    /* the reason of td_comm_abort, of a single rank */
     atomic_bool given_up;
     atomic_bool ending;   /* a fault is nobody's business any more */
     int64_t number;       /* of the newest call */

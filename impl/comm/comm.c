@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 _Static_assert((int)TD_COMM_F64 == TD_F64 && (int)TD_COMM_F32 == TD_F32 && (int)TD_COMM_F16 == TD_F16 &&
                    (int)TD_COMM_BF16 == TD_BF16,
@@ -235,9 +234,6 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     comm->free_works = comm->works;
     comm->dev = dev;
     comm->options = *options;
-    char key[TD_MEET_KEY];
-    td_meet_host(key, comm->own_host);
-    comm->own_process = getpid();
     if (options->open_seconds == 0)
         comm->options.open_seconds = 60;
     if (options->seconds == 0)
@@ -340,20 +336,6 @@ td_status td_comm_describe(const td_comm *comm, td_comm_info *out)
             out->local_rank += rank < out->rank;
             out->local_ranks++;
         }
-cleanup:
-    return status;
-}
-
-td_status td_comm_peer(const td_comm *comm, int32_t rank, const char **host, int64_t *process)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(rank >= 0 && rank < comm->options.ranks, "rank is %d, needs to be a rank of %d", (int)rank,
-             (int)comm->options.ranks);
-    TD_NOT_NULL(host, process);
-    *host = comm->control ? td_control_peer(comm->control, rank)->name : comm->own_host;
-    *process = comm->control ? td_control_peer(comm->control, rank)->process : comm->own_process;
 cleanup:
     return status;
 }
@@ -563,11 +545,8 @@ td_status td_work_test(td_work *work, bool *done)
     td_status status = TD_OK;
 
     TD_NOT_NULL(work, done);
-    if (work->captured) {
-        status =
-            td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
-        goto cleanup;
-    }
+    TD_FAIL_IF(work->captured, TD_BAD_STATE,
+               "the collective is part of a graph: td_work_queue_wait waits within it");
     if (!work->comm->backend)
         TD_TRY(wait_alone(work));
     else if (work->comm->backend->test)

@@ -152,9 +152,6 @@ typedef struct td_comm_info {
 
 TD_API td_status td_comm_describe(const td_comm *comm, td_comm_info *out);
 
-/** The name of the host that a rank runs on, and its process. Valid as long as comm. */
-TD_API td_status td_comm_peer(const td_comm *comm, int32_t rank, const char **host, int64_t *process);
-
 /* ---- collectives ---- */
 
 /** A collective on its way. From its call until it was waited for, its buffers are left alone. At most 1024

@@ -126,10 +126,6 @@ typedef struct td_ddp_info {
 
 TD_API td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out);
 
-/** The bucket that tensor `index` is in, counted in the order of sending; -1 for a frozen one.
- * TD_BAD_ARGUMENT: a NULL, an index out of range. */
-TD_API td_status td_ddp_bucket_of(const td_ddp *ddp, int64_t index, int64_t *out);
-
 /* ---- a link in the steps of a trainer ---- */
 
 typedef struct td_ddp_link td_ddp_link;
