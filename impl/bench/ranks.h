@@ -46,8 +46,8 @@ typedef struct td_bench_ranks_config {
                                * their own */
     double bucket_mb; /* as td_ddp_link_create and td_shard_options have it */
     td_bench_state state;
-    int64_t prefetch; /* these three as td_shard_options has them */
-    bool keep_weights, reduce_last;
+    int64_t prefetch; /* these four as td_shard_options has them */
+    bool keep_weights, reduce_last, keep_gradients;
     int64_t warmup, steps; /* of each series; warmup may be 0, steps 1 to TD_BENCH_MOST_STEPS */
     uint64_t seed;         /* weights and tokens; each rank has tokens of its own */
     bool graph; /* steps that are timed whole are captured as a graph, as td_bench_config has it; those whose
@@ -92,6 +92,7 @@ typedef struct td_bench_rank {
     size_t buffers; /* the rest of what is there before the update: scratch, tokens, tables, hyperparameters,
                      * the links' */
     size_t gathered_layers, gathered_tables, reduced_layers, reduced_tables; /* of these: td_shard_info */
+    bool shares_gradients;                                                   /* likewise */
 } td_bench_rank;
 
 /** A collective of the step whose timeline is kept. */
