@@ -508,6 +508,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_product("gradients", 2,
                       (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.grad_dtype)}, &block));
     TD_TRY(td_owned_check(config, &plan.layout));
+    plan.shares = config->grad_places != NULL;
     plan.pieces = td_owned_measure(&plan, &plan.total.parameters, &plan.gradient_bytes);
     if (!td_has_backward(&plan))
         plan.gradient_bytes = 0;

@@ -37,7 +37,7 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
-    gradients = "held" if shard == "full" else "transient"  # the link has memory for them
+    gradients = "shared" if shard == "full" else "transient"  # the link has memory for them
     how = c_switches(graph=gpu and not queued, keep="all", gradients=gradients, update="along")
     ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
@@ -81,8 +81,8 @@ class RankTrainer:
         comm = comm_of(case, self, self.backend, self.side)
         switches = case.config[self.side]
         bucket_mb = switches.get("bucket_mb", case.get("bucket_mb", 0.0))
-        how = {"hyper": hyper_of(case), "gain": 1 / case.ranks} | train_options(switches, case.get("attention", "flash"))
-        config = c.struct("td_train_config", case, **how)
+        fields = train_options(switches, case.get("attention", "flash"))
+        config = c.struct("td_train_config", case, hyper=hyper_of(case), gain=1 / case.ranks, **fields)
         if self.split in (None, "tensors"):
             strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
             self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)
