@@ -34,8 +34,9 @@ def extents(size):
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
     """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
-    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held" or "transient", in
-    the memory of dead activations. update: "after" the backward pass, "along" with it, or "none"."""
+    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held"; "shared", if units
+    of full sharding have the same memory; or "transient", in the memory of dead activations. update: "after" the
+    backward pass, "along" with it, or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
 
 
