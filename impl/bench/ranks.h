@@ -44,8 +44,8 @@ typedef struct td_bench_ranks_config {
     td_ddp_strategy strategy; /* of the reduction; ignored with TD_BENCH_STATE_FLAT and _FULL */
     double bucket_mb;         /* as in td_ddp_link_create and td_shard_options */
     td_bench_state state;
-    int64_t prefetch; /* this and the next two as in td_shard_options */
-    bool keep_weights, reduce_last;
+    int64_t prefetch; /* this and the next three as in td_shard_options */
+    bool keep_weights, reduce_last, keep_gradients;
     int64_t warmup, steps; /* of each series; warmup may be 0, steps 1 to TD_BENCH_MOST_STEPS */
     uint64_t seed;         /* weights and tokens; each rank has tokens of its own */
     bool graph;            /* steps of the first two series are captured, as in td_bench_config */
@@ -88,6 +88,7 @@ typedef struct td_bench_rank {
     size_t activations;
     size_t buffers; /* the rest before the update: scratch, tokens, tables, hyperparameters, links */
     size_t gathered_layers, gathered_tables, reduced_layers, reduced_tables; /* of these: td_shard_info */
+    bool shares_gradients;                                                   /* likewise */
 } td_bench_rank;
 
 /** A collective of the step whose timeline is kept. */

@@ -30,7 +30,7 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
  * forward only or was made without the link. TD_BAD_STATE: the link is joined. */
 td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
 
-enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 6 };
+enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 7 };
 
 /** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the `count`
  * ones of the link, at most TD_LINK_SETTINGS. */
