@@ -57,8 +57,11 @@ size_t td_shard_rooms_bytes(const td_shard_rooms *rooms)
            (size_t)(rooms->count - rooms->layers) * rooms->table_bytes;
 }
 
-static td_status plan_rooms(td_shard_rooms *rooms, int64_t layers, int64_t tables)
+/** Embedding and head have rooms of layers, unless these are too small or `all` are in use at once. */
+static td_status plan_rooms(td_shard_rooms *rooms, int64_t layers, bool all, int64_t tables)
 {
+    if (!all && rooms->table_bytes <= rooms->layer_bytes)
+        tables = 0;
     rooms->of = calloc((size_t)(layers + tables), sizeof *rooms->of);
     if (!rooms->of)
         return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " buffers", layers + tables);
@@ -94,8 +97,6 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
     }
     if (s->ranks == 1)
         goto cleanup;
-    TD_TRY(plan_rooms(&f->weights, o->keep_weights || o->prefetch >= layers ? layers : o->prefetch + 1, 1));
-    TD_TRY(plan_rooms(&f->grads, o->reduce_last || layers < 2 ? layers : 2, o->reduce_last ? 2 : 1));
     for (int64_t i = 0; i < s->piece_count; i++) {
         const td_shard_piece *const unit = &s->pieces[i];
         const td_range r = unit->range;
@@ -109,6 +110,9 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
         *most = bytes > *most ? bytes : *most;
         *grad_most = grad_bytes > *grad_most ? grad_bytes : *grad_most;
     }
+    const bool all = o->keep_weights || o->prefetch >= layers - 1, all_grads = o->reduce_last || layers < 2;
+    TD_TRY(plan_rooms(&f->weights, all ? layers : o->prefetch + 1, all, 1));
+    TD_TRY(plan_rooms(&f->grads, all_grads ? layers : 2, all_grads, o->reduce_last ? 2 : 1));
 cleanup:
     return status;
 }
@@ -200,6 +204,13 @@ static void empty(td_shard_rooms *rooms)
     }
 }
 
+/** Whether the room is for units like this one. */
+static bool is_for(const td_shard_split *split, const td_shard_rooms *rooms, const td_shard_room *room,
+                   int64_t unit)
+{
+    return room->table == (rooms->count > rooms->layers && is_table(split, unit));
+}
+
 static td_shard_room *room_of(const td_shard_rooms *rooms, int64_t unit)
 {
     for (int64_t i = 0; i < rooms->count; i++)
@@ -236,7 +247,7 @@ static td_shard_room *room_for(td_shard_link *link, int64_t unit)
     for (int64_t i = 0; i < rooms->count; i++) {
         td_shard_room *const room = &rooms->of[i];
 
-        if (room->table == is_table(&link->split, unit) && !(room->unit >= 0 && is_near(link, room->unit)) &&
+        if (is_for(&link->split, rooms, room, unit) && !(room->unit >= 0 && is_near(link, room->unit)) &&
             (!best || room->number < best->number))
             best = room;
     }
@@ -294,7 +305,7 @@ static td_status enter(td_shard_link *link, int64_t unit)
         if (room)
             continue;
         room = room_for(link, order->units[i]);
-        if (!room) /* the head's is the embedding's, where it is near */
+        if (!room) /* the head's may be the embedding's, while that is near */
             break;
         TD_TRY(gather(link, order->units[i], room));
     }
@@ -356,7 +367,7 @@ static td_status on_room(td_hook *hook, td_range range, void **where)
     if (!is_split(unit))
         goto cleanup;
     for (int64_t i = 0; i < rooms->count; i++)
-        if (rooms->of[i].unit < 0 && rooms->of[i].table == is_table(&link->split, number) &&
+        if (rooms->of[i].unit < 0 && is_for(&link->split, rooms, &rooms->of[i], number) &&
             (!room || rooms->of[i].number < room->number))
             room = &rooms->of[i];
     if (!room) {

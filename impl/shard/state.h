@@ -25,7 +25,7 @@ enum { TD_SHARD_WINDOWS = 4 /* masters, gradients; with TD_SHARD_FULL two more, 
 /** Of TD_SHARD_FULL: memory for gathered weights of a unit, or for its gradients until they are reduced. */
 typedef struct td_shard_room {
     char *at;
-    bool table;     /* for the embedding or the head; else for a layer */
+    bool table;     /* for the embedding or the head alone; else for a layer, or for any unit */
     int64_t unit;   /* that it has; -1: none */
     int64_t kept;   /* that it has after a forward pass */
     int64_t number; /* of the last collective that used it in this pass, from 1 on; 0: none did */
