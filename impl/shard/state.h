@@ -41,11 +41,10 @@ typedef struct td_shard_rooms {
     void *block;
 } td_shard_rooms;
 
-/** The units that a pass needs, one after the other, which are learned in the first such pass. */
+/** The units that a pass needs, one after the other. */
 typedef struct td_shard_order {
-    int64_t most, count;
-    int64_t *units; /* [most] */
-    bool known;
+    int64_t count;
+    int64_t *units; /* [count] */
 } td_shard_order;
 
 /** A unit whose reduction was queued. */
