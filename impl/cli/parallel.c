@@ -254,17 +254,15 @@ static double value_of(const td_bench_rank *rank, const column *c)
 
 static td_status print_times(const td_bench_ranks_summary *s, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
     double mean[COLUMNS] = {0};
     char head[160] = "rank";
+    td_table table = {.align = "rrrrrrr", .heads = head};
 
     for (int i = 0; i < COLUMNS; i++) {
         const size_t used = strlen(head);
 
         snprintf(head + used, sizeof head - used, "\t%s", columns[i].head);
     }
-    TD_TRY(td_table_create("rrrrrrr", head, &table));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         double v[COLUMNS];
 
@@ -272,16 +270,13 @@ static td_status print_times(const td_bench_ranks_summary *s, FILE *out)
             v[i] = value_of(&s->of[rank], &columns[i]);
             mean[i] += v[i] / (double)s->ranks;
         }
-        TD_TRY(td_table_row(table, "%" PRId64 "\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, v[0], v[1], v[2],
-                            v[3], v[4], v[5]));
+        td_table_row(&table, "%" PRId64 "\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, v[0], v[1], v[2], v[3],
+                     v[4], v[5]);
     }
     if (s->ranks > 1)
-        TD_TRY(td_table_row(table, "mean\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", mean[0], mean[1], mean[2],
-                            mean[3], mean[4], mean[5]));
-    td_table_write(table, out);
-cleanup:
-    td_table_destroy(table);
-    return status;
+        td_table_row(&table, "mean\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", mean[0], mean[1], mean[2], mean[3],
+                     mean[4], mean[5]);
+    return td_table_end(&table, TD_OK, out);
 }
 
 static double mib(size_t bytes)
@@ -291,23 +286,21 @@ static double mib(size_t bytes)
 
 static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "rrrrrrrrr",
+                      .heads =
+                          "rank\tmade MiB\tbefore update\tafter update\tparameters\tgradients\toptimizer "
+                          "state\tactivations\tbuffers"};
 
-    TD_TRY(td_table_create("rrrrrrrrr",
-                           "rank\tmade MiB\tbefore update\tafter update\tparameters\tgradients\toptimizer "
-                           "state\tactivations\tbuffers",
-                           &table));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         const td_bench_rank *r = &s->of[rank];
 
-        TD_TRY(td_table_row(table, "%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", rank,
-                            mib(r->peak[TD_BENCH_MADE]), mib(r->peak[TD_BENCH_BEFORE_UPDATE]),
-                            mib(r->peak[TD_BENCH_AFTER_UPDATE]), mib(r->parameters), mib(r->gradients),
-                            mib(r->optimizer_state), mib(r->activations), mib(r->buffers)));
+        td_table_row(&table, "%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", rank,
+                     mib(r->peak[TD_BENCH_MADE]), mib(r->peak[TD_BENCH_BEFORE_UPDATE]),
+                     mib(r->peak[TD_BENCH_AFTER_UPDATE]), mib(r->parameters), mib(r->gradients),
+                     mib(r->optimizer_state), mib(r->activations), mib(r->buffers));
     }
     fprintf(out, "Peak memory up to each point, and what of it is there before the update is for:\n\n");
-    td_table_write(table, out);
+    td_table_write(&table, out);
     const td_bench_rank *const first = &s->of[0];
     if (first->gathered_layers > 0)
         fprintf(out,
@@ -316,9 +309,7 @@ static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
                 "gradients that are not reduced yet have %.2f and %.2f\n",
                 mib(first->gathered_layers), mib(first->gathered_tables), mib(first->reduced_layers),
                 mib(first->reduced_tables));
-cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_table_end(&table, TD_OK, NULL);
 }
 
 static void print_full(const td_bench_ranks_config *config, FILE *out)

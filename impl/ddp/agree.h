@@ -7,6 +7,10 @@
 #include "ddp/reduce.h"
 #include "train/state.h"
 
+/** Elements of a tensor, whose shape was checked, and of its gradient's memory. */
+int64_t td_ddp_elements(const td_ddp_tensor *tensor);
+int64_t td_ddp_room(const td_ddp_tensor *tensor);
+
 /** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0's, unless all ranks have such a
  * list and send it alike. */
 td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config);

@@ -121,11 +121,8 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
 
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_config(config));
-    if (config->capture && td_device_kind_of(dev) == TD_DEVICE_CPU) {
-        status = td_fail(TD_UNSUPPORTED, "capture is set, but %s has no streams and no graphs",
-                         td_device_name(dev));
-        goto cleanup;
-    }
+    TD_FAIL_IF(config->capture && td_device_kind_of(dev) == TD_DEVICE_CPU, TD_UNSUPPORTED,
+               "capture is set, but %s has no streams and no graphs", td_device_name(dev));
     *s = (setup){.config = *config};
     if (config->micro_batches == 0)
         s->config.micro_batches = 1;
@@ -325,10 +322,7 @@ td_status td_train_create(td_device *dev, const td_train_config *config, td_trai
     TD_TRY(check_free("hooks", config->hooks));
     TD_TRY(check_free("behind", config->behind));
     train = calloc(1, sizeof *train);
-    if (!train) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!train, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
     train->dev = dev;
     train->setup = s;
     TD_TRY(td_device_alloc(dev, s.bytes, &block));
@@ -818,10 +812,8 @@ td_status td_train_loss(td_train *train, float *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(train, out);
-    if (train->setup.config.until == TD_TRAIN_FORWARD) {
-        status = td_fail(TD_BAD_STATE, "the trainer goes forward only, without a loss");
-        goto cleanup;
-    }
+    TD_FAIL_IF(train->setup.config.until == TD_TRAIN_FORWARD, TD_BAD_STATE,
+               "the trainer goes forward only, without a loss");
     const int64_t micros = train->setup.config.micro_batches;
     const void *from = micros == 1 ? (const void *)td_transformer_loss_on_device(train->model)
                                    : train->block + train->setup.loss;

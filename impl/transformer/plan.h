@@ -88,6 +88,10 @@ static inline bool td_has_backward(const td_plan *plan)
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
 
+/** How many numbers of which dtype the tensor has for that many tokens; false: it is scratch. */
+bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, int64_t *count,
+                       td_dtype *dtype);
+
 /** Where the layer's instance of a tensor begins in the arena. Inputs of checkpoints but the last stand at
  * its begin, one after the other. */
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer);
