@@ -59,7 +59,8 @@ typedef struct td_train_bytes {
     size_t step;      /* what a captured step reads, and what clipping needs */
 } td_train_bytes;
 
-/** What td_train_create takes from the device, without taking it. Errors as there. */
+/** What td_train_create takes from the device, without taking it. Errors as there. TD_UNSUPPORTED: groups of
+ * weights that model.owned leaves out; all weights, if groups is NULL. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
 
 /** The SMs that a trainer of this config updates on along its backward pass: config->update_sms, or if that

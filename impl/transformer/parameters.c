@@ -266,19 +266,9 @@ td_status td_transformer_read(td_transformer *model, int64_t index, void *number
 
     TD_TRY(check_numbers(model, index, numbers));
     const td_parameter *p = &model->parameters[index];
-    td_range rest = {p->offset, p->offset + p->numel}, part;
-    td_master from;
-    TD_TRY(td_weights_check(&model->weights, rest, "td_shard_gather brings all of a parameter"));
-    while (td_weights_take(&model->weights, &rest, &part, &from)) {
-        const size_t size = td_dtype_size(p->dtype);
-        const int64_t count = part.end - part.begin;
-        void *const to = (char *)numbers + (size_t)(part.begin - p->offset) * size;
-
-        if (from.low)
-            TD_TRY(td_join(model->dev, count, from.at, from.low, to));
-        else
-            TD_TRY(td_device_copy(model->dev, to, from.at, (size_t)count * size));
-    }
+    const td_range all = {p->offset, p->offset + p->numel};
+    TD_TRY(td_weights_check(&model->weights, all, "td_shard_gather brings all of a parameter"));
+    TD_TRY(td_weights_read(model->dev, &model->weights, all, numbers));
 cleanup:
     return status;
 }
