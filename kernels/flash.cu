@@ -623,8 +623,8 @@ size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *s
     forward_args args = {};
 
     place_parts(shape, cut_forward(gpu.multiprocessors, shape), portable, args);
-    if (plan.groups)
-        (void)hopper.floats(1);
+    if (plan.groups && shape->causal)
+        (void)hopper.floats(1); /* a counter of tasks */
     return std::max(portable.used, hopper.used);
 }
 
