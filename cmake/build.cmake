@@ -4,6 +4,9 @@
 #   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and last count
 #   in the ids
 #
+# The interface is a hash of the public headers without comments and white space. parity/core/library.py forms
+# the same one, and refuses a library with another.
+#
 # The id of a module is a hash of its files, of the headers that they include, of the files that define the
 # functions and tables which they name, of what these need in turn, and of how all are compiled. So an edit of
 # one operation leaves results of flash attention as they are. Files for CUDA (cuda.c, cuda.h, cuda/) and the
@@ -150,6 +153,18 @@ foreach(module IN LISTS MODULES)
 endforeach()
 string(SHA256 TD_ID "${ids}")
 string(SUBSTRING "${TD_ID}" 0 16 TD_ID)
+
+file(GLOB headers "${SOURCE}/impl/*/*.h")
+set(interface "")
+foreach(header IN LISTS headers)
+  file(READ "${header}" text)
+  if(text MATCHES "\nTD_BEGIN_DECLS")
+    string(APPEND interface "${text}")
+  endif()
+endforeach()
+string(REGEX REPLACE "/\\*[^*]*\\*+([^/*][^*]*\\*+)*/|[ \t\r\n]" "" interface "${interface}")
+string(SHA256 TD_INTERFACE "${interface}")
+string(SUBSTRING "${TD_INTERFACE}" 0 16 TD_INTERFACE)
 
 # Outside a checkout of its own the commit is unknown: that of a repository around the source is not the
 # source's.

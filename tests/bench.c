@@ -19,14 +19,6 @@ static const td_bench_config tiny = {
     .seed = 11,
 };
 
-static int64_t calls, fail_at; /* of calloc; fail_at 0: never */
-void *__real_calloc(size_t count, size_t size);
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return ++calls == fail_at ? NULL : __real_calloc(count, size);
-}
-
 static td_device *dev;
 
 static int open_device(void **unused)
@@ -163,7 +155,7 @@ static const td_cases timed_phases = {.group = "every mode times its phases",
 
 /* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no
  * number. */
-TD_BODY(whole_steps_are_the_same_steps)
+TD_TEST(whole_steps_are_the_same_steps)
 {
     td_bench_config config = tiny;
     td_bench_result *result;
@@ -209,7 +201,7 @@ TD_BODY(whole_steps_are_the_same_steps)
 }
 
 /* Weights, tokens and so the losses follow from the seed. */
-TD_BODY(seeds_repeat)
+TD_TEST(seeds_repeat)
 {
     enum { ONE, COLD, OTHER, RUNS };
     static const struct {
@@ -246,7 +238,7 @@ static td_status tick(void *user, int64_t done, int64_t total, double step_ms)
     return done == t->stop_at ? TD_IO_ERROR : TD_OK;
 }
 
-TD_BODY(progress_follows_every_step)
+TD_TEST(progress_follows_every_step)
 {
     for (int64_t stop_at = 0; stop_at <= 7; stop_at++) {
         td_bench_result *result = (td_bench_result *)&stop_at;
@@ -264,53 +256,8 @@ TD_BODY(progress_follows_every_step)
     }
 }
 
-static void run_undoes_itself_at_every_allocation(void **state)
-{
-    const int *choice = ((const td_combination *)*state)->choice;
-    const bool host = choice[0] == 1;
-    td_bench_config config = tiny;
-    td_memory_stats memory;
-    int64_t nth;
-
-    config.timed = (td_bench_timed)choice[1];
-    for (nth = 1;; nth++) {
-        td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
-        calls = 0;
-        if (host)
-            fail_at = nth;
-        else
-            td_assert_ok(td_device_fail_allocation(dev, nth));
-        const td_status status = td_bench_run(dev, &config, NULL, NULL, &result);
-        const bool reached = host ? calls >= nth : status != TD_OK;
-        fail_at = 0;
-        td_assert_ok(td_device_fail_allocation(dev, 0));
-        if (!reached) {
-            assert_int_equal(status, TD_OK);
-            td_bench_result_destroy(result);
-            break;
-        }
-        assert_int_equal(status, TD_NO_MEMORY);
-        assert_null(result);
-        td_assert_ok(td_device_memory(dev, &memory));
-        assert_int_equal(memory.live_blocks, 0);
-    }
-    assert_true(nth > 5); /* a loop that injected nothing proves nothing */
-}
-
-static const td_cases failed_allocations = {
-    .group = "a run undoes itself at every allocation",
-    .test = run_undoes_itself_at_every_allocation,
-    .axes = {{"the device's", "the host's"}, {"phases", "events", "whole steps"}}};
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_steps_are_the_same_steps),
-        cmocka_unit_test(seeds_repeat),
-        cmocka_unit_test(progress_follows_every_step),
-    };
-
-    return td_run_group("bench", sizeof tests / sizeof *tests, tests, open_device, close_device) +
-           td_run_cases(&trainers, NULL, NULL) + td_run_cases(&timed_phases, open_device, close_device) +
-           td_run_cases(&failed_allocations, open_device, close_device);
+    return td_run_group("bench", (size_t)td_test_count, td_tests, open_device, close_device) +
+           td_run_cases(&trainers, NULL, NULL) + td_run_cases(&timed_phases, open_device, close_device);
 }

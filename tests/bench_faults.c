@@ -1,61 +1,117 @@
-/* The benchmark when every call it makes fails in turn. */
+/* The benchmarks, and the links of ddp/ and shard/, when every call they make fails in turn. Of ranks there
+ * is one, which needs no library of collectives. */
+#include "bench/ranks.h"
+
+#include "base/rng.h"
 #include "bench/bench.h"
+#include "comm/agree.h"
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/test.h"
 
-/* ---- the runs ---- */
+/* ---- the doubles that prototypes do not tell ---- */
 
-static const td_bench_config tiny = {
-    .model = {.size = {.d_model = 4, .d_ff = 3, .layers = 1, .heads = 2, .vocab = 5},
-              .batch = 2,
-              .context = 3,
-              .precision = TD_PRECISION_F32,
-              .attention = "flash"},
-    .warmup = 2,
-    .steps = 3,
-    .seed = 9,
-};
+td_status __real_td_comm_watch(td_comm *comm, int64_t capacity);
+td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity)
+{
+    return capacity > 0 && td_fault("td_comm_watch") ? td_fail(TD_IO_ERROR, "td_comm_watch was told to fail")
+                                                     : __real_td_comm_watch(comm, capacity);
+}
+
+/* Threads of the communicator allocate as well. */
+static _Thread_local bool tested;
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return tested && td_fault("calloc") ? NULL : __real_calloc(count, size);
+}
+
+void *__real_realloc(void *block, size_t size);
+void *__wrap_realloc(void *block, size_t size)
+{
+    return tested && td_fault("realloc") ? NULL : __real_realloc(block, size);
+}
+
+/* ---- the runs ---- */
 
 typedef struct kind {
     const char *name;
-    td_bench_mode mode;
-    td_bench_timed timed;
-    bool overlap;
+    td_bench_config one; /* steps 0: ranks are measured */
+    td_bench_ranks_config ranks;
 } kind;
 
+#define MODEL                                                                                                \
+    {                                                                                                        \
+        .size = {.d_model = 16, .d_ff = 8, .layers = 1, .heads = 2, .vocab = 8}, .batch = 2, .context = 3,   \
+        .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_ALL                             \
+    }
+#define ONE(...)   .one = {.model = MODEL, .warmup = 2, .steps = 3, .seed = 9, __VA_ARGS__}
+#define RANKS(...) .ranks = {.model = MODEL, .bucket_mb = 0.002, .steps = 1, .seed = 3, __VA_ARGS__}
+
 static const kind kinds[] = {
-    {"forward", TD_BENCH_FORWARD, TD_TIMED_PHASES, false},
-    {"forward, whole", TD_BENCH_FORWARD, TD_TIMED_WHOLE, false},
-    {"backward", TD_BENCH_BACKWARD, TD_TIMED_PHASES, false},
-    {"backward, whole", TD_BENCH_BACKWARD, TD_TIMED_WHOLE, false},
-    {"train", TD_BENCH_TRAIN, TD_TIMED_PHASES, false},
-    {"train, events", TD_BENCH_TRAIN, TD_TIMED_EVENTS, false},
-    {"train, whole", TD_BENCH_TRAIN, TD_TIMED_WHOLE, false},
-    {"train, whole, overlap", TD_BENCH_TRAIN, TD_TIMED_WHOLE, true},
+    {"forward", ONE(.mode = TD_BENCH_FORWARD, .timed = TD_TIMED_PHASES)},
+    {"forward, whole", ONE(.mode = TD_BENCH_FORWARD, .timed = TD_TIMED_WHOLE)},
+    {"backward", ONE(.mode = TD_BENCH_BACKWARD, .timed = TD_TIMED_PHASES)},
+    {"backward, whole", ONE(.mode = TD_BENCH_BACKWARD, .timed = TD_TIMED_WHOLE)},
+    {"train", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_PHASES)},
+    {"train, events", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_EVENTS)},
+    {"train, whole", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE)},
+    {"train, whole, overlap", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE, .overlap = true)},
+    {"buckets", RANKS(.strategy = TD_DDP_BUCKETED, .time = TD_UPDATE_ALONG, .warmup = 1)},
+    {"one reduction after backward",
+     RANKS(.strategy = TD_DDP_FLAT, .time = TD_UPDATE_AFTER, .micro_batches = 2)},
+    {"state split by tensors",
+     RANKS(.strategy = TD_DDP_OVERLAP, .state = TD_BENCH_STATE_TENSORS, .time = TD_UPDATE_AFTER)},
+    {"state split flat",
+     RANKS(.strategy = TD_DDP_BUCKETED, .state = TD_BENCH_STATE_FLAT, .time = TD_UPDATE_ALONG, .warmup = 1)},
+    {"all is split", RANKS(.strategy = TD_DDP_BUCKETED, .state = TD_BENCH_STATE_FULL, .time = TD_UPDATE_ALONG,
+                           .micro_batches = 2)},
 };
 
-static td_status show(void *user, int64_t done, int64_t total, double step_ms)
+typedef struct trial {
+    kind kind;
+    td_device *dev;
+    td_comm *comm;
+    td_bench_result *result;
+    td_bench_ranks_result *of_ranks;
+} trial;
+
+static td_status show_ranks(void *user, int64_t done, int64_t total)
 {
-    (void)user;
-    (void)done;
-    (void)total;
-    (void)step_ms;
+    (void)user, (void)done, (void)total;
     return td_fault("progress") ? td_fail(TD_IO_ERROR, "progress was told to fail") : TD_OK;
 }
 
-typedef struct trial {
-    td_bench_config config;
-    td_device *dev;
-    td_bench_result *result;
-} trial;
+static td_status show(void *user, int64_t done, int64_t total, double step_ms)
+{
+    (void)step_ms;
+    return show_ranks(user, done, total);
+}
+
+static td_status run_ranks(trial *t)
+{
+    td_train_bytes bytes;
+    td_status status = td_bench_ranks_plan(t->dev, t->comm, &t->kind.ranks, &bytes);
+
+    if (status == TD_OK) {
+        t->of_ranks = (td_bench_ranks_result *)t;
+        status = td_bench_ranks_run(t->dev, t->comm, &t->kind.ranks, show_ranks, NULL, &t->of_ranks);
+    }
+    return status;
+}
 
 static td_status run_bench(void *state)
 {
     trial *t = state;
+    td_status status;
 
-    t->result = (td_bench_result *)t; /* run must overwrite it */
-    return td_bench_run(t->dev, &t->config, show, NULL, &t->result);
+    tested = true;
+    t->result = t->kind.one.steps > 0 ? (td_bench_result *)t : NULL; /* run must overwrite it */
+    t->of_ranks = NULL;
+    status = t->result ? td_bench_run(t->dev, &t->kind.one, show, NULL, &t->result) : run_ranks(t);
+    tested = false;
+    return status;
 }
 
 static void check_nothing_is_left(void *state, td_status status, const char *failed)
@@ -66,8 +122,9 @@ static void check_nothing_is_left(void *state, td_status status, const char *fai
     (void)status;
     td_assert_ok(td_device_memory(t->dev, &memory));
     assert_int_equal(memory.live_blocks, 0);
-    assert_true(failed ? t->result == NULL : t->result != NULL);
+    assert_int_equal(failed == NULL, t->result || t->of_ranks);
     td_bench_result_destroy(t->result);
+    td_bench_ranks_result_destroy(t->of_ranks);
 }
 
 static void every_fault_comes_back_as_a_status(void **state)
@@ -75,18 +132,20 @@ static void every_fault_comes_back_as_a_status(void **state)
     const kind *k = *state;
     const td_fault_loop loop = {
         .name = k->name, .run = run_bench, .check = check_nothing_is_left, .least = 15};
-    trial t = {.config = tiny};
+    const td_comm_options options = {.backend = TD_COMM_GLOO, .ranks = 1, .run = "bench_faults"};
+    trial t = {.kind = *k};
 
-    t.config.mode = k->mode;
-    t.config.timed = k->timed;
-    t.config.overlap = k->overlap;
+    t.kind.ranks.hyper =
+        (td_hyperparameters){.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
     td_assert_ok(td_device_open("cpu", &t.dev));
+    td_assert_ok(td_comm_open(t.dev, &options, &t.comm));
     td_fault_each(&loop, &t);
+    td_assert_ok(td_comm_close(t.comm));
     td_device_close(t.dev);
 }
 
 int main(void)
 {
     td_add_rows(every_fault_comes_back_as_a_status, kinds);
-    return td_run_tests("faults of the benchmark", NULL, NULL);
+    return td_run_tests("faults of the benchmarks", NULL, NULL);
 }

@@ -116,6 +116,24 @@ class BuildIds(unittest.TestCase):
         self.write("impl/flash/new.c", "")
         self.assertNotEqual(self.ids()["flash cpu"], before["flash cpu"])
 
+    def test_the_interface_is_that_of_the_public_headers(self):
+        def interface():
+            return re.search(r'td_build_interface.*\n{\n    return "(\w{16})";', self.describe())[1]
+
+        header, before = TREE["impl/ops/ops.h"], interface()
+        for name, text, changed in (
+            ("impl/ops/ops.h", f"/* of n;\n [ * **/{header}\n  /**/", False),
+            ("impl/ops/ops.h", header.replace("int", "long"), True),
+            ("impl/ops/ops.h", header, True),
+            ("impl/ops/internal.h", "struct { int n; }", False),
+            ("impl/flash/flash.h", "\nTD_BEGIN_DECLS\nvoid f(int);", True),
+        ):
+            with self.subTest(name=name, text=text):
+                self.write(name, text)
+                now = interface()
+                self.assertEqual(now != before, changed)
+                before = now
+
     def test_how_it_is_compiled_counts(self):
         before = self.ids()
         whole = self.value("id")

@@ -28,6 +28,7 @@ class OnGpus(cli_ranks.Steps):
     MODEL = "--d-model 48 --d-ff 100 --layers 2 --heads 3 --vocab 57".split()
     MOST = 2
     LONG = "--layers 24 --batch 8 --context 512 --warmup 1 --steps 4096".split()
+    OTHERS = cli_ranks.Steps.OTHERS[:2]  # how ranks compare options does not depend on where they compute
     # Gradients that are large enough for a window.
     WIDE = (*cli_ranks.Steps.SHORT, "--d-model", "768", "--heads", "12")
     MET_S = 10.0  # until contexts of CUDA are made, and NCCL has started

@@ -273,6 +273,11 @@ class Steps(Cli):
     LONG = "--layers 8 --batch 16 --context 256 --warmup 1 --steps 4096".split()
     MET_S, END_S = 1.5, 15.0  # until ranks have met, and are in their steps
     BESIDE_MS = 0.0  # of collectives behind the backward pass
+    # Options of which rank 1 has another value.
+    OTHERS = (
+        *("--layers 3", "--heads 4", "--batch 1", "--context 4", "--micro-batches 2", "--optimizer sgd"),
+        *("--update after", "--attention naive", "--keep most", "--steps 4", "--seed 1", "--bucket-mb 3"),
+    )
 
     def on(self, rank: int) -> tuple[list[str], dict[str, str]]:
         """Arguments and variables that say where the rank computes."""
@@ -370,22 +375,8 @@ class Steps(Cli):
 
     def test_ranks_with_other_options_are_told(self):
         """Before a step: a record states rank 0's options."""
-        for number, (option, value) in enumerate(
-            [
-                ("--layers", "3"),
-                ("--heads", "4"),
-                ("--batch", "1"),
-                ("--context", "4"),
-                ("--micro-batches", "2"),
-                ("--optimizer", "sgd"),
-                ("--update", "after"),
-                ("--attention", "naive"),
-                ("--keep", "most"),
-                ("--steps", "4"),
-                ("--seed", "1"),
-                ("--bucket-mb", "3"),
-            ]
-        ):
+        for number, words in enumerate(self.OTHERS):
+            option, value = words.split()
             command = ("ddp", "shard")[number % 2]
             with self.subTest(command=command, option=option):
                 done = self.finish(self.start(2, command, _1=[option, value]))

@@ -171,7 +171,7 @@ static int begin(void **state)
     return 0;
 }
 
-TD_BODY(gpus_that_map_are_known)
+TD_TEST(gpus_that_map_are_known)
 {
     assert_true(td_cuda_maps(GPU));
     lacks = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
@@ -183,7 +183,7 @@ TD_BODY(gpus_that_map_are_known)
     assert_false(td_cuda_maps(GPU));
 }
 
-TD_BODY(a_block_is_whole_pages_and_goes_as_a_whole)
+TD_TEST(a_block_is_whole_pages_and_goes_as_a_whole)
 {
     static const size_t sizes[] = {1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE + 3};
 
@@ -199,7 +199,7 @@ TD_BODY(a_block_is_whole_pages_and_goes_as_a_whole)
     }
 }
 
-TD_BODY(what_fails_leaves_nothing_behind)
+TD_TEST(what_fails_leaves_nothing_behind)
 {
     static const CUresult failures[] = {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_PERMITTED,
                                         CUDA_ERROR_UNKNOWN};
@@ -230,7 +230,7 @@ TD_BODY(what_fails_leaves_nothing_behind)
     assert_int_equal(failed, 15);
 }
 
-TD_BODY(a_block_that_may_be_in_use_stays)
+TD_TEST(a_block_that_may_be_in_use_stays)
 {
     void *block = NULL;
 
@@ -243,7 +243,7 @@ TD_BODY(a_block_that_may_be_in_use_stays)
     assert_true(ranges == 0 && mappings == 0);
 }
 
-TD_BODY(more_than_the_gpu_has_is_not_asked_for)
+TD_TEST(more_than_the_gpu_has_is_not_asked_for)
 {
     static const size_t sizes[] = {((size_t)1 << 32) + 1, PTRDIFF_MAX, SIZE_MAX};
     void *block = NULL;
@@ -261,13 +261,5 @@ TD_BODY(more_than_the_gpu_has_is_not_asked_for)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(gpus_that_map_are_known, begin),
-        cmocka_unit_test_setup(a_block_is_whole_pages_and_goes_as_a_whole, begin),
-        cmocka_unit_test_setup(what_fails_leaves_nothing_behind, begin),
-        cmocka_unit_test_setup(a_block_that_may_be_in_use_stays, begin),
-        cmocka_unit_test_setup(more_than_the_gpu_has_is_not_asked_for, begin),
-    };
-
-    return cmocka_run_group_tests_name("mapped memory, over a double of the driver", tests, NULL, NULL);
+    return td_run_each("mapped memory, over a double of the driver", begin, NULL, NULL, NULL);
 }

@@ -225,14 +225,6 @@ TD_TEST(an_order_that_is_given_is_taken)
     train_case(false, TD_DDP_OVERLAP, 0, false, info.rank % 2 ? order : odd); /* rank 0's counts */
 }
 
-static int64_t bucket_of(const pair *p, int tensor)
-{
-    int64_t bucket = -2;
-
-    td_assert_ok(td_ddp_bucket_of(p->ddp, tensor, &bucket));
-    return bucket;
-}
-
 /* One step in which the tensors become ready in this order. */
 static void run_marks(pair *p, const int *order, int count)
 {
@@ -255,18 +247,18 @@ TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
     assert_int_equal(what.tensors, 3);
     assert_int_equal(what.buckets, 3);
     assert_false(what.ordered);
-    assert_int_equal(bucket_of(&p, 3), 0); /* the list backwards */
-    assert_int_equal(bucket_of(&p, 1), 1);
-    assert_int_equal(bucket_of(&p, 0), 2);
-    assert_int_equal(bucket_of(&p, 2), -1);
+    assert_int_equal(p.ddp->buckets.of[3], 0); /* the list backwards */
+    assert_int_equal(p.ddp->buckets.of[1], 1);
+    assert_int_equal(p.ddp->buckets.of[0], 2);
+    assert_int_equal(p.ddp->buckets.of[2], -1);
     run_marks(&p, order, 3);
     td_assert_ok(td_ddp_describe(p.ddp, &what));
     assert_true(what.ordered);
     assert_int_equal(what.buckets, 2); /* 400 + 1000, 2000 */
     assert_int_equal(what.calls, 3);   /* 0 and 3 are no neighbours in memory */
-    assert_int_equal(bucket_of(&p, 0), 0);
-    assert_int_equal(bucket_of(&p, 3), 0);
-    assert_int_equal(bucket_of(&p, 1), 1);
+    assert_int_equal(p.ddp->buckets.of[0], 0);
+    assert_int_equal(p.ddp->buckets.of[3], 0);
+    assert_int_equal(p.ddp->buckets.of[1], 1);
     run_marks(&p, order, 3);
     td_ddp_destroy(p.ddp);
 

@@ -47,7 +47,7 @@ static td_memory_stats memory_of(const td_device *dev)
 
 /* ---- opening ---- */
 
-static void the_cpu_opens_under_its_name(void **state)
+TD_TEST(the_cpu_opens_under_its_name)
 {
     td_device *dev = *state;
 
@@ -57,7 +57,7 @@ static void the_cpu_opens_under_its_name(void **state)
     td_device_close(NULL);
 }
 
-TD_BODY(names_that_open_nothing_are_refused)
+TD_TEST(names_that_open_nothing_are_refused)
 {
     static const struct {
         const char *name, *words;
@@ -83,7 +83,7 @@ TD_BODY(names_that_open_nothing_are_refused)
     }
 }
 
-TD_BODY(a_build_without_cuda_says_so)
+TD_TEST(a_build_without_cuda_says_so)
 {
 #ifdef TANDEM_HAVE_CUDA
     skip();
@@ -95,7 +95,7 @@ TD_BODY(a_build_without_cuda_says_so)
     td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "no CUDA");
 }
 
-TD_BODY(devices_are_counted)
+TD_TEST(devices_are_counted)
 {
     int count = -1;
 
@@ -110,7 +110,7 @@ TD_BODY(devices_are_counted)
     td_assert_refused(td_device_count((td_device_kind)7, &count), TD_BAD_ARGUMENT, "kind is 7");
 }
 
-TD_BODY(open_undoes_itself_at_every_allocation)
+TD_TEST(open_undoes_itself_at_every_allocation)
 {
     int64_t nth = 0;
     td_status status;
@@ -130,7 +130,7 @@ TD_BODY(open_undoes_itself_at_every_allocation)
 
 /* ---- blocks ---- */
 
-static void blocks_are_aligned_and_counted(void **state)
+TD_TEST(blocks_are_aligned_and_counted)
 {
     static const size_t sizes[] = {0, 1, 255, 256, 257, 4096, 100003, (2 << 20) - 1, 2 << 20, (6 << 20) + 5};
     enum { BLOCKS = sizeof sizes / sizeof sizes[0] };
@@ -167,7 +167,7 @@ static void blocks_are_aligned_and_counted(void **state)
     assert_int_equal(memory_of(dev).allocations, BLOCKS);
 }
 
-static void empty_blocks_have_addresses_of_their_own(void **state)
+TD_TEST(empty_blocks_have_addresses_of_their_own)
 {
     td_device *dev = *state;
     void *a, *b;
@@ -200,7 +200,7 @@ static void count_end(td_ending *ending)
     assert_false(td_device_block_around(w->dev, ending->block, 1, &block, &bytes));
 }
 
-static void the_end_of_a_block_is_told_to_those_who_wait(void **state)
+TD_TEST(the_end_of_a_block_is_told_to_those_who_wait)
 {
     td_device *dev = *state;
     void *blocks[2], *found = NULL;
@@ -228,7 +228,7 @@ static void the_end_of_a_block_is_told_to_those_who_wait(void **state)
     assert_true(all[0].ends == 1 && all[3].ends == 1);
 }
 
-static void the_peak_is_the_largest_since_the_reset(void **state)
+TD_TEST(the_peak_is_the_largest_since_the_reset)
 {
     td_device *dev = *state;
     void *a, *b, *c;
@@ -247,7 +247,7 @@ static void the_peak_is_the_largest_since_the_reset(void **state)
     assert_int_equal(memory_of(dev).peak_bytes, 1300);
 }
 
-static void only_live_blocks_of_the_device_are_freed(void **state)
+TD_TEST(only_live_blocks_of_the_device_are_freed)
 {
     td_device *dev = *state, *other;
     unsigned char *block;
@@ -268,7 +268,7 @@ static void only_live_blocks_of_the_device_are_freed(void **state)
 
 /* Thousands of blocks freed in an order of their own, with refills between: every chain of the table is
  * opened and closed somewhere. */
-static void any_order_of_allocs_and_frees_keeps_the_account(void **state)
+TD_TEST(any_order_of_allocs_and_frees_keeps_the_account)
 {
     enum { SLOTS = 3000, STEPS = 30000 };
     td_device *dev = *state;
@@ -313,7 +313,7 @@ static void any_order_of_allocs_and_frees_keeps_the_account(void **state)
 
 /* ---- allocations that fail ---- */
 
-static void no_room_names_the_request_and_what_is_in_use(void **state)
+TD_TEST(no_room_names_the_request_and_what_is_in_use)
 {
     td_device *dev = *state;
     void *block, *huge = &huge;
@@ -328,7 +328,7 @@ static void no_room_names_the_request_and_what_is_in_use(void **state)
     assert_int_equal(memory_of(dev).allocations, 1);
 }
 
-static void the_nth_allocation_fails_once_when_asked_to(void **state)
+TD_TEST(the_nth_allocation_fails_once_when_asked_to)
 {
     td_device *dev = *state;
     void *block;
@@ -351,7 +351,7 @@ static void the_nth_allocation_fails_once_when_asked_to(void **state)
     td_assert_ok(td_device_alloc(dev, 77, &block));
 }
 
-static void a_table_that_cannot_grow_fails_the_allocation_alone(void **state)
+TD_TEST(a_table_that_cannot_grow_fails_the_allocation_alone)
 {
     td_device *dev = *state;
     int64_t failed = 0;
@@ -376,7 +376,7 @@ static void a_table_that_cannot_grow_fails_the_allocation_alone(void **state)
 
 /* ---- copies ---- */
 
-static void copies_move_exactly_the_bytes(void **state)
+TD_TEST(copies_move_exactly_the_bytes)
 {
     static const size_t sizes[] = {0, 1, 1000, (1 << 20) + 3};
     td_device *dev = *state;
@@ -405,7 +405,7 @@ static void copies_move_exactly_the_bytes(void **state)
     }
 }
 
-static void no_bytes_need_no_place(void **state)
+TD_TEST(no_bytes_need_no_place)
 {
     td_device *dev = *state;
 
@@ -417,7 +417,7 @@ static void no_bytes_need_no_place(void **state)
 
 /* ---- time ---- */
 
-static void events_measure_what_lies_between_them(void **state)
+TD_TEST(events_measure_what_lies_between_them)
 {
     td_device *dev = *state;
     td_event *start, *stop;
@@ -445,7 +445,7 @@ static void events_measure_what_lies_between_them(void **state)
     td_event_destroy(NULL);
 }
 
-static void the_cpu_has_no_streams_and_no_graphs(void **state)
+TD_TEST(the_cpu_has_no_streams_and_no_graphs)
 {
     td_device *dev = *state;
     td_stream *stream = (td_stream *)&stream;
@@ -466,7 +466,7 @@ static void the_cpu_has_no_streams_and_no_graphs(void **state)
     assert_string_equal(td_device_model(dev), "");
 }
 
-static void host_memory_and_queued_copies(void **state)
+TD_TEST(host_memory_and_queued_copies)
 {
     td_device *dev = *state;
     void *host, *block, *none = &none;
@@ -495,7 +495,7 @@ static void host_memory_and_queued_copies(void **state)
     td_event_destroy(event);
 }
 
-static void bad_events_are_refused_with_the_reason(void **state)
+TD_TEST(bad_events_are_refused_with_the_reason)
 {
     td_device *dev = *state, *other;
     td_event *a, *b, *theirs, *none = (td_event *)&none;
@@ -532,7 +532,7 @@ static int count_threads(void)
     return count;
 }
 
-TD_BODY(a_child_of_fork_has_one_thread_and_does_not_hang)
+TD_TEST(a_child_of_fork_has_one_thread_and_does_not_hang)
 {
     const int before = td_cpu_threads();
     int ended;
@@ -554,7 +554,7 @@ TD_BODY(a_child_of_fork_has_one_thread_and_does_not_hang)
     td_assert_ok(td_cpu_set_threads(before));
 }
 
-TD_BODY(the_number_of_threads_is_openmps)
+TD_TEST(the_number_of_threads_is_openmps)
 {
     int before = td_cpu_threads();
 
@@ -578,7 +578,7 @@ static void note_destroyed(void *state)
     destroyed[destroyed_count++] = *(int *)state;
 }
 
-TD_BODY(what_is_kept_has_a_key_and_goes_with_the_device)
+TD_TEST(what_is_kept_has_a_key_and_goes_with_the_device)
 {
     static const char keys[3];
     int values[] = {10, 11, 12};
@@ -602,31 +602,5 @@ TD_BODY(what_is_kept_has_a_key_and_goes_with_the_device)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        WITH_CPU(the_cpu_opens_under_its_name),
-        cmocka_unit_test(names_that_open_nothing_are_refused),
-        cmocka_unit_test(a_build_without_cuda_says_so),
-        cmocka_unit_test(devices_are_counted),
-        cmocka_unit_test(open_undoes_itself_at_every_allocation),
-        WITH_CPU(blocks_are_aligned_and_counted),
-        WITH_CPU(empty_blocks_have_addresses_of_their_own),
-        WITH_CPU(the_end_of_a_block_is_told_to_those_who_wait),
-        WITH_CPU(the_peak_is_the_largest_since_the_reset),
-        WITH_CPU(only_live_blocks_of_the_device_are_freed),
-        WITH_CPU(any_order_of_allocs_and_frees_keeps_the_account),
-        WITH_CPU(no_room_names_the_request_and_what_is_in_use),
-        WITH_CPU(the_nth_allocation_fails_once_when_asked_to),
-        WITH_CPU(a_table_that_cannot_grow_fails_the_allocation_alone),
-        WITH_CPU(copies_move_exactly_the_bytes),
-        WITH_CPU(no_bytes_need_no_place),
-        WITH_CPU(events_measure_what_lies_between_them),
-        WITH_CPU(the_cpu_has_no_streams_and_no_graphs),
-        WITH_CPU(host_memory_and_queued_copies),
-        WITH_CPU(bad_events_are_refused_with_the_reason),
-        cmocka_unit_test(what_is_kept_has_a_key_and_goes_with_the_device),
-        cmocka_unit_test(the_number_of_threads_is_openmps),
-        cmocka_unit_test(a_child_of_fork_has_one_thread_and_does_not_hang),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL) + device_history_group();
+    return td_run_each("device", open_cpu, close_cpu, NULL, NULL) + device_history_group();
 }

@@ -19,7 +19,7 @@ static history history_of(const td_device *dev)
     return read;
 }
 
-static void the_history_tells_what_happened_and_under_which_label(void **state)
+TD_TEST(the_history_tells_what_happened_and_under_which_label)
 {
     td_device *dev = *state;
     void *before, *a, *b, *huge;
@@ -75,7 +75,7 @@ static void the_history_tells_what_happened_and_under_which_label(void **state)
     }
 }
 
-static void the_text_of_a_label_is_copied(void **state)
+TD_TEST(the_text_of_a_label_is_copied)
 {
     td_device *dev = *state;
     char label[] = "phase", name[] = "tensor";
@@ -91,7 +91,7 @@ static void the_text_of_a_label_is_copied(void **state)
     assert_string_equal(history_of(dev).events[1].label, "phase/t");
 }
 
-static void thousands_of_labels_stay_apart(void **state)
+TD_TEST(thousands_of_labels_stay_apart)
 {
     enum { LABELS = 2000 };
     td_device *dev = *state;
@@ -115,7 +115,7 @@ static void thousands_of_labels_stay_apart(void **state)
     }
 }
 
-static void a_full_history_counts_what_it_drops(void **state)
+TD_TEST(a_full_history_counts_what_it_drops)
 {
     td_device *dev = *state;
     void *block;
@@ -134,7 +134,7 @@ static void a_full_history_counts_what_it_drops(void **state)
     assert_int_equal(history_of(dev).events[0].sequence, 0);
 }
 
-static void without_a_history_nothing_is_kept(void **state)
+TD_TEST(without_a_history_nothing_is_kept)
 {
     td_device *dev = *state;
     void *block;
@@ -146,7 +146,7 @@ static void without_a_history_nothing_is_kept(void **state)
     assert_int_equal(history_of(dev).dropped, 0);
 }
 
-static void labels_nest_32_deep(void **state)
+TD_TEST(labels_nest_32_deep)
 {
     td_device *dev = *state;
     char want[32 * 3] = "";
@@ -169,7 +169,7 @@ static void labels_nest_32_deep(void **state)
     td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
 }
 
-static void bad_labels_and_histories_are_refused_with_the_reason(void **state)
+TD_TEST(bad_labels_and_histories_are_refused_with_the_reason)
 {
     td_device *dev = *state;
 
@@ -179,7 +179,7 @@ static void bad_labels_and_histories_are_refused_with_the_reason(void **state)
 }
 
 /* One scenario with every kind of host allocation in it; the nth of them fails. */
-TD_BODY(a_history_without_memory_hurts_nobody_else)
+TD_TEST(a_history_without_memory_hurts_nobody_else)
 {
     int64_t nth = 0, reached;
 
@@ -243,7 +243,7 @@ static void write_end(td_listener *listener)
     snprintf(w->text + used, sizeof w->text - used, ")");
 }
 
-static void every_listener_hears_labels_and_operations(void **state)
+TD_TEST(every_listener_hears_labels_and_operations)
 {
     td_device *dev = *state;
     witness first = {.listener = {.begin = write_begin, .end = write_end}}, second = first, third = first;
@@ -275,7 +275,7 @@ static void every_listener_hears_labels_and_operations(void **state)
     assert_false(td_device_listened(dev));
 }
 
-TD_BODY(classes_have_names)
+TD_TEST(classes_have_names)
 {
     for (int i = 0; i < TD_OP_CLASSES; i++)
         assert_non_null(td_op_class_name((td_op_class)i));
@@ -285,18 +285,5 @@ TD_BODY(classes_have_names)
 
 int device_history_group(void)
 {
-    const struct CMUnitTest tests[] = {
-        WITH_CPU(the_history_tells_what_happened_and_under_which_label),
-        WITH_CPU(the_text_of_a_label_is_copied),
-        WITH_CPU(thousands_of_labels_stay_apart),
-        WITH_CPU(a_full_history_counts_what_it_drops),
-        WITH_CPU(without_a_history_nothing_is_kept),
-        WITH_CPU(labels_nest_32_deep),
-        WITH_CPU(bad_labels_and_histories_are_refused_with_the_reason),
-        cmocka_unit_test(a_history_without_memory_hurts_nobody_else),
-        WITH_CPU(every_listener_hears_labels_and_operations),
-        cmocka_unit_test(classes_have_names),
-    };
-
-    return cmocka_run_group_tests_name("history", tests, NULL, NULL);
+    return td_run_each("history", open_cpu, close_cpu, NULL, NULL);
 }

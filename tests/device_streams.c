@@ -164,7 +164,7 @@ static int close_fake(void **state)
 
 /* ---- streams ---- */
 
-static void work_goes_to_the_stream_that_is_set(void **state)
+TD_TEST(work_goes_to_the_stream_that_is_set)
 {
     td_device *dev = *state, *other;
     td_stream *made, *wrapped;
@@ -193,7 +193,7 @@ static void work_goes_to_the_stream_that_is_set(void **state)
     td_stream_destroy(NULL);
 }
 
-static void a_stream_that_fails_leaves_nothing(void **state)
+TD_TEST(a_stream_that_fails_leaves_nothing)
 {
     for (int nth = 1; nth <= 2; nth++) {
         td_stream *stream = (td_stream *)&nth;
@@ -209,7 +209,7 @@ static void a_stream_that_fails_leaves_nothing(void **state)
 
 /* ---- graphs ---- */
 
-static void a_capture_begins_ends_and_is_replayed(void **state)
+TD_TEST(a_capture_begins_ends_and_is_replayed)
 {
     td_device *dev = *state;
     td_graph *graph = (td_graph *)&seen, *none = graph;
@@ -261,7 +261,7 @@ static void go(void *user)
     ((visitor *)user)->left++;
 }
 
-static void guests_come_with_every_launch(void **state)
+TD_TEST(guests_come_with_every_launch)
 {
     td_device *dev = *state;
     int order = 0;
@@ -320,7 +320,7 @@ static void guests_come_with_every_launch(void **state)
     assert_int_equal(three.left, 2);
 }
 
-static void a_capture_that_fails_leaves_nothing(void **state)
+TD_TEST(a_capture_that_fails_leaves_nothing)
 {
     td_device *dev = *state;
     td_graph *graph;
@@ -348,7 +348,7 @@ static void a_capture_that_fails_leaves_nothing(void **state)
 
 /* ---- what else a backend may fail at ---- */
 
-static void errors_of_the_backend_come_out(void **state)
+TD_TEST(errors_of_the_backend_come_out)
 {
     td_device *dev = *state, *other = (td_device *)&seen;
     td_memory_stats before, after;
@@ -393,12 +393,5 @@ static void errors_of_the_backend_come_out(void **state)
 
 int main(void)
 {
-#define WITH_FAKE(test) cmocka_unit_test_setup_teardown(test, open_fake, close_fake)
-    const struct CMUnitTest tests[] = {
-        WITH_FAKE(work_goes_to_the_stream_that_is_set),   WITH_FAKE(a_stream_that_fails_leaves_nothing),
-        WITH_FAKE(a_capture_begins_ends_and_is_replayed), WITH_FAKE(a_capture_that_fails_leaves_nothing),
-        WITH_FAKE(errors_of_the_backend_come_out),        WITH_FAKE(guests_come_with_every_launch),
-    };
-
-    return cmocka_run_group_tests_name("streams and graphs", tests, NULL, NULL);
+    return td_run_each("streams and graphs", open_fake, close_fake, NULL, NULL);
 }

@@ -175,17 +175,6 @@ API(td_comm_describe)
     return comm_done(status);
 }
 
-API(td_comm_peer)
-{
-    td_comm *comm = make_comm();
-    const char *host = NULL;
-    int64_t process = 0;
-    int32_t rank = 0;
-
-    SPOIL(rank, "rank", 1, -1);
-    return comm_done(td_comm_peer(comm, rank, pointer("host", &host), pointer("process", &process)));
-}
-
 /* ---- collectives ---- */
 
 typedef struct arguments {

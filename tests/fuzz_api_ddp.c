@@ -174,15 +174,6 @@ API(td_ddp_gradient)
     return close_bed(b, status);
 }
 
-API(td_ddp_bucket_of)
-{
-    bed *b = open_container();
-    const int64_t index = draw_index(b);
-    const td_ddp *ddp = pointer("ddp", b->ddp);
-
-    return close_bed(b, td_ddp_bucket_of(ddp, index, out("out", sizeof(int64_t))));
-}
-
 API(td_ddp_describe)
 {
     bed *b = open_container();

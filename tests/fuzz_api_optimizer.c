@@ -184,6 +184,7 @@ API(td_optimizer_create)
     b.config.time = (td_update_time)choice("time", 2);
     b.config.weights.pieces = pointer("weights|pieces", b.weights.pieces);
     b.config.state = pointer("state", b.state);
+    SPOIL(((td_piece *)(void *)(b.state + 1))->grad, "gradients", NULL);
     td_device *device = dev();
     td_optimizer **to = pointer("out", &made);
     const td_status status = td_optimizer_create(device, pointer("config", &b.config), to);

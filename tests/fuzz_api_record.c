@@ -122,7 +122,7 @@ API(td_record_set_samples)
     int64_t count = 1 + td_fuzz_below(19);
 
     SPOIL_NUMBER(count, "count", -1, INT64_MIN, INT64_MAX, (int64_t)INT32_MAX + 1);
-    const double *samples = draw_samples("samples", count, false);
+    const double *samples = draw_samples("samples", count);
     return OF_RECORD(td_record_set_samples(pointer("record", record), path, samples, count));
 }
 

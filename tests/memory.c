@@ -264,7 +264,7 @@ static const td_cases recordings = {.group = "events add up",
 /* ---- what it says ---- */
 
 /* What others have on the device is no part of a recording, and does not move it. */
-TD_BODY(others_blocks_do_not_count)
+TD_TEST(others_blocks_do_not_count)
 {
     td_memory_recording *alone = record(&tiny);
     const td_memory_summary first = summary_of(alone);
@@ -333,7 +333,7 @@ static const td_cases blocks = {
     .test = a_block_saves_what_accounting_says,
     .axes = {{"forward", "step"}, {"naive", "flash"}, {"f32", "mixed"}, {"most", "all", "inputs"}}};
 
-TD_BODY(the_largest_come_first)
+TD_TEST(the_largest_come_first)
 {
     td_memory_config config = tiny;
     td_memory_tensor largest[100];
@@ -363,7 +363,7 @@ TD_BODY(the_largest_come_first)
     td_memory_recording_destroy(recording);
 }
 
-TD_BODY(owned_ranges_are_refused)
+TD_TEST(owned_ranges_are_refused)
 {
     td_memory_recording *recording = (td_memory_recording *)&recording;
     td_memory_config config = tiny;
@@ -378,7 +378,7 @@ TD_BODY(owned_ranges_are_refused)
 
 /* A block that is freed takes what stands in it along; what dies without having lived, and an allocation that
  * failed, change nothing. */
-TD_BODY(a_recording_by_hand_is_replayed)
+TD_TEST(a_recording_by_hand_is_replayed)
 {
     static char memory[100];
     td_memory_entry entries[] = {
@@ -423,7 +423,7 @@ TD_BODY(a_recording_by_hand_is_replayed)
 }
 
 /* A tensor at the begin of the next block stays when the block before it is freed. */
-TD_BODY(a_freed_block_leaves_its_neighbour)
+TD_TEST(a_freed_block_leaves_its_neighbour)
 {
     static char memory[100];
     td_memory_entry entries[] = {
@@ -452,7 +452,7 @@ TD_BODY(a_freed_block_leaves_its_neighbour)
 }
 
 /* A layer's number is a number. */
-TD_BODY(layers_are_found_in_names)
+TD_TEST(layers_are_found_in_names)
 {
     static const struct {
         const char *name;
@@ -473,19 +473,10 @@ TD_BODY(layers_are_found_in_names)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_are_found_in_names),
-        cmocka_unit_test(a_recording_by_hand_is_replayed),
-        cmocka_unit_test(a_freed_block_leaves_its_neighbour),
-        cmocka_unit_test_setup_teardown(others_blocks_do_not_count, open_device, close_device),
-        cmocka_unit_test_setup_teardown(the_largest_come_first, open_device, close_device),
-        cmocka_unit_test_setup_teardown(owned_ranges_are_refused, open_device, close_device),
-    };
-
+    td_each(open_device, close_device);
     if (strcmp(MEMORY_DEVICE, "cpu") != 0)
         td_device_close(td_gpu_open()); /* or the program is skipped */
-    int failed =
-        td_run_group("recordings on " MEMORY_DEVICE, sizeof tests / sizeof *tests, tests, NULL, NULL);
+    int failed = td_run_group("recordings on " MEMORY_DEVICE, (size_t)td_test_count, td_tests, NULL, NULL);
 
     failed += td_run_cases(&recordings, open_device, close_device);
     failed += td_run_cases(&blocks, open_device, close_device);

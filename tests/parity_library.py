@@ -179,6 +179,13 @@ class FakeLibrary(unittest.TestCase):
         with self.assertRaisesRegex(FileNotFoundError, "no public header"):
             read_prototypes(Path(self.folder.name))
 
+    def test_a_library_of_other_headers_is_refused(self):
+        for define, theirs in (('FAKE_INTERFACE="0123"', "0123"), ("FAKE_UNNAMED", "unknown")):
+            other = parity_double.build(Path(self.folder.name), define)
+            words = rf"{other} was built from other headers \(interface {theirs}\).*: build it again"
+            with self.assertRaisesRegex(RuntimeError, words):
+                Library(other, parity_double.HEADERS)
+
 
 class RealLibrary(unittest.TestCase):
     def test_every_public_header_is_read(self):

@@ -40,7 +40,6 @@ class Sweeps(unittest.TestCase):
         cls.another = parity_double.build(
             cls.folder, 'FAKE_ID="2"'
         )  # of which the source of scale is another
-        cls.unnamed = parity_double.build(cls.folder, "FAKE_UNNAMED")
         cls.log = cls.folder / "runs"
         # Set once: workers see the environment as it was when the first of them was started.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -306,18 +305,6 @@ class Sweeps(unittest.TestCase):
         self.log.write_text("")
         self.main(*one, "--keep")
         self.assertEqual(self.runs(), ["scaling/count=17,dtype=f32"])
-
-    def test_a_library_from_before_it_named_its_build(self):
-        one = ("run", "--module", "scale", "--case", "count=1,", "--library", str(self.unnamed))
-        self.assertEqual(self.main(*one)[0], 0)
-        build = load(self.records).records[0]["build"]
-        self.assertEqual((build["version"], build["commit"]), ("unknown", "unknown"))
-        self.main(*one)
-        self.assertEqual(len(self.runs()), 1)
-        with self.unnamed.open("ab") as file:
-            file.write(b"more")
-        self.main(*one)
-        self.assertEqual(len(self.runs()), 2)
 
     def test_a_folder_of_another_machine_is_refused(self):
         self.records.parent.mkdir()

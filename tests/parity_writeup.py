@@ -74,6 +74,7 @@ class Comparisons(unittest.TestCase):
         self.assertEqual(rates.share(record), "50 %")
         self.assertEqual(rates.share(record, 3e9), "75 %")  # 3 GB in 1 ms
         self.assertIsNone(Rates({}, 0.0).share(record))
+        self.assertIsNone(rates.share(record | {"case": {"dtype": "f32"}}, 3e9))  # the copy alone is no bound
         self.assertIsNone(rates.share({"case": {}}))
 
 
@@ -304,6 +305,24 @@ class Documents(unittest.TestCase):
         self.assertIn("| [part](h100/ddp.md#naive_ddp-", index)
         self.assertIn("| [yes](h100x2/ddp.md#naive_ddp-", index)
         self.assertNotIn("local", index)
+
+    def test_joined_machines_give_each_result_once(self):
+        for name, counts in (("cpu", [1]), ("h100x4", [2, 4]), ("h200x2", [1, 2])):
+            self.machine(name, counts)
+        records = self.folder / "h100x4" / FILE
+        lost = json.loads(records.read_text().splitlines()[0]) | {"case": {"n": 1}, "status": "oom"}
+        records.write_text(
+            records.read_text() + json.dumps({k: v for k, v in lost.items() if k != "ms"}) + "\n"
+        )
+        given = []
+
+        def answer(page, records):
+            given.append({record["case"]["n"]: record["machine"] for record in records.records})
+            self.assertEqual(len(given[-1]), len(records))
+
+        self.modules = {"ddp": types.SimpleNamespace(report=answer, JOINED=True)}
+        writeup.sections_of(writeup.machines_of(self.folder, (), self.modules), self.modules)
+        self.assertEqual(given[-1], {1: "h200x2", 2: "h100x4", 4: "h100x4"})
 
     def test_every_format(self):
         self.machine("cpu", [1, 2])

@@ -92,7 +92,7 @@ static bool agrees(double traced, double timed)
 
 /* The operations of a phase are all of its time but 3 %. A machine that does something else in between is
  * asked again. */
-TD_BODY(totals_agree_with_the_timer)
+TD_TEST(totals_agree_with_the_timer)
 {
     td_bench_config config = tiny;
     bool agreed = false;
@@ -168,7 +168,7 @@ static const td_cases structures = {.group = "what a trace counts",
                                     .axes = {{"naive", "flash"}, {"f32", "mixed"}, {"phases", "whole"}}};
 
 /* Every number of a table divides by the steps, and the tables add up to each other. */
-TD_BODY(tables_add_up)
+TD_TEST(tables_add_up)
 {
     td_trace_kernel rows[64];
     td_trace_label labels[16];
@@ -219,7 +219,7 @@ TD_BODY(tables_add_up)
 }
 
 /* Labels of a caller's own are ranges; without any "step" all is one. */
-TD_BODY(a_callers_own_labels_are_ranges)
+TD_TEST(a_callers_own_labels_are_ranges)
 {
     const td_trace_activity *activities;
     const td_trace_range *ranges;
@@ -262,7 +262,7 @@ TD_BODY(a_callers_own_labels_are_ranges)
 }
 
 /* Deeper than a trace looks: what is beyond is counted. */
-TD_BODY(ranges_beyond_the_deepest_are_counted)
+TD_TEST(ranges_beyond_the_deepest_are_counted)
 {
     const td_operation op = {.name = "deep"};
     td_trace *trace;
@@ -282,7 +282,7 @@ TD_BODY(ranges_beyond_the_deepest_are_counted)
 
 /* ---- names ---- */
 
-TD_BODY(kernels_are_classified_by_their_names)
+TD_TEST(kernels_are_classified_by_their_names)
 {
     static const struct {
         const char *name;
@@ -347,7 +347,7 @@ TD_BODY(kernels_are_classified_by_their_names)
 
 /* ---- what is refused, and what has no memory ---- */
 
-TD_BODY(a_trace_ends_once)
+TD_TEST(a_trace_ends_once)
 {
     td_bench_summary timed;
     td_trace *trace;
@@ -406,7 +406,7 @@ static td_status everything(int64_t *dropped)
     return status;
 }
 
-TD_BODY(every_allocation_may_fail)
+TD_TEST(every_allocation_may_fail)
 {
     int64_t nth, dropped, refused = 0, lost = 0;
 
@@ -427,20 +427,9 @@ TD_BODY(every_allocation_may_fail)
     assert_true(nth > 300 && refused > 10 && lost > 300);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, open_device, close_device)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(totals_agree_with_the_timer),
-        TEST(tables_add_up),
-        TEST(a_callers_own_labels_are_ranges),
-        TEST(ranges_beyond_the_deepest_are_counted),
-        cmocka_unit_test(kernels_are_classified_by_their_names),
-        TEST(a_trace_ends_once),
-        TEST(every_allocation_may_fail),
-    };
-    int failed = cmocka_run_group_tests_name("traces", tests, NULL, NULL);
+    int failed = td_run_each("traces", open_device, close_device, NULL, NULL);
 
     return failed + td_run_cases(&structures, open_device, close_device);
 }

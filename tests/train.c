@@ -59,7 +59,7 @@ static int64_t steps_of(td_train *train)
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
-TD_BODY(micro_batches_come_to_one_step_on_all_of_them)
+TD_TEST(micro_batches_come_to_one_step_on_all_of_them)
 {
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         td_train_config one = config_of(TD_PRECISION_F32, (td_update_time)time), three;
@@ -92,7 +92,7 @@ static void go_forward(td_train *train, int64_t first, int64_t batch)
     td_assert_ok(td_train_forward(train, NULL));
 }
 
-TD_BODY(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
+TD_TEST(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
 {
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     config.model.batch = BATCH / 3;
@@ -128,7 +128,7 @@ TD_BODY(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
     td_train_destroy(parts);
 }
 
-TD_BODY(clipping_makes_the_gradients_norm_the_largest_allowed)
+TD_TEST(clipping_makes_the_gradients_norm_the_largest_allowed)
 {
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
         for (int64_t micros = 1; micros <= 3; micros += 2) {
@@ -156,7 +156,7 @@ TD_BODY(clipping_makes_the_gradients_norm_the_largest_allowed)
         }
 }
 
-TD_BODY(sgd_moves_weights_against_their_gradients_in_mixed_precision_too)
+TD_TEST(sgd_moves_weights_against_their_gradients_in_mixed_precision_too)
 {
     for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
         td_train_config config = config_of(precisions[i], TD_UPDATE_AFTER);
@@ -178,7 +178,7 @@ TD_BODY(sgd_moves_weights_against_their_gradients_in_mixed_precision_too)
     }
 }
 
-TD_BODY(hyperparameters_change_between_steps)
+TD_TEST(hyperparameters_change_between_steps)
 {
     const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     td_hyperparameters hyper = config.hyper;
@@ -197,7 +197,7 @@ TD_BODY(hyperparameters_change_between_steps)
     td_train_destroy(train);
 }
 
-TD_BODY(init_and_reset_begin_again)
+TD_TEST(init_and_reset_begin_again)
 {
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED, TD_UPDATE_ALONG);
     td_train *used = make(&config, 7), *fresh = make(&config, 7);
@@ -220,7 +220,7 @@ TD_BODY(init_and_reset_begin_again)
     td_train_destroy(fresh);
 }
 
-TD_BODY(a_smaller_step_runs_in_a_larger_plan)
+TD_TEST(a_smaller_step_runs_in_a_larger_plan)
 {
     td_train_config large = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG), small = large;
 
@@ -264,7 +264,7 @@ static td_status count_end(td_hook *hook, td_pass pass, td_status status)
     return status;
 }
 
-TD_BODY(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back)
+TD_TEST(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back)
 {
     for (int clip = 0; clip < 2; clip++) {
         counter second = {.hook = {.final = count_final}},
@@ -334,7 +334,7 @@ static td_status try_config(const td_train_config *config)
     return status;
 }
 
-TD_BODY(bad_configurations_are_refused_by_name)
+TD_TEST(bad_configurations_are_refused_by_name)
 {
     const td_train_config good = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     td_train_config bad = good;
@@ -348,7 +348,7 @@ TD_BODY(bad_configurations_are_refused_by_name)
     td_assert_refused(try_config(&bad), TD_UNSUPPORTED, "update_sms is 8, but cpu");
 }
 
-TD_BODY(a_refused_step_changes_nothing)
+TD_TEST(a_refused_step_changes_nothing)
 {
     const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
     int64_t wrong[BATCH * CONTEXT];
@@ -370,7 +370,7 @@ TD_BODY(a_refused_step_changes_nothing)
     td_train_destroy(other);
 }
 
-TD_BODY(a_trainer_without_an_update_has_what_it_needs_and_no_more)
+TD_TEST(a_trainer_without_an_update_has_what_it_needs_and_no_more)
 {
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_AFTER);
     const void *logits = NULL;
@@ -404,20 +404,6 @@ TD_BODY(a_trainer_without_an_update_has_what_it_needs_and_no_more)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(micro_batches_come_to_one_step_on_all_of_them),
-        cmocka_unit_test(a_step_counts_what_went_backward_in_micro_batches_of_one_shape),
-        cmocka_unit_test(clipping_makes_the_gradients_norm_the_largest_allowed),
-        cmocka_unit_test(sgd_moves_weights_against_their_gradients_in_mixed_precision_too),
-        cmocka_unit_test(hyperparameters_change_between_steps),
-        cmocka_unit_test(init_and_reset_begin_again),
-        cmocka_unit_test(a_smaller_step_runs_in_a_larger_plan),
-        cmocka_unit_test(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back),
-        cmocka_unit_test(bad_configurations_are_refused_by_name),
-        cmocka_unit_test(a_refused_step_changes_nothing),
-        cmocka_unit_test(a_trainer_without_an_update_has_what_it_needs_and_no_more),
-    };
-
-    return td_run_group("train", sizeof tests / sizeof *tests, tests, open_device, close_device) +
+    return td_run_group("train", (size_t)td_test_count, td_tests, open_device, close_device) +
            td_run_cases(&planned_bytes, open_device, close_device);
 }

@@ -51,7 +51,7 @@ static td_train_config config_of(td_update_time time, listener *behind)
         .behind = &behind->hook};
 }
 
-TD_BODY(links_behind_hear_of_every_element_once)
+TD_TEST(links_behind_hear_of_every_element_once)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
     listener behind;
@@ -76,7 +76,7 @@ TD_BODY(links_behind_hear_of_every_element_once)
 }
 
 /* The halves of all weights, each in a trainer of its own, come to what one trainer makes of all. */
-TD_BODY(groups_are_updated_and_nothing_else_is)
+TD_TEST(groups_are_updated_and_nothing_else_is)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         listener behind, behind_half;
@@ -119,7 +119,7 @@ TD_BODY(groups_are_updated_and_nothing_else_is)
     }
 }
 
-TD_BODY(an_optimizer_may_have_no_weights)
+TD_TEST(an_optimizer_may_have_no_weights)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         listener behind;
@@ -161,7 +161,7 @@ static void assert_same_moments(const td_train *got, const td_train *want)
     }
 }
 
-TD_BODY(weights_settle_before_they_are_saved)
+TD_TEST(weights_settle_before_they_are_saved)
 {
     char path[] = "train_groups_XXXXXX";
     listener behind;
@@ -216,7 +216,7 @@ TD_BODY(weights_settle_before_they_are_saved)
 }
 
 /* Without an update there is nothing to hear of but the passes, and to settle. */
-TD_BODY(links_behind_are_there_without_an_optimizer)
+TD_TEST(links_behind_are_there_without_an_optimizer)
 {
     listener behind;
     td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
@@ -231,13 +231,5 @@ TD_BODY(links_behind_are_there_without_an_optimizer)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(links_behind_hear_of_every_element_once),
-        cmocka_unit_test(groups_are_updated_and_nothing_else_is),
-        cmocka_unit_test(an_optimizer_may_have_no_weights),
-        cmocka_unit_test(weights_settle_before_they_are_saved),
-        cmocka_unit_test(links_behind_are_there_without_an_optimizer),
-    };
-
-    return td_run_group("groups", sizeof tests / sizeof *tests, tests, open_device, close_device);
+    return td_run_group("groups", (size_t)td_test_count, td_tests, open_device, close_device);
 }

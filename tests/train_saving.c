@@ -155,7 +155,7 @@ static const td_cases runs_that_go_on = {
              {"after", "along"},
              {"a whole batch", "3 micro-batches"}}};
 
-TD_BODY(a_trainer_goes_back_to_its_own_file)
+TD_TEST(a_trainer_goes_back_to_its_own_file)
 {
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
     td_train *train = make(&config, 7), *fresh;
@@ -177,7 +177,7 @@ TD_BODY(a_trainer_goes_back_to_its_own_file)
 
 /* ---- weights alone ---- */
 
-TD_BODY(weights_are_saved_and_loaded)
+TD_TEST(weights_are_saved_and_loaded)
 {
     for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
         const td_train_config config = config_of(precisions[i]);
@@ -207,7 +207,7 @@ TD_BODY(weights_are_saved_and_loaded)
 }
 
 /* More numbers than pass through the host at once, saved and loaded, and widened. */
-TD_BODY(large_weights_go_in_pieces)
+TD_TEST(large_weights_go_in_pieces)
 {
     td_transformer_config config = config_of(TD_PRECISION_F32).model, narrow;
 
@@ -487,7 +487,7 @@ static const change changes[] = {
     {make_the_step_negative, "tensor 'optimizer.step' is -1, needs at least 0", false},
 };
 
-TD_BODY(files_that_do_not_fit_are_refused_and_change_nothing)
+TD_TEST(files_that_do_not_fit_are_refused_and_change_nothing)
 {
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
 
@@ -519,7 +519,7 @@ TD_BODY(files_that_do_not_fit_are_refused_and_change_nothing)
     }
 }
 
-TD_BODY(a_file_of_another_precision_or_optimizer_is_refused)
+TD_TEST(a_file_of_another_precision_or_optimizer_is_refused)
 {
     td_train_config wide = config_of(TD_PRECISION_F32), narrow = config_of(TD_PRECISION_BF16), sgd = wide;
 
@@ -544,7 +544,7 @@ TD_BODY(a_file_of_another_precision_or_optimizer_is_refused)
 
 /* ---- when ---- */
 
-TD_BODY(a_step_under_way_is_not_saved)
+TD_TEST(a_step_under_way_is_not_saved)
 {
     td_train_config config = config_of(TD_PRECISION_F32);
 
@@ -584,7 +584,7 @@ TD_BODY(a_step_under_way_is_not_saved)
     td_train_destroy(train);
 }
 
-TD_BODY(what_there_is_not_is_refused)
+TD_TEST(what_there_is_not_is_refused)
 {
     td_train_config config = config_of(TD_PRECISION_F32);
     td_train *train;
@@ -740,7 +740,7 @@ static const td_cases failing_restores = {.group = "every failing call of a rest
                                           .test = every_failing_call_of_a_restore_leaves_all_or_nothing,
                                           .axes = {FAULTY}};
 
-TD_BODY(every_failing_call_of_a_load_leaves_all_or_nothing)
+TD_TEST(every_failing_call_of_a_load_leaves_all_or_nothing)
 {
     const td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
     td_transformer *model = make_model(&config.model), *before = make_model(&config.model),
@@ -774,23 +774,11 @@ TD_BODY(every_failing_call_of_a_load_leaves_all_or_nothing)
     td_transformer_destroy(source);
 }
 
-#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(a_trainer_goes_back_to_its_own_file),
-        TEST(weights_are_saved_and_loaded),
-        TEST(large_weights_go_in_pieces),
-        TEST(files_that_do_not_fit_are_refused_and_change_nothing),
-        TEST(a_file_of_another_precision_or_optimizer_is_refused),
-        TEST(a_step_under_way_is_not_saved),
-        TEST(what_there_is_not_is_refused),
-        TEST(every_failing_call_of_a_load_leaves_all_or_nothing),
-    };
-
     td_assert_ok(td_cpu_set_threads(1));
-    return td_run_group("saving", sizeof tests / sizeof *tests, tests, open_device, close_device) +
+    td_each(file_folder_make, file_folder_remove);
+    return td_run_group("saving", (size_t)td_test_count, td_tests, open_device, close_device) +
            td_run_cases(&runs_that_go_on, open_device_and_folder, remove_folder_and_close_device) +
            td_run_cases(&widened, open_device_and_folder, remove_folder_and_close_device) +
            td_run_cases(&failing_saves, open_device_and_folder, remove_folder_and_close_device) +

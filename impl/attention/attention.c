@@ -89,12 +89,9 @@ static td_status make_plan(td_device *dev, const td_attention_shape *shape, plan
     TD_TRY(td_product("rows of the scores", 3, matrix, &rows));
     TD_TRY(td_product("bytes of the scores", 5, matrix, &bytes));
     TD_CHECK(bytes <= INT64_MAX / 2, "bytes of the scores are %" PRId64 ", beyond half of 2^63 - 1", bytes);
-    if (s->causal && s->mask == TD_MASK_ADD_1E6 && td_device_kind_of(dev) != TD_DEVICE_CPU) {
-        status =
-            td_fail(TD_UNSUPPORTED, "mask is TD_MASK_ADD_1E6, which attention has on the cpu only, not on %s",
-                    td_device_name(dev));
-        goto cleanup;
-    }
+    TD_FAIL_IF(s->causal && s->mask == TD_MASK_ADD_1E6 && td_device_kind_of(dev) != TD_DEVICE_CPU,
+               TD_UNSUPPORTED, "mask is TD_MASK_ADD_1E6, which attention has on the cpu only, not on %s",
+               td_device_name(dev));
 
     const int64_t query = s->seq * s->head_dim, key = s->seq_k * s->head_dim, score = s->seq * s->seq_k;
     const td_gemm_shape all = {.batch = s->batch * s->heads,

@@ -353,12 +353,9 @@ static td_status open_once(const char *path, target *to, bool *replaced)
     TD_FAIL_IF(fstat(to->file, &info) == 0 && !S_ISREG(info.st_mode), TD_IO_ERROR,
                "cannot write '%s': not a regular file", path);
     int error = take_lock(to->file);
-    if (error == EWOULDBLOCK) {
-        status =
-            td_fail(TD_IO_ERROR, "cannot write '%s': another program has locked it, and still had after %d s",
-                    path, LOCK_WAIT_MS / 1000);
-        goto cleanup;
-    }
+    TD_FAIL_IF(error == EWOULDBLOCK, TD_IO_ERROR,
+               "cannot write '%s': another program has locked it, and still had after %d s", path,
+               LOCK_WAIT_MS / 1000);
     to->locked = error == 0;
     if (fstat(to->file, &info) != 0) { /* under the lock: the size counts */
         status = td_file_error("examine", path, errno);

@@ -253,12 +253,9 @@ static td_status take_numbers(cursor *c, int64_t numbers[TD_STORED_MOST_RANK], i
     TD_TRY(expect(c, '['));
     more = !takes(c, ']');
     while (more) {
-        if (*count == TD_STORED_MOST_RANK) {
-            status =
-                td_fail(TD_UNSUPPORTED, "'%s': a list at byte %td of its header has more than %d numbers",
-                        c->path, c->at - c->text, TD_STORED_MOST_RANK);
-            goto cleanup;
-        }
+        TD_FAIL_IF(*count == TD_STORED_MOST_RANK, TD_UNSUPPORTED,
+                   "'%s': a list at byte %td of its header has more than %d numbers", c->path,
+                   c->at - c->text, TD_STORED_MOST_RANK);
         TD_TRY(take_number(c, &numbers[(*count)++]));
         TD_TRY(next_member(c, ']', &more));
     }

@@ -312,14 +312,10 @@ td_status td_stored_join(const char *path, const td_stored_begun *begun, int *de
         status = td_file_error("write", beside, errno);
         goto cleanup;
     }
-    if (found < 0 || fstat(found, &info) != 0 || info.st_ino != begun->inode) {
-        status =
-            td_fail(TD_UNSUPPORTED,
-                    "'%s', which rank 0 writes, is not here: all ranks need the same path on one host or "
-                    "on a file system that their hosts share",
-                    beside);
-        goto cleanup;
-    }
+    TD_FAIL_IF(found < 0 || fstat(found, &info) != 0 || info.st_ino != begun->inode, TD_UNSUPPORTED,
+               "'%s', which rank 0 writes, is not here: all ranks need the same path on one host or "
+               "on a file system that their hosts share",
+               beside);
     *descriptor = found;
     found = -1;
 cleanup:

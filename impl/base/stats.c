@@ -29,18 +29,6 @@ static double percentile(const double *sorted, int64_t count, double p)
     return sorted[below] + fraction * (sorted[below + 1] - sorted[below]);
 }
 
-td_status td_stats_percentile(const double *sorted, int64_t count, double p, double *out)
-{
-    td_status status = TD_OK;
-
-    TD_NOT_NULL(sorted, out);
-    TD_CHECK(count >= 1, "count is %" PRId64 ", needs at least 1", count);
-    TD_CHECK(p >= 0 && p <= 100, "p is %g, needs 0 to 100", p);
-    *out = percentile(sorted, count, p);
-cleanup:
-    return status;
-}
-
 td_status td_stats_compute(const double *samples, int64_t count, td_stats *out)
 {
     td_status status = TD_OK;

@@ -1,4 +1,4 @@
-/** What a list of samples comes to. */
+/** Mean, spread and percentiles of samples. */
 #ifndef TD_BASE_STATS_H
 #define TD_BASE_STATS_H
 
@@ -20,10 +20,6 @@ typedef struct td_stats {
  *
  * TD_BAD_ARGUMENT: a NULL, count below 1. TD_NO_MEMORY: no room for a sorted copy. */
 TD_API td_status td_stats_compute(const double *samples, int64_t count, td_stats *out);
-
-/** The p-th percentile, p in [0, 100], of samples sorted in ascending order. TD_BAD_ARGUMENT: a NULL, count
- * below 1, p outside [0, 100] or NaN. */
-TD_API td_status td_stats_percentile(const double *sorted, int64_t count, double p, double *out);
 
 TD_END_DECLS
 

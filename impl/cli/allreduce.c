@@ -378,10 +378,10 @@ static td_status measure(problem *p, td_table *table, int64_t *wrong)
     if (p->info.rank == 0) {
         snprintf(bandwidth, sizeof bandwidth, p->info.ranks > 1 ? "%.2f\t%.2f" : "n/a\tn/a",
                  r.algorithm / 1e9, r.bus / 1e9);
-        TD_TRY(td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%s\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
-                            td_grouped(p->bytes, bytes), td_grouped(p->count, count),
-                            td_comm_type_name(p->args->type), reductions[p->args->reduction],
-                            r.throughput_ms * 1e3, bandwidth, r.wrong, r.ms.median, r.ms.min, r.ms.p95));
+        td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%s\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
+                     td_grouped(p->bytes, bytes), td_grouped(p->count, count),
+                     td_comm_type_name(p->args->type), reductions[p->args->reduction], r.throughput_ms * 1e3,
+                     bandwidth, r.wrong, r.ms.median, r.ms.min, r.ms.p95);
         if (p->args->common.json)
             TD_TRY(append_record(p, &r));
     }
@@ -436,30 +436,27 @@ td_status td_command_allreduce(int argc, char **argv)
                       .size_count = 4,
                       .warmup = 5};
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {
+        .align = "rrllrrrrrrr",
+        .heads = "bytes\tcount\ttype\tredop\ttime (us)\talgbw (GB/s)\tbusbw (GB/s)\t#wrong\tone call, median "
+                 "(ms)\tmin (ms)\tp95 (ms)"};
     td_ranks ranks = {.dev = NULL};
     int64_t wrong = 0;
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     problem p = {.args = &args, .dev = ranks.dev, .comm = ranks.comm, .info = ranks.info};
-    TD_TRY(td_table_create(
-        "rrllrrrrrrr",
-        "bytes\tcount\ttype\tredop\ttime (us)\talgbw (GB/s)\tbusbw (GB/s)\t#wrong\tone call, median "
-        "(ms)\tmin (ms)\tp95 (ms)",
-        &table));
     FILE *out = td_common_tables(&args.common);
     for (int i = 0; i < args.size_count && status == TD_OK; i++) {
         p.bytes = args.sizes[i];
-        status = measure(&p, table, &wrong);
+        status = measure(&p, &table, &wrong);
     }
-    if (td_table_rows(table) > 0) { /* on rank 0; a refusal comes without a heading */
+    if (table.count > 0) { /* on rank 0; a refusal comes without a heading */
         print_head(&p, out);
-        td_table_write(table, out);
+        td_table_write(&table, out);
     }
     if (status == TD_OK && wrong > 0)
         status = td_fail(TD_LIBRARY_ERROR, "%" PRId64 " elements are wrong", wrong);
 cleanup:
-    td_table_destroy(table);
-    return td_ranks_end(argv[0], &ranks, status);
+    return td_ranks_end(argv[0], &ranks, td_table_end(&table, status, NULL));
 }

@@ -233,14 +233,15 @@ cleanup:
     return status;
 }
 
-static td_status add_row(td_table *table, int64_t seq, const result *r)
+static void add_row(td_table *table, int64_t seq, const result *r)
 {
     const char *pass = r->backward ? "backward" : "forward";
 
     if (!r->samples)
-        return td_table_row(table, "%" PRId64 "\t%s\toom", seq, pass);
-    return td_table_row(table, "%" PRId64 "\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.2f", seq, pass,
-                        r->ms.mean, r->ms.std, r->ms.median, r->ms.min, r->gflops, r->saved_mib, r->peak_mib);
+        td_table_row(table, "%" PRId64 "\t%s\toom", seq, pass);
+    else
+        td_table_row(table, "%" PRId64 "\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.2f", seq, pass,
+                     r->ms.mean, r->ms.std, r->ms.median, r->ms.min, r->gflops, r->saved_mib, r->peak_mib);
 }
 
 /** Times both passes of args->shape into samples [2 iters] and results. */
@@ -287,7 +288,7 @@ static td_status measure_lengths(const td_attend *attend, arguments *args, td_de
             goto cleanup;
         status = TD_OK;
         for (int j = 0; j < 2; j++) {
-            TD_TRY(add_row(table, args->shape.seq, &results[j]));
+            add_row(table, args->shape.seq, &results[j]);
             if (args->common.json)
                 TD_TRY(append_record(attend, args, &results[j], dev));
         }
@@ -324,7 +325,8 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
                       .iters = 20};
     td_status status = TD_OK;
     td_device *dev = NULL;
-    td_table *table = NULL;
+    td_table table = {.align = "rlrrrrrrr",
+                      .heads = "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB"};
     double *samples = NULL;
     FILE *out;
 
@@ -335,16 +337,14 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
         TD_TRY(td_compile_begin(&args.compile, dev));
     samples = malloc(2 * (size_t)args.iters * sizeof *samples);
     TD_FAIL_IF(!samples, TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
-    TD_TRY(td_table_create(
-        "rlrrrrrrr", "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB", &table));
-    status = measure_lengths(attend, &args, dev, samples, table);
-    if (td_table_rows(table) > 0)
+    status = measure_lengths(attend, &args, dev, samples, &table);
+    if (table.count > 0)
         print_head(attend, &args, dev, out);
-    td_table_write(table, out);
+    td_table_write(&table, out);
     if (attend->compiled && status == TD_OK)
         status = td_compile_print(dev, out);
 cleanup:
-    td_table_destroy(table);
+    status = td_table_end(&table, status, NULL);
     free(samples);
     td_device_close(dev);
     return status;

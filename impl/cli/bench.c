@@ -79,7 +79,7 @@ static double tokens_of(const td_bench_config *config)
 static td_status print_passes(const arguments *args, const td_bench_summary *summary, td_device *dev)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lrrrrr", .heads = "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s"};
     pass passes[4];
     const td_transformer_config *model = &args->config.model;
     FILE *out = td_common_tables(&args->common);
@@ -98,15 +98,14 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_step_print_way(&args->config, out);
     fprintf(out, "\n\n");
 
-    TD_TRY(td_table_create("lrrrrr", "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s", &table));
     int passes_timed = passes_of(&args->config, summary, passes);
     double tokens = tokens_of(&args->config);
     for (int i = 0; i < passes_timed; i++) {
         const td_stats *ms = &passes[i].phase.ms;
-        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.0f", passes[i].name, ms->mean, ms->std,
-                            ms->median, ms->min, tokens / (ms->median / 1e3)));
+        td_table_row(&table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.0f", passes[i].name, ms->mean, ms->std,
+                     ms->median, ms->min, tokens / (ms->median / 1e3));
     }
-    td_table_write(table, out);
+    td_table_write(&table, out);
 
     double seconds = passes[passes_timed - 1].phase.ms.median / 1e3;
     fprintf(out, "matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
@@ -124,8 +123,7 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     fprintf(out, "\n");
     TD_TRY(td_compile_print(dev, out));
 cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_table_end(&table, status, NULL);
 }
 
 /** A pass without samples is one that there was no memory for. */

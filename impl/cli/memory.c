@@ -153,38 +153,32 @@ static void print_way(const td_memory_config *config, FILE *out)
                 config->time == TD_UPDATE_ALONG ? "along" : "after");
 }
 
-static td_status add_span(td_table *table, const char *name, const td_memory_span *span)
+static void add_span(td_table *table, const char *name, const td_memory_span *span)
 {
     const size_t *by = span->by_category;
 
-    return td_table_row(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", name,
-                        mib((double)span->allocated_bytes), mib((double)span->live_bytes),
-                        mib((double)by[TD_MEMORY_WEIGHTS]), mib((double)by[TD_MEMORY_GRADIENTS]),
-                        mib((double)by[TD_MEMORY_OPTIMIZER_STATE]), mib((double)by[TD_MEMORY_ACTIVATIONS]),
-                        mib((double)by[TD_MEMORY_SCRATCH]), mib((double)span->end_bytes));
+    td_table_row(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", name,
+                 mib((double)span->allocated_bytes), mib((double)span->live_bytes),
+                 mib((double)by[TD_MEMORY_WEIGHTS]), mib((double)by[TD_MEMORY_GRADIENTS]),
+                 mib((double)by[TD_MEMORY_OPTIMIZER_STATE]), mib((double)by[TD_MEMORY_ACTIVATIONS]),
+                 mib((double)by[TD_MEMORY_SCRATCH]), mib((double)span->end_bytes));
 }
 
 static td_status print_peaks(const td_memory_summary *summary, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {
+        .align = "lrrrrrrrr",
+        .heads = "phase\tblocks\ttensors\tweights\tgradients\toptimizer state\tactivations\tscratch\t"
+                 "at its end"};
 
     fprintf(
         out,
         "Peaks in MiB: of the device's blocks, and of the tensors that are alive in them, by category\n\n");
-    TD_TRY(
-        td_table_create("lrrrrrrrr",
-                        "phase\tblocks\ttensors\tweights\tgradients\toptimizer state\tactivations\tscratch\t"
-                        "at its end",
-                        &table));
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
         if (summary->phases[phase].end_ns > 0)
-            TD_TRY(add_span(table, td_memory_phase_name((td_memory_phase)phase), &summary->phases[phase]));
-    TD_TRY(add_span(table, "all", &summary->whole));
-    td_table_write(table, out);
-cleanup:
-    td_table_destroy(table);
-    return status;
+            add_span(&table, td_memory_phase_name((td_memory_phase)phase), &summary->phases[phase]);
+    add_span(&table, "all", &summary->whole);
+    return td_table_end(&table, TD_OK, out);
 }
 
 static td_status print_largest(const arguments *args, const td_memory_recording *recording, FILE *out)
@@ -192,13 +186,12 @@ static td_status print_largest(const arguments *args, const td_memory_recording 
     td_status status = TD_OK;
     td_memory_tensor *largest = NULL;
     td_memory_summary summary;
-    td_table *table = NULL;
+    td_table table = {.align = "llrrll", .heads = "phase\ttensor\tMiB each\tcount\tcategory\tfirst under"};
 
     TD_TRY(td_memory_summary_of(recording, &summary));
     largest = calloc((size_t)args->top, sizeof *largest);
     TD_FAIL_IF(!largest, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", args->top);
     fprintf(out, "Largest tensors by the phase that they come in, and the labels that they come under\n\n");
-    TD_TRY(td_table_create("llrrll", "phase\ttensor\tMiB each\tcount\tcategory\tfirst under", &table));
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
         int64_t count;
 
@@ -206,54 +199,43 @@ static td_status print_largest(const arguments *args, const td_memory_recording 
             continue;
         TD_TRY(td_memory_largest(recording, (td_memory_phase)phase, args->top, largest, &count));
         for (int64_t i = 0; i < count; i++)
-            TD_TRY(td_table_row(table, "%s\t%s\t%.3f\t%" PRId64 "\t%s\t%s",
-                                td_memory_phase_name((td_memory_phase)phase), largest[i].name,
-                                mib((double)largest[i].bytes), largest[i].count,
-                                td_memory_category_name(largest[i].category), largest[i].label));
+            td_table_row(&table, "%s\t%s\t%.3f\t%" PRId64 "\t%s\t%s",
+                         td_memory_phase_name((td_memory_phase)phase), largest[i].name,
+                         mib((double)largest[i].bytes), largest[i].count,
+                         td_memory_category_name(largest[i].category), largest[i].label);
     }
-    td_table_write(table, out);
 cleanup:
-    td_table_destroy(table);
     free(largest);
-    return status;
+    return td_table_end(&table, status, out);
 }
 
 static td_status print_block(const arguments *args, const td_memory_block *block, const expected *want,
                              FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table sizes = {.align = "lrr", .heads = "what\tMiB\tMiB by the arithmetic"},
+             largest = {.align = "lrr", .heads = "tensor\tMiB\tshare %"};
 
     fprintf(out, "Sizes against the arithmetic\n\n");
-    TD_TRY(td_table_create("lrr", "what\tMiB\tMiB by the arithmetic", &table));
-    TD_TRY(td_table_row(table, "one tensor of the residual stream\t%.3f\t%.3f",
-                        mib((double)block->residual_bytes), mib((double)want->residual)));
+    td_table_row(&sizes, "one tensor of the residual stream\t%.3f\t%.3f", mib((double)block->residual_bytes),
+                 mib((double)want->residual));
     if (block->scores_bytes > 0)
-        TD_TRY(td_table_row(table, "the scores of a layer\t%.3f\t%.3f", mib((double)block->scores_bytes),
-                            mib((double)want->sizes.scores)));
+        td_table_row(&sizes, "the scores of a layer\t%.3f\t%.3f", mib((double)block->scores_bytes),
+                     mib((double)want->sizes.scores));
     else
-        TD_TRY(td_table_row(table, "the scores of a layer\tnever in memory\t%.3f",
-                            mib((double)want->sizes.scores)));
-    TD_TRY(td_table_row(table, "saved for backward by block %" PRId64 "\t%.3f\t%.3f", args->layer,
-                        mib((double)block->saved_bytes), mib((double)want->saved)));
-    TD_TRY(td_table_row(table, "gradients of its weights that were in memory\t%.3f",
-                        mib((double)block->gradient_bytes)));
-    td_table_write(table, out);
-    td_table_destroy(table);
-    table = NULL;
+        td_table_row(&sizes, "the scores of a layer\tnever in memory\t%.3f", mib((double)want->sizes.scores));
+    td_table_row(&sizes, "saved for backward by block %" PRId64 "\t%.3f\t%.3f", args->layer,
+                 mib((double)block->saved_bytes), mib((double)want->saved));
+    td_table_row(&sizes, "gradients of its weights that were in memory\t%.3f",
+                 mib((double)block->gradient_bytes));
+    const td_status status = td_table_end(&sizes, TD_OK, out);
 
     if (block->saved > 0)
         fprintf(out, "Largest of the %" PRId64 " tensors that block %" PRId64 " saves for backward\n\n",
                 block->saved, args->layer);
-    TD_TRY(td_table_create("lrr", "tensor\tMiB\tshare %", &table));
     for (int64_t i = 0; i < block->saved && i < TD_MEMORY_CONTRIBUTORS; i++)
-        TD_TRY(td_table_row(table, "%s\t%.3f\t%.1f", block->largest[i].name,
-                            mib((double)block->largest[i].bytes),
-                            100 * (double)block->largest[i].bytes / (double)block->saved_bytes));
-    td_table_write(table, out);
-cleanup:
-    td_table_destroy(table);
-    return status;
+        td_table_row(&largest, "%s\t%.3f\t%.1f", block->largest[i].name, mib((double)block->largest[i].bytes),
+                     100 * (double)block->largest[i].bytes / (double)block->saved_bytes);
+    return td_table_end(&largest, status, out);
 }
 
 static td_status print(const arguments *args, const td_memory_recording *recording,

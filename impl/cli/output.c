@@ -12,15 +12,9 @@
 
 enum { TYPED_COLUMNS = 12 }; /* a table of results has no more; later cells are text */
 
-typedef struct table_line {
+struct td_table_line {
     char *text; /* cells between tabs */
     td_cell cells[TYPED_COLUMNS];
-} table_line;
-
-struct td_table {
-    char *align;
-    table_line *lines; /* heads, then rows */
-    int64_t count, capacity;
 };
 
 /* ---- tables ---- */
@@ -62,13 +56,13 @@ static td_status add_line(td_table *table, const char *format, va_list args)
 
     if (table->count == table->capacity) {
         int64_t capacity = table->capacity > 0 ? 2 * table->capacity : 16;
-        table_line *lines = realloc(table->lines, (size_t)capacity * sizeof *lines);
+        td_table_line *lines = realloc(table->lines, (size_t)capacity * sizeof *lines);
         TD_FAIL_IF(!lines, TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", capacity);
         table->lines = lines;
         table->capacity = capacity;
     }
-    table_line *line = &table->lines[table->count];
-    *line = (table_line){.text = NULL};
+    td_table_line *line = &table->lines[table->count];
+    *line = (td_table_line){.text = NULL};
     va_copy(again, args);
     take_values(format, again, line->cells);
     va_end(again);
@@ -78,40 +72,32 @@ cleanup:
     return status;
 }
 
-td_status td_table_row(td_table *table, const char *format, ...)
+void td_table_row(td_table *table, const char *format, ...)
 {
     va_list args;
 
     va_start(args, format);
-    td_status status = add_line(table, format, args);
+    if (table->status == TD_OK)
+        table->status = add_line(table, format, args);
     va_end(args);
-    return status;
 }
 
-td_status td_table_create(const char *align, const char *heads, td_table **out)
+td_status td_table_end(td_table *table, td_status status, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = calloc(1, sizeof *table);
-
-    *out = NULL;
-    TD_FAIL_IF(!table || !(table->align = strdup(align)), TD_NO_MEMORY, "no memory for a table");
-    TD_TRY(td_table_row(table, "%s", heads));
-    *out = table;
-    table = NULL;
-cleanup:
-    td_table_destroy(table);
-    return status;
-}
-
-void td_table_destroy(td_table *table)
-{
-    if (!table)
-        return;
+    if (status == TD_OK)
+        status = table->status;
+    if (status == TD_OK && out)
+        td_table_write(table, out);
     for (int64_t i = 0; i < table->count; i++)
         free(table->lines[i].text);
     free(table->lines);
-    free(table->align);
-    free(table);
+    *table = (td_table){.count = 0};
+    return status;
+}
+
+static const char *text_of(const td_table *table, int64_t row)
+{
+    return row == 0 ? table->heads : table->lines[row - 1].text;
 }
 
 /** The length of cell `column` of a line, and where it starts. */
@@ -130,8 +116,8 @@ static int column_width(const td_table *table, int column)
     const char *start;
     int width = 3; /* of the rule's "---" */
 
-    for (int64_t i = 0; i < table->count; i++) {
-        int length = cell(table->lines[i].text, column, &start);
+    for (int64_t i = 0; i <= table->count; i++) {
+        int length = cell(text_of(table, i), column, &start);
         width = length > width ? length : width;
     }
     return width;
@@ -150,12 +136,10 @@ static void write_rule(const td_table *table, FILE *out)
 
 void td_table_write(const td_table *table, FILE *out)
 {
-    if (table->count == 1) /* heads alone */
-        return;
-    for (int64_t i = 0; i < table->count; i++) {
+    for (int64_t i = 0; i <= table->count && table->count > 0 && table->status == TD_OK; i++) {
         for (int column = 0; table->align[column]; column++) {
             const char *start;
-            int length = cell(table->lines[i].text, column, &start);
+            int length = cell(text_of(table, i), column, &start);
             int blanks = column_width(table, column) - length;
             if (table->align[column] == 'r')
                 fprintf(out, "| %*s%.*s ", blanks, "", length, start);
@@ -166,26 +150,18 @@ void td_table_write(const td_table *table, FILE *out)
         if (i == 0)
             write_rule(table, out);
     }
-    putc('\n', out);
-}
-
-int td_table_columns(const td_table *table)
-{
-    return (int)strlen(table->align);
-}
-
-int64_t td_table_rows(const td_table *table)
-{
-    return table->count - 1;
+    if (table->count > 0 && table->status == TD_OK)
+        putc('\n', out);
 }
 
 td_cell td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room)
 {
     const char *start;
-    const int length = cell(table->lines[row].text, column, &start);
+    const int length = cell(text_of(table, row), column, &start);
 
     snprintf(text, room, "%.*s", length, start);
-    return column < TYPED_COLUMNS ? table->lines[row].cells[column] : (td_cell){.kind = TD_CELL_TEXT};
+    return row > 0 && column < TYPED_COLUMNS ? table->lines[row - 1].cells[column]
+                                             : (td_cell){.kind = TD_CELL_TEXT};
 }
 
 const char *td_grouped(int64_t number, char text[32])

@@ -9,12 +9,15 @@
 
 /* ---- tables ---- */
 
-/** A Markdown table with padded columns, which reads well in a terminal too. Cells stand between tabs. */
-typedef struct td_table td_table;
-
-/** align has a letter a column, 'l' or 'r'; heads are the column heads, units included. */
-td_status td_table_create(const char *align, const char *heads, td_table **out);
-void td_table_destroy(td_table *table); /* accepts NULL */
+/** A Markdown table with padded columns, which reads well in a terminal too. Cells stand between tabs. It
+ * begins as {.align = ..., .heads = ...}, and td_table_end ends it. */
+typedef struct td_table_line td_table_line;
+typedef struct td_table {
+    const char *align, *heads; /* a letter a column, 'l' or 'r'; the column heads, units included */
+    td_table_line *lines;      /* [count], the rows */
+    int64_t count, capacity;
+    td_status status; /* TD_NO_MEMORY: there was none for a row */
+} td_table;
 
 /** What a cell says: a number if its format is one conversion of a number, with all of its digits. */
 typedef struct td_cell {
@@ -24,17 +27,17 @@ typedef struct td_cell {
 } td_cell;
 
 /** Adds a row, formatted as printf does: "%s\t%.2f". A row with fewer cells than columns ends in empty
- * ones. */
-td_status td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+ * ones. After a failure it does nothing, and td_table_end says why. */
+void td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Writes the table and an empty line; nothing for a table without rows. */
+/** Writes the table and an empty line; nothing for a table without rows, or after a failure. */
 void td_table_write(const td_table *table, FILE *out);
 
-/** How many columns and rows there are; row 0, which is not counted, holds the heads. */
-int td_table_columns(const td_table *table);
-int64_t td_table_rows(const td_table *table);
+/** Writes the table if status, of what filled it, is TD_OK, and frees its rows. out NULL: it is
+ * not written. Returns the first failure. */
+td_status td_table_end(td_table *table, td_status status, FILE *out);
 
-/** Copies a cell's text, cut to what `room` holds, and returns its value. */
+/** Copies a cell's text, cut to what `room` holds, and returns its value. Row 0 holds the heads. */
 td_cell td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room);
 
 /** number with a comma between groups of three digits, in text. Returns text. */

@@ -132,6 +132,7 @@ static void take_pass(const struct argp_state *state, arguments *args)
     if (args->pass.gradients_given && config->model.transient_gradients)
         argp_error(state, "--gradients: 'transient' needs --kind flat or tensors");
     config->model.transient_gradients = false;
+    config->keep_gradients = args->pass.gradients_given;
 }
 
 static void take_kind(const struct argp_state *state, const char *arg, td_bench_state *out)
@@ -212,6 +213,14 @@ static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 
 /* ---- what comes out ---- */
 
+/** Where gradients are. `s` may be NULL: what came of the run is not known. */
+static const char *gradients_of(const td_bench_ranks_config *config, const td_bench_ranks_summary *s)
+{
+    return config->model.transient_gradients ? "transient"
+           : s && s->of[0].shares_gradients  ? "shared"
+                                             : "held";
+}
+
 static const char *optimizer_of(const td_bench_ranks_config *config)
 {
     return config->hyper.kind == TD_OPTIMIZER_ADAMW ? "adamw" : "sgd";
@@ -243,17 +252,15 @@ static double value_of(const td_bench_rank *rank, const column *c)
 
 static td_status print_times(const td_bench_ranks_summary *s, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
     double mean[COLUMNS] = {0};
     char head[160] = "rank";
+    td_table table = {.align = "rrrrrrr", .heads = head};
 
     for (int i = 0; i < COLUMNS; i++) {
         const size_t used = strlen(head);
 
         snprintf(head + used, sizeof head - used, "\t%s", columns[i].head);
     }
-    TD_TRY(td_table_create("rrrrrrr", head, &table));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         double v[COLUMNS];
 
@@ -261,16 +268,13 @@ static td_status print_times(const td_bench_ranks_summary *s, FILE *out)
             v[i] = value_of(&s->of[rank], &columns[i]);
             mean[i] += v[i] / (double)s->ranks;
         }
-        TD_TRY(td_table_row(table, "%" PRId64 "\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, v[0], v[1], v[2],
-                            v[3], v[4], v[5]));
+        td_table_row(&table, "%" PRId64 "\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, v[0], v[1], v[2], v[3],
+                     v[4], v[5]);
     }
     if (s->ranks > 1)
-        TD_TRY(td_table_row(table, "mean\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", mean[0], mean[1], mean[2],
-                            mean[3], mean[4], mean[5]));
-    td_table_write(table, out);
-cleanup:
-    td_table_destroy(table);
-    return status;
+        td_table_row(&table, "mean\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", mean[0], mean[1], mean[2], mean[3],
+                     mean[4], mean[5]);
+    return td_table_end(&table, TD_OK, out);
 }
 
 static double mib(size_t bytes)
@@ -280,23 +284,21 @@ static double mib(size_t bytes)
 
 static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "rrrrrrrrr",
+                      .heads =
+                          "rank\tmade MiB\tbefore update\tafter update\tparameters\tgradients\toptimizer "
+                          "state\tactivations\tbuffers"};
 
-    TD_TRY(td_table_create("rrrrrrrrr",
-                           "rank\tmade MiB\tbefore update\tafter update\tparameters\tgradients\toptimizer "
-                           "state\tactivations\tbuffers",
-                           &table));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         const td_bench_rank *r = &s->of[rank];
 
-        TD_TRY(td_table_row(table, "%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", rank,
-                            mib(r->peak[TD_BENCH_MADE]), mib(r->peak[TD_BENCH_BEFORE_UPDATE]),
-                            mib(r->peak[TD_BENCH_AFTER_UPDATE]), mib(r->parameters), mib(r->gradients),
-                            mib(r->optimizer_state), mib(r->activations), mib(r->buffers)));
+        td_table_row(&table, "%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", rank,
+                     mib(r->peak[TD_BENCH_MADE]), mib(r->peak[TD_BENCH_BEFORE_UPDATE]),
+                     mib(r->peak[TD_BENCH_AFTER_UPDATE]), mib(r->parameters), mib(r->gradients),
+                     mib(r->optimizer_state), mib(r->activations), mib(r->buffers));
     }
     fprintf(out, "Peak memory up to each point, and what of it is there before the update is for:\n\n");
-    td_table_write(table, out);
+    td_table_write(&table, out);
     const td_bench_rank *const first = &s->of[0];
     if (first->gathered_layers > 0)
         fprintf(out,
@@ -304,9 +306,7 @@ static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
                 "gradients that are not reduced yet have %.2f and %.2f\n",
                 mib(first->gathered_layers), mib(first->gathered_tables), mib(first->reduced_layers),
                 mib(first->reduced_tables));
-cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_table_end(&table, TD_OK, NULL);
 }
 
 static void print_full(const td_bench_ranks_config *config, FILE *out)
@@ -321,7 +321,7 @@ static void print_full(const td_bench_ranks_config *config, FILE *out)
         fprintf(out, "; the last micro-batch reduces gradients");
 }
 
-static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *out)
+static td_status print_head(const arguments *args, const td_ranks *ranks, const char *gradients, FILE *out)
 {
     const td_bench_ranks_config *config = &args->config;
     char text[160], machine[160];
@@ -350,8 +350,7 @@ static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *
     else if (has_buckets(config))
         fprintf(out, "; one bucket");
     fprintf(out, "; weights updated %s the backward pass; gradients are %s; steps are %s\n\n",
-            config->time == TD_UPDATE_ALONG ? "along" : "after",
-            config->model.transient_gradients ? "transient" : "held",
+            config->time == TD_UPDATE_ALONG ? "along" : "after", gradients,
             config->graph ? "captured as a graph, and queued where collectives are watched" : "queued");
 cleanup:
     return status;
@@ -363,7 +362,7 @@ static td_status print_all(const arguments *args, const td_ranks *ranks, const t
     td_status status = TD_OK;
     double first = 0, last = 0;
 
-    TD_TRY(print_head(args, ranks, out));
+    TD_TRY(print_head(args, ranks, gradients_of(&args->config, s), out));
     TD_TRY(print_times(s, out));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         first += s->of[rank].first_loss / (double)s->ranks;
@@ -396,7 +395,8 @@ static const char *deliverable_of(const td_bench_ranks_config *config)
                                                   : "optimizer_state_sharding_accounting";
 }
 
-static td_status set_case(const arguments *args, const td_ranks *ranks, td_record *record)
+static td_status set_case(const arguments *args, const td_ranks *ranks, const char *gradients,
+                          td_record *record)
 {
     const td_bench_ranks_config *config = &args->config;
     td_status status = TD_OK;
@@ -427,8 +427,7 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, td_recor
     if (config->model.keep == TD_KEEP_INPUTS)
         TD_TRY(td_record_set_integer(record, "config.checkpoint_layers",
                                      td_model_checkpoint_layers(&config->model)));
-    TD_TRY(td_record_set_string(record, "config.gradients",
-                                config->model.transient_gradients ? "transient" : "held"));
+    TD_TRY(td_record_set_string(record, "config.gradients", gradients));
     TD_TRY(
         td_record_set_string(record, "config.update", config->time == TD_UPDATE_ALONG ? "along" : "after"));
 cleanup:
@@ -488,7 +487,7 @@ static td_status append_record(const arguments *args, const td_ranks *ranks, con
     if (!args->common.json)
         goto cleanup;
     TD_TRY(td_output_record(ranks->dev, deliverable_of(&args->config), args->parallel->module, &record));
-    TD_TRY(set_case(args, ranks, record));
+    TD_TRY(set_case(args, ranks, gradients_of(&args->config, s), record));
     if (s) {
         TD_TRY(td_record_set_stats(record, "ms", &s->step));
         TD_TRY(td_record_set_samples(record, "samples", s->samples, s->step.n));
@@ -552,6 +551,7 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--keep (0 most, 1 all, 2 inputs)", c->model.keep},
         {"--checkpoint-layers", (double)c->model.checkpoint_layers},
         {"--gradients (0 held, 1 transient)", c->model.transient_gradients},
+        {"--gradients held is given", c->keep_gradients},
         {"--queued", !c->graph},
     };
 

@@ -60,10 +60,9 @@ static td_status add_loop(td_table *table, const char *number, const td_sum_case
     volatile double whole = (double)c->count * c->value; /* rounded, not fused into the subtraction */
     if (stalled < c->count)
         snprintf(end, sizeof end, "stalls after %" PRId64, stalled);
-    TD_TRY(td_table_row(table, "%s\t%s\t%s%s\t%s\t%.4f\t%.17g\t%.2e\t%s", number,
-                        td_dtype_name(c->accumulator), td_dtype_name(c->addend),
-                        c->cast_first ? ", cast first" : "", methods[c->method], sum, sum, fabs(sum - whole),
-                        end));
+    td_table_row(table, "%s\t%s\t%s%s\t%s\t%.4f\t%.17g\t%.2e\t%s", number, td_dtype_name(c->accumulator),
+                 td_dtype_name(c->addend), c->cast_first ? ", cast first" : "", methods[c->method], sum, sum,
+                 fabs(sum - whole), end);
 cleanup:
     return status;
 }
@@ -76,25 +75,24 @@ static td_status print_loops(const arguments *args)
     static const td_dtype compared[] = {TD_F32, TD_F16, TD_BF16};
     static const td_sum_method methods[] = {TD_SUM_KAHAN, TD_SUM_PAIRWISE};
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "llllrrrl",
+                      .heads = "loop\taccumulator\taddend\tmethod\tsum\texactly\terror\tnote"};
     td_sum_case c;
     char more[80];
 
-    TD_TRY(
-        td_table_create("llllrrrl", "loop\taccumulator\taddend\tmethod\tsum\texactly\terror\tnote", &table));
     for (int i = 0; i < 4; i++) {
         char number[2] = {(char)('1' + i), '\0'};
         TD_TRY(td_precision_handout_case(i, &c));
         c.count = args->count;
         c.value = args->value;
-        TD_TRY(add_loop(table, number, &c));
+        TD_TRY(add_loop(&table, number, &c));
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         c = (td_sum_case){.count = args->count,
                           .value = args->value,
                           .addend = others[i].addend,
                           .accumulator = others[i].accumulator};
-        TD_TRY(add_loop(table, "", &c));
+        TD_TRY(add_loop(&table, "", &c));
     }
     for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++)
         for (size_t j = 0; j < sizeof methods / sizeof methods[0]; j++) {
@@ -103,17 +101,15 @@ static td_status print_loops(const arguments *args)
                               .addend = compared[i],
                               .accumulator = compared[i],
                               .method = methods[j]};
-            TD_TRY(add_loop(table, "", &c));
+            TD_TRY(add_loop(&table, "", &c));
         }
     fprintf(td_common_tables(&args->common),
             "%" PRId64 " additions of %g; loops 1 to 4 are the loops of the handout\n\n", args->count,
             args->value);
     snprintf(more, sizeof more, "count=%" PRId64 "\tvalue=%.17g", args->count, args->value);
-    TD_TRY(td_rows_show(&args->common, table,
-                        &(td_rows){"mixed_precision_accumulation", "precision", "loops", 4, more}));
 cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_rows_end(&args->common, &table, status,
+                       &(td_rows){"mixed_precision_accumulation", "precision", "loops", 4, more});
 }
 
 static td_status print_toy_model(const td_common *common)
@@ -122,11 +118,10 @@ static td_status print_toy_model(const td_common *common)
     static const td_dtype lows[] = {TD_F16, TD_BF16};
     static const char *const losses[] = {"cross_entropy_loss", "mse_loss", "mean"};
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {
+        .align = "llllllllll",
+        .heads = "device\tautocast\tloss is\tparameters\tfc1\trelu\tlayer norm\tlogits\tloss\tgradients"};
 
-    TD_TRY(td_table_create(
-        "llllllllll", "device\tautocast\tloss is\tparameters\tfc1\trelu\tlayer norm\tlogits\tloss\tgradients",
-        &table));
     for (int device = 0; device < 2; device++)
         for (int low = 0; low < 2; low++)
             for (int loss = 0; loss < 3; loss++) {
@@ -139,37 +134,31 @@ static td_status print_toy_model(const td_common *common)
                 for (int64_t i = 0; i < count; i++)
                     length += snprintf(line + length, sizeof line - (size_t)length, "\t%s",
                                        td_dtype_name(part[i].dtype));
-                TD_TRY(td_table_row(table, "%s", line));
+                td_table_row(&table, "%s", line);
             }
     fprintf(td_common_tables(common),
             "The ToyModel under autocast, by the operator lists of PyTorch 2.13\n\n");
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"benchmarking_mixed_precision", "precision", "toy_model", 3, NULL}));
 cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_rows_end(common, &table, status,
+                       &(td_rows){"benchmarking_mixed_precision", "precision", "toy_model", 3, NULL});
 }
 
 static td_status print_ops(const td_common *common)
 {
     static const td_autocast_device devices[] = {TD_AUTOCAST_CUDA, TD_AUTOCAST_CPU};
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lll", .heads = "device\toperation\trule"};
 
-    TD_TRY(td_table_create("lll", "device\toperation\trule", &table));
     for (int device = 0; device < 2; device++)
         for (int64_t i = 0; i < td_autocast_list_size(devices[device]); i++) {
             const char *op = NULL;
             td_autocast_rule rule;
             TD_TRY(td_autocast_list_entry(devices[device], i, &op, &rule));
-            TD_TRY(td_table_row(table, "%s\t%s\t%s", device == 0 ? "CUDA" : "CPU", op,
-                                td_autocast_rule_name(rule)));
+            td_table_row(&table, "%s\t%s\t%s", device == 0 ? "CUDA" : "CPU", op, td_autocast_rule_name(rule));
         }
-    TD_TRY(td_rows_show(common, table,
-                        &(td_rows){"benchmarking_mixed_precision", "precision", "operations", 2, NULL}));
 cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_rows_end(common, &table, status,
+                       &(td_rows){"benchmarking_mixed_precision", "precision", "operations", 2, NULL});
 }
 
 td_status td_command_precision(int argc, char **argv)

@@ -150,13 +150,9 @@ static td_status choose_device(const td_launch *launch, td_comm_backend backend,
         return TD_OK;
     TD_TRY(td_device_count(TD_DEVICE_CUDA, &gpus));
     const int wanted = launch->local_ranks > 0 ? launch->local_ranks : launch->local_rank + 1;
-    if (wanted > gpus) {
-        status =
-            td_fail(TD_UNSUPPORTED,
-                    "rank %d of %d: %d ranks on this host, which has %d GPU%s: each needs one of its own",
-                    (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
-        goto cleanup;
-    }
+    TD_FAIL_IF(wanted > gpus, TD_UNSUPPORTED,
+               "rank %d of %d: %d ranks on this host, which has %d GPU%s: each needs one of its own",
+               (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
     TD_FAIL_IF(launch->local_rank < 0, TD_BAD_ARGUMENT,
                "rank %d of %d: the launcher does not say which rank of its host it is: name its "
                "GPU with --device cuda:N",

@@ -69,7 +69,7 @@ static td_status append_row(const td_common *common, const td_table *table, cons
     TD_TRY(td_output_record(NULL, rows->deliverable, rows->module, &record));
     TD_TRY(td_record_set_string(record, "case.table", rows->table));
     TD_TRY(set_more(record, rows->more));
-    for (int column = 0; column < td_table_columns(table); column++) {
+    for (int column = 0; table->align[column]; column++) {
         char head[CELL_TEXT], text[CELL_TEXT], name[NAME_TEXT];
 
         td_table_cell(table, 0, column, head, sizeof head);
@@ -92,13 +92,13 @@ cleanup:
     return status;
 }
 
-td_status td_rows_show(const td_common *common, const td_table *table, const td_rows *rows)
+td_status td_rows_end(const td_common *common, td_table *table, td_status status, const td_rows *rows)
 {
-    td_status status = TD_OK;
-
-    td_table_write(table, td_common_tables(common));
-    for (int64_t row = 1; common->json && row <= td_table_rows(table); row++)
-        TD_TRY(append_row(common, table, rows, row));
-cleanup:
-    return status;
+    if (status == TD_OK)
+        status = table->status;
+    if (status == TD_OK)
+        td_table_write(table, td_common_tables(common));
+    for (int64_t row = 1; common->json && row <= table->count && status == TD_OK; row++)
+        status = append_row(common, table, rows, row);
+    return td_table_end(table, status, NULL);
 }

@@ -15,7 +15,8 @@ typedef struct td_rows {
     const char *more;
 } td_rows;
 
-/** Writes the table where td_common_tables() says, and appends a record a row to what --json names. */
-td_status td_rows_show(const td_common *common, const td_table *table, const td_rows *rows);
+/** td_table_end of a table that is written where td_common_tables() says. Appends a record a row to what
+ * --json names. */
+td_status td_rows_end(const td_common *common, td_table *table, td_status status, const td_rows *rows);
 
 #endif

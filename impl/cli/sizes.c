@@ -54,16 +54,14 @@ td_status td_command_sizes(int argc, char **argv)
                "  tandem sizes --json records.jsonl"};
     arguments args = {.batch = 4, .context = 512};
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lrrrrrrrrrr",
+                      .heads = "size\td_model\td_ff\tlayers\theads\thead_dim\tparameters\ttensors\tf32 MiB\t"
+                               "forward TFLOP\tbackward TFLOP"};
     const char *name;
     char more[64];
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_probe(&args.common));
-    TD_TRY(td_table_create("lrrrrrrrrrr",
-                           "size\td_model\td_ff\tlayers\theads\thead_dim\tparameters\ttensors\tf32 MiB\t"
-                           "forward TFLOP\tbackward TFLOP",
-                           &table));
     for (int64_t i = 0; (name = td_model_size_name(i)); i++) {
         td_model_size size;
         td_account_parameters parameters;
@@ -73,20 +71,18 @@ td_status td_command_sizes(int argc, char **argv)
         const td_account_model model = {size.d_model, size.d_ff, size.layers, size.heads, size.vocab};
         TD_TRY(td_account_model_parameters(&model, &parameters));
         TD_TRY(td_account_model_flops(&model, args.batch, args.context, false, false, &flops));
-        TD_TRY(td_table_row(table,
-                            "%s\t%" PRId64 "\t%" PRId64 "\t%" PRId64 "\t%" PRId64 "\t%" PRId64
-                            "\t%s\t%" PRId64 "\t%.2f\t%.3f\t%.3f",
-                            name, size.d_model, size.d_ff, size.layers, size.heads, size.d_model / size.heads,
-                            td_grouped(parameters.total, count), parameters.tensors,
-                            (double)parameters.total * 4.0 / 1048576.0, flops.forward_matmul / 1e12,
-                            flops.backward_matmul / 1e12));
+        td_table_row(&table,
+                     "%s\t%" PRId64 "\t%" PRId64 "\t%" PRId64 "\t%" PRId64 "\t%" PRId64 "\t%s\t%" PRId64
+                     "\t%.2f\t%.3f\t%.3f",
+                     name, size.d_model, size.d_ff, size.layers, size.heads, size.d_model / size.heads,
+                     td_grouped(parameters.total, count), parameters.tensors,
+                     (double)parameters.total * 4.0 / 1048576.0, flops.forward_matmul / 1e12,
+                     flops.backward_matmul / 1e12);
     }
     fprintf(td_common_tables(&args.common),
             "Model sizes; FLOPs of batch %" PRId64 ", context %" PRId64 "\n\n", args.batch, args.context);
     snprintf(more, sizeof more, "batch=%" PRId64 "\tcontext=%" PRId64, args.batch, args.context);
-    TD_TRY(
-        td_rows_show(&args.common, table, &(td_rows){"memory_accounting", "accounting", "sizes", 1, more}));
 cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_rows_end(&args.common, &table, status,
+                       &(td_rows){"memory_accounting", "accounting", "sizes", 1, more});
 }

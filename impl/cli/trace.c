@@ -150,8 +150,10 @@ cleanup:
 /** (a): the timer without the trace, with it, and what the trace says. */
 static td_status print_times(const run *r, FILE *out)
 {
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lrrrrrrrrrr",
+                      .heads =
+                          "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
+                          "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities"};
 
     fprintf(
         out,
@@ -159,25 +161,17 @@ static td_status print_times(const run *r, FILE *out)
         "trace; and by the trace: from the first %s's begin to the last one's end, the part of it in which "
         "one ran, and the sum of all\n\n",
         r->info.gpu ? "kernel" : "operation");
-    TD_TRY(
-        td_table_create("lrrrrrrrrrr",
-                        "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
-                        "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities",
-                        &table));
     for (int i = 0; i < r->count; i++) {
         const pass *p = &r->passes[i];
         const td_trace_total *t = &p->total;
 
-        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g", p->name,
-                            p->plain.ms.median, p->events.ms.median, p->traced.ms.median,
-                            percent(p->traced.ms.median, p->events.ms.median) - 100, t->window_ms, t->busy_ms,
-                            t->sum_ms, t->window_ms - t->busy_ms, percent(t->window_ms, p->traced.ms.mean),
-                            t->activities));
+        td_table_row(&table, "%s\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g", p->name,
+                     p->plain.ms.median, p->events.ms.median, p->traced.ms.median,
+                     percent(p->traced.ms.median, p->events.ms.median) - 100, t->window_ms, t->busy_ms,
+                     t->sum_ms, t->window_ms - t->busy_ms, percent(t->window_ms, p->traced.ms.mean),
+                     t->activities);
     }
-    td_table_write(table, out);
-cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_table_end(&table, TD_OK, out);
 }
 
 /** The rows of a pass, to be freed; NULL: no memory, or an error. */
@@ -200,26 +194,22 @@ cleanup:
 static td_status print_kernels(const run *r, const char *pass, unsigned phases, FILE *out)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "rrrrrrrrllr",
+                      .heads = "Time (%)\tTotal Time (ns)\tInstances\tAvg (ns)\tMed (ns)\tMin (ns)\tMax "
+                               "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass"};
     td_trace_kernel *rows = NULL;
     int64_t count;
 
     TD_TRY(take_kernels(r, phases, r->args->top, &rows, &count));
     fprintf(out, "%s of %s by their time\n\n", r->info.gpu ? "Kernels" : "Operations", pass);
-    TD_TRY(td_table_create("rrrrrrrrllr",
-                           "Time (%)\tTotal Time (ns)\tInstances\tAvg (ns)\tMed (ns)\tMin (ns)\tMax "
-                           "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass",
-                           &table));
     for (int64_t i = 0; i < count; i++)
-        TD_TRY(td_table_row(table, "%.1f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%s\t%s\t%g",
-                            100 * rows[i].share, rows[i].total_ns, rows[i].instances, rows[i].ns.mean,
-                            rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std, rows[i].name,
-                            td_op_class_name(rows[i].op_class), rows[i].per_pass));
-    td_table_write(table, out);
+        td_table_row(&table, "%.1f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%s\t%s\t%g",
+                     100 * rows[i].share, rows[i].total_ns, rows[i].instances, rows[i].ns.mean,
+                     rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std, rows[i].name,
+                     td_op_class_name(rows[i].op_class), rows[i].per_pass);
 cleanup:
-    td_table_destroy(table);
     free(rows);
-    return status;
+    return td_table_end(&table, status, out);
 }
 
 /** Which one has the most time. */
@@ -271,13 +261,12 @@ cleanup:
 static td_status print_others(const run *r, FILE *out)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lrrlr", .heads = "class\tms\tshare %\tthe largest of it\tits share %"};
     td_trace_kernel *rows = NULL;
     int64_t count;
 
     TD_TRY(take_kernels(r, FORWARD, 1000, &rows, &count));
     fprintf(out, "(c) What of forward is no matrix product, from 1 %% on\n\n");
-    TD_TRY(td_table_create("lrrlr", "class\tms\tshare %\tthe largest of it\tits share %", &table));
     for (int i = 0; i < TD_OP_CLASSES; i++) {
         const double share = percent(r->forward.by_class_ms[i], r->forward.sum_ms);
         int64_t first = 0;
@@ -285,39 +274,32 @@ static td_status print_others(const run *r, FILE *out)
         while (first < count && (int)rows[first].op_class != i)
             first++;
         if (i != TD_OP_MATMUL && share >= 1 && first < count)
-            TD_TRY(td_table_row(table, "%s\t%.3f\t%.1f\t%s\t%.1f", td_op_class_name((td_op_class)i),
-                                r->forward.by_class_ms[i], share, rows[first].name, 100 * rows[first].share));
+            td_table_row(&table, "%s\t%.3f\t%.1f\t%s\t%.1f", td_op_class_name((td_op_class)i),
+                         r->forward.by_class_ms[i], share, rows[first].name, 100 * rows[first].share);
     }
-    td_table_write(table, out);
 cleanup:
-    td_table_destroy(table);
     free(rows);
-    return status;
+    return td_table_end(&table, status, out);
 }
 
 /** (d): classes in forward alone and in all. */
 static td_status print_classes(const run *r, FILE *out)
 {
     const td_trace_total *all = &r->passes[r->count - 1].total;
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lrrrrr",
+                      .heads = "class\tforward ms\tof forward %\tall ms\tof all %\tdifference in points"};
 
     fprintf(out, "(d) Classes, in forward alone and in the whole %s\n\n", r->passes[r->count - 1].name);
-    TD_TRY(td_table_create(
-        "lrrrrr", "class\tforward ms\tof forward %\tall ms\tof all %\tdifference in points", &table));
     for (int i = 0; i < TD_OP_CLASSES; i++) {
         const double in_forward = percent(r->forward.by_class_ms[i], r->forward.sum_ms),
                      in_all = percent(all->by_class_ms[i], all->sum_ms);
 
         if (all->by_class_ms[i] > 0)
-            TD_TRY(td_table_row(table, "%s\t%.3f\t%.1f\t%.3f\t%.1f\t%+.1f", td_op_class_name((td_op_class)i),
-                                r->forward.by_class_ms[i], in_forward, all->by_class_ms[i], in_all,
-                                in_all - in_forward));
+            td_table_row(&table, "%s\t%.3f\t%.1f\t%.3f\t%.1f\t%+.1f", td_op_class_name((td_op_class)i),
+                         r->forward.by_class_ms[i], in_forward, all->by_class_ms[i], in_all,
+                         in_all - in_forward);
     }
-    td_table_write(table, out);
-cleanup:
-    td_table_destroy(table);
-    return status;
+    return td_table_end(&table, TD_OK, out);
 }
 
 /** (e): the parts of attention. */
@@ -330,31 +312,30 @@ static td_status print_attention(const run *r, FILE *out)
     const td_trace_attention *a = &r->attention;
     const double matmul_ms = a->ms[TD_TRACE_SCORES] + a->ms[TD_TRACE_VALUES],
                  matmul_flops = a->flops[TD_TRACE_SCORES] + a->flops[TD_TRACE_VALUES];
-    td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {.align = "lrrrrr", .heads = "part\tms\tGFLOP\tGFLOP/s\tMB\tGB/s"};
 
     fprintf(out, "(e) Scaled dot product attention of a forward pass, all layers\n\n");
-    TD_TRY(td_table_create("lrrrrr", "part\tms\tGFLOP\tGFLOP/s\tMB\tGB/s", &table));
     for (int i = TD_TRACE_SCORES; i < TD_TRACE_PARTS; i++)
         if (a->ms[i] > 0)
-            TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.1f\t%.1f\t%.1f", names[i], a->ms[i],
-                                a->flops[i] / 1e9, a->flops[i] / a->ms[i] / 1e6, a->bytes[i] / 1e6,
-                                a->bytes[i] / a->ms[i] / 1e6));
-    td_table_write(table, out);
+            td_table_row(&table, "%s\t%.3f\t%.3f\t%.1f\t%.1f\t%.1f", names[i], a->ms[i], a->flops[i] / 1e9,
+                         a->flops[i] / a->ms[i] / 1e6, a->bytes[i] / 1e6, a->bytes[i] / a->ms[i] / 1e6);
+    const td_status status = td_table_end(&table, TD_OK, out);
     if (a->ms[TD_TRACE_SOFTMAX] > 0 && matmul_ms > 0)
         fprintf(out,
                 "Softmax takes %.2f of the time of both products, and %.4f of their FLOPs (5 a score, less 2 "
                 "a row).\n\n",
                 a->ms[TD_TRACE_SOFTMAX] / matmul_ms, a->flops[TD_TRACE_SOFTMAX] / matmul_flops);
-cleanup:
-    td_table_destroy(table);
     return status;
 }
 
 static td_status print_labels(const run *r, FILE *out)
 {
     td_status status = TD_OK;
-    td_table *table = NULL;
+    td_table table = {
+        .align = "llrrrrrrrrr",
+        .heads = "Range\tStyle\tTotal Proj Time (ns)\tTotal Range Time (ns)\tRange Instances\tProj "
+                 "Avg (ns)\tProj Med (ns)\tProj Min (ns)\tProj Max (ns)\tProj StdDev (ns)\tTotal GPU "
+                 "Ops"};
     td_trace_label *rows = NULL;
     int64_t count;
 
@@ -364,22 +345,14 @@ static td_status print_labels(const run *r, FILE *out)
     fprintf(out,
             "Ranges: from the begin of the first %s in one to the end of the last, and from push to pop\n\n",
             r->info.gpu ? "kernel" : "operation");
-    TD_TRY(
-        td_table_create("llrrrrrrrrr",
-                        "Range\tStyle\tTotal Proj Time (ns)\tTotal Range Time (ns)\tRange Instances\tProj "
-                        "Avg (ns)\tProj Med (ns)\tProj Min (ns)\tProj Max (ns)\tProj StdDev (ns)\tTotal GPU "
-                        "Ops",
-                        &table));
     for (int64_t i = 0; i < count && i < r->args->top; i++)
-        TD_TRY(td_table_row(
-            table, "%s\tPushPop\t%.0f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%" PRId64,
-            rows[i].name, rows[i].total_ns, rows[i].host_total_ns, rows[i].instances, rows[i].ns.mean,
-            rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std, rows[i].activities));
-    td_table_write(table, out);
+        td_table_row(&table, "%s\tPushPop\t%.0f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%" PRId64,
+                     rows[i].name, rows[i].total_ns, rows[i].host_total_ns, rows[i].instances,
+                     rows[i].ns.mean, rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std,
+                     rows[i].activities);
 cleanup:
-    td_table_destroy(table);
     free(rows);
-    return status;
+    return td_table_end(&table, status, out);
 }
 
 /** What is missing, and of what the tables are made. */

@@ -1,5 +1,15 @@
-/** Internal to impl/comm/: a communicator's state, and what a kind of backend implements. comm.c checks the
- * arguments, numbers the calls and calls these. */
+/** Internal to impl/comm/: a communicator's state, and what a kind of backend implements. A file calls files
+ * below it alone, but for window.c, which exchanges by comm.c:
+ *
+ *   agree.c  flight.c               what ranks must have alike; collectives that wait in order
+ *   comm.c  window.c                public calls: arguments, numbers, windows
+ *   host.c  cuda.c  cuda_window.c   a kind of backend: MPI and Gloo on a thread; NCCL
+ *   watch.c  calls.c                when calls ran; what was met, and the end of calls
+ *   control.c  control_thread.c     connections among ranks
+ *   control_faults.c                who failed
+ *   ledger.c  meet.c  thread.c      which calls each rank has made; how ranks find each other
+ *   types.c                         names and sizes
+ */
 #ifndef TD_COMM_BACKEND_H
 #define TD_COMM_BACKEND_H
 
@@ -89,9 +99,7 @@ struct td_comm {
     td_control *control;                  /* NULL: a single rank */
     char library[96];
     int32_t nccl_ctas; /* as td_comm_info has them */
-    /* Of a single rank: who it is, and the reason of td_comm_abort. */
-    char own_host[TD_MEET_HOST], gone[256];
-    int64_t own_process;
+    char gone[256];    /* the reason of td_comm_abort, of a single rank */
     atomic_bool given_up;
     atomic_bool ending;   /* a fault is nobody's business any more */
     int64_t number;       /* of the newest call */

@@ -130,11 +130,8 @@ static td_status copy_list(td_ddp *ddp, const td_ddp_config *config)
         if (tensor->frozen)
             tensor->grad = NULL;
         tensor->name = ddp->states[i].name = strdup(config->tensors[i].name);
-        if (!tensor->name) {
-            status =
-                td_fail(TD_NO_MEMORY, "no host memory for the names of %" PRId64 " tensors", config->count);
-            goto cleanup;
-        }
+        TD_FAIL_IF(!tensor->name, TD_NO_MEMORY, "no host memory for the names of %" PRId64 " tensors",
+                   config->count);
     }
     ddp->config = *config;
     ddp->config.tensors = ddp->tensors;
@@ -294,17 +291,6 @@ td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out)
     TD_TRY(td_ddp_check_index(ddp, index));
     TD_CHECK(out, "out is NULL");
     *out = ddp->tensors[index].grad;
-cleanup:
-    return status;
-}
-
-td_status td_ddp_bucket_of(const td_ddp *ddp, int64_t index, int64_t *out)
-{
-    td_status status = TD_OK;
-
-    TD_TRY(td_ddp_check_index(ddp, index));
-    TD_CHECK(out, "out is NULL");
-    *out = ddp->buckets.of[index];
 cleanup:
     return status;
 }

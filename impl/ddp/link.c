@@ -46,10 +46,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 
     if (pass != TD_PASS_BACKWARD)
         goto cleanup;
-    if (!link->ddp) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_ddp_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->ddp, TD_BAD_STATE, "the link is joined to no trainer: td_ddp_link_attach comes first");
     link->held_count = link->passed = 0;
     TD_TRY(td_ddp_begin(link->ddp, last));
     link->running = last;
@@ -134,10 +131,7 @@ td_status td_ddp_link_create(td_comm *comm, td_ddp_strategy strategy, double buc
     TD_CHECK(comm, "comm is NULL");
     TD_TRY(td_ddp_check_strategy(strategy, bucket_mb));
     link = calloc(1, sizeof *link);
-    if (!link) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
     link->hook =
         (td_hook){.begin = on_begin, .needed = on_needed, .done = on_done, .final = on_final, .end = on_end};
     link->comm = comm;
@@ -203,10 +197,8 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     link->count = count;
     link->ranges = calloc((size_t)count, sizeof *link->ranges);
     link->held = calloc((size_t)count, sizeof *link->held);
-    if (!all || !tensors || !order || !link->ranges || !link->held) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all || !tensors || !order || !link->ranges || !link->held, TD_NO_MEMORY,
+               "no host memory for %" PRId64 " parameters", count);
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter(model, i, &all[i]));
     TD_TRY(td_place(count, all, weights->elements, link->ranges, order));

@@ -241,11 +241,8 @@ td_status td_compiler_build(const td_compiler *compiler, const char *source, td_
                                b.source,
                                NULL};
     TD_TRY(run(compiler->path, arguments, &b));
-    if (access(b.output, R_OK) != 0) {
-        status =
-            td_fail(TD_LIBRARY_ERROR, "compiler '%s' said it was done, but made nothing", compiler->path);
-        goto cleanup;
-    }
+    TD_FAIL_IF(access(b.output, R_OK) != 0, TD_LIBRARY_ERROR,
+               "compiler '%s' said it was done, but made nothing", compiler->path);
     TD_TRY(td_code_read(b.output, out));
 cleanup:
     bench_deinit(&b);

@@ -65,12 +65,8 @@ td_status td_nvrtc_find(const char *name, int capability, td_nvrtc *out)
     Dl_info where;
     void *const loaded = load(name); /* it stays: PyTorch, for one, may use it too */
 
-    if (!loaded) {
-        status =
-            td_fail(TD_LIBRARY_ERROR,
-                    "no NVRTC (libnvrtc.so.13), which jit attention on cuda is compiled by: %s", dlerror());
-        goto cleanup;
-    }
+    TD_FAIL_IF(!loaded, TD_LIBRARY_ERROR,
+               "no NVRTC (libnvrtc.so.13), which jit attention on cuda is compiled by: %s", dlerror());
     TD_TRY(find_functions(loaded, &n));
     TD_FAIL_IF(n.Version(&major, &minor) != 0, TD_LIBRARY_ERROR, "NVRTC does not tell its version");
     if (dladdr(*(void **)&n.Version, &where) != 0 && where.dli_fname)

@@ -126,12 +126,9 @@ static td_status widest(td_dtype low, const char *op, int64_t count, const td_dt
     for (int64_t i = 0; i < count; i++) {
         if (inputs[i] == TD_F64 || result == TD_F32)
             continue;
-        if (inputs[i] != TD_F32 && inputs[i] != low) {
-            status =
-                td_fail(TD_UNSUPPORTED, "op is %s: autocast to %s cannot promote input %" PRId64 " of %s", op,
-                        td_dtype_name(low), i, td_dtype_name(inputs[i]));
-            goto cleanup;
-        }
+        TD_FAIL_IF(inputs[i] != TD_F32 && inputs[i] != low, TD_UNSUPPORTED,
+                   "op is %s: autocast to %s cannot promote input %" PRId64 " of %s", op, td_dtype_name(low),
+                   i, td_dtype_name(inputs[i]));
         result = inputs[i];
     }
     *out = result;

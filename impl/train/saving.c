@@ -30,26 +30,19 @@ td_status td_saved_open(td_train *train, const char *path, td_saved *s)
         .train = train, .model = td_train_model(train), .optimizer = optimizer, .path = path, .moments = -1};
     TD_NOT_NULL(train);
     TD_CHECK(path && *path, "path is NULL or empty");
-    if (!optimizer) {
-        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: td_transformer_save and "
-                                       "td_transformer_load are for its weights");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!optimizer, TD_BAD_STATE,
+               "the trainer has no optimizer: td_transformer_save and "
+               "td_transformer_load are for its weights");
     s->parameters = td_transformer_parameter_count(s->model);
     s->parts = calloc((size_t)count + 1, sizeof *s->parts);
-    if (!s->parts) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!s->parts, TD_NO_MEMORY, "no host memory for %" PRId64 " groups", count);
     for (; s->count < count; s->count++) {
         TD_TRY(td_optimizer_group_at(optimizer, s->count, &group));
         const int64_t moments = group.hyper.kind == TD_OPTIMIZER_ADAMW ? MOMENTS : 0;
 
-        if (s->count > 0 && moments != s->moments) {
-            status = td_fail(TD_UNSUPPORTED, "the optimizer's groups are of two kinds: td_transformer_save "
-                                             "writes the weights alone");
-            goto cleanup;
-        }
+        TD_FAIL_IF(s->count > 0 && moments != s->moments, TD_UNSUPPORTED,
+                   "the optimizer's groups are of two kinds: td_transformer_save "
+                   "writes the weights alone");
         s->moments = moments;
         s->parts[s->count] = group.range;
     }
@@ -122,10 +115,7 @@ static td_status describe(const td_saved *s, td_stored **tensors, char (**names)
     *count = 1 + (s->moments + 1) * s->parameters;
     *tensors = calloc((size_t)*count, sizeof **tensors);
     *names = calloc((size_t)*count, sizeof **names);
-    if (!*tensors || !*names) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", *count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!*tensors || !*names, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", *count);
     td_stored *next = *tensors;
     *next++ = (td_stored){.name = STEP, .dtype = "I64"};
     for (int which = 0; which < s->moments; which++)

@@ -51,6 +51,25 @@ static bool has_update(const td_train_config *config)
     return config->until == TD_TRAIN_UPDATE;
 }
 
+/** Gradients that share memory go to an update at once. */
+static td_status check_places(const td_train_config *config)
+{
+    static const char *const shared = "but gradients share memory (model.grad_places)";
+    td_status status = TD_OK;
+
+    if (!config->model.grad_places)
+        goto cleanup;
+    TD_CHECK(config->micro_batches <= 1, "micro_batches is %" PRId64 ", %s: nothing can be added to them",
+             config->micro_batches, shared);
+    TD_CHECK(config->clip == 0, "clip is %g, %s: clipping needs all of them", (double)config->clip, shared);
+    TD_CHECK(config->time == TD_UPDATE_ALONG, "time is TD_UPDATE_AFTER, %s: this update needs all of them",
+             shared);
+    TD_CHECK(config->until != TD_TRAIN_BACKWARD, "until is TD_TRAIN_BACKWARD, %s: no update would read them",
+             shared);
+cleanup:
+    return status;
+}
+
 static td_status check_config(const td_train_config *config)
 {
     td_status status = TD_OK;
@@ -71,6 +90,7 @@ static td_status check_config(const td_train_config *config)
     TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
              "micro_batches is %" PRId64 ", but the gradients are transient: nothing can be added to them",
              config->micro_batches);
+    TD_TRY(check_places(config));
     if (has_update(config) && !config->groups)
         TD_TRY(td_hyperparameters_check(&config->hyper));
 cleanup:
@@ -98,11 +118,8 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
 
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_config(config));
-    if (config->capture && td_device_kind_of(dev) == TD_DEVICE_CPU) {
-        status = td_fail(TD_UNSUPPORTED, "capture is set, but %s has no streams and no graphs",
-                         td_device_name(dev));
-        goto cleanup;
-    }
+    TD_FAIL_IF(config->capture && td_device_kind_of(dev) == TD_DEVICE_CPU, TD_UNSUPPORTED,
+               "capture is set, but %s has no streams and no graphs", td_device_name(dev));
     *s = (setup){.config = *config};
     if (config->micro_batches == 0)
         s->config.micro_batches = 1;
@@ -299,10 +316,7 @@ td_status td_train_create(td_device *dev, const td_train_config *config, td_trai
     TD_TRY(check_free("hooks", config->hooks));
     TD_TRY(check_free("behind", config->behind));
     train = calloc(1, sizeof *train);
-    if (!train) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!train, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
     train->dev = dev;
     train->setup = s;
     TD_TRY(td_device_alloc(dev, s.bytes, &block));
@@ -792,10 +806,8 @@ td_status td_train_loss(td_train *train, float *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(train, out);
-    if (train->setup.config.until == TD_TRAIN_FORWARD) {
-        status = td_fail(TD_BAD_STATE, "the trainer goes forward only, without a loss");
-        goto cleanup;
-    }
+    TD_FAIL_IF(train->setup.config.until == TD_TRAIN_FORWARD, TD_BAD_STATE,
+               "the trainer goes forward only, without a loss");
     const int64_t micros = train->setup.config.micro_batches;
     const void *from = micros == 1 ? (const void *)td_transformer_loss_on_device(train->model)
                                    : train->block + train->setup.loss;

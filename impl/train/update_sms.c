@@ -69,11 +69,9 @@ td_status td_train_update_sms(td_device *dev, const td_train_config *config, int
 
     TD_NOT_NULL(dev, config, out);
     const bool has_sms = td_update_has_sms(dev);
-    if (config->update_sms > 0 && !has_sms) {
-        status = td_fail(TD_UNSUPPORTED, "update_sms is %d, but %s cannot update on a part of its SMs",
-                         (int)config->update_sms, td_device_name(dev));
-        goto cleanup;
-    }
+    TD_FAIL_IF(config->update_sms > 0 && !has_sms, TD_UNSUPPORTED,
+               "update_sms is %d, but %s cannot update on a part of its SMs", (int)config->update_sms,
+               td_device_name(dev));
     *out = 0;
     if (config->until != TD_TRAIN_UPDATE || config->clip > 0 || config->update_sms == TD_UPDATE_ALL_SMS ||
         !has_sms)

@@ -395,7 +395,10 @@ def report_checkpoints(page, records):
     told = {"size": chosen[0], "context": chosen[1], "batch": case["batch"]} | said["c_checkpoint"]
     for name, of in (("", one), ("all_", base)):
         told |= {f"{name}ms": ms_of(of), f"{name or 'one_'}peak": (of or {}).get("peak_mib")}
-    page.say(**told, other=len(found) > 1, torch=said.get("torch_checkpoint"), asked=asked)
+    lost = one and not any(
+        r["impl"] == "c_keep_all" and r["case"] == one["case"] and ms_of(r) for r in records
+    )
+    page.say(**told, other=len(found) > 1, torch=said.get("torch_checkpoint"), asked=asked, lost=lost)
     page.working(**told, **arithmetic(found))
     page.bars(
         "checkpoints",

@@ -92,11 +92,17 @@ class Rates:
         return cls(gemm, copy)
 
     def share(self, record: Mapping | None, nbytes: float = 0.0) -> str | None:
-        """How much of the tighter bound a record reaches: its FLOPs at the GEMM rate, its bytes at the copy rate."""
+        """How much of the tighter bound a record reaches: its FLOPs at the GEMM rate, its bytes at the copy rate. None
+        if the record has FLOPs and the machine no GEMM rate of that dtype."""
         if record is None or "ms" not in record:
             return None
-        rate = self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed"))
-        shares = [record["tflops"] / rate] if rate and record.get("tflops") else []
+        rate, flops = (
+            self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed")),
+            record.get("tflops"),
+        )
+        if flops and not rate:
+            return None
+        shares = [flops / rate] if flops else []
         if nbytes and self.copy:
             shares.append(nbytes / record["ms"]["median"] / 1e6 / self.copy)
         return f"{100 * max(shares):.0f} %" if shares else None

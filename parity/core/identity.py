@@ -62,11 +62,8 @@ def host_words(host: Mapping[str, Any]) -> str:
 
 def build_of(library: Library) -> dict[str, Any]:
     """Which build the loaded library is, from its own td_build_info(): version, commit, dirty, library (the id of all
-    of it), and for build_for() compiler and modules. A library from before that function is known by its bytes."""
-    try:
-        info = library.lib.td_build_info()
-    except AttributeError:
-        return {"version": "unknown", "commit": "unknown", "library": _hash(library.path.read_bytes())}
+    of it), and for build_for() compiler and modules."""
+    info = library.lib.td_build_info()
 
     def text(pointer) -> str:
         return library.ffi.string(pointer).decode()

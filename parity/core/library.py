@@ -4,7 +4,9 @@ torch is imported before the library is loaded, and must be: both want libgomp.s
 the second the copy that the first brought, so that one OpenMP runtime and one pool of threads serves both sides.
 """
 
+import hashlib
 import math
+import re
 import subprocess
 import weakref
 from collections.abc import Mapping
@@ -51,6 +53,15 @@ def public_headers(impl: Path) -> list[Path]:
     return [path for path in sorted(impl.glob("*/*.h")) if "\nTD_BEGIN_DECLS" in path.read_text()]
 
 
+def interface_of(impl: Path) -> str:
+    """The hash that td_build_interface() has if a library was built from these headers (cmake/build.cmake)."""
+    paths = sorted(public_headers(impl), key=lambda path: path.relative_to(impl).as_posix())
+    plain = re.sub(
+        rb"/\*[^*]*\*+([^/*][^*]*\*+)*/|[ \t\r\n]", b"", b"".join(path.read_bytes() for path in paths)
+    )
+    return hashlib.sha256(plain).hexdigest()[:16]
+
+
 def read_prototypes(impl: Path) -> str:
     """The public headers as plain declarations, by the C preprocessor."""
     headers = public_headers(impl)
@@ -94,9 +105,23 @@ class Library:
         self.ffi = cffi.FFI()
         self.ffi.cdef(read_prototypes(headers))
         self.lib = self.ffi.dlopen(str(self.path))
+        self._check_interface(headers)
         runtimes = openmp_runtimes()
         if len(runtimes) > 1:
             raise RuntimeError(f"two OpenMP runtimes in one process: {', '.join(runtimes)}")
+
+    def _check_interface(self, headers: Path) -> None:
+        """Of a library from other headers a call may end the process: structs differ."""
+        try:
+            theirs = self.ffi.string(self.lib.td_build_interface()).decode()
+        except AttributeError:
+            theirs = "unknown"
+        mine = interface_of(headers)
+        if theirs != mine:
+            raise RuntimeError(
+                f"{self.path} was built from other headers (interface {theirs}) than {headers} has ({mine}): "
+                f"build it again with cmake --build --preset {PRESET}"
+            )
 
     def set_threads(self, threads: int) -> None:
         """The same number of threads for PyTorch and for C."""

@@ -14,7 +14,7 @@ from parity.core import report, sweep
 from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled
 from parity.core.files import write_whole
 from parity.core.handouts import HANDOUTS, QUESTIONS, deliverable_of
-from parity.core.record import FILE, RecordError, load
+from parity.core.record import FILE, RecordError, key_of, load
 from parity.core.tables import Table
 
 NAME = "WRITEUP"
@@ -77,8 +77,11 @@ def sections_of(
     for name, module in modules.items():
         parts = [m for m in machines if any(r["module"] == name for r in m.records) and m.rank()]
         if getattr(module, "JOINED", False) and len(parts) > 1:
-            whole = [r for m in parts for r in m.records if r["module"] == name]
-            joined = Machine(" and ".join(m.name for m in parts), whole)
+            whole: dict[tuple, Mapping] = {}  # of a result that several machines have, the preferred one's
+            for part in sorted(parts, key=Machine.rank):
+                mine = {key_of(r): r for r in part.records if r["module"] == name}
+                whole |= {key: r for key, r in mine.items() if r["status"] == "ok" or key not in whole}
+            joined = Machine(" and ".join(m.name for m in parts), list(whole.values()))
             pages, wrong = report.pages_of({name: module}, joined.records)
             broken += wrong
             collect(found, pages, joined)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from parity.core import equal
-from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, padded, rounded
+from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, into, padded, rounded
 from ref import ops as ref
 
 
@@ -16,10 +16,9 @@ def residual_rmsnorm_forward(case, draw, c):
     total, y = draw.poisoned(shape, wider), draw.poisoned(shape, case.dtype)
     rstd = draw.poisoned((case.rows,), "f32")
     desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
-
-    def tandem():
-        c.td_residual_rmsnorm_forward(c.device, desc, a, b, weight, total, y, rstd)
-        return {"sum": total, "y": y}
+    tandem = into(
+        c, "td_residual_rmsnorm_forward", {"sum": total, "y": y}, desc, a, b, weight, total, y, rstd
+    )
 
     def function(a, b, weight):
         total = a + b
@@ -52,10 +51,7 @@ def qkv_split_forward(case, draw, c):
     shape = (case.batch, case.heads, case.seq, case.head_dim)
     outputs = {name: draw.poisoned(shape, case.dtype) for name in "qkv"}
     desc = c.struct("td_heads_shape", case)
-
-    def tandem():
-        c.td_qkv_split_forward(c.device, desc, qkv, *tables, *outputs.values())
-        return outputs
+    tandem = into(c, "td_qkv_split_forward", outputs, desc, qkv, *tables, *outputs.values())
 
     def function(qkv):
         return dict(zip("qkv", split(qkv[..., : 3 * width], case.heads, tables), strict=True))
@@ -71,10 +67,7 @@ def qkv_split_backward(case, draw, c):
     dqkv = draw.poisoned(packed_shape, case.dtype)
     dqkv[..., 3 * width :] = GAP
     desc = c.struct("td_heads_shape", case)
-
-    def tandem():
-        c.td_qkv_split_backward(c.device, desc, *grads, *tables, dqkv)
-        return {"dqkv": dqkv}
+    tandem = into(c, "td_qkv_split_backward", {"dqkv": dqkv}, desc, *grads, *tables, dqkv)
 
     def function(qkv):
         return torch.stack(split(qkv, case.heads, tables))
@@ -89,10 +82,7 @@ def round(case, draw, c):
     x = draw.normal("x", (case.count,), case.dtype)
     y = draw.poisoned(x.shape, case.out_dtype)
     dtypes = [c.enum("td_dtype", dtype) for dtype in (case.dtype, case.out_dtype)]
-
-    def tandem():
-        c.td_round(c.device, case.count, dtypes[0], x, dtypes[1], y)
-        return {"y": y}
+    tandem = into(c, "td_round", {"y": y}, case.count, dtypes[0], x, dtypes[1], y)
 
     def function(x):
         return {"y": x.to(y.dtype)}

@@ -3,7 +3,7 @@
 import torch
 
 from parity.core import equal
-from parity.ops.sides import backward_sides, forward_sides
+from parity.ops.sides import backward_sides, forward_sides, into
 from ref import ops as ref
 
 
@@ -11,10 +11,7 @@ def copy(case, draw, c):
     """No operation of a model, but what all others are measured by: the bytes that the device moves at best."""
     x = draw.normal("x", (case.count,), case.dtype)
     y = draw.poisoned(x.shape, case.dtype)
-
-    def tandem():
-        c.td_device_copy(c.device, y, x, x.nbytes)
-        return {"y": y}
+    tandem = into(c, "td_device_copy", {"y": y}, y, x, x.nbytes)
 
     other = torch.empty_like(x)
     return {"c": tandem, "torch_eager": lambda: {"y": other.copy_(x)}}
@@ -25,10 +22,7 @@ def embedding_forward(case, draw, c):
     weight = draw.normal("weight", (case.vocab, case.d_model), case.dtype)
     y = draw.poisoned((case.tokens, case.d_model), case.dtype)
     desc = c.struct("td_embedding_shape", case)
-
-    def tandem():
-        c.td_embedding_forward(c.device, desc, ids, weight, y)
-        return {"y": y}
+    tandem = into(c, "td_embedding_forward", {"y": y}, desc, ids, weight, y)
 
     def torch_embedding(weight):
         return {"y": ref.embedding(ids, weight)}
@@ -63,19 +57,11 @@ def embedding_backward(case, draw, c):
 
 def rope_table(case, draw, c):
     cos, sin = (draw.poisoned((case.positions, case.head_dim // 2), "f32") for _ in "cs")
-
-    def tandem():
-        c.td_rope_table(c.device, case.positions, case.head_dim, 10_000.0, cos, sin)
-        return {"cos": cos, "sin": sin}
+    shape = (case.positions, case.head_dim)
+    tandem = into(c, "td_rope_table", {"cos": cos, "sin": sin}, *shape, 10_000.0, cos, sin)
 
     def torch_table(dtype):
-        return dict(
-            zip(
-                ("cos", "sin"),
-                ref.rope_table(case.positions, case.head_dim, dtype=dtype, device=draw.device),
-                strict=True,
-            )
-        )
+        return dict(zip(("cos", "sin"), ref.rope_table(*shape, dtype=dtype, device=draw.device), strict=True))
 
     return {
         "c": tandem,

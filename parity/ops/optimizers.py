@@ -2,7 +2,7 @@
 
 import torch
 
-from parity.ops.sides import Compiled, forward_sides, rounded
+from parity.ops.sides import Compiled, forward_sides, into, rounded
 from ref import ops as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
@@ -101,10 +101,7 @@ def global_norm(case, draw, c):
     norm = draw.poisoned((1,), "f32")
     dtype = c.enum("td_dtype", case.dtype)
     work = c.work(c.value("td_global_norm_work_bytes", c.device, case.count, dtype))
-
-    def tandem():
-        c.td_global_norm(c.device, case.count, dtype, g, norm, work)
-        return {"norm": norm}
+    tandem = into(c, "td_global_norm", {"norm": norm}, case.count, dtype, g, norm, work)
 
     def function(g):
         return {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from parity.core import DTYPES, equal
-from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, padded, rounded
+from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, into, padded, rounded
 from ref import ops as ref
 
 
@@ -36,10 +36,7 @@ def rmsnorm_forward(case, draw, c):
     x, weight = rmsnorm_inputs(case, draw)
     y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
     desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
-
-    def tandem():
-        c.td_rmsnorm_forward(c.device, desc, x, weight, y, rstd)
-        return {"y": y}
+    tandem = into(c, "td_rmsnorm_forward", {"y": y}, desc, x, weight, y, rstd)
 
     def of(norm):
         return lambda x, weight: {"y": rounded(norm(x, weight), y.dtype)}
@@ -94,10 +91,7 @@ def silu_mul_forward(case, draw, c):
     gate, up = silu_mul_inputs(case, draw)
     y = draw.poisoned((case.rows, case.cols), case.dtype)
     desc = c.struct("td_rows_shape", case)
-
-    def tandem():
-        c.td_silu_mul_forward(c.device, desc, gate, up, y)
-        return {"y": y}
+    tandem = into(c, "td_silu_mul_forward", {"y": y}, desc, gate, up, y)
 
     def torch_silu_mul(gate, up):
         return {"y": ref.silu_mul(gate[:, : case.cols], up[:, : case.cols])}
@@ -115,10 +109,9 @@ def silu_mul_backward(case, draw, c):
     dgate[:, case.cols :] = GAP
     dup[:, case.cols :] = GAP
     desc = c.struct("td_rows_shape", case)
-
-    def tandem():
-        c.td_silu_mul_backward(c.device, desc, gate, up, dy, dgate, dup, None)
-        return {"dgate": dgate, "dup": dup}
+    tandem = into(
+        c, "td_silu_mul_backward", {"dgate": dgate, "dup": dup}, desc, gate, up, dy, dgate, dup, None
+    )
 
     def finish(grads):
         return {name: padded(grad, gate.shape[1]) for name, grad in grads.items()}
@@ -133,10 +126,7 @@ def residual_add(case, draw, c):
     a, b = (draw.normal(name, (case.count,), case.dtype) for name in "ab")
     y = draw.poisoned((case.count,), case.dtype)
     dtype = c.enum("td_dtype", case.dtype)
-
-    def tandem():
-        c.td_residual_add(c.device, case.count, dtype, a, b, y)
-        return {"y": y}
+    tandem = into(c, "td_residual_add", {"y": y}, case.count, dtype, a, b, y)
 
     return forward_sides(tandem, lambda a, b: {"y": ref.residual_add(a, b)}, a, b, rule={"y": equal()})
 
@@ -151,10 +141,7 @@ def softmax_forward(case, draw, c):
     y = draw.poisoned(x.shape, case.dtype)
     desc = c.struct("td_softmax_shape", case)
     function = softmax_function(case)
-
-    def tandem():
-        c.td_softmax_forward(c.device, desc, x, y)
-        return {"y": y}
+    tandem = into(c, "td_softmax_forward", {"y": y}, desc, x, y)
 
     return forward_sides(
         tandem, lambda x: {"y": function(x)}, x, library=softmax_library(case, draw.device, True)
@@ -185,10 +172,7 @@ def softmax_backward(case, draw, c):
     y, dx = draw.poisoned(x.shape, case.dtype), draw.poisoned(x.shape, case.dtype)
     desc = c.struct("td_softmax_shape", case)
     c.td_softmax_forward(c.device, desc, x, y)
-
-    def tandem():
-        c.td_softmax_backward(c.device, desc, scale, y, dy, dx)
-        return {"dx": dx}
+    tandem = into(c, "td_softmax_backward", {"dx": dx}, desc, scale, y, dy, dx)
 
     def of(softmax):
         return lambda scores: softmax(scores * scale)
@@ -208,10 +192,9 @@ def cross_entropy_forward(case, draw, c):
     loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
     desc = c.struct("td_cross_entropy_shape", case)
     work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
-
-    def tandem():
-        c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
-        return {"loss": loss, "lse": lse}
+    tandem = into(
+        c, "td_cross_entropy_forward", {"loss": loss, "lse": lse}, desc, logits, targets, loss, lse, work
+    )
 
     def torch_cross_entropy(logits):
         loss, lse = ref.cross_entropy(logits, targets)
@@ -231,10 +214,9 @@ def cross_entropy_backward(case, draw, c):
     desc = c.struct("td_cross_entropy_shape", case)
     work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
     c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
-
-    def tandem():
-        c.td_cross_entropy_backward(c.device, desc, logits, targets, lse, 1.0, dlogits)
-        return {"dlogits": dlogits}
+    tandem = into(
+        c, "td_cross_entropy_backward", {"dlogits": dlogits}, desc, logits, targets, lse, 1.0, dlogits
+    )
 
     def function(logits):
         return ref.cross_entropy(logits, targets)[0]

@@ -23,6 +23,16 @@ class Compiled:
         return self.compiled(*arguments)
 
 
+def into(c, name, outputs, *arguments):
+    """C's side of an operation that is one call, which writes the outputs."""
+
+    def tandem():
+        getattr(c, name)(c.device, *arguments)
+        return outputs
+
+    return tandem
+
+
 def forward_sides(tandem, function, *inputs, rule=None, library=None):
     """Sides of a function that returns outputs by name; `library` is PyTorch's own fused form of it."""
     sides = {

@@ -30,7 +30,7 @@ STATES = ("whole", *KINDS)
 ACCOUNTING = "optimizer_state_sharding_accounting"
 TOY_STEPS, SAMPLES = 10, 32
 TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-# Of 55 rows of 36 weights three ranks leave a rest that has weights, not padding alone.
+# Of 55 rows of 36 weights three ranks and four leave a rest that has weights, not padding alone.
 TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
 BUCKET_MB = 25
 LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
@@ -43,7 +43,8 @@ UPDATES_WITHIN = 0.02
 
 
 def cases(profile, device):
-    for ranks in (1, 2, 3, 4, 6) if profile == "full" else (2, 3):
+    # The quick profile starts processes for two and for four ranks alone, which ddp and comm have as well.
+    for ranks in {"full": (1, 2, 3, 4, 6), "standard": (2, 3), "quick": (2, 4)}[profile]:
         for model in toys.TOYS:
             keys = dict(model=model, ranks=ranks, steps=TOY_STEPS, samples=SAMPLES)
             yield Case("optimizer_state_sharding", seconds=0.2, shard="tensors", **keys)
@@ -61,7 +62,8 @@ def laptop_cases(profile):
     for ranks in (2, 4) if profile == "full" else (2,):
         for shard in KINDS:
             keys = LAPTOP | ways(shard, BUCKET_MB) | dict(ranks=ranks, dtype="f32", optimizer="adamw")
-            how = dict(measure="time", seconds=4.0 * ranks, repeats=10, config=configs_of("cpu"))
+            repeats = 5 if profile == "quick" else 10
+            how = dict(measure="time", seconds=4.0 * ranks, repeats=repeats, config=configs_of("cpu"))
             yield Case(ACCOUNTING, warmup=3, **keys, **how)
 
 

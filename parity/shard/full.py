@@ -38,17 +38,19 @@ def cases(profile, device):
     for size, dtype, batch, context in shapes:
         keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)
         keys |= dict(shard="full", ranks=2, dtype=dtype, optimizer="adamw")
-        yield from accounting_cases(keys, device, compiled=profile == "full")
+        yield from accounting_cases(keys, device, profile)
 
 
-def accounting_cases(keys, device, compiled):
-    """Steps, also of C without sharding; and memory, with what passes wait for. `compiled`: PyTorch's blocks, too."""
+def accounting_cases(keys, device, profile):
+    """Steps, also of C without sharding; and memory, with what passes wait for. In full PyTorch's compiled blocks,
+    too."""
     gpu, dtype = device == "cuda", keys["dtype"]
-    best = {COMPILED: dict(compiled=True)} if compiled else {}
+    best = {COMPILED: dict(compiled=True)} if profile == "full" else {}
     where = dict(in_turn=True, needs_bytes=NEEDS_BYTES) if gpu else {}
     bucket = {"bucket_mb": BUCKET_MB[dtype if gpu else "cpu"]}
     whole = {whole_of(side): how | bucket for side, how in switches_of(torch.device(device), dtype).items()}
-    how = dict(warmup=5 if gpu else 3, repeats=10, seconds=60.0 if gpu else 8.0)
+    how = dict(warmup=5 if gpu else 3, seconds=60.0 if gpu else 8.0)
+    how["repeats"] = 5 if (profile, device) == ("quick", "cpu") else 10
     config = configs_of(device, dtype) | best | whole
     yield Case(ACCOUNTING, measure="time", **keys, **how, **where, config=config)
     config = configs_of(device, dtype, queued=True) | (best if gpu else {})

@@ -34,11 +34,11 @@ def run(case, draw, c):
 
 
 def tandem(case, c, backend, predicted):
-    found = {}
+    found, state = {}, {}
     # One step before the series whose memory is looked at. Of fully sharded weights that is timed, too.
     steps, warmup = FULL_STEPS[c.on.kind] if predicted else (1, STEPS - 2)
 
-    def call():
+    def measure():
         found["others"] = max(0, others_running() - (case.ranks - 1))
         run = BenchRanks(case, c, backend, steps=steps, warmup=warmup, state=case.shard)
         try:
@@ -47,11 +47,12 @@ def tandem(case, c, backend, predicted):
             if predicted:
                 arithmetic = {f"predicted {name}": nbytes for name, nbytes in predicted.items()}
                 found.update(series=run.timelines(), values=of_step | arithmetic)
-            return {"optimizer_state": float(run.ranks[c.ranks.rank].optimizer_state)}
+            state["optimizer_state"] = float(run.ranks[c.ranks.rank].optimizer_state)
         finally:
             run.close()
 
-    return Side(call, record=lambda: found)
+    # Once, when the side is opened: a call that is judged is made twice.
+    return Side(lambda: state, open=measure, record=lambda: found)
 
 
 class Account:
@@ -137,10 +138,10 @@ def sharded_bytes(case, c):
     mixed = case.dtype == "bf16_mixed"
     desc, sizes = c.struct("td_account_model", case), (4, 2 if mixed else 4, 4)
     found = c.value("td_account_fsdp_memory", desc, case.ranks, *sizes)
-    parts = {
-        name: getattr(found.rank, name) for name in ("parameters", "gradients", "optimizer_state", "total")
-    }
-    return parts | {"whole": found.rank.total + found.saved, "block": found.block}
+    parts = {name: getattr(found.rank, name) for name in ("parameters", "optimizer_state")}
+    parts["gradients"] = found.shared  # updates come along
+    whole = found.rank.total + found.saved
+    return parts | {"total": sum(parts.values()), "whole": whole, "block": found.block}
 
 
 def state_bytes(keys, parameters):

@@ -67,7 +67,7 @@ def cases(profile, device):
     if device == "cuda":
         yield from gpu_cases(profile, small)
         return
-    steps = {"quick": 40, "standard": 100, "full": 200}[profile]
+    steps = {"quick": 20, "standard": 100, "full": 200}[profile]
     byte_level = dict(d_model=128, d_ff=512, layers=4, heads=4, vocab=256, batch=8, context=128)
     for attention in ["flash", "naive"] if profile == "full" else ["flash"]:
         way = dict(dtype="f32", attention=attention, config=configs("f32"))

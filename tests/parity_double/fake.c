@@ -40,7 +40,6 @@ const char *td_last_error(void)
 #define FAKE_ID "1"
 #endif
 
-#ifndef FAKE_UNNAMED
 const td_build *td_build_info(void)
 {
     static const td_build_module modules[] = {{"scale", "scale" FAKE_ID, ""}, {"early", "early", ""}};
@@ -53,6 +52,12 @@ const td_build *td_build_info(void)
                                    .module_count = 2};
 
     return &build;
+}
+
+#ifndef FAKE_UNNAMED
+const char *td_build_interface(void)
+{
+    return FAKE_INTERFACE;
 }
 #endif
 

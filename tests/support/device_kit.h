@@ -12,8 +12,6 @@ extern int64_t fail_in;
 int open_cpu(void **state);
 int close_cpu(void **state);
 
-#define WITH_CPU(test) cmocka_unit_test_setup_teardown(test, open_cpu, close_cpu)
-
 /* The tests of the memory history; returns how many failed. */
 int device_history_group(void);
 

@@ -352,13 +352,13 @@ int64_t draw_count(void)
     return BAD_NUMBER(bad);
 }
 
-const double *draw_samples(const char *name, int64_t count, bool sorted)
+const double *draw_samples(const char *name, int64_t count)
 {
     static const double values[] = {0, 1, -1, NAN, INFINITY, -INFINITY, 1e308, -1e308, 5e-324};
     double samples[20];
 
     for (int i = 0; i < 20; i++)
-        samples[i] = sorted ? i : TD_FUZZ_PICK(values);
+        samples[i] = TD_FUZZ_PICK(values);
     return in_copy(name, samples, (size_t)(count >= 1 && count <= 20 ? count : 20) * sizeof *samples);
 }
 

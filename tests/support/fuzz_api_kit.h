@@ -169,9 +169,9 @@ void *work(td_status status, const size_t *bytes);
 /* [count] indices in [0, bound), or one that is not. */
 const int64_t *indices(const char *name, int64_t count, int64_t bound);
 
-/* A count in [1, 20], or none; and as many numbers of any sort, or `sorted` ones. */
+/* A count in [1, 20], or none; and as many numbers of any sort. */
 int64_t draw_count(void);
-const double *draw_samples(const char *name, int64_t count, bool sorted);
+const double *draw_samples(const char *name, int64_t count);
 
 /* A copy of a struct that the call only reads, or also writes. */
 const void *in_copy(const char *name, const void *from, size_t bytes);

@@ -29,16 +29,16 @@
 static struct CMUnitTest td_tests[64] __attribute__((unused));
 static int td_test_count __attribute__((unused));
 
-/** td_run_tests with `before` and `after` around each test. */
-static inline int td_run_each(const char *group, CMFixtureFunction before, CMFixtureFunction after,
-                              CMFixtureFunction setup, CMFixtureFunction teardown)
+/** Puts `before` and `after` around each test; and runs them. */
+static inline void td_each(CMFixtureFunction before, CMFixtureFunction after)
 {
     for (int i = 0; i < td_test_count; i++) {
         td_tests[i].setup_func = before;
         td_tests[i].teardown_func = after;
     }
-    return td_run_tests(group, setup, teardown);
 }
+#define td_run_each(group, before, after, setup, teardown)                                                   \
+    (td_each((before), (after)), td_run_tests((group), (setup), (teardown)))
 
 /** Adds a test for each row of an array: named `name`, with the row as its state. */
 #define td_add_rows(test, rows)                                                                              \

@@ -33,8 +33,8 @@ typedef struct td_build {
     int32_t module_count;
 } td_build;
 
-const td_build *
-td_build_info(void); /* FAKE_ID: of another source of the module scale; FAKE_UNNAMED: not there */
+const td_build *td_build_info(void);  /* FAKE_ID: of another source of the module scale */
+const char *td_build_interface(void); /* FAKE_INTERFACE; FAKE_UNNAMED: not there */
 
 typedef struct td_device td_device;
 
