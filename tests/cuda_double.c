@@ -250,18 +250,18 @@ cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET
 
 static cudaError_t flash_says;
 
-cudaError_t __wrap_td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu,
-                                         const td_attention_shape *shape, const void *q, const void *k,
-                                         const void *v, void *o, float *lse, void *work)
+cudaError_t __wrap_td_cuda_flash_forward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
+                                         const void *q, const void *k, const void *v, void *o, float *lse,
+                                         void *work)
 {
     (void)on_gpu("td_cuda_flash_forward");
     return flash_says;
 }
 
-cudaError_t __wrap_td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu,
-                                          const td_attention_shape *shape, const void *q, const void *k,
-                                          const void *v, const void *o, const void *dout, const float *lse,
-                                          void *dq, void *dk, void *dv, void *work)
+cudaError_t __wrap_td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
+                                          const void *q, const void *k, const void *v, const void *o,
+                                          const void *dout, const float *lse, void *dq, void *dk, void *dv,
+                                          void *work)
 {
     (void)on_gpu("td_cuda_flash_backward");
     return flash_says;
