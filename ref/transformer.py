@@ -24,6 +24,21 @@ SIZES = {
 }
 
 
+class Named(nn.Module):
+    """Names tensors of its forward pass as libtandem names what its operations write."""
+
+    def see(self, name: str, *parts: Tensor) -> None:
+        """Does nothing until listen() replaces it. C has the parts next to each other in each row."""
+
+
+def listen(model: nn.Module, hear) -> None:
+    """Each forward pass calls hear(name, *parts) for each tensor, such as "layers.0.attn.q"."""
+    for path, module in model.named_modules():
+        if isinstance(module, Named):
+            prefix = f"{path}." if path else ""
+            module.see = lambda name, *parts, prefix=prefix: hear(prefix + name, *parts)
+
+
 class Linear(nn.Module):
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -43,16 +58,18 @@ class Embedding(nn.Module):
         return ops.embedding(ids, self.weight)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Named):
     def __init__(self, d_model: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rmsnorm(x, self.weight)
+        y = ops.rmsnorm(x, self.weight)
+        self.see("output", y)
+        return y
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(Named):
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
         self.w1 = Linear(d_model, d_ff)
@@ -60,7 +77,13 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(ops.silu_mul(self.w1(x), self.w3(x)))
+        gate, up = self.w1(x), self.w3(x)
+        self.see("gate_up", gate, up)
+        hidden = ops.silu_mul(gate, up)
+        self.see("hidden", hidden)
+        y = self.w2(hidden)
+        self.see("output", y)
+        return y
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -68,7 +91,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-class CausalSelfAttention(nn.Module):
+class CausalSelfAttention(Named):
     def __init__(self, d_model: int, heads: int, context: int, rope_theta: float, attend):
         super().__init__()
         self.heads, self.attend = heads, attend
@@ -93,15 +116,22 @@ class CausalSelfAttention(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (ops.heads_split(project(x), self.heads) for project in projections)
+        qkv = [project(x) for project in (self.q_proj, self.k_proj, self.v_proj)]
+        self.see("qkv", *qkv)
+        q, k, v = (ops.heads_split(packed, self.heads) for packed in qkv)
         table = self.tables[torch.float64 if x.dtype == torch.float64 else torch.float32]
         cos, sin = (part[: x.shape[1]] for part in table)
-        o = self.attend(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v, causal=True)
-        return self.output_proj(ops.heads_merge(o))
+        q, k = ops.rope(q, cos, sin), ops.rope(k, cos, sin)
+        for name, x in zip("qkv", (q, k, v), strict=True):
+            self.see(name, x)
+        o = ops.heads_merge(self.attend(q, k, v, causal=True))
+        self.see("o", o)
+        y = self.output_proj(o)
+        self.see("output", y)
+        return y
 
 
-class Block(nn.Module):
+class Block(Named):
     def __init__(self, d_model: int, d_ff: int, heads: int, context: int, rope_theta: float, attend):
         super().__init__()
         self.attn = CausalSelfAttention(d_model, heads, context, rope_theta, attend)
@@ -110,11 +140,13 @@ class Block(nn.Module):
         self.ln2 = RMSNorm(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.see("input", x)
         x = x + self.attn(self.ln1(x))
+        self.see("middle", x)
         return x + self.ffn(self.ln2(x))
 
 
-class Transformer(nn.Module):
+class Transformer(Named):
     def __init__(
         self,
         d_model: int,
@@ -147,7 +179,10 @@ class Transformer(nn.Module):
             # Nothing in a layer is random, and a graph's capture may not ask for the generator's state.
             keep = dict(use_reentrant=False, preserve_rng_state=False)
             x = checkpoint(run, layers, x, **keep) if self.checkpoint_layers else run(layers, x)
-        return self.lm_head(self.ln_final(x))
+        self.see("ln_final.input", x)
+        logits = self.lm_head(self.ln_final(x))
+        self.see("logits", logits)
+        return logits
 
 
 def run(layers, x: Tensor) -> Tensor:

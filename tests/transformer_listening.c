@@ -1,9 +1,11 @@
 /* What a model tells hooks: every range of a step is needed before it is read, done after, and final once;
- * it reads weights and writes gradients where hooks say. */
+ * it reads weights and writes gradients where hooks say, and hands out what operations write. */
 #include "base/check.h"
 #include "support/compare.h"
 #include "support/test.h"
 #include "support/transformer_cases.h"
+
+#include <math.h>
 
 #define EVEN                                                                                                 \
     .size = {.d_model = 32, .d_ff = 48, .layers = 3, .heads = 2, .vocab = 50}, .batch = 2, .context = 16,    \
@@ -51,6 +53,8 @@ static const td_case cases[] = {
 };
 #define CASES ((int)(sizeof cases / sizeof *cases))
 
+enum { MOST_OUTPUTS = 400 };
+
 typedef enum state { UNTOUCHED = 0, NEEDED, DONE, FINAL } state;
 
 typedef struct listener {
@@ -65,7 +69,19 @@ typedef struct listener {
     bool *roomy;              /* [elements] room came in this pass */
     bool last;
     int passes, calls, stop_at, recomputed;
+    char names[MOST_OUTPUTS][64]; /* of what the passes since forward began have written */
+    int outputs, gradients;       /* of them, gradients of parameters */
 } listener;
+
+/* The number of the capture that runs, as if. */
+static int64_t capture;
+
+int64_t __wrap_td_graph_capture(const td_device *dev);
+int64_t __wrap_td_graph_capture(const td_device *dev)
+{
+    (void)dev;
+    return capture;
+}
 
 static td_status heard(listener *l)
 {
@@ -105,6 +121,8 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     }
     assert_int_equal(l->passes, 1);
     l->last = last;
+    if (pass == TD_PASS_FORWARD)
+        l->outputs = l->gradients = 0;
     l->next = (td_need){0};
     l->recomputed = 0;
     return heard(l);
@@ -169,6 +187,36 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     return heard(l);
 }
 
+/* Each name comes once, except in a recomputation. Gradients are where they are written. Numbers are finite. */
+static td_status on_output(td_hook *hook, const td_output *output)
+{
+    listener *l = (listener *)hook;
+    const td_transformer_config *const c = &l->trial->c.config;
+    td_parameter p = {.name = ""};
+    char name[64];
+
+    for (int i = 0; i < l->outputs && l->recomputed == 0; i++)
+        assert_string_not_equal(l->names[i], output->name);
+    assert_in_range(l->outputs, 0, MOST_OUTPUTS - 1);
+    snprintf(l->names[l->outputs++], sizeof l->names[0], "%s", output->name);
+    assert_true(!strstr(output->name, ".again") || c->keep == TD_KEEP_MOST);
+    assert_true(!strstr(output->name, ".rounded") || c->precision == TD_PRECISION_BF16_MIXED);
+    for (int64_t i = 0; i < l->trial->count; i++) {
+        p = td_trial_parameter(l->trial, i);
+        snprintf(name, sizeof name, "%s.grad", p.name);
+        if (strcmp(name, output->name) != 0)
+            continue;
+        const char *grads = l->placed ? l->placed : l->weights.grads;
+        assert_ptr_equal(output->at, grads + (size_t)p.offset * td_dtype_size(p.grad_dtype));
+        assert_int_equal(output->count, p.numel);
+        assert_int_equal(output->dtype, p.grad_dtype);
+        l->gradients++;
+    }
+    assert_true(isfinite(td_value_at(output->dtype, output->at, 0)));
+    assert_true(isfinite(td_value_at(output->dtype, output->at, output->count - 1)));
+    return l->outputs % 10 == 0 ? heard(l) : TD_OK;
+}
+
 static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
     listener *l = (listener *)hook;
@@ -176,6 +224,8 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
     /* Of a recomputation nothing stays needed. */
     for (int64_t i = 0; pass == TD_PASS_RECOMPUTE && status == TD_OK && i < l->weights.elements; i++)
         assert_int_not_equal(l->states[1][i], NEEDED);
+    if (pass != TD_PASS_RECOMPUTE && status == TD_OK)
+        assert_int_equal(l->next.range.end, 0); /* nothing comes after the last */
     l->passes--;
     return heard(l);
 }
@@ -192,6 +242,7 @@ static listener *open_listener(td_trial *trial)
                         .done = on_done,
                         .room = on_room,
                         .final = on_final,
+                        .output = on_output,
                         .end = on_end};
     l->roomy = calloc((size_t)l->weights.elements, sizeof *l->roomy);
     for (int i = 0; i < 2; i++)
@@ -275,7 +326,13 @@ static void every_range_of_a_step(void **state)
         assert_int_equal(l->states[0][i], FINAL);
     assert_int_equal(l->passes, 0);
     assert_int_equal(l->recomputed, recomputed_expected(&trial->c.config));
+    assert_int_equal(l->gradients, trial->count);
+    assert_string_equal(l->names[0], "layers.0.input");
+    assert_string_equal(l->names[l->outputs - 1], "token_embeddings.weight.grad");
     expect_gradients(l, clean);
+    capture = 1;
+    td_assert_refused(step(trial, TD_MICRO_ONLY), TD_BAD_STATE, "a captured pass computes none yet");
+    capture = 0;
     close_listener(l);
     free(clean);
     td_trial_close(trial);

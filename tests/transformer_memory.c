@@ -415,13 +415,12 @@ static void live_tensors_never_overlap(void **state)
     const bool recomputed = s.model->plan.last > 0;
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.q"),
                      recomputed);
-    assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/norm.output"), !kept);
-    assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"), kept);
+    assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"));
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"),
                      kept && s.model->plan.last <= 1);
     assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ffn.hidden"), kept);
     snprintf(ln_final, sizeof ln_final, "%s/ln_final.output", last);
-    assert_int_equal(happened(dev, TD_MEMORY_LIVE, ln_final), kept);
+    assert_true(happened(dev, TD_MEMORY_LIVE, ln_final));
     assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/ln_final.rstd"), kept);
     assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ln1.output"), kept);
     assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ln2.output"), kept);

@@ -154,6 +154,8 @@ static td_status check_backward(const td_transformer *model, td_micro micro)
     TD_CHECK(!accumulate || !model->plan.config.transient_gradients,
              "micro is %d, but the model's gradients are transient: nothing can be added to them",
              (int)micro);
+    TD_CHECK(!accumulate || !model->plan.shares,
+             "micro is %d, but the model's gradients share memory: nothing can be added to them", (int)micro);
     if (accumulate && model->grads_lost) {
         status = td_fail(TD_BAD_STATE, "there are no gradients to add to: backward failed");
         goto cleanup;

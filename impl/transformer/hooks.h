@@ -12,6 +12,7 @@
  *     room      gradients of a range are about to be written
  *     written   this pass has written them
  *     final     gradients of a range are complete, the last micro-batch's added
+ *     output    an operation has written a tensor or a gradient
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
  *     settle    outside of passes: all weights are to be there
@@ -96,6 +97,14 @@ typedef struct td_need {
     td_reads reads;
 } td_need;
 
+/** What an operation of the model writes: a tensor of the arena, or the gradient of a parameter. */
+typedef struct td_output {
+    const char *name; /* valid during the call */
+    const void *at;   /* on the device */
+    int64_t count;
+    td_dtype dtype;
+} td_output;
+
 /** A link of a chain, the first member of what implements it. A function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
@@ -139,6 +148,13 @@ struct td_hook {
      * queued on the device's current stream. The optimizer tells the links behind it, one after the other:
      * along a backward pass, or in the update that comes after it. */
     td_status (*updated)(td_hook *hook, td_range range, td_event *event);
+
+    /** For debugging: queued work writes these numbers, and later work may overwrite them. A tensor has its
+     * name in the memory history ("layers.3.attn.q"), and a parameter's gradient the parameter's name and
+     * ".grad". A tensor that is overwritten has a second name: the gradient of t is "t.grad", and t computed
+     * once more "t.again". Scratch, rstd and what attention saves are left out. A captured pass fails with
+     * TD_BAD_STATE, because it computes nothing yet. */
+    td_status (*output)(td_hook *hook, const td_output *output);
 
     /** `status`: what ended the pass, TD_OK if it is complete. Comes once for every `begin`, also where that
      * failed. What the link holds back goes on to the next one now, or is dropped after a failure. */

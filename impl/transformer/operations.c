@@ -180,6 +180,7 @@ td_status td_silu_grad(td_transformer *m, td_inout gate_up, td_inout dhidden)
     const td_rows_shape shape = td_gate_shape(&m->plan, tokens_of(m));
     void *const gate = gate_up.at, *const up = up_of(m, gate_up.at);
 
+    dhidden.use.kind = m->plan.all_kept ? TD_USE_READ : TD_USE_UPDATE;
     return RUN(TD_CALL_SILU_GRAD, 0, USES(gate_up.use, dhidden.use),
                td_silu_mul_backward(m->dev, &shape, gate, up, dhidden.at, gate, up,
                                     m->plan.all_kept ? NULL : dhidden.at));
@@ -215,7 +216,7 @@ td_status td_norm_grad(td_transformer *m, int64_t layer, td_weight norm, td_in x
     const td_out first = td_write(m, TD_T_RESIDUAL_GRAD, 0), rounded = td_write(m, TD_T_BRANCH_GRAD, 0);
     const td_rmsnorm_shape shape = td_norm_shape(&m->plan, tokens_of(m));
 
-    return RUN(TD_CALL_NORM_GRAD, 0,
+    return RUN(TD_CALL_NORM_GRAD, norm,
                USES(x.use, weight_of(layer, norm), gradient_of(layer, norm), rstd.use, dy.use,
                     begins ? first.use : residual.use, rounds ? rounded.use : nothing, work),
                td_rmsnorm_backward(m->dev, &shape, x.at, weight_at(m, layer, norm), rstd.at, dy.at, !begins,
@@ -228,7 +229,8 @@ td_status td_embed_grad(td_transformer *m, td_in dy)
     const td_in ids = td_read(m, TD_T_IDS, 0);
     const td_embedding_shape shape = td_embedding_shape_of(&m->plan, tokens_of(m));
 
-    return RUN(TD_CALL_EMBED_GRAD, 0, USES(ids.use, dy.use, gradient_of(0, TD_W_EMBEDDING), work),
+    return RUN(TD_CALL_EMBED_GRAD, TD_W_EMBEDDING,
+               USES(ids.use, dy.use, gradient_of(0, TD_W_EMBEDDING), work),
                td_embedding_backward(m->dev, &shape, ids.at, dy.at, m->adds, grad_at(m, 0, TD_W_EMBEDDING),
                                      work_at(m)));
 }

@@ -13,13 +13,15 @@ typedef struct td_owned {
     td_range range;
     bool planes;
     int64_t index; /* of the owned range that it is in */
+    int32_t place; /* of its gradients; 0: of its own */
 } td_owned;
 
 /** Goes to the next stretch of the plan; false: there is none. Zeros stand before the first. */
 bool td_owned_next(const td_plan *plan, td_owned *owned);
 
 /** How many pieces there are, and the bytes of their masters and gradients, each of which begins at a
- * multiple of TD_ALIGNMENT bytes. If all weights are owned, there is nothing between them. */
+ * multiple of TD_ALIGNMENT bytes. If all weights are owned, there is nothing between them. Shared places of
+ * gradients come first. */
 int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads);
 
 /** Fills pieces [td_owned_measure] for memory at params and grads; grads NULL: there is none. */

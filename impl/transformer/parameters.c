@@ -50,7 +50,7 @@ static void fill(td_transformer *model, int64_t index)
     p.dtype = model->plan.wide;
     p.grad_dtype = model->plan.grad_dtype;
     p.data = master.low ? NULL : master.at;
-    p.grad = master.grad;
+    p.grad = model->plan.shares ? NULL : master.grad;
     model->parameters[index] = p;
 }
 

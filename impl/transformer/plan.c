@@ -58,7 +58,7 @@ static const struct {
     [TD_T_LOSS] = {"loss", EXTENT_ONE, false},
     [TD_T_WORK] = {"work", EXTENT_WORK, false},
 
-    [TD_T_INPUT] = {"input", EXTENT_STREAM, true},
+    [TD_T_INPUT] = {"input", EXTENT_STREAM, true}, /* for layer number `layers`: "ln_final.input" */
     [TD_T_RSTD1] = {"ln1.rstd", EXTENT_ROWS, true},
     [TD_T_Q] = {"attn.q", EXTENT_MODEL, true},
     [TD_T_K] = {"attn.k", EXTENT_MODEL, true},
@@ -69,7 +69,7 @@ static const struct {
     [TD_T_RSTD2] = {"ln2.rstd", EXTENT_ROWS, true},
     [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, true},
 
-    [TD_T_NORM] = {"norm.output", EXTENT_MODEL, false},
+    [TD_T_NORM] = {"ln1.output", EXTENT_MODEL, true},
     [TD_T_ATTN_BRANCH] = {"attn.output", EXTENT_MODEL, true},
     [TD_T_FFN_BRANCH] = {"ffn.output", EXTENT_MODEL, true},
     [TD_T_QKV] = {"attn.qkv", EXTENT_QKV, true},
@@ -105,16 +105,36 @@ size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer)
 
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity)
 {
-    const char *name = plan->kept[tensor] && tensor == TD_T_NORM ? "ln1.output" : tensors[tensor].name;
+    const char *name = tensors[tensor].name;
 
-    if (plan->beyond[tensor] && layer == plan->config.size.layers)
+    if (!tensors[tensor].layers)
+        snprintf(out, capacity, "%s", name);
+    else if (layer == plan->config.size.layers)
         snprintf(out, capacity, "ln_final.%s", tensor == TD_T_INPUT ? name : name + strlen("ln1."));
     else if (tensor == TD_T_SAVED)
         snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->traits.saved);
-    else if (plan->beyond[tensor] || tensors[tensor].layers)
-        snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
     else
-        snprintf(out, capacity, "%s", name);
+        snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
+}
+
+/** Of a tensor with a row for each token. */
+static int64_t width_of(const td_model_size *size, extent extent)
+{
+    const int64_t widths[] = {
+        [EXTENT_STREAM] = size->d_model,  [EXTENT_ROUNDED] = size->d_model, [EXTENT_MODEL] = size->d_model,
+        [EXTENT_QKV] = 3 * size->d_model, [EXTENT_FFN] = size->d_ff,        [EXTENT_GATE_UP] = 2 * size->d_ff,
+        [EXTENT_VOCAB] = size->vocab};
+
+    return widths[extent];
+}
+
+bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, int64_t *count, td_dtype *dtype)
+{
+    const extent extent = tensors[tensor].extent;
+
+    *count = extent <= EXTENT_VOCAB ? tokens * width_of(&plan->config.size, extent) : 1;
+    *dtype = extent == EXTENT_ONE ? TD_F32 : extent == EXTENT_STREAM ? plan->wide : plan->dtype;
+    return extent <= EXTENT_VOCAB || extent == EXTENT_ONE;
 }
 
 /** *out = count elements of `size` bytes, rounded up to the alignment. */
@@ -225,10 +245,6 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     const td_transformer_config *config = &plan->config;
     const td_model_size *size = &config->size;
     const size_t element = td_dtype_size(plan->dtype);
-    const int64_t widths[] = {
-        [EXTENT_STREAM] = size->d_model,  [EXTENT_ROUNDED] = size->d_model, [EXTENT_MODEL] = size->d_model,
-        [EXTENT_QKV] = 3 * size->d_model, [EXTENT_FFN] = size->d_ff,        [EXTENT_GATE_UP] = 2 * size->d_ff,
-        [EXTENT_VOCAB] = size->vocab};
     td_attention_sizes attention;
     td_status status = TD_OK;
     int64_t tokens, count;
@@ -237,7 +253,7 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){config->batch, config->context}, &tokens));
     for (int i = EXTENT_STREAM; i <= EXTENT_VOCAB; i++) {
         const size_t size_of_one = i == EXTENT_STREAM ? td_dtype_size(plan->wide) : element;
-        TD_TRY(td_product("activations (tokens * width)", 2, (int64_t[]){tokens, widths[i]}, &count));
+        TD_TRY(td_product("activations (tokens * width)", 2, (int64_t[]){tokens, width_of(size, i)}, &count));
         TD_TRY(aligned_bytes("activations (tokens * width)", count, size_of_one, &bytes[i]));
     }
     if (!plan->mixed)
@@ -492,6 +508,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_product("gradients", 2,
                       (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.grad_dtype)}, &block));
     TD_TRY(td_owned_check(config, &plan.layout));
+    plan.shares = config->grad_places != NULL;
     plan.pieces = td_owned_measure(&plan, &plan.total.parameters, &plan.gradient_bytes);
     if (!td_has_backward(&plan))
         plan.gradient_bytes = 0;

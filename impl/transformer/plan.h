@@ -62,6 +62,7 @@ typedef struct td_plan {
     td_dtype grad_dtype;        /* of the weights' gradients: dtype, or wide */
     td_layout layout;
     int64_t pieces; /* of the weights that this rank has */
+    bool shares;    /* gradients of some owned ranges have one place (grad_places) */
     int64_t span;   /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
     int64_t last;  /* the first layer of the last checkpoint, which alone backward finds as forward left it */
     bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */
@@ -86,6 +87,10 @@ static inline bool td_has_backward(const td_plan *plan)
 
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
+
+/** How many numbers of which dtype the tensor has for that many tokens; false: it is scratch. */
+bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, int64_t *count,
+                       td_dtype *dtype);
 
 /** Where the layer's instance of a tensor begins in the arena. Inputs of checkpoints but the last stand at
  * its begin, one after the other. */

@@ -18,8 +18,11 @@ static uint64_t key_of(const td_call *call)
 static void record(td_recording *r, td_pass pass, const td_call *call)
 {
     if (r->calls) {
-        r->calls[r->count] = (td_recorded_call){
-            .key = key_of(call), .first = (int32_t)r->use_count, .kind = call->kind, .pass = pass};
+        r->calls[r->count] = (td_recorded_call){.key = key_of(call),
+                                                .first = (int32_t)r->use_count,
+                                                .kind = call->kind,
+                                                .pass = pass,
+                                                .weight = call->weight};
         r->weights[call->kind] |= UINT32_C(1) << call->weight;
         for (size_t i = 0; i < call->uses.count; i++)
             r->uses[r->use_count + i].use = call->uses.at[i];
@@ -340,6 +343,9 @@ td_status td_call_ended(td_transformer *model, td_status status)
 
     if (has_label(planned->kind))
         status = td_pop_after(model->dev, status);
+    for (td_hook *hook = model->hooks; hook && status == TD_OK; hook = hook->next)
+        if (hook->output)
+            status = td_hand_out(model, planned, hook);
     for (int64_t i = planned[0].first; i < planned[1].first; i++)
         if (r->uses[i].ends)
             status = life_ends(model, r->uses[i].use, status);

@@ -54,7 +54,7 @@ typedef struct td_uses {
 /** An operation that is about to run. */
 typedef struct td_call {
     td_call_kind kind;
-    td_weight weight; /* of a linear layer; 0 for other kinds */
+    td_weight weight; /* of a linear layer, or whose gradient is written; 0 for other kinds */
     td_uses uses;
 } td_call;
 
@@ -69,7 +69,7 @@ typedef struct td_recorded_use {
 typedef struct td_recorded_call {
     uint64_t key;  /* a hash of its kind and uses */
     int32_t first; /* its first use */
-    uint8_t kind, pass;
+    uint8_t kind, pass, weight;
 } td_recorded_call;
 
 struct td_recording {
@@ -99,6 +99,9 @@ td_status td_recording_find_lives(td_recording *recording, int64_t layers);
 void td_recording_together(const td_recording *recording, uint64_t together[TD_TENSORS]);
 
 void td_recording_free(td_recording *recording); /* accepts NULL */
+
+/** Tells the hook what the call has written. */
+td_status td_hand_out(td_transformer *model, const td_recorded_call *call, td_hook *hook);
 
 /* ---- the memory history ---- */
 

@@ -80,6 +80,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     }
     td_owned_place(&model->plan, model->weights.params, model->weights.grads, model->pieces);
     model->plan.config.owned = NULL; /* the caller's */
+    model->plan.config.grad_places = NULL;
     td_parameters_fill(model);
     if (model->grads_lost)
         TD_TRY(td_clear_padding(model, (td_range){0, model->plan.layout.elements}, false));

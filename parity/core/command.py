@@ -1,7 +1,8 @@
-"""python -m parity run | report | writeup | compare | list | prune."""
+"""python -m parity run | diverge | report | writeup | compare | list | prune."""
 
 import argparse
 import dataclasses
+import importlib
 import io
 import math
 import re
@@ -23,6 +24,7 @@ from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, 
 from parity.core.worker import Settings, Worker, WorkerError
 
 MOST_THREADS = 4096  # as the program's --threads
+MOST_RANKS = 128  # as core/rank.py's MOST
 MOST_SECONDS = 86400
 BUDGETS = {"cpu": {"quick": 0.25, "standard": 0.5, "full": 2.0}, "cuda": dict.fromkeys(sweep.PROFILES, 0.1)}
 MACHINES = {"cpu": "local", "cuda": "local-cuda"}
@@ -148,6 +150,10 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     return 0
 
 
+def diverge(package: str, options: argparse.Namespace, console: Console) -> int:
+    return importlib.import_module(f"{package}.shared.diverge").main(options, console)
+
+
 def _say(console: Console, lines: Any) -> int:
     for line in lines:
         console.print(str(line), markup=False, highlight=False)
@@ -190,38 +196,38 @@ def _parser() -> argparse.ArgumentParser:
         return argparse.ArgumentParser(add_help=False)
 
     several = dict(action="append", default=[], metavar="NAME")
-    folders, machine, modules, cases = (parent() for _ in range(4))
+    folders, machine, modules, where, few = (parent() for _ in range(5))
     folders.add_argument("--reports", type=Path, default=ROOT / "reports", help="where machines' folders are")
     machine.add_argument(
         "--machine", help="the folder of reports/ to use (default: local, on a GPU local-cuda)"
     )
     modules.add_argument("--module", **several, help="only this module; repeatable")
-    cases.add_argument(
+    few.add_argument(
         "--profile",
         choices=sweep.PROFILES,
         default="quick",
         help="quick: 5 minutes on two cores; standard: more shapes and the model `small`, 15 minutes; full: the "
         "handout's whole grids, hours (default: %(default)s). `list` and `run` print the expected time",
     )
-    cases.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
-    cases.add_argument(
+    few.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
+    few.add_argument(
         "--measure",
         action="append",
         choices=MEASURES,
         help="only this of each case, and its error; repeatable",
     )
-    cases.add_argument(
+    where.add_argument(
         "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"
     )
-    cases.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
-    cases.add_argument(
+    where.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
+    where.add_argument(
         "--threads",
         type=_number("1 to 4096", lambda n: 1 <= n <= MOST_THREADS, int),
         default=2,
         help="of both sides (default: %(default)s)",
     )
 
-    add = command("run", run, "measure what is not measured yet", cases, modules, machine, folders)
+    add = command("run", run, "measure what is not measured yet", few, where, modules, machine, folders)
     add("--redo", action="store_true", help="repeat finished cases; reports use the newest result")
     add(
         "--keep",
@@ -298,11 +304,33 @@ def _parser() -> argparse.ArgumentParser:
         help="name the cases that NEW lacks, which are otherwise only counted",
     )
 
+    words = "the first operation of a training step whose output is wrong; exits 1 if there is one"
+    add = command("diverge", diverge, words, where)
+    count = _number("at least 1", lambda n: n >= 1, int)
+    add("--size", default="tiny", help="tiny, laptop, or a size of the handout (default: %(default)s)")
+    add("--layers", type=count, help="in place of the size's own")
+    add("--batch", type=count, default=2, help="sequences of a rank (default: %(default)s)")
+    add("--context", type=count, default=16, help="tokens of a sequence (default: %(default)s)")
+    add("--dtype", choices=["f32", "tf32", "bf16", "bf16_mixed"], default="f32")
+    add("--attention", choices=["flash", "naive", "jit"], default="flash")
+    add("--keep", choices=["most", "all", "inputs"], default="most", help="what forward keeps for backward")
+    add("--checkpoint", type=count, metavar="LAYERS", help="of a checkpoint; implies --keep inputs")
+    add("--optimizer", choices=["adamw", "sgd"], default="adamw", help="sgd shows a wrong scale of gradients")
+    add("--until", choices=["loss", "backward", "update"], default="update", help="where the step ends")
+    add("--seed", type=_number("to be a whole number", lambda n: True, int), default=0)
+    add("--ranks", type=_number("1 to 128", lambda n: 1 <= n <= MOST_RANKS, int), default=1, help="processes")
+    add("--strategy", choices=["naive", "flat", "overlap", "bucketed"], default="bucketed")
+    add("--shard", choices=["tensors", "flat", "full"], help="what ranks split (default: nothing)")
+    add("--backend", choices=["gloo", "mpi", "nccl"], help="of ranks (default: gloo, on GPUs nccl)")
+    add("--all", action="store_true", help="print every output, in the order of the step")
+
     words = "remove results of deleted cases from the records; pages leave them out anyway"
     add = command("prune", prune_records, words, machine, folders)
     add("--dry-run", action="store_true", help="name what would go, and write nothing")
 
-    command("list", list_cases, "the cases of a profile and their time", cases, modules, machine, folders)
+    command(
+        "list", list_cases, "the cases of a profile and their time", few, where, modules, machine, folders
+    )
     return parser
 
 

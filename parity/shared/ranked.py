@@ -37,7 +37,7 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
-    gradients = "held" if shard == "full" else "transient"  # the link has memory for them
+    gradients = "shared" if shard == "full" else "transient"  # the link has memory for them
     how = c_switches(graph=gpu and not queued, keep="all", gradients=gradients, update="along")
     ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
@@ -55,12 +55,21 @@ def comm_of(case, c, backend, side=None):
     return c.ranks.comm(backend, case.config[side or f"c_{backend}"].get("nccl_ctas", 0))
 
 
+def hyper_of(case):
+    """C's hyperparameters."""
+    if case.optimizer == "sgd":
+        return {"kind": "sgd", "sgd": {"lr": SGD_LR}}
+    return {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
+
+
 class RankTrainer:
     """A td_train of this rank, with the links of the case: `strategy` and `bucket_mb`, and `shard` where state is
-    split, unless it is left `whole`. On the device of the communicator, whose streams are in order with it."""
+    split, unless it is left `whole`. On the device of the communicator, whose streams are in order with it. `first`: a
+    td_hook before all others."""
 
-    def __init__(self, case, c, backend, whole=False):
+    def __init__(self, case, c, backend, whole=False, first=None):
         self.case, self.c, self.backend, self.ranks = case, c.ranks.session, backend, c.ranks
+        self.first = first
         self.split = None if whole else case.get("shard")
         self.side = whole_of(f"c_{backend}") if whole else f"c_{backend}"
         self.captured = case.config[self.side]["graph"]
@@ -72,11 +81,8 @@ class RankTrainer:
         comm = comm_of(case, self, self.backend, self.side)
         switches = case.config[self.side]
         bucket_mb = switches.get("bucket_mb", case.get("bucket_mb", 0.0))
-        fields = train_options(switches)
-        fields["model"] |= {"size": {}, "attention": "flash"}
-        adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
-        hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
-        config = c.struct("td_train_config", case, hyper=hyper, gain=1 / case.ranks, **fields)
+        fields = train_options(switches, case.get("attention", "flash"))
+        config = c.struct("td_train_config", case, hyper=hyper_of(case), gain=1 / case.ranks, **fields)
         if self.split in (None, "tensors"):
             strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
             self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)
@@ -85,6 +91,8 @@ class RankTrainer:
             options = c.struct("td_shard_options", bucket_mb=bucket_mb)
             options.kind = c.enum("td_shard_kind", self.split)
             self.shard = c.create("td_shard_link_create", comm, options, config)
+        if self.first is not None:
+            self.first.next, config.hooks = config.hooks, self.first
         self.train = c.create("td_train_create", c.device, config)
         self.model = c.td_train_model(self.train)
         return self

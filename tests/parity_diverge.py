@@ -1,0 +1,99 @@
+"""`python -m parity diverge` names the first output that is wrong."""
+
+import contextlib
+import io
+import os
+import sys
+import unittest
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from parity.core.command import main
+from parity.core.library import Library, default_library
+from parity.core.measure import measure_case
+from parity.shared import diverge
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = Path(os.environ.get("TANDEM_LIBRARY", default_library()))
+
+
+class Diverge(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.library = Library(LIBRARY)
+        cls.library.set_threads(1)
+
+    def said(self, *arguments, here=True):
+        """(exit status, what is printed). here: in this process."""
+
+        def records_of(case, settings):
+            return [measure_case(diverge, case, self.library, budget=0.0)]
+
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(out))
+            stack.enter_context(contextlib.redirect_stderr(err))
+            if here:
+                stack.enter_context(patch.object(diverge, "records_of", records_of))
+            status = main("parity", ["diverge", "--library", str(LIBRARY), *arguments])
+        return status, out.getvalue() + err.getvalue()
+
+    def changed(self, wrong, change):
+        """What is said if C's output of this name is another."""
+        copy = diverge.Outputs.copy
+
+        def faulty(outputs, hook, output):
+            status = copy(outputs, hook, output)
+            if next(reversed(outputs.found)) == wrong:
+                outputs.found[wrong] = change(outputs.found[wrong])
+            return status
+
+        with patch.object(diverge.Outputs, "copy", faulty):
+            return self.said("--until", "backward")
+
+    def test_a_right_step_is_within_the_rule(self):
+        for way in ([], ["--dtype", "bf16_mixed", "--checkpoint", "1", "--optimizer", "sgd", "--all"]):
+            status, text = self.said(*way)
+            self.assertEqual(status, 0, text)
+            self.assertIn("all are within the rule", text)
+        for name in ("layers.0.attn.q (recomputed)", "layers.1.middle.grad.rounded", "\nlm_head.weight  "):
+            self.assertIn(name, text)
+
+    def test_the_first_wrong_output_is_named(self):
+        status, text = self.changed("layers.0.attn.q.grad", torch.neg)
+        self.assertEqual(status, 1, text)
+        self.assertIn("1 is outside the rule. The first: layers.0.attn.q.grad\n", text)
+        self.assertRegex(text, r"C +rel_l2 2, .*\n +PyTorch +rel_l2 [\d.]+e-07")
+        self.assertIn("all are about -1 times the truth", text)
+        self.assertIn("the output before it: layers.0.attn.o.grad\n", text)
+
+    def test_a_wrong_weight_shows_in_all_that_follows(self):
+        load = diverge.TandemTrainer.begin
+
+        def begin(model, state):
+            load(model, state | {"layers.0.ln2.weight": state["layers.0.ln2.weight"].flip(0)})
+
+        with patch.object(diverge.TandemTrainer, "begin", begin):
+            status, text = self.said("--until", "loss")
+        self.assertEqual(status, 1, text)
+        self.assertRegex(text, r"30 outputs; 2\d are outside the rule. The first: layers.0.ln2.output\n")
+
+    def test_the_rank_is_named(self):
+        paths = [str(ROOT), str(ROOT / "tests"), *sys.path]  # which ranks get
+        fake = patch.object(diverge, "__name__", "parity_double.fakes.diverged")
+        with patch("sys.path", paths), fake:
+            status, text = self.said("--ranks", "2", "--threads", "1", "--until", "loss", here=False)
+        self.assertEqual(status, 1, text)
+        self.assertIn("The first of rank 1: layers.1.ffn.output\n", text)
+        self.assertIn("about 1.001 times the truth", text)
+
+    def test_what_cannot_run_is_said(self):
+        self.assertEqual(self.said("--dtype", "tf32")[0], 2)
+        self.assertIn("tf32 is set: the cpu multiplies f32", self.said("--dtype", "tf32")[1])
+        self.assertIn("--size is 'no', needs one of: tiny, small", self.said("--size", "no")[1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,17 @@
+"""The case of `python -m parity diverge`, in which an output of C is wrong on rank 1."""
+
+from parity.shared import diverge
+
+
+def run(case, draw, c):
+    copy = diverge.Outputs.copy
+
+    def wrong(outputs, hook, output):
+        status = copy(outputs, hook, output)
+        last = next(reversed(outputs.found))
+        if (c.ranks.rank, last) == (1, "layers.1.ffn.output"):
+            outputs.found[last] *= 1.001
+        return status
+
+    diverge.Outputs.copy = wrong  # for the rest of this process, which runs no other case
+    return diverge.run(case, draw, c)
