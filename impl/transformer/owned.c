@@ -19,10 +19,9 @@ td_status td_owned_check(const td_transformer_config *config, const td_layout *l
                  i, range.begin, range.end, end, layout->elements);
         end = range.end;
     }
-    if (config->transient_gradients)
-        status =
-            td_fail(TD_UNSUPPORTED, "transient_gradients is set, but their place in the arena is for all "
-                                    "weights: owned needs to be NULL");
+    TD_FAIL_IF(config->transient_gradients, TD_UNSUPPORTED,
+               "transient_gradients is set, but their place in the arena is for all weights: owned needs to "
+               "be NULL");
 cleanup:
     return status;
 }
@@ -65,47 +64,26 @@ static size_t aligned(int64_t count, size_t size)
     return ((size_t)count * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
 }
 
-/** The bytes of a stretch's masters; of planes, of one of the two. */
-static size_t master_bytes(const td_plan *plan, const td_owned *owned)
-{
-    return aligned(owned->range.end - owned->range.begin,
-                   owned->planes ? sizeof(uint16_t) : td_dtype_size(plan->wide));
-}
-
-static size_t grad_bytes(const td_plan *plan, const td_owned *owned)
-{
-    return aligned(owned->range.end - owned->range.begin, td_dtype_size(plan->grad_dtype));
-}
-
-int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads)
+int64_t td_owned_place(const td_plan *plan, td_piece *pieces, char *params, char *grads, size_t *param_bytes,
+                       size_t *gradient_bytes)
 {
     td_owned owned = {.index = 0};
     int64_t count = 0;
 
-    *params = *grads = 0;
-    for (; td_owned_next(plan, &owned); count++) {
-        *params += master_bytes(plan, &owned) * (owned.planes ? 2 : 1);
-        *grads += grad_bytes(plan, &owned);
+    for (*param_bytes = *gradient_bytes = 0; td_owned_next(plan, &owned); count++) {
+        const int64_t numbers = owned.range.end - owned.range.begin;
+        const size_t bytes = aligned(numbers, owned.planes ? sizeof(uint16_t) : td_dtype_size(plan->wide)),
+                     at = *param_bytes, low = at + bytes;
+
+        if (pieces)
+            pieces[count] = (td_piece){.range = owned.range,
+                                       .at = params + at,
+                                       .low = owned.planes ? params + low : NULL,
+                                       .grad = grads ? grads + *gradient_bytes : NULL};
+        *param_bytes = owned.planes ? low + bytes : low;
+        *gradient_bytes += aligned(numbers, td_dtype_size(plan->grad_dtype));
     }
     return count;
-}
-
-void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces)
-{
-    td_owned owned = {.index = 0};
-
-    for (td_piece *piece = pieces; td_owned_next(plan, &owned); piece++) {
-        const size_t bytes = master_bytes(plan, &owned);
-
-        *piece = (td_piece){.range = owned.range, .at = params, .grad = grads};
-        params += bytes;
-        if (owned.planes) {
-            piece->low = params;
-            params += bytes;
-        }
-        if (grads)
-            grads += grad_bytes(plan, &owned);
-    }
 }
 
 td_status td_check_place(const char *what, td_range range, const void *where)
