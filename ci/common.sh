@@ -58,8 +58,8 @@ test_preset() {
 
     say "test: preset $preset"
     rm -f "$logs/LastTestsFailed.log"
-    # One more than processors, because many tests wait for most of their time.
-    ctest --preset "$preset" -j "$((jobs + 1))" "$@" || status=$?
+    # Two more than processors, because many tests wait for most of their time.
+    ctest --preset "$preset" -j "$((jobs + 2))" "$@" || status=$?
     [ "$status" -ne 0 ] || return 0
     say "test: preset $preset failed; the lines that say why"
     grep -E '^\[ *(ERROR|LINE|FAILED) *\]|Error:|ERROR:|runtime error|^FAIL' "$logs/LastTest.log" | head -60 || true

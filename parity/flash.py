@@ -11,6 +11,7 @@ from parity.core import Case, grid, within
 from parity.core.comparison import Comparison, geomean, ms_of
 from parity.core.view import number
 from parity.shared import attend
+from parity.shared.attend import HEAD_DIM, HEAD_DIMS
 from parity.shared.pages import by_case, errors_by, held, mark, mib, on_gpu, peak_of, tabled, time_of
 from ref import attention as naive
 from ref import flash as ref
@@ -20,12 +21,9 @@ PUBLISHED_MS = 5.364  # the leaderboard's verified record of 2025, on an H100
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 PHASES = ["forward", "backward", "both"]
-MIB = 2**20
 SEQS = [2**power for power in range(7, 17)]
-HEAD_DIMS = [16, 32, 64, 128]
-# The sequence lengths of the memory curves, and the head size of all curves.
+# The sequence lengths of the memory curves.
 MEMORY_SEQS = {"cpu": [256, 512, 1024, 2048, 4096, 8192], "cuda": [1024, 2048, 4096, 8192, 16384, 32768]}
-HEAD_DIM = 64
 
 
 def cases(profile, device):
@@ -212,7 +210,7 @@ def measured_sides(case, draw, c):
     weigh = case["pass"] == "memory"
     phase = "forward" if weigh else case["pass"]
     flops = attend.flops_of(account, phase)
-    rows = tensors[0].nbytes / MIB  # one of q, k, v, o
+    rows = mib(tensors[0].nbytes)  # one of q, k, v, o
     flash = attend.TandemAttention(case, c, "flash", tensors, fleeting=case.alone)
     eager = attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
     sides = {

@@ -4,15 +4,14 @@ and what one block saves for its backward."""
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches
-from parity.shared.pages import extent, ran_with, tabled
+from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches, train_options
+from parity.shared.pages import MIB, extent, ran_with, tabled
 from ref import memory as ref
 from ref.transformer import Transformer
 
 BATCH = 4
 CONTEXTS = [128, 256, 512]
 LONGEST = 2048  # of the handout of 2026, for the size that it calls xl
-MIB = 2**20
 POINTS = 200  # of a timeline in a record
 CONTRIBUTORS = 5
 PHASE_NAMES = ["create", "forward", "backward", "optimizer"]
@@ -118,13 +117,8 @@ class Recording:
 
     def __init__(self, case, c, switches, what):
         self.c = c
-        model = {
-            "size": {},
-            "attention": switches["attention"],
-            "keep": switches["keep"],
-            "transient_gradients": switches["gradients"] == "transient",
-        }
-        config = c.struct("td_memory_config", case, model=model, time=switches["update"], **{"pass": what})
+        fields = {"model": train_options(switches)["model"], "time": switches["update"], "pass": what}
+        config = c.struct("td_memory_config", case, **fields)
         self.handle = c.value("td_memory_record", c.device, config)
         self.summary = c.value("td_memory_summary_of", self.handle)
 

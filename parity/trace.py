@@ -16,6 +16,7 @@ from parity.shared.model import (
     sizes_of,
     torch_model,
     torch_switches,
+    train_options,
 )
 from parity.shared.pages import by_case, extent, on_gpu, ran_with
 from ref import trace as ref
@@ -114,9 +115,7 @@ def flops(case, draw, c):
     tokens = draw.integers("tokens", (case.batch, case.context), high=case.vocab)
 
     def tandem():
-        traced = Traced(
-            case, c, {"attention": "naive", "graph": False, "keep": "all", "gradients": "held"}, 0, 1
-        )
+        traced = Traced(case, c, {"attention": "naive"} | c_switches(keep="all"), 0, 1)
         try:
             forward, step = traced.total(("forward",)), traced.total(PHASES)
             attention = c.value("td_trace_attention_of", traced.trace)
@@ -158,21 +157,8 @@ class Traced:
 
     def __init__(self, case, c, switches, warmup, steps):
         self.c, self.steps = c, steps
-        model = {
-            "size": {},
-            "attention": switches["attention"],
-            "keep": switches["keep"],
-            "transient_gradients": switches["gradients"] == "transient",
-        }
-        config = c.struct(
-            "td_bench_config",
-            case,
-            model=model,
-            mode="train",
-            warmup=warmup,
-            steps=steps,
-            graph=switches["graph"],
-        )
+        how = dict(mode="train", warmup=warmup, steps=steps, graph=switches["graph"])
+        config = c.struct("td_bench_config", case, model=train_options(switches)["model"], **how)
         self.classes = [c.ffi.string(c.td_op_class_name(i)).decode() for i in range(9)]
         self.matmul = self.classes.index("matmul")
         self.plain = self.bench(config)

@@ -32,6 +32,7 @@ static attention_case draw_attention(bool flash)
 
         c.s.scale = TD_FUZZ_PICK(good);
     }
+    SPOIL(c.s.seq_k, "seq_k|k|scores", INT64_MAX, INT64_MAX / 8);
     if (wrong()) {
         c.s.tf32 = true;
         impossible_if(c.s.dtype != TD_F32, "tf32");

@@ -60,7 +60,13 @@ td_transformer_config api_draw_model(bool own)
         c.checkpoint_layers = c.size.layers == INT64_MAX || bad_below(2) == 0 ? -1 : c.size.layers + 1;
         impossible(TD_BAD_ARGUMENT, "checkpoint_layers");
     }
-    c.attention = text("attention|name", 2, attentions);
+    if (c.keep != TD_KEEP_INPUTS)
+        SPOIL(c.checkpoint_layers, "checkpoint_layers|layers", 1);
+    SPOIL(c.size.d_ff, MODEL_PRODUCTS, INT64_C(1) << 58, INT64_MAX / (3 * D_MODEL));
+    SPOIL(c.size.vocab, MODEL_PRODUCTS, INT64_MAX / D_MODEL, INT64_MAX / D_MODEL - 100);
+    SPOIL(c.batch, MODEL_PRODUCTS "|bytes|beyond", INT64_C(1) << 60, INT64_C(1) << 55);
+    SPOIL(c.context, MODEL_PRODUCTS "|bytes|beyond", INT64_C(1) << 56);
+    c.attention = text("attention", 2, attentions);
     if (own && wrong()) {
         static const td_model_use bad_uses[] = {(td_model_use)-1, (td_model_use)2, (td_model_use)INT32_MAX};
         c.use = BAD(bad_uses);

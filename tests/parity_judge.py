@@ -252,6 +252,15 @@ class WrongAnswers(unittest.TestCase):
             answer[5, 7] = 0
             self.assertIn("all that are wrong are 0", judged(Product.eager, inputs, answer).complaints[0])
 
+    def test_one_number_off_by_twice_what_pytorch_s_is(self):
+        truth = torch.ones(64, dtype=torch.float64)
+        eager, c = truth.float(), truth.float()
+        eager[0] += 1e-3  # the norm allows much
+        eager[1] += 1e-5
+        c[1] += 1.9e-5
+        sides = {"torch_eager": {"y": eager}, "c": {"y": c}}
+        self.assertIn("1 of 64", str(judge(sides, {"y": truth}, {}, "torch_eager")["c"].complaints))
+
     def test_nothing_was_written(self):
         inputs = Product.inputs(0, F32)
         answer = torch.zeros_like(Product.kernel(*inputs))

@@ -24,7 +24,7 @@ from parity.core.clock import statistics
 from parity.core.document import Figure, Tabled, Text
 from parity.core.record import FILE, load
 from parity.core.report import Page
-from parity.core.tables import PREAMBLE
+from parity.core.tables import PREAMBLE, Table
 from parity.core.view import Records
 from parity.core.words import MOST_SENTENCES, beyond_limits
 from parity.shared.model import TandemTrainer
@@ -196,6 +196,15 @@ class Exports(Apart):
     @unittest.skipUnless(shutil.which("pdflatex"), "no pdflatex: apt-get install texlive-latex-recommended")
     def test_latex_tables_fit_the_page(self):
         inputs = "\n\n".join(rf"\input{{{path.name}}}" for path in self.tables("latex", "tex"))
+        passes, sides = ("forward", "backward", "both"), ("c", "eager", "fused")
+        row = {"dtype": "bf16", "head_dim": 16, "seq": 65536} | {
+            f"{p} {s}": 0.00826 for p in passes for s in sides
+        }
+        row |= {
+            "% of the bound, both": "70 %",
+            "noisy": "forward eager, backward eager, both eager, both fused",
+        }
+        inputs += "\n\n" + Table([row] * 3).render("latex")
         head = [r"\documentclass[a4paper]{article}", r"\usepackage[margin=2.5cm]{geometry}", PREAMBLE]
         whole = "\n".join([*head, r"\begin{document}", inputs, r"\end{document}"])
         (self.folder / "latex" / "all.tex").write_text(whole)
@@ -203,7 +212,7 @@ class Exports(Apart):
         run = subprocess.run(command, cwd=self.folder / "latex", capture_output=True, encoding="latin-1")
         self.assertEqual(run.returncode, 0, run.stdout[-2000:])
         over = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide", run.stdout)]
-        self.assertLess(max(over, default=0.0), 12.0)
+        self.assertLess(max(over, default=0.0), 5.0)
 
     def test_csv_is_read_as_it_is(self):
         paths = [path for path in self.tables("csv", "csv") if path.name != report.LIST]
@@ -243,7 +252,7 @@ class Memory(unittest.TestCase):
                 peaks[key] = max(peaks.get(key, 0), record.get("peak_mib") or 0)
         for key, peak in peaks.items():
             if peak:
-                needs = memory.peaks_case("cuda", *key).needs_bytes / memory.MIB
+                needs = memory.peaks_case("cuda", *key).needs_bytes / 2**20
                 self.assertTrue(peak <= needs <= 1.05 * peak, f"{key}: {needs:.0f} for {peak:.0f} MiB")
 
 

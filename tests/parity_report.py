@@ -24,7 +24,7 @@ from rich.console import Console
 from parity.core import compare, plot, report
 from parity.core.comparison import geomean
 from parity.core.record import FILE, RecordError
-from parity.core.tables import Spread, Table, text
+from parity.core.tables import Spread, Table, breaking, text
 from parity.core.view import Records
 
 torch.set_num_threads(1)  # the tensors are small
@@ -58,6 +58,7 @@ class Tables(unittest.TestCase):
         table = Table(self.rows, ["dtype", "ms"])
         self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
         self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", table.render("latex"))
+        self.assertEqual(breaking("a,b 13,328 --id"), r"a,\allowbreak{}b 13,328 -{}-id")
         self.assertIn(
             "columns: 2,\n  align: (left, right,),\n  table.header([dtype], [ms]),", table.render("typst")
         )

@@ -20,6 +20,7 @@ int main(int argc, char **argv)
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
     if (kills)
         return shard_killed(kind, argc > 5);
-    const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]) + shard_full_group(argv[1]);
+    const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]) + shard_full_group(argv[1]) +
+                       shard_places_group(argv[1]);
     return td_ranks_end(shard_dev, shard_comm, failed);
 }

@@ -7,6 +7,7 @@
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
+#include "support/fault.h"
 #include "support/fence.h"
 
 #include "base/check.h"
@@ -300,6 +301,48 @@ TD_BODY(every_wrong_answer_fails)
     assert_null(strstr(said, "compare.c:"));
 }
 
+/* ---- calls that fail ---- */
+
+enum { TURNS = 5 };
+
+static int failures[TURNS + 1]; /* of each turn's call, and of the call after them */
+
+static td_status take_turns(void *state)
+{
+    const int turns = *(volatile int *)state;
+
+    for (int turn = 0; turn < turns; turn++)
+        if (td_fault("turn")) {
+            failures[turn]++;
+            return td_fail(TD_IO_ERROR, "turn %d", turn);
+        }
+    if (td_fault("after")) {
+        failures[TURNS]++;
+        return td_fail(TD_IO_ERROR, "after");
+    }
+    return TD_OK;
+}
+
+TD_BODY(calls_of_the_same_stack_fail_first_and_last)
+{
+    const td_fault_loop loop = {.name = "turns", .run = take_turns, .least = TURNS + 1};
+    const char *const seconds = getenv("TANDEM_FUZZ_SECONDS");
+    const int expected[2][TURNS + 1] = {{1, 0, 0, 0, 1, 1}, {1, 1, 1, 1, 1, 1}};
+    int turns = TURNS;
+
+    for (int every = 0; every < 2; every++) {
+        if (!every)
+            unsetenv("TANDEM_FUZZ_SECONDS");
+        else
+            setenv("TANDEM_FUZZ_SECONDS", seconds ? seconds : "0", 1);
+        memset(failures, 0, sizeof failures);
+        td_fault_each(&loop, &turns);
+        assert_memory_equal(failures, expected[every], sizeof failures);
+    }
+    if (!seconds)
+        unsetenv("TANDEM_FUZZ_SECONDS");
+}
+
 int main(void)
 {
     const struct CMUnitTest right[] = {
@@ -311,6 +354,7 @@ int main(void)
         cmocka_unit_test(draws_depend_on_name_stream_and_dtype_alone),
         cmocka_unit_test(right_answers_pass),
         cmocka_unit_test(every_wrong_answer_fails),
+        cmocka_unit_test(calls_of_the_same_stack_fail_first_and_last),
     };
 
     return cmocka_run_group_tests(right, NULL, NULL);

@@ -224,6 +224,8 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
     /* Of a recomputation nothing stays needed. */
     for (int64_t i = 0; pass == TD_PASS_RECOMPUTE && status == TD_OK && i < l->weights.elements; i++)
         assert_int_not_equal(l->states[1][i], NEEDED);
+    if (pass != TD_PASS_RECOMPUTE && status == TD_OK)
+        assert_int_equal(l->next.range.end, 0); /* nothing comes after the last */
     l->passes--;
     return heard(l);
 }

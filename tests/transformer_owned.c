@@ -344,6 +344,61 @@ TD_BODY(what_needs_all_weights_refuses_a_part)
     td_device_close(dev);
 }
 
+TD_BODY(gradients_of_a_place_share_memory)
+{
+    td_range owned[] = {{0, 200}, {300, 400}};
+    int32_t places[] = {1, 1};
+    td_transformer_config config = {.size = ODD,
+                                    .batch = 1,
+                                    .context = 3,
+                                    .precision = TD_PRECISION_BF16_MIXED,
+                                    .attention = "flash",
+                                    .use = TD_MODEL_GRADIENTS,
+                                    .owned = owned,
+                                    .owned_count = 2,
+                                    .grad_places = places};
+    const int64_t ids[3] = {0};
+    td_transformer_bytes bytes, apart;
+    td_transformer *model;
+    td_parameter parameter;
+    int64_t elements;
+    td_device *dev;
+
+    td_assert_ok(td_device_open("cpu", &dev));
+    td_assert_ok(td_transformer_plan(dev, &config, &bytes));
+    config.owned_count = 1;
+    td_assert_ok(td_transformer_plan(dev, &config, &apart));
+    assert_int_equal(bytes.gradients, apart.gradients); /* of the larger range */
+    config.owned_count = 2;
+    places[1] = TD_GRAD_PLACES + 1;
+    td_assert_refused(td_transformer_plan(dev, &config, &bytes), TD_BAD_ARGUMENT, "grad_places[1] is 9");
+    places[1] = -1;
+    td_assert_refused(td_transformer_plan(dev, &config, &bytes), TD_BAD_ARGUMENT, "grad_places[1] is -1");
+    config.owned = NULL;
+    td_assert_refused(td_transformer_plan(dev, &config, &bytes), TD_BAD_ARGUMENT, "owned is NULL");
+
+    /* A range of masters that are planes and of others. */
+    td_assert_ok(td_transformer_elements(&config.size, config.precision, &elements));
+    config.grad_places = NULL;
+    td_assert_ok(td_transformer_plan(dev, &config, &apart));
+    owned[0] = (td_range){0, elements};
+    config.owned = owned;
+    config.owned_count = 1;
+    config.grad_places = places;
+    td_assert_ok(td_transformer_plan(dev, &config, &bytes));
+    assert_int_equal(bytes.gradients, apart.gradients);
+    td_assert_ok(td_transformer_create(dev, &config, &model));
+    td_assert_ok(td_transformer_init(model, 1));
+    td_assert_ok(td_transformer_parameter(model, 0, &parameter));
+    assert_null(parameter.grad);
+    td_assert_ok(td_transformer_forward(model, ids, 1, 3, NULL));
+    td_assert_ok(td_transformer_loss(model, ids, NULL));
+    td_assert_refused(td_transformer_backward(model, TD_MICRO_LAST), TD_BAD_ARGUMENT, "share memory");
+    td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
+    td_transformer_destroy(model);
+    td_device_close(dev);
+}
+
 #define AXES                                                                                                 \
     {                                                                                                        \
         {"f32", "bf16 and micro-batches", "mixed, all kept", "mixed, micro-batches", "mixed, checkpoints"},  \
@@ -359,10 +414,11 @@ static const td_cases memory = {
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(what_needs_all_weights_refuses_a_part)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_needs_all_weights_refuses_a_part),
+                                       cmocka_unit_test(gradients_of_a_place_share_memory)};
 
     td_assert_ok(td_cpu_set_threads(1));
     return td_run_cases(&steps, NULL, NULL) + td_run_cases(&memory, NULL, NULL) +
            td_run_cases(&by_range, file_folder_make, file_folder_remove) +
-           td_run_group("refusals", 1, tests, file_folder_make, file_folder_remove);
+           td_run_group("refusals", 2, tests, file_folder_make, file_folder_remove);
 }

@@ -86,6 +86,8 @@ typedef struct td_account_fsdp {
     int64_t block;            /* elements of a block's matrices, which are gathered together */
     td_account_training rank; /* bytes */
     int64_t saved;            /* bytes: the total without sharding less the rank's */
+    int64_t shared; /* bytes of the rank's gradients if an update reads each part at once: three places for
+                     * blocks, one for embedding and head, and norms */
 } td_account_fsdp;
 
 TD_API td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, int64_t parameter_bytes,

@@ -1,4 +1,4 @@
-/** Attention with the score matrix materialised, and the interface that every way to attend shares.
+/** Attention that stores the score matrix ("naive"), and the interface of all implementations of attention.
  *
  *   S = scale * Q K^T,   P = softmax(mask(S)),   O = P V          (Vaswani et al. 2017, eq. 1)
  *
@@ -11,11 +11,11 @@
 
 TD_BEGIN_DECLS
 
-/** How a masked score looks before the softmax. Both give the same result unless every key of a row is masked
- * or scores reach 1e6, and with top-left causal masking no row is: query 0 sees key 0. */
+/** The value of a masked score before the softmax. Both give the same result unless scores reach 1e6, or
+ * every key of a row is masked. The latter never happens with top-left causal masking: query 0 sees key 0. */
 typedef enum td_mask {
     TD_MASK_INF = 0, /* masked scores are -infinity: PyTorch's and the course model's convention */
-    TD_MASK_ADD_1E6  /* -1e6 is added to masked scores: the convention of the handout's flash kernel */
+    TD_MASK_ADD_1E6  /* masked scores get -1e6 added: the convention of the handout's flash kernel */
 } td_mask;
 
 /** Causal masking compares absolute indices from the top left, also when seq and seq_k differ: query i sees
@@ -31,56 +31,55 @@ typedef struct td_attention_shape {
     float scale; /* 0: 1 / sqrt(head_dim) */
     /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
     bool tf32;
-    bool deterministic; /* the same bits from every call, where that costs something: see flash.h */
-    /* o and dout are [batch, seq, heads, head_dim], as the output projection reads them and its gradient
-     * writes them, instead of in the order of q. No sum depends on it */
+    bool deterministic; /* every call gives the same bits, even if that takes longer: see flash.h */
+    /* o and dout are [batch, seq, heads, head_dim], as the output projection needs them, not in the order of
+     * q. Results have the same bits */
     bool o_bshd;
 } td_attention_shape;
 
-/* NaN. One in row i of an input reaches every output that depends on it by the formulas, with the mask:
+/* NaN. A NaN in row i of an input makes these outputs NaN:
  *
- *   of q     o, dq and flash's lse of query i; dk and dv of the keys that it sees
- *   of k     o, dq and lse of the queries that see key i; dk and dv of all keys that these see
- *   of v     dq and, in its own column, o of the queries that see key i; dk of all keys that these see
- *   of dout  dq of query i; dk and, in its own column, dv of the keys that it sees
+ *   of q     o, dq and flash's lse of query i; dk and dv of the keys that query i sees
+ *   of k     o, dq and lse of the queries that see key i; dk and dv of all keys that these queries see
+ *   of v     o (one column) and dq of the queries that see key i; dk of all keys that these queries see
+ *   of dout  dq of query i; dk and dv (one column) of the keys that query i sees
  *
- * It may reach what would depend on it if the mask hid less, and nothing else: with flash, if query i saw all
- * keys of its block of 128 rows (j / 128 <= i / 128); with naive attention, if there were no mask. No other
- * head shows it. Every other output is what it is without the NaN: on the CPU to the bit, on CUDA but for the
- * order of its sums. */
+ * Masked outputs may become NaN, too. With flash these are the outputs that would depend on the NaN if query
+ * i saw all keys of its block of 128 rows (j / 128 <= i / 128); with naive attention, if there were no mask.
+ * Other heads and all other outputs are as without the NaN: on the CPU to the bit, on CUDA up to the order of
+ * sums. */
 
-/** Sizes in bytes of the memory that the caller brings, each 256-byte aligned. */
+/** Bytes of memory that the caller allocates; each block must be 256-byte aligned. */
 typedef struct td_attention_sizes {
-    size_t saved;         /* written by forward, read by backward, beside q, k, v and o */
+    size_t saved;         /* written by forward, read by backward with q, k, v and o */
     size_t forward_work;  /* scratch of forward */
     size_t backward_work; /* scratch of backward */
 } td_attention_sizes;
 
-/** What a way to attend does on one kind of device, for those who account for it. */
+/** Facts about an implementation on a kind of device, for FLOPs and bytes. */
 typedef struct td_attention_traits {
-    const char *saved;    /* what forward saves, in a word: "scores", "lse" */
-    int64_t saved_floats; /* of f32 for each query; 0: it is a score matrix, of dtype */
-    bool skips_masked;    /* what a causal mask hides is not multiplied, up to tiles */
-    bool rebuilds_scores; /* backward multiplies Q K^T again: 5 products, without it 4 */
-    unsigned dtypes;      /* that it has, as bits 1 << td_dtype */
+    const char *saved;    /* the name of what forward saves: "scores", "lse" */
+    int64_t saved_floats; /* f32 numbers saved for each query; 0: a score matrix of dtype */
+    bool skips_masked;    /* no GEMM of tiles that a causal mask hides */
+    bool rebuilds_scores; /* backward computes Q K^T again: 5 GEMMs instead of 4 */
+    unsigned dtypes;      /* supported types, as bits 1 << td_dtype */
     bool tf32;            /* f32 may be multiplied as TF32 */
 } td_attention_traits;
 
-/** One way to attend. Tensors of forward and backward:
+/** An implementation of attention. Tensors of forward and backward:
  *
  *   q, o, dout, dq  [batch, heads, seq,   head_dim]  dtype  contiguous, on dev
  *   k, v, dk, dv    [batch, heads, seq_k, head_dim]  dtype
  *   o, dout         [batch, seq, heads,   head_dim]         with o_bshd
  *   work            forward_work or backward_work bytes on dev, 256-byte aligned
  *
- * Outputs overlap no input. Both are queued on dev's stream, allocate nothing and may be captured in a graph.
+ * Outputs overlap no input. Both passes are queued on dev's stream, allocate nothing and may be captured.
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale, tf32
- * beside a dtype other than TD_F32, work that is not aligned. TD_UNSUPPORTED: dev has no kernel for this
- * dtype or head_dim, or no TF32. After either nothing was queued and every output is as it was. */
+ * with a dtype other than TD_F32, work that is not aligned. TD_UNSUPPORTED: dev has no kernel for this dtype
+ * or head_dim, or no TF32. After an error nothing was queued and every output is as it was. */
 typedef struct td_attention_impl {
     const char *name;
-    td_status (*describe)(td_device_kind kind,
-                          td_attention_traits *out); /* whether this build has it or not */
+    td_status (*describe)(td_device_kind kind, td_attention_traits *out); /* also if this build lacks it */
     td_status (*sizes)(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
     td_status (*forward)(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                          const void *v, void *o, void *saved, void *work);

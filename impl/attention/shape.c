@@ -1,6 +1,8 @@
 #include "attention/shape.h"
 
+#include "accounting/accounting.h"
 #include "base/check.h"
+#include "device/listen.h"
 
 #include <math.h>
 
@@ -59,6 +61,20 @@ td_status td_attention_check_work(const void *work, size_t bytes)
     TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
     /* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
     TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
+cleanup:
+    return status;
+}
+
+td_status td_attention_begin(td_device *dev, const char *name, const td_attention_shape *s, bool backward)
+{
+    td_status status = TD_OK;
+    td_cost cost;
+
+    if (!td_device_listened(dev))
+        goto cleanup;
+    TD_TRY(td_flash_cost(s->batch, s->heads, s->seq, s->seq_k, s->head_dim, s->dtype, s->causal, backward,
+                         &cost));
+    td_device_begin_operation(dev, &(td_operation){name, TD_OP_ATTENTION, cost.flops, cost.bytes});
 cleanup:
     return status;
 }

@@ -14,6 +14,10 @@ td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits
 /** work may be NULL if `bytes` is 0. */
 td_status td_attention_check_work(const void *work, size_t bytes);
 
+/** Tells listeners of the device that a pass without a score matrix begins. td_operation_done ends it. */
+td_status td_attention_begin(td_device *dev, const char *name, const td_attention_shape *shape,
+                             bool backward);
+
 /** Elements from one row of o or dout to the next of the same head. */
 static inline int64_t td_attention_o_pitch(const td_attention_shape *shape)
 {

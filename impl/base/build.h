@@ -33,8 +33,9 @@ typedef struct td_build {
 /** The build of the library that answers. Never NULL; constant for as long as the library is loaded. */
 TD_API const td_build *td_build_info(void);
 
-/** A hash, of 16 hexadecimal digits, of the public headers without their comments. A program that has read other
- * headers must not call this library: structs may differ. This function stays as it is in all versions. */
+/** A hash, of 16 hexadecimal digits, of the public headers without their comments. A program that has read
+ * other headers must not call this library: structs may differ. This function stays as it is in all versions.
+ */
 TD_API const char *td_build_interface(void);
 
 TD_END_DECLS

@@ -44,17 +44,17 @@ TD_API void td_record_text_free(char *text);
  * all.
  *
  * If the file does not end in a newline (its writer was killed inside a line) a newline is written first, so
- * the torn line stays alone and nothing is lost. Writers take turns by flock(); who finds the file locked
- * waits for up to 5 s, whatever signals come. Where the file system knows no locks, lines of several writers
- * at once may mix.
+ * the torn line stays alone and nothing is lost. Writers take turns by flock(). A writer waits for a
+ * lock for up to 5 s, whatever signals come. On a file system without locks, lines of several writers may
+ * mix.
  *
  * TD_IO_ERROR, naming the path and the reason: it is no regular file, cannot be opened or written, is kept
  * locked by another program, or the disk is full. Earlier lines are intact, and a torn last line is cut off
- * again, but for a file system without locks, where another's line might stand behind it. A process whose
- * RLIMIT_FSIZE may be reached ignores SIGXFSZ, or dies of it inside the line. */
+ * again, except on a file system without locks. A process that may reach RLIMIT_FSIZE must ignore SIGXFSZ, or
+ * it dies inside the line. */
 TD_API td_status td_record_append(const td_record *record, const char *path);
 
-/** Whether td_record_append could write to `path` now: makes the file where it is missing, takes the lock and
+/** Whether td_record_append could write to `path` now: creates the file if it is missing, takes the lock and
  * gives it back. For a program that measures first. TD_BAD_ARGUMENT: NULL or empty. TD_IO_ERROR as above. */
 TD_API td_status td_record_probe(const char *path);
 

@@ -23,13 +23,13 @@ typedef struct td_stored {
     const char *dtype; /* as the format spells it: "F32", "BF16", "I64" */
     int64_t rank;      /* 0: one number */
     int64_t shape[TD_STORED_MOST_RANK];
-    int64_t bytes; /* to who writes a file: not looked at */
+    int64_t bytes; /* ignored when a file is written */
 } td_stored;
 
 /** How the format spells a dtype; NULL for a value that is no td_dtype. */
 TD_API const char *td_stored_dtype(td_dtype dtype);
 
-/** What a file says about itself. */
+/** An entry of a file's metadata. */
 typedef struct td_stored_text {
     const char *key, *value;
 } td_stored_text;
@@ -70,9 +70,8 @@ TD_API td_status td_safetensors_read(const td_safetensors *file, int64_t index, 
 
 typedef struct td_safetensors_writer td_safetensors_writer;
 
-/** Begins a file that is to stand at `path`: it is written beside that, as
- * "<path>.<process>-<number>.partial", and takes the place of what is there with td_safetensors_commit. Its
- * permissions are 0666 less the umask. Of a link the link is replaced.
+/** Begins a file for `path`. It is written as "<path>.<process>-<number>.partial", and td_safetensors_commit
+ * renames it. Its permissions are 0666 less the umask. If `path` is a link, the link is replaced.
  *
  *   tensors   [count]           their data follows in this order; each stands on a multiple of its element's
  *                               size if elements do not grow on the way
@@ -80,9 +79,9 @@ typedef struct td_safetensors_writer td_safetensors_writer;
  *
  * TD_BAD_ARGUMENT: a NULL, a path that is empty, a count below 0, a name or key that is empty or there twice,
  * text that is not UTF-8, the name "__metadata__", a rank or extent out of range, sizes beyond 2^63 - 1, a
- * header above 100 MB. TD_UNSUPPORTED: an unknown dtype. TD_IO_ERROR, naming the path and the reason: what is
- * at `path` is no regular file, the folder is not there or not writable, the disk is full. TD_NO_MEMORY. *out
- * is then NULL, and nothing is left. */
+ * header above 100 MB. TD_UNSUPPORTED: an unknown dtype. TD_IO_ERROR, naming the path and the reason: `path`
+ * is no regular file, the folder is missing or not writable, the disk is full. TD_NO_MEMORY. *out is then
+ * NULL, and no file is left. */
 TD_API td_status td_safetensors_writer_create(const char *path, int64_t count, const td_stored *tensors,
                                               int64_t metadata_count, const td_stored_text *metadata,
                                               td_safetensors_writer **out);
@@ -93,8 +92,8 @@ TD_API td_status td_safetensors_writer_create(const char *path, int64_t count, c
  * dies. */
 TD_API td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, int64_t bytes);
 
-/** Waits until the file is on the disk and puts it in its place, at once: who opens the path finds the old
- * file or the new one, whole. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: bytes are missing, a write failed, it is
+/** Waits until the file is on the disk and renames it: at any time `path` is the old file or the whole new
+ * one. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: bytes are missing, a write failed, it is
  * committed already. TD_IO_ERROR: the system refused; the old file is there still. */
 TD_API td_status td_safetensors_commit(td_safetensors_writer *writer);
 

@@ -1,4 +1,4 @@
-/** What a list of samples comes to. */
+/** Mean, spread and percentiles of samples. */
 #ifndef TD_BASE_STATS_H
 #define TD_BASE_STATS_H
 

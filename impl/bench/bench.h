@@ -19,11 +19,11 @@ TD_API td_status td_bench_mode_parse(const char *name, td_bench_mode *out);
 /** "forward", "backward" or "train"; "unknown mode" for any other value. Never NULL. */
 TD_API const char *td_bench_mode_name(td_bench_mode mode);
 
-/** What is timed, and by which clock. */
+/** Which parts are timed, and by which clock. */
 typedef enum td_bench_timed {
     /* "phases": forward, backward and optimizer by the host's clock, each until the device is done */
     TD_TIMED_PHASES = 0,
-    /* "events": the same by events on the device, one behind the other without a wait */
+    /* "events": the same by events on the device; the host waits for nothing in between */
     TD_TIMED_EVENTS,
     /* "whole": steps by events on the device, without a wait; only `step` is timed */
     TD_TIMED_WHOLE
@@ -39,11 +39,11 @@ typedef struct td_bench_config {
     td_transformer_config model; /* `use` is set by the mode */
     td_bench_mode mode;
     int64_t warmup, steps; /* untimed and timed steps; warmup may be 0, steps at least 1 */
-    int64_t micro_batches; /* of a step, whose gradients are added up in whole steps; 0: 1 */
+    int64_t micro_batches; /* of a step; more than 1 needs whole steps; 0: 1 */
     uint64_t seed;         /* weights and tokens */
 
-    /* Each phase is captured as a graph and replayed; a whole step is one graph. The first step runs as it
-     * comes, the second is captured, so that only what follows two warm-up steps is replays alone. */
+    /* Each phase is captured as a graph and replayed; a whole step is one graph. The first step is queued,
+     * the second is captured. So all timed steps are replays if there are at least two warm-up steps. */
     bool graph;
 
     td_bench_timed timed;
@@ -57,39 +57,39 @@ typedef struct td_bench_config {
 /** The trainer whose steps td_bench_run times. TD_BAD_ARGUMENT: a NULL, an unknown mode. */
 TD_API td_status td_bench_train_config(const td_bench_config *config, td_train_config *out);
 
-/** Called after every step, warm-up steps included (with events on a GPU, for all of them when the last is
- * done); done counts from 1 to warmup + steps. A status other than TD_OK ends the run and is returned. */
+/** Called after every step, warm-up steps included; with events on a GPU it is called for all steps after the
+ * last one. done counts from 1 to warmup + steps. A status other than TD_OK ends the run and is returned. */
 typedef td_status (*td_bench_progress)(void *user, int64_t done, int64_t total, double step_ms);
 
 typedef struct td_bench_result td_bench_result;
 
 typedef struct td_bench_phase {
     td_stats ms;           /* over the timed steps */
-    const double *samples; /* steps of them, ms, in order; owned by the result */
+    const double *samples; /* [steps] ms, in order; owned by the result */
 } td_bench_phase;
 
 typedef struct td_bench_summary {
-    /* A phase that the mode leaves out has ms.n = 0; forward includes the loss where backward follows. */
+    /* A phase that the mode leaves out has ms.n = 0. Forward includes the loss if backward follows. */
     td_bench_phase forward, backward, optimizer, step;
     int64_t steps;
     double tokens_per_second;     /* of all micro-batches / median step */
     double first_loss, last_loss; /* of all steps, warm-up included; NaN in the mode forward */
     size_t peak_bytes;            /* device memory, over the run */
 
-    /* Of a GPU, while the timed steps run: the clock of its SMs, its power, and whether the driver holds the
-     * clock down, because power or temperature is at its limit. 0 on a CPU, and where NVML is missing. */
+    /* Of a GPU during the timed steps: the clock of its SMs, its power, and whether the driver lowers the
+     * clock because power or temperature is at its limit. 0 on a CPU, and without NVML. */
     int32_t sm_mhz;
     double watts;
     bool slowed;
-    double flops_per_step; /* matrix products as they are run, by accounting.h */
+    double flops_per_step; /* of the GEMMs that run, by accounting.h */
 
-    /* What the model asks for, of which its utilisation is told (MFU): forward's products and twice as many
-     * for backward, of attention those that the mask leaves; nothing that is computed twice. */
+    /* For the model's FLOPs utilisation (MFU): GEMMs of forward and twice as many for backward, without
+     * masked parts of attention, and without anything that is computed again. */
     double model_flops_per_step;
 } td_bench_summary;
 
-/** Times steps of the config with the update after the backward pass and on 8, 12, ... 32 SMs along it, each
- * with a trainer of its own. *out: the number of SMs of the fastest; 0: after the pass. TD_BAD_ARGUMENT: a
+/** Times steps with the update after the backward pass, and with the update on 8, 12, ... 32 SMs during it.
+ * Each has a new trainer. *out = the number of SMs of the fastest; 0: after the pass. TD_BAD_ARGUMENT: a
  * NULL, a mode other than train, a way to time other than whole. TD_UNSUPPORTED: the device cannot update on
  * a part of its SMs. Else as td_bench_run. */
 TD_API td_status td_bench_tune(td_device *dev, const td_bench_config *config, int32_t *out);

@@ -167,7 +167,8 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
                                       .bucket_mb = config->bucket_mb,
                                       .prefetch = config->prefetch,
                                       .keep_weights = config->keep_weights,
-                                      .reduce_last = config->reduce_last};
+                                      .reduce_last = config->reduce_last,
+                                      .keep_gradients = config->keep_gradients};
 
     *out = NULL;
     return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
@@ -504,6 +505,7 @@ static td_status run_all(run *r)
         r->rank.gathered_tables = info.gathered_tables;
         r->rank.reduced_layers = info.reduced_layers;
         r->rank.reduced_tables = info.reduced_tables;
+        r->rank.shares_gradients = info.shares_gradients;
     }
     TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
     r->rank.parameters = bytes.model.parameters;

@@ -141,10 +141,10 @@ static td_status add_fsdp(td_table *table)
         for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
             td_account_fsdp f;
             TD_TRY(td_account_fsdp_memory(&model, ranks[j], 4, 4, 4, &f));
-            td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f", name, ranks[j],
+            td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f", name, ranks[j],
                          (double)f.rank.parameters / gib, (double)f.rank.gradients / gib,
-                         (double)f.rank.optimizer_state / gib, (double)f.rank.total / gib,
-                         (double)f.saved / gib, 4.0 * (double)f.block / mib);
+                         (double)f.shared / gib, (double)f.rank.optimizer_state / gib,
+                         (double)f.rank.total / gib, (double)f.saved / gib, 4.0 * (double)f.block / mib);
         }
 cleanup:
     return status;
@@ -419,10 +419,12 @@ static const struct listing {
      {"memory_accounting", "accounting", "checkpointing", 1, "size=2.7B\tbatch=4\tcontext=2048"},
      add_checkpointing},
     {"fsdp",
-     "Fully sharded weights: memory of one rank without activations and buffers, f32 and AdamW; saved: the "
-     "difference from no sharding; a block: weights that are gathered together",
-     "lrrrrrrr",
-     "size\tranks\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tsaved GiB\ta block MiB",
+     "Fully sharded weights: memory of one rank without activations and buffers, f32 and AdamW; shared: "
+     "gradients if blocks share three places for them; saved: the difference from no sharding; a block: "
+     "weights that are gathered together",
+     "lrrrrrrrr",
+     "size\tranks\tparameters GiB\tgradients GiB\tshared GiB\tAdamW state GiB\ttraining GiB\tsaved GiB\ta "
+     "block MiB",
      {"fsdp_accounting", "accounting", "fsdp", 2, NULL},
      add_fsdp},
     {"attention",

@@ -132,6 +132,7 @@ static void take_pass(const struct argp_state *state, arguments *args)
     if (args->pass.gradients_given && config->model.transient_gradients)
         argp_error(state, "--gradients: 'transient' needs --kind flat or tensors");
     config->model.transient_gradients = false;
+    config->keep_gradients = args->pass.gradients_given;
 }
 
 static void take_kind(const struct argp_state *state, const char *arg, td_bench_state *out)
@@ -211,6 +212,14 @@ static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 }
 
 /* ---- what comes out ---- */
+
+/** Where gradients are. `s` may be NULL: what came of the run is not known. */
+static const char *gradients_of(const td_bench_ranks_config *config, const td_bench_ranks_summary *s)
+{
+    return config->model.transient_gradients ? "transient"
+           : s && s->of[0].shares_gradients  ? "shared"
+                                             : "held";
+}
 
 static const char *optimizer_of(const td_bench_ranks_config *config)
 {
@@ -312,7 +321,7 @@ static void print_full(const td_bench_ranks_config *config, FILE *out)
         fprintf(out, "; the last micro-batch reduces gradients");
 }
 
-static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *out)
+static td_status print_head(const arguments *args, const td_ranks *ranks, const char *gradients, FILE *out)
 {
     const td_bench_ranks_config *config = &args->config;
     char text[160], machine[160];
@@ -341,8 +350,7 @@ static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *
     else if (has_buckets(config))
         fprintf(out, "; one bucket");
     fprintf(out, "; weights updated %s the backward pass; gradients are %s; steps are %s\n\n",
-            config->time == TD_UPDATE_ALONG ? "along" : "after",
-            config->model.transient_gradients ? "transient" : "held",
+            config->time == TD_UPDATE_ALONG ? "along" : "after", gradients,
             config->graph ? "captured as a graph, and queued where collectives are watched" : "queued");
 cleanup:
     return status;
@@ -354,7 +362,7 @@ static td_status print_all(const arguments *args, const td_ranks *ranks, const t
     td_status status = TD_OK;
     double first = 0, last = 0;
 
-    TD_TRY(print_head(args, ranks, out));
+    TD_TRY(print_head(args, ranks, gradients_of(&args->config, s), out));
     TD_TRY(print_times(s, out));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         first += s->of[rank].first_loss / (double)s->ranks;
@@ -387,7 +395,8 @@ static const char *deliverable_of(const td_bench_ranks_config *config)
                                                   : "optimizer_state_sharding_accounting";
 }
 
-static td_status set_case(const arguments *args, const td_ranks *ranks, td_record *record)
+static td_status set_case(const arguments *args, const td_ranks *ranks, const char *gradients,
+                          td_record *record)
 {
     const td_bench_ranks_config *config = &args->config;
     td_status status = TD_OK;
@@ -418,8 +427,7 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, td_recor
     if (config->model.keep == TD_KEEP_INPUTS)
         TD_TRY(td_record_set_integer(record, "config.checkpoint_layers",
                                      td_model_checkpoint_layers(&config->model)));
-    TD_TRY(td_record_set_string(record, "config.gradients",
-                                config->model.transient_gradients ? "transient" : "held"));
+    TD_TRY(td_record_set_string(record, "config.gradients", gradients));
     TD_TRY(
         td_record_set_string(record, "config.update", config->time == TD_UPDATE_ALONG ? "along" : "after"));
 cleanup:
@@ -479,7 +487,7 @@ static td_status append_record(const arguments *args, const td_ranks *ranks, con
     if (!args->common.json)
         goto cleanup;
     TD_TRY(td_output_record(ranks->dev, deliverable_of(&args->config), args->parallel->module, &record));
-    TD_TRY(set_case(args, ranks, record));
+    TD_TRY(set_case(args, ranks, gradients_of(&args->config, s), record));
     if (s) {
         TD_TRY(td_record_set_stats(record, "ms", &s->step));
         TD_TRY(td_record_set_samples(record, "samples", s->samples, s->step.n));
@@ -543,6 +551,7 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--keep (0 most, 1 all, 2 inputs)", c->model.keep},
         {"--checkpoint-layers", (double)c->model.checkpoint_layers},
         {"--gradients (0 held, 1 transient)", c->model.transient_gradients},
+        {"--gradients held is given", c->keep_gradients},
         {"--queued", !c->graph},
     };
 

@@ -1,5 +1,15 @@
-/** Internal to impl/comm/: a communicator's state, and what a kind of backend implements. comm.c checks the
- * arguments, numbers the calls and calls these. */
+/** Internal to impl/comm/: a communicator's state, and what a kind of backend implements. A file calls files
+ * below it alone, but for window.c, which exchanges by comm.c:
+ *
+ *   agree.c  flight.c               what ranks must have alike; collectives that wait in order
+ *   comm.c  window.c                public calls: arguments, numbers, windows
+ *   host.c  cuda.c  cuda_window.c   a kind of backend: MPI and Gloo on a thread; NCCL
+ *   watch.c  calls.c                when calls ran; what was met, and the end of calls
+ *   control.c  control_thread.c     connections among ranks
+ *   control_faults.c                who failed
+ *   ledger.c  meet.c  thread.c      which calls each rank has made; how ranks find each other
+ *   types.c                         names and sizes
+ */
 #ifndef TD_COMM_BACKEND_H
 #define TD_COMM_BACKEND_H
 

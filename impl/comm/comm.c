@@ -2,92 +2,12 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/dtype.h"
-#include "base/names.h"
 #include "comm/agree.h"
 #include "comm/backend.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-_Static_assert((int)TD_COMM_F64 == TD_F64 && (int)TD_COMM_F32 == TD_F32 && (int)TD_COMM_F16 == TD_F16 &&
-                   (int)TD_COMM_BF16 == TD_BF16,
-               "the floating-point types of collectives have td_dtype's numbers");
-
-enum { BACKENDS = 3, TYPES = 5 };
-
-static const struct {
-    const char *name, *library, *option;
-    bool there;
-} backends[BACKENDS] = {
-#ifdef TANDEM_HAVE_MPI
-    [TD_COMM_MPI] = {"mpi", "MPI", "TANDEM_MPI", true},
-#else
-    [TD_COMM_MPI] = {"mpi", "MPI", "TANDEM_MPI", false},
-#endif
-#ifdef TANDEM_HAVE_GLOO
-    [TD_COMM_GLOO] = {"gloo", "Gloo", "TANDEM_GLOO", true},
-#else
-    [TD_COMM_GLOO] = {"gloo", "Gloo", "TANDEM_GLOO", false},
-#endif
-#ifdef TANDEM_HAVE_NCCL
-    [TD_COMM_NCCL] = {"nccl", "NCCL", "TANDEM_CUDA and TANDEM_NCCL", true},
-#else
-    [TD_COMM_NCCL] = {"nccl", "NCCL", "TANDEM_CUDA and TANDEM_NCCL", false},
-#endif
-};
-
-static const struct {
-    const char *name;
-    size_t size;
-} types[TYPES] = {{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"i64", 8}};
-
-const char *td_comm_backend_name(td_comm_backend backend)
-{
-    return (unsigned)backend < BACKENDS ? backends[backend].name : NULL;
-}
-
-td_status td_comm_backend_parse(const char *name, td_comm_backend *out)
-{
-    return td_names_find("backend", &backends[0].name, sizeof *backends, BACKENDS, name, (int *)out);
-}
-
-td_status td_comm_backend_check(td_comm_backend backend)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK((unsigned)backend < BACKENDS, "backend is %d, needs to be a td_comm_backend", (int)backend);
-    if (!backends[backend].there)
-        status = td_fail(TD_UNSUPPORTED, "backend %s: this build of tandem has no %s (%s=ON)",
-                         backends[backend].name, backends[backend].library, backends[backend].option);
-cleanup:
-    return status;
-}
-
-const char *td_comm_type_name(td_comm_type type)
-{
-    return (unsigned)type < TYPES ? types[type].name : NULL;
-}
-
-size_t td_comm_type_size(td_comm_type type)
-{
-    return (unsigned)type < TYPES ? types[type].size : 0;
-}
-
-int td_comm_power(int ranks)
-{
-    int power = 1;
-
-    while (power < ranks)
-        power *= 2;
-    return power;
-}
-
-int64_t td_comm_ns(double seconds)
-{
-    return (int64_t)(seconds * 1e9);
-}
 
 /* ---- open and close ---- */
 
@@ -104,7 +24,7 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
 {
     td_status status = TD_OK;
 
-    TD_CHECK((unsigned)options->backend < BACKENDS, "backend is %d, needs to be a td_comm_backend",
+    TD_CHECK(td_comm_backend_name(options->backend), "backend is %d, needs to be a td_comm_backend",
              (int)options->backend);
     TD_CHECK(options->ranks >= 1 && options->ranks <= TD_COMM_MOST_RANKS, "ranks is %d, needs 1 to %d",
              (int)options->ranks, TD_COMM_MOST_RANKS);
@@ -127,7 +47,7 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
              "nccl_ctas is %d, needs 1 to %d, or 0 for NCCL's choice", (int)options->nccl_ctas,
              TD_COMM_MOST_CTAS);
     TD_CHECK((options->backend == TD_COMM_NCCL) == (td_device_kind_of(dev) == TD_DEVICE_CUDA),
-             "backend %s needs %s, dev is %s", backends[options->backend].name,
+             "backend %s needs %s, dev is %s", td_comm_backend_name(options->backend),
              options->backend == TD_COMM_NCCL ? "a CUDA device" : "the CPU", td_device_name(dev));
 cleanup:
     return status;
@@ -296,19 +216,6 @@ td_status td_comm_abort(td_comm *comm, const char *reason)
         snprintf(comm->gone, sizeof comm->gone, "%s", reason);
         atomic_store(&comm->given_up, true);
     }
-cleanup:
-    return status;
-}
-
-td_status td_comm_check(const td_comm *comm)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(comm, "comm is NULL");
-    if (comm->control)
-        status = td_control_status(comm->control, NULL);
-    else if (atomic_load(&comm->given_up))
-        status = td_fail(TD_RANK_FAILED, "rank 0 of 1: rank 0 gave up: %s", comm->gone);
 cleanup:
     return status;
 }
@@ -706,30 +613,5 @@ td_status td_comm_carry(td_comm *comm, uint64_t state)
     TD_CHECK(comm, "comm is NULL");
     comm->carried = state;
 cleanup:
-    return status;
-}
-
-td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t deadline_ns)
-{
-    td_status status = TD_OK;
-    const size_t bytes = (size_t)work->call.count;
-    const int own = comm->options.rank;
-    size_t got = 0;
-    char key[64], *all = work->out;
-
-    if (work->call.kind != TD_CALL_EXCHANGE)
-        goto cleanup;
-    snprintf(key, sizeof key, "%" PRId64 "/%d", work->call.number, own);
-    TD_TRY(td_control_put(comm->control, key, work->in, bytes));
-    memmove(all + (size_t)own * bytes, work->in, bytes);
-    for (int rank = 0; rank < comm->options.ranks; rank++) {
-        if (rank == own)
-            continue;
-        snprintf(key, sizeof key, "%" PRId64 "/%d", work->call.number, rank);
-        TD_TRY(td_control_get(comm->control, key, all + (size_t)rank * bytes, bytes, &got, deadline_ns));
-    }
-cleanup:
-    if (status != TD_OK && status != TD_RANK_FAILED)
-        status = td_control_late(comm->control, &work->call);
     return status;
 }

@@ -1,19 +1,18 @@
 /** Collectives among ranks: one interface over MPI and Gloo (the CPU's memory) and NCCL (a GPU's).
  *
  * A rank is a process with one device. Every rank of a communicator makes the same calls, with the same
- * count, type and reduction, in the same order. Each call carries its number and a signature of these,
- * which are compared among the ranks before the data moves; so a call begins when the last rank has made it,
- * on a GPU too. A rank that died, that is late, or that makes another call is an error with its name on every
- * other rank, within the deadline of the call that needed it, and from then on every call of the communicator
- * returns that error (TD_RANK_FAILED). Nothing may be assumed of the results that were on their way.
+ * count, type and reduction, in the same order. Ranks compare the number and these arguments of a call before
+ * data moves. So a call begins when the last rank has made it, on a GPU too. If a rank died, is late, or
+ * makes another call, every other rank gets an error with its name before the call's deadline. After that
+ * every call of the communicator returns this error (TD_RANK_FAILED). Results of unfinished calls are
+ * undefined.
  *
- * How that is known. Each rank has a thread that is connected to rank 0's, over which a rank's end, its
- * errors and its being alive are told: the end of a process ends its connection, so its death is seen in
- * milliseconds, on this host as on another. Ranks of one host share a page of memory with the numbers and
- * signatures of their calls; between hosts these go over the connections.
+ * Each rank has a thread that is connected to rank 0's thread. The threads tell each other errors, and that
+ * they are alive. The end of a process ends its connection, so other ranks see it in milliseconds. Ranks of
+ * one host share a page of memory with the numbers and arguments of their calls. Ranks of several hosts send
+ * them over the connections.
  *
- * The libraries are loaded when a communicator first needs them: a program that opens none has no MPI, no
- * Gloo and no NCCL in its process.
+ * MPI, Gloo and NCCL are loaded when a communicator first needs them.
  *
  * A communicator belongs to one thread at a time; td_comm_abort and td_comm_check may be called by any. */
 #ifndef TD_COMM_COMM_H
@@ -50,36 +49,36 @@ typedef enum td_comm_type {
 TD_API const char *td_comm_type_name(td_comm_type type);
 TD_API size_t td_comm_type_size(td_comm_type type);
 
-/** The average is the sum, multiplied by 1 / ranks: the factor is rounded to f32 (f64: to f64), the product
- * to the type. A library's own average, as NCCL's, multiplies first, by a factor rounded to the type: in bf16
- * among 6 ranks 0.2 % too much. f16 ends at 65504, so each rank's f16 is first divided by the least power of
- * two that is not below ranks, and the sum is multiplied by power / ranks: an average of finite numbers is
- * finite, and numbers below 2^-14 times that power lose their last bits. i64 has no average.
+/** The average is the sum times 1 / ranks. The factor is rounded to f32 (f64: to f64), the product to the
+ * type. NCCL's own average multiplies first, by a factor that is rounded to the type: in bf16 with 6 ranks
+ * the result is 0.2 % too large. f16 ends at 65504. So each rank's f16 is first divided by the least power
+ * of two that is not below ranks, and the sum is multiplied by power / ranks. An average of finite numbers
+ * is then finite, but numbers below 2^-14 times that power lose their last bits. i64 has no average.
  *
- * Sums of f16 and bf16 are rounded to the type at every addition, on the way from rank to rank, but once in
- * windows (below). The order of additions is the library's; it depends on the count and on the number of
- * ranks alone. All ranks get the same bits. Where a NaN meets a number, max gives either. */
+ * Sums of f16 and bf16 are rounded to the type at every addition, in windows (below) only once. The library
+ * chooses the order of additions. It depends only on the count and the number of ranks. All ranks get the
+ * same bits. The maximum of a NaN and a number is either of them. */
 typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
 
 /** How the ranks find each other:
  *
- *   address    "host:port" at which rank 0 listens: at a number there alone, at a name of its host on all
- *              interfaces, at "localhost" on the loopback. IPv4 goes before IPv6
- *   directory  rank 0 listens at a port that is free, and leaves the address in a file of this directory,
- *              which all ranks see, until all have come
- *   neither    by `run` alone if all ranks are on this host (a socket of that name, no file), else by MPI,
- *              under whose launcher they must have been started
+ *   address    "host:port" at which rank 0 listens: a number means this interface, a host's name all
+ *              interfaces, "localhost" the loopback. IPv4 goes before IPv6
+ *   directory  rank 0 listens at a free port and writes its address into a file of this directory. All ranks
+ *              must see the directory. The file is removed when all have come
+ *   neither    if all ranks are on this host, by a socket with the name `run`; else by MPI, whose launcher
+ *              must have started the ranks
  *
- * Who may join. A peer shows that it knows the run's name and a token of 128 bits before rank 0 answers
- * anything; the token itself is not sent. Others are dropped without an answer, and neither end nor delay a
- * run. A rank believes nothing of a rank 0 that does not show the same. In a directory the token is random,
- * in a file that this user alone may read; by MPI it goes with the address; by `run` alone the system says
- * which user a process belongs to. With an address it is `token`, which the caller has to spread. Without
- * one, whoever reaches the port and guesses the run's name can join or end the run: a program should say so.
- * Memory is shared with rank 0 only where the system or a token says whose it is.
+ * Who may join. Rank 0 answers a peer only if the peer proves that it knows the run's name and a token of 128
+ * bits; the token is not sent. Rank 0 drops others without an answer; they neither end nor delay a run. Rank
+ * 0 proves the same to each rank. In a directory the token is random, in a file that only this user may read.
+ * By MPI it comes with the address. By `run` alone the system tells the user of a process. With an address
+ * the caller gives each rank `token`. Without one, anybody who reaches the port and guesses the run's name
+ * can join or end the run: a program should say so. A rank shares memory with rank 0 only if the system or a
+ * token tells whose memory it is.
  *
- * This is about the control connections. What MPI, Gloo and NCCL send goes over connections of their own,
- * which are neither encrypted nor protected: use a network that you trust.
+ * All this is about the control connections. MPI, Gloo and NCCL use other connections, which are neither
+ * encrypted nor protected: use a network that you trust.
  *
  * Zeroed memory with rank and ranks set is a good start. */
 typedef struct td_comm_options {
@@ -91,46 +90,45 @@ typedef struct td_comm_options {
     const char *address;   /* NULL: none */
     const char *token;     /* with address: 32 hexadecimal digits that strangers do not know; NULL: none */
     const char *nccl_host; /* of NCCL: what NCCL_HOSTID is for this process; NULL: not set */
-    int32_t nccl_ctas;     /* of NCCL: multiprocessors for its kernels, at the least, up to TD_COMM_MOST_CTAS;
-                            * 0: its choice. Rank 0's go for all, where all are on one host and NVLink joins
-                            * rank 0's GPU to another that its process sees; else they are not looked at */
-    double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
-                            * to say who did not; 0: 60 */
+    int32_t nccl_ctas;     /* of NCCL: least number of SMs for its kernels, up to TD_COMM_MOST_CTAS; 0: NCCL
+                            * chooses. Rank 0's value is used on all ranks. It is ignored if ranks are on
+                            * several hosts, or if no NVLink joins rank 0's GPU to another that it sees */
+    double open_seconds; /* until all ranks have come and the library is ready; rank 0 may take 2 more to say
+                          * which rank is missing; 0: 60 */
     double seconds;      /* for a collective, from its call on; 0: 30 */
-    /* Called by a call that waits for other ranks, on its thread, a few times in a second: for how long it
-     * has waited, and for what, as "rank 1 has not come". It may print, or look whether the program is to
-     * end. False ends the wait: the call returns TD_RANK_FAILED, and so do the other ranks' calls. Not while
-     * a library moves data, which ends by `seconds`. Valid as long as the communicator. NULL: none */
+    /* A call that waits for other ranks calls this on its thread, a few times in a second. It gets how long
+     * the call has waited, and for what: "rank 1 has not come". False ends the wait: the call and the other
+     * ranks' calls return TD_RANK_FAILED. It is not called while a library moves data, which `seconds` ends.
+     * Valid as long as the communicator. NULL: none */
     bool (*waiting)(void *user, double seconds, const char *what);
     void *user; /* waiting's first argument */
 } td_comm_options;
 
 enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64, TD_COMM_WINDOW_ALIGNMENT = 16 };
 
-/** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
- * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
- * Each of NCCL's ranks has a GPU of its own. Ranks with different values of NCCL_HOSTID may share one: NCCL
- * takes them for ranks of different hosts, and sends by the network. Results are the same, times are not.
- * NCCL reads that variable itself; this library does not read the environment, and is told by nccl_host.
- * NCCL_MIN_CTAS and NCCL_MAX_CTAS go before nccl_ctas, which is for collectives beside other work: NCCL
- * chooses what is fastest alone.
+/** Joins the ranks of a run; returns when all have come. dev must stay open as long as the communicator.
+ * NCCL needs a CUDA device, the others need the CPU. A communicator of one rank copies, and loads no library.
+ * Each of NCCL's ranks needs a GPU of its own. But ranks with different values of NCCL_HOSTID may share one:
+ * NCCL then takes them for ranks of different hosts and uses the network. Results are the same, times are
+ * not. NCCL reads that variable; this library reads no environment and needs nccl_host. nccl_ctas is for
+ * collectives during other work, because NCCL chooses what is fastest alone. NCCL_MIN_CTAS and NCCL_MAX_CTAS
+ * go before it.
  *
- * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
- * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).
+ * The first communicator of MPI starts MPI, and its close ends it. So a process can have one, unless the
+ * program started MPI itself (with MPI_THREAD_MULTIPLE).
  *
  * TD_BAD_ARGUMENT: a NULL, an option out of range, a device of another kind, a token of other digits.
  * TD_UNSUPPORTED: the build lacks the backend. TD_LIBRARY_ERROR: its library cannot be loaded or started.
  * TD_IO_ERROR: the directory or the address cannot be used, or another run uses it. TD_RANK_FAILED: a rank
  * did not come in open_seconds, died, or came with other options; the message names it. TD_NO_MEMORY. After
- * any of them *out is NULL, and no thread, file or socket is left; but where a library did not come back
- * from its start (MPI_Init, when a rank died inside) its thread stays, with what it uses. */
+ * an error *out is NULL, and no thread, file or socket is left. One exception: if a library never returns
+ * from its start (MPI_Init, if a rank died inside), its thread stays. */
 TD_API td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm **out);
 
-/** Ends the communicator together with all ranks: waits for what is on its way, calls as well as graphs that
- * were launched, and until every rank has come so far. Unfinished td_work is gone. After an error it waits
- * for no other rank, but at most for the deadline of what is on its way inside the library. Accepts NULL.
- * Errors: TD_RANK_FAILED, TD_LIBRARY_ERROR, and it is freed all the same. TD_BAD_STATE, and nothing is done:
- * graphs with its collectives are to be destroyed first, for NCCL would wait for that. */
+/** Ends the communicator together with all ranks. It waits for calls and launched graphs, and until every
+ * rank closes. Handles (td_work) are no longer valid. After an error it waits for no other rank, but at most
+ * until the deadline of a call inside the library. Accepts NULL. TD_RANK_FAILED, TD_LIBRARY_ERROR: it is
+ * freed all the same. TD_BAD_STATE, and nothing is done: destroy graphs with its collectives first. */
 TD_API td_status td_comm_close(td_comm *comm);
 
 /** Tells all ranks that this one gives up, so that their calls return with `reason` and this rank's name. May
@@ -146,15 +144,15 @@ typedef struct td_comm_info {
     int32_t local_rank, local_ranks; /* among the ranks of this host, in their order */
     int32_t hosts;
     char library[96];  /* "Open MPI 4.1.4", "NCCL 2.28.9"; "" among one rank */
-    int32_t nccl_ctas; /* that NCCL was told to take at the least; 0: it was told nothing */
-    int32_t windows;   /* blocks of memory that ranks' GPUs reach directly: td_comm_window_create */
+    int32_t nccl_ctas; /* the least number of SMs that NCCL was told; 0: none */
+    int32_t windows;   /* blocks of memory that GPUs of other ranks reach directly: td_comm_window_create */
 } td_comm_info;
 
 TD_API td_status td_comm_describe(const td_comm *comm, td_comm_info *out);
 
 /* ---- collectives ---- */
 
-/** A collective on its way. From its call until it was waited for, its buffers are left alone. At most 1024
+/** An unfinished collective. Leave its buffers alone from its call until you have waited for it. At most 1024
  * at a time. */
 typedef struct td_work td_work;
 
@@ -162,12 +160,12 @@ typedef struct td_work td_work;
  * TD_LIBRARY_ERROR. */
 TD_API td_status td_work_wait(td_work *work);
 
-/** What is queued on the device's current stream from here on waits for the collective; the host does not.
- * Gives the handle back. Errors of the collective are returned by later calls. On the CPU as td_work_wait. */
+/** Work that is queued on the device's current stream from now on waits for the collective; the host does not
+ * wait. Gives the handle back. Later calls return the collective's errors. On the CPU as td_work_wait. */
 TD_API td_status td_work_queue_wait(td_work *work);
 
-/** *done: whether the collective is done, well or not; the handle stays. Of one rank it waits for
- * the copy that the collective may be, and for what is queued ahead of it. */
+/** *done: whether the collective has ended, with or without an error; the handle stays. With one rank it
+ * waits for the collective's copy and for earlier work. */
 TD_API td_status td_work_test(td_work *work, bool *done);
 
 /** The collectives. `work` NULL: the call returns when the collective is done. Else it returns at once, and
@@ -181,13 +179,12 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * broadcast       buffer [count]: that of every rank = that of root
  * barrier         returns when every rank has called it
  *
- * Where the device captures a graph (td_graph_begin), collectives on a GPU that have a handle become part of
- * it, the handle is for td_work_queue_wait within the capture, and the ranks do not meet. They meet ahead of
- * every launch of the graph, as in one call: all must launch graphs with the same collectives. A launch waits
- * until at most one of those before it is on its way, so that no rank's host is far ahead of its GPU. What
- * runs in graphs is not watched (td_comm_watch).
+ * If the device captures a graph (td_graph_begin), collectives on a GPU with a handle become part of it. The
+ * handle is for td_work_queue_wait within the capture, and the ranks do not meet. Before each launch they
+ * meet as in one call: all must launch graphs with the same collectives. A launch waits until at most one
+ * earlier launch is unfinished, so that no host runs far ahead of its GPU. td_comm_watch does not see graphs.
  *
- * in is only read where it is not part of out. Counts are of elements, from 0 on, on every rank the same; the
+ * in is only read, unless it is part of out. Counts are of elements, 0 or more, the same on every rank. The
  * memory is dev's, with the alignment of its elements.
  *
  * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
@@ -204,8 +201,8 @@ TD_API td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, t
                                    int32_t root, td_work **work);
 TD_API td_status td_comm_barrier(td_comm *comm);
 
-/** A few bytes of host memory from every rank to every rank, over the connections of the control threads: for
- * figures and settings, whatever the backend.
+/** Sends a few bytes of host memory from every rank to every rank over the control connections, with any
+ * backend: for figures and settings.
  *
  *   mine  [bytes]         in
  *   all   [ranks][bytes]  out
@@ -214,49 +211,48 @@ TD_API td_status td_comm_barrier(td_comm *comm);
  * range. TD_RANK_FAILED. TD_NO_MEMORY. */
 TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
 
-/** The next call of this communicator carries `state`, and ranks compare it as they compare counts, without
- * another message: a hash of what must be the same on every rank when a step begins. A call has 0 unless
- * told. A call that becomes part of a graph carries nothing, and leaves `state` to the next call, as the
- * launch of that graph is one.
+/** The next call carries `state`, and ranks compare it as they compare counts, without another message. Use a
+ * hash of all that must be the same on every rank when a step begins. Other calls carry 0. A call in a graph
+ * carries nothing and leaves `state` to the next call; a launch of the graph is such a call.
  *
  * TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_comm_carry(td_comm *comm, uint64_t state);
 
-/* ---- memory that they reach directly ---- */
+/* ---- windows: memory that GPUs of other ranks reach directly ---- */
 
-/** Memory whose collectives go straight from GPU to GPU. */
+/** Memory for collectives that go from GPU to GPU without copies. */
 typedef struct td_comm_window td_comm_window;
 
-/** Lets NCCL read and write memory of the other ranks where it lies: by NVLink, without copies in between.
- * Its all-reduce, reduce-scatter and all-gather then take far fewer multiprocessors. Sums of 16 bits are
- * added up in f32 and rounded once.
+/** Lets NCCL read and write memory of other ranks by NVLink, without copies. Its all-reduce, reduce-scatter
+ * and all-gather then need far fewer SMs. Sums of 16-bit types are added in f32 and rounded once.
  *
  *   memory  [bytes]  of comm's device; the whole block of td_device_alloc around it becomes the window.
- *                    NULL: this rank has none, and so has nobody
+ *                    NULL: this rank has none, and then no rank has one
  *
- * A collective: every rank calls it. From then on calls with memory of the block are made so:
+ * A collective: every rank calls it. From then on, in calls with memory of the block:
  *
- *   - what other ranks read or write (in and out of all_reduce, in of reduce_scatter, out of all_gather) lies
- *     on every rank at the same place of the same window, or on none in one: ranks compare that, as they do
- *     counts
- *   - in, out and each rank's part begin at multiples of 16 bytes of the block, for NCCL 2.28 is wrong about
- *     others
+ *   - memory that other ranks read or write (in and out of all_reduce, in of reduce_scatter, out of
+ *     all_gather) must lie at the same place of the same window on every rank, or in no window on any. Ranks
+ *     compare this as they compare counts
+ *   - in, out and each rank's part must begin at multiples of 16 bytes of the block, because NCCL 2.28 gives
+ *     wrong results otherwise
  *
- * Where it cannot be, *out is a window that changes nothing: on the CPU, of one rank, without NVLink between
- * the GPUs of one host, with NCCL before 2.27, for memory that is no part of a block of td_device_alloc of
- * 2 MiB or more, or that lies elsewhere in its block on another rank. td_comm_describe counts those that do,
- * and those that NCCL keeps without using them, where its environment says so (NCCL_CUMEM_ENABLE=0).
+ * If direct access is impossible, *out is a window without effect. That is so on the CPU, with one rank,
+ * without NVLink between the GPUs of one host, with NCCL before 2.27, for memory outside of blocks of
+ * td_device_alloc of 2 MiB or more, and for memory at another place in the block of another rank.
+ * td_comm_describe counts windows with effect. It also counts windows that NCCL does not use because of its
+ * environment (NCCL_CUMEM_ENABLE=0).
  *
- * A window ends with its block, or with the communicator; what is left of it is destroyed later.
+ * A window ends with its block or with the communicator. The handle is destroyed later.
  *
  * TD_BAD_ARGUMENT: comm or out is NULL, no bytes. TD_BAD_STATE: a graph is captured. TD_RANK_FAILED,
  * TD_LIBRARY_ERROR, TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out);
 
-/** Waits for the collectives that are on their way on this rank. All ranks destroy it, or free its block,
- * ahead of the next call with that memory, for which it is then none; the memory is given back when all have.
- * A graph with calls in it can no longer be launched (TD_BAD_STATE). Of windows of one block the last to go
- * ends it. While a graph is captured it stays until the communicator's end. Accepts NULL. */
+/** Waits for this rank's unfinished collectives. All ranks must destroy the window, or free its block, before
+ * the next call with that memory. The memory is given back when all have done so. A graph with calls in the
+ * window can no longer be launched (TD_BAD_STATE). If a block has several windows, the last one ends it.
+ * During a capture the window stays until the communicator ends. Accepts NULL. */
 TD_API void td_comm_window_destroy(td_comm_window *window);
 
 /* ---- when they ran ---- */
@@ -265,18 +261,17 @@ TD_API void td_comm_window_destroy(td_comm_window *window);
 typedef struct td_comm_span {
     const char *call; /* "all_reduce", "reduce_scatter", "all_gather" or "broadcast" */
     int64_t bytes;    /* of `count` elements; of reduce_scatter and all_gather the parts of all ranks */
-    int64_t begin_ns,
-        end_ns; /* td_clock_ns(). On a CPU from when all ranks have come to it; on a GPU from when
-                               * its kernel may run, so that it may wait for the other ranks' */
+    int64_t begin_ns, end_ns; /* td_clock_ns(). On a CPU it begins when all ranks have called; on a GPU when
+                               * its kernel may run, which may then wait for the other ranks */
 } td_comm_span;
 
-/** From here on the first `capacity` collectives with elements are watched; spans of a watch before are
- * forgotten. 0: none. TD_BAD_ARGUMENT: a NULL, a capacity below 0. TD_BAD_STATE: a collective is on its way.
- * TD_NO_MEMORY, TD_LIBRARY_ERROR: nothing is watched then. */
+/** Watches the first `capacity` collectives with elements from now on, and forgets earlier spans. 0: none.
+ * TD_BAD_ARGUMENT: a NULL, a capacity below 0. TD_BAD_STATE: a collective is unfinished. TD_NO_MEMORY,
+ * TD_LIBRARY_ERROR: nothing is watched then. */
 TD_API td_status td_comm_watch(td_comm *comm, int64_t capacity);
 
-/** What was watched so far, in the order of the calls. The spans are valid until the next td_comm_watch.
- * TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a collective is on its way; there were more than were to be watched.
+/** The watched collectives in the order of the calls. The spans are valid until the next td_comm_watch.
+ * TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a collective is unfinished, or there were more than `capacity`.
  * TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_watched(td_comm *comm, const td_comm_span **spans, int64_t *count);
 

@@ -9,6 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+int64_t td_ddp_elements(const td_ddp_tensor *tensor)
+{
+    int64_t elements = 1;
+
+    for (int32_t i = 0; i < tensor->dims; i++)
+        elements *= tensor->shape[i];
+    return elements;
+}
+
+int64_t td_ddp_room(const td_ddp_tensor *tensor)
+{
+    return tensor->room > 0 ? tensor->room : td_ddp_elements(tensor);
+}
+
 /** What of a tensor is; without gaps, so that it is compared as bytes. */
 typedef struct description {
     int64_t shape[TD_DDP_DIMS];

@@ -7,6 +7,10 @@
 #include "ddp/reduce.h"
 #include "train/state.h"
 
+/** Elements of a tensor, whose shape was checked, and of its gradient's memory. */
+int64_t td_ddp_elements(const td_ddp_tensor *tensor);
+int64_t td_ddp_room(const td_ddp_tensor *tensor);
+
 /** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0's, unless all ranks have such a
  * list and send it alike. */
 td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config);
@@ -26,7 +30,7 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
  * forward only or was made without the link. TD_BAD_STATE: the link is joined. */
 td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
 
-enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 6 };
+enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 7 };
 
 /** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the `count`
  * ones of the link, at most TD_LINK_SETTINGS. */

@@ -1,11 +1,11 @@
-/** Data parallelism: every rank has the same weights and gradients of its own batch, and the gradients of all
- * ranks are averaged before the weights are updated (Li et al. 2020, PyTorch Distributed).
+/** Data parallelism: every rank has the same weights and the gradients of its own batch. The gradients of all
+ * ranks are averaged before weights are updated (Li et al. 2020, PyTorch Distributed).
  *
- * Two layers. Beneath, td_ddp works on any list of tensors: whoever computes gradients says when each is
- * ready. Above, td_ddp_link takes part in the steps of a td_train by the chain of hooks.
+ * There are two layers. td_ddp works on any list of tensors: its caller says when each gradient is ready.
+ * td_ddp_link is a link in the chain of hooks of a td_train.
  *
- * Steps may be captured in graphs, where the device has them: all ranks then launch the same. So batch and
- * sequence length change on all ranks at a step, or on none: the graph of another is another. */
+ * Steps may be captured in graphs. All ranks must then launch the same graph, so batch and sequence length
+ * must change on all ranks in the same step. */
 #ifndef TD_DDP_DDP_H
 #define TD_DDP_DDP_H
 
@@ -16,10 +16,10 @@ TD_BEGIN_DECLS
 
 /** When gradients are sent, and how many in a call. */
 typedef enum td_ddp_strategy {
-    TD_DDP_NAIVE = 0, /* each by itself, one after the other, when the backward pass has ended */
-    TD_DDP_FLAT,      /* all of them in one call then */
-    TD_DDP_OVERLAP,   /* each by itself, as soon as it is ready */
-    TD_DDP_BUCKETED   /* in buckets of a size, as soon as the last of a bucket's is ready */
+    TD_DDP_NAIVE = 0, /* one call a gradient, each after the other, when the backward pass has ended */
+    TD_DDP_FLAT,      /* one call for all gradients, when the backward pass has ended */
+    TD_DDP_OVERLAP,   /* one call a gradient, as soon as it is ready */
+    TD_DDP_BUCKETED   /* one call a bucket, as soon as all of its gradients are ready */
 } td_ddp_strategy;
 
 /** "naive", "flat", "overlap", "bucketed"; NULL for any other value. */
@@ -28,10 +28,10 @@ TD_API const char *td_ddp_strategy_name(td_ddp_strategy strategy);
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out);
 
-/** What td_comm_options.nccl_ctas is best for a model whose gradients of this type are sent beside its
- * backward pass: 24 for 16 bits, where steps wait for the collectives. Else 0: NCCL then takes 7 in a window,
- * and with more of them the products of f32 are slower. By steps of xl (d_model 1600, 256 tokens a rank) on
- * two H100s with NVLink and NCCL 2.28. */
+/** The best td_comm_options.nccl_ctas if gradients of this type are sent during the backward pass. 16 bits:
+ * 24, because steps wait for collectives. f32: 0; NCCL then takes 7 in a window, and with more SMs for NCCL
+ * the GEMMs are slower. Measured with steps of xl (d_model 1600, 256 tokens a rank) on two H100s with NVLink
+ * and NCCL 2.28. */
 TD_API int32_t td_ddp_nccl_ctas(td_dtype grad_dtype);
 
 /* ---- any list of tensors ---- */
@@ -46,81 +46,80 @@ typedef struct td_ddp_tensor {
     int64_t shape[TD_DDP_DIMS];
     td_dtype dtype;      /* of data */
     td_dtype grad_dtype; /* of grad */
-    void *data;          /* with low the upper planes of its numbers (td_split), beside a dtype of f32 */
-    void *low;           /* their lower planes; NULL: data is the numbers */
-    void *grad;   /* NULL: the container has memory for it (td_ddp_gradient). Not looked at if frozen */
-    int64_t room; /* Elements of grad that are its own: those behind the tensor's are 0, and are sent with it,
-                   * so that what the next tensor has in memory can follow in the same call. 0: its own */
+    void *data;          /* the numbers; with low their upper planes (td_split), and dtype is f32 */
+    void *low;           /* their lower planes; NULL: there are none */
+    void *grad;          /* NULL: the container allocates it (td_ddp_gradient). Ignored if frozen */
+    int64_t room; /* elements reserved for grad. Padding after the tensor's elements is 0. It is sent, so that
+                   * neighbours in memory share one call. 0: no padding */
     bool frozen;  /* it has no gradient */
-    int32_t uses; /* how often it is marked ready in a backward pass: by each layer that uses it; 0: 1 */
+    int32_t uses; /* marks (td_ddp_ready) in a backward pass, one by each layer that uses it; 0: 1 */
 } td_ddp_tensor;
 
 typedef struct td_ddp_config {
     int64_t count;
     const td_ddp_tensor *tensors;
     td_ddp_strategy strategy;
-    double bucket_mb; /* of TD_DDP_BUCKETED, in 2^20 bytes: a bucket has at most so much, or a single tensor
-                           * that has more; `room` is not counted. 0: all in one bucket */
-    const int64_t *order; /* [those with gradients] their indices in the order in which they become ready,
-                           * which buckets are filled in. NULL: at first the list backwards, then as the first
-                           * pass of rank 0 had it */
-    bool sum; /* gradients are summed, and who reads them multiplies by 1 / ranks; else they are averaged: the
-               * sum, multiplied by 1 / ranks once */
+    double
+        bucket_mb; /* of TD_DDP_BUCKETED: most bytes of a bucket / 2^20, without padding; larger tensors have
+                       * a bucket alone. 0: one bucket */
+    const int64_t *order; /* [tensors with gradients] indices in the order in which gradients become ready.
+                           * Buckets are filled in this order. NULL: first the list backwards, then the order
+                           * of rank 0's first pass */
+    bool sum; /* gradients are summed, and the caller multiplies by 1 / ranks; else they are averaged */
 } td_ddp_config;
 
 typedef struct td_ddp td_ddp;
 
-/** A container on dev, of all ranks of comm, which call this together; both outlive it. Compares the lists of
- * all ranks (their number, and of each tensor name, shape, dtypes, and whether it is frozen, how often used
- * and how roomy), and then sends rank 0's weights to all, frozen tensors too. With NCCL the block of memory
- * that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the
- * caller's own calls there), unless one of them begins at no multiple of 16 bytes.
+/** Creates a container on dev. All ranks of comm call this together; dev and comm outlive it. Ranks compare
+ * their lists: name, shape, dtypes, frozen, uses and room of each tensor. Then rank 0 sends its weights to
+ * all, frozen tensors too. With NCCL the block of memory that has all gradients becomes a window
+ * (td_comm_window_create; its rules then hold for the caller's calls with this memory), unless a gradient
+ * begins at no multiple of 16 bytes.
  *
- * While gradients are on their way matrix products on dev (td_gemm) are cut for the multiprocessors that
- * td_comm_options.nccl_ctas leaves, if it is above 0: their sums may then come in another order than in a
- * step without communication.
+ * While gradients are sent, GEMMs on dev (td_gemm) leave td_comm_options.nccl_ctas SMs free. So their sums
+ * may have another order than in a step without communication.
  *
- * TD_BAD_ARGUMENT: a NULL, a count below 1, a shape with an extent below 1 or beyond 2^63 - 1 elements, a
- * type that is none, a room that is smaller than the tensor, uses below 0, an order that is none of those
- * with gradients, an unknown strategy, a bucket_mb that is negative or not finite; and on every rank, naming
- * the rank and the tensor, lists, strategies or bucket sizes that differ. TD_NO_MEMORY. Errors of
- * collectives. *out is then NULL. */
+ * TD_BAD_ARGUMENT: a NULL, a count below 1, an extent below 1, more than 2^63 - 1 elements, an unknown type,
+ * a room smaller than the tensor, uses below 0, an order that is no permutation of the tensors with
+ * gradients, an unknown strategy, a bucket_mb that is negative or not finite. On every rank, naming rank and
+ * tensor: lists, strategies or bucket sizes that differ. TD_NO_MEMORY. Errors of collectives. *out is then
+ * NULL. */
 TD_API td_status td_ddp_create(td_device *dev, td_comm *comm, const td_ddp_config *config, td_ddp **out);
-TD_API void td_ddp_destroy(td_ddp *ddp); /* waits for what is on its way; accepts NULL */
+TD_API void td_ddp_destroy(td_ddp *ddp); /* waits for collectives; accepts NULL */
 
-/** Where the gradient of tensor `index` is; NULL for a frozen one. In the container's memory gradients stand
- * in the order that was given, or the list's backwards, each on a TD_ALIGNMENT boundary, and begin as 0.
+/** *out = the gradient of tensor `index`; NULL for a frozen one. Gradients in the container's memory have the
+ * given order, or the list's backwards. Each begins on a TD_ALIGNMENT boundary and is 0 at first.
  * TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out);
 
-/** A backward pass begins. last: the last micro-batch of a step. In the passes before it gradients are added
- * up by their owner, and nothing is sent. What a pass that failed had on its way is waited for.
+/** A backward pass begins. last: the last micro-batch of a step. In earlier passes the caller adds gradients
+ * up, and nothing is sent. Waits for collectives of a pass that failed.
  * TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
 TD_API td_status td_ddp_begin(td_ddp *ddp, bool last);
 
-/** One use's share of the gradient of tensor `index` is complete, behind what is queued on the device's
- * current stream. With the last use's the gradient is ready: until td_ddp_finish nobody reads or writes it.
- * The order of marks is free, and may differ between ranks; buckets are sent in one order everywhere.
+/** One use of tensor `index` has added its share to the gradient, in work that is queued on the device's
+ * current stream. After the last use the gradient is ready: do not read or write it until td_ddp_finish. The
+ * order of these calls may differ between ranks; buckets are sent in one order on all.
  *
  * TD_BAD_ARGUMENT: a NULL, an index out of range or of a frozen tensor. TD_BAD_STATE: no pass began; the
  * tensor was marked by all of its uses before. Errors of collectives. */
 TD_API td_status td_ddp_ready(td_ddp *ddp, int64_t index);
 
-/** The backward pass has ended. After the last micro-batch's what has not been sent is sent, and what follows
- * on the device's current stream sees the reduced gradients of all ranks; on a CPU they are there when it
- * returns. A tensor without a mark in this pass is sent as an earlier micro-batch of the step left it.
+/** The backward pass has ended. After the last micro-batch, sends the gradients that are left. Later work on
+ * the device's current stream sees the reduced gradients; on a CPU they are reduced when the call returns. A
+ * tensor without a mark in this pass is sent as an earlier micro-batch of the step left it.
  *
- * TD_BAD_STATE: no pass began; a tensor was marked by some of its uses only, or in no pass of the step (one
- * that a step does not use has a gradient of 0, and is marked all the same): nothing more is sent, and other
- * ranks wait until td_comm_abort tells them. Errors of collectives. */
+ * TD_BAD_STATE: no pass began; a tensor was marked by some of its uses only, or in no pass of the step (mark
+ * a tensor that the step does not use, too: its gradient is 0). Then nothing more is sent, and other ranks
+ * wait until td_comm_abort tells them. Errors of collectives. */
 TD_API td_status td_ddp_finish(td_ddp *ddp);
 
 typedef struct td_ddp_info {
     int64_t tensors; /* with gradients */
     int64_t buckets;
-    int64_t calls; /* collectives of a step: one for each stretch of memory that a bucket fills without gaps
-                    * on every rank */
-    int64_t bytes; /* that they carry, padding included */
+    int64_t calls; /* collectives of a step: one for each part of a bucket that has no gaps in memory on any
+                    * rank */
+    int64_t bytes; /* of these calls, padding included */
     bool ordered;  /* the order is known: given, or learned from a pass */
 } td_ddp_info;
 
@@ -130,29 +129,29 @@ TD_API td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out);
 
 typedef struct td_ddp_link td_ddp_link;
 
-/** A link of no trainer yet; comm outlives it. Its hook goes into td_train_config.hooks, and the trainer's
- * `gain` is to be 1 / ranks, for the link sums. TD_BAD_ARGUMENT: a NULL, strategy and bucket_mb as
+/** Creates a link without a trainer; comm outlives it. Put its hook into td_train_config.hooks, and set the
+ * trainer's `gain` to 1 / ranks, because the link sums. TD_BAD_ARGUMENT: a NULL, strategy and bucket_mb as in
  * td_ddp_create. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_ddp_link_create(td_comm *comm, td_ddp_strategy strategy, double bucket_mb,
                                     td_ddp_link **out);
 TD_API void td_ddp_link_destroy(td_ddp_link *link);  /* after its trainer; accepts NULL */
 TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
 
-/** Joins the link to the trainer that has its hook: all ranks together, once there are weights and before the
- * first step. Does what td_ddp_create does, so that all ranks have rank 0's weights. Compares what decides an
- * update before: the model's configuration, micro_batches, gain, clip, the optimizer's kind, groups and
- * hyperparameters, and the number of steps. Each step's first collective carries a hash (td_comm_carry) of
- * the hyperparameters, of batch x seq, and of what td_train_init, _reset and _restore did since. So a
- * schedule sets the same on every rank, and a rank whose batch x seq or hyperparameters differ is
+/** Joins the link to the trainer that has its hook. All ranks call this together, after weights exist and
+ * before the first step. Ranks first compare all that decides an update: the model's configuration,
+ * micro_batches, gain, clip, the optimizer's kind, groups and hyperparameters, and the number of steps. Then
+ * it does the same as td_ddp_create, so that all ranks have rank 0's weights. Each step's first collective
+ * carries a hash (td_comm_carry) of the hyperparameters, of batch x seq, and of later calls of
+ * td_train_init, _reset and _restore. So a schedule must set the same on every rank: a rank that differs is
  * TD_RANK_FAILED on all.
  *
- * A range that becomes final goes on to the next link when it is reduced: on a GPU at once, behind the
- * reduction's event; on a CPU at one of the model's next calls, or at the end of the pass. Which of them may
- * differ between ranks, so that links behind this one that call collectives wait for `end`.
+ * The link passes a final range on to the next link when it is reduced. On a GPU it does so at once, with the
+ * reduction's event; on a CPU at one of the model's next calls, or at the end of the pass. On a CPU that call
+ * may differ between ranks, so a later link that calls collectives must wait for `end`.
  *
  * TD_BAD_ARGUMENT: a NULL, a trainer without gradients or without the link's hook in its chain; on every
  * rank, naming rank and setting, trainers that differ; as td_ddp_create. TD_UNSUPPORTED: a model with owned
- * ranges. TD_BAD_STATE: it was joined. */
+ * ranges. TD_BAD_STATE: the link is joined already. */
 TD_API td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train);
 
 /** The container of the link; NULL for NULL and before td_ddp_link_attach. Its tensors are the model's

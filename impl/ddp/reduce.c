@@ -7,20 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-int64_t td_ddp_elements(const td_ddp_tensor *tensor)
-{
-    int64_t elements = 1;
-
-    for (int32_t i = 0; i < tensor->dims; i++)
-        elements *= tensor->shape[i];
-    return elements;
-}
-
-int64_t td_ddp_room(const td_ddp_tensor *tensor)
-{
-    return tensor->room > 0 ? tensor->room : td_ddp_elements(tensor);
-}
-
 int64_t td_ddp_stretch(const td_ddp *ddp, int64_t stretch)
 {
     const td_stretch *const s = &ddp->buckets.stretches[stretch];

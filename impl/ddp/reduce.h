@@ -37,10 +37,6 @@ td_status td_ddp_check_strategy(td_ddp_strategy strategy, double bucket_mb);
 /** TD_BAD_ARGUMENT: a NULL, an index out of range. */
 td_status td_ddp_check_index(const td_ddp *ddp, int64_t index);
 
-/** Elements of a tensor, whose shape was checked, and of its gradient's memory. */
-int64_t td_ddp_elements(const td_ddp_tensor *tensor);
-int64_t td_ddp_room(const td_ddp_tensor *tensor);
-
 /** Elements that are sent as a stretch. */
 int64_t td_ddp_stretch(const td_ddp *ddp, int64_t stretch);
 

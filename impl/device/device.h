@@ -1,12 +1,12 @@
-/** A device owns memory and time: allocation, copies, events, and the account of every byte.
+/** A device: its memory and counts of it, copies, streams, graphs, events and labels.
  *
- * Work is queued on the device's stream and is done when td_device_synchronize returns; on the CPU every call
- * is done when it returns. One device object belongs to one thread at a time; the operations it runs may use
- * all threads of the machine (OpenMP's).
+ * Work is queued on the device's stream and is done when td_device_synchronize returns. On the CPU every call
+ * is done when it returns. One device object belongs to one thread at a time; its operations may use all
+ * threads of the machine (OpenMP's).
  *
- * The GPU that is CUDA's current one on the calling thread is the same after a call as before. Where that is
- * another than the device's, CUDA makes a context on it, of some hundred MB: a thread that uses cuda:1 alone
- * spares that by cudaSetDevice(1). */
+ * A call leaves CUDA's current GPU of the calling thread as it was. If this is not the device's GPU, CUDA
+ * makes a context of some hundred MB on it. A thread that uses cuda:1 alone avoids this by cudaSetDevice(1).
+ * */
 #ifndef TD_DEVICE_DEVICE_H
 #define TD_DEVICE_DEVICE_H
 
@@ -29,8 +29,8 @@ TD_API td_status td_device_open(const char *name, td_device **out);
  * TD_UNSUPPORTED: as td_device_open. */
 TD_API td_status td_device_count(td_device_kind kind, int *out);
 
-/** Frees the device and every block that is still allocated on it. What else was made on it is destroyed
- * before: streams, graphs, events, page-locked memory, models. Accepts NULL. */
+/** Frees the device and its blocks. Destroy streams, graphs, events, page-locked memory and models of the
+ * device before. Accepts NULL. */
 TD_API void td_device_close(td_device *dev);
 
 /** dev is an open device, never NULL. */
@@ -38,13 +38,12 @@ TD_API td_device_kind td_device_kind_of(const td_device *dev);
 TD_API const char *td_device_name(const td_device *dev);  /* "cpu" or "cuda:<index>" */
 TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" for the CPU */
 
-/** Every block of a device begins on a multiple of so many bytes, and so does the scratch that operations
- * take. */
+/** Bytes: every block of a device begins at a multiple of them, and the scratch of operations must, too. */
 #define TD_ALIGNMENT 256
 
-/** A block of `bytes`, on a multiple of TD_ALIGNMENT, its contents undefined. bytes may be 0: the block then
- * has an address of its own and no room. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and what is in
- * use; *out is NULL. */
+/** Allocates a block of `bytes` at a multiple of TD_ALIGNMENT, with undefined contents. With 0 bytes it still
+ * has an address that no other block has. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and the bytes
+ * in use; *out is NULL. */
 TD_API td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
 
 /** Returns a block of this device. Accepts NULL. TD_BAD_ARGUMENT: a pointer that is no live block of dev. */
@@ -54,52 +53,48 @@ TD_API td_status td_device_free(td_device *dev, void *block);
  * 0. */
 TD_API td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t bytes);
 
-/** Host memory to the device's and back; upload's src may be reused when it returns, download's dst is
- * complete. */
+/** Copies from host memory to the device, and back. When upload returns, src may be reused; when download
+ * returns, dst is complete. */
 TD_API td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t bytes);
 TD_API td_status td_device_download(td_device *dev, void *dst, const void *src, size_t bytes);
 
-/** Page-locked host memory, which uploads and downloads without a copy in between. Belongs to dev like a
- * block, but is not counted among them; free it before dev is closed. On the CPU ordinary memory.
- * TD_NO_MEMORY. */
+/** Allocates page-locked host memory, whose uploads and downloads need no copy in between. It is no block of
+ * dev; free it before dev is closed. On the CPU it is ordinary memory. TD_NO_MEMORY. */
 TD_API td_status td_device_alloc_host(td_device *dev, size_t bytes, void **out);
 TD_API void td_device_free_host(td_device *dev, void *block); /* accepts NULL */
 
-/** As upload and download, but only queued: host must be memory of td_device_alloc_host and stay as it is
- * (upload), or be left alone (download), until the stream has come so far. May be captured in a graph. */
+/** As upload and download, but only queued. host must be memory of td_device_alloc_host. Until the stream has
+ * done the copy, do not change it (upload), or do not use it (download). May be captured in a graph. */
 TD_API td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes);
 TD_API td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes);
 
 /** Sets `bytes` bytes to `value` (0 to 255). */
 TD_API td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes);
 
-/** Waits until all queued work is done; an error of that work is reported here. */
+/** Waits until all queued work is done. Returns an error of that work. */
 TD_API td_status td_device_synchronize(td_device *dev);
 
 /* ---- streams ---- */
 
-/** A queue of work on a device: work of one stream runs in order, work of two may overlap. A device has a
- * stream of its own, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
+/** A queue of work on a device. Work of one stream runs in order; work of two streams may overlap. A device
+ * has one stream, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
 typedef struct td_stream td_stream;
 
-/** A new one, for updates of weights and for waiting. If both have work for an SM that becomes free, its work
- * goes before the work of the device's own stream and of the current one: its CUDA priority is one level
- * above theirs. Collectives go before both. */
+/** Creates a stream, for updates of weights and for waiting. Its CUDA priority is one level above those of
+ * the device's stream and of the current one: its work gets a free SM first. Collectives go before both. */
 TD_API td_status td_stream_create(td_device *dev, td_stream **out);
 
-/** A stream that belongs to the caller (a cudaStream_t; NULL is CUDA's default stream), to be named to
- * td_device_set_stream. The caller keeps it alive for as long as the td_stream. A trainer is best created
- * after td_device_set_stream: its update then goes before the caller's work. If the caller's stream has the
- * highest priority of CUDA, both have the same. */
+/** Wraps a stream of the caller (a cudaStream_t; NULL is CUDA's default stream) for td_device_set_stream. The
+ * caller keeps it alive as long as the td_stream. Create a trainer after td_device_set_stream, so that its
+ * update goes before the caller's work. If the caller's stream has CUDA's highest priority, both have it. */
 TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 
-/** Waits for the work of a stream that td_stream_create made. The device is open still, and its current
- * stream another one. Accepts NULL. */
+/** Waits for the work of a stream that td_stream_create made, and destroys the td_stream. The device must be
+ * open, with another current stream. Accepts NULL. */
 TD_API void td_stream_destroy(td_stream *stream);
 
-/** What follows is queued on `stream`; NULL: on the device's own. The order between what was queued before
- * and what follows is the caller's to make, with td_event_wait. TD_BAD_ARGUMENT: a stream of another
- * device. */
+/** Later work is queued on `stream`; NULL: on the device's own stream. If later work needs earlier work on
+ * another stream, call td_event_wait. TD_BAD_ARGUMENT: a stream of another device. */
 TD_API td_status td_device_set_stream(td_device *dev, td_stream *stream);
 
 /** The current stream; NULL: the device's own, or there is none. dev is an open device, never NULL. */
@@ -107,29 +102,29 @@ TD_API td_stream *td_device_stream(const td_device *dev);
 
 /* ---- graphs ---- */
 
-/** Work that was captured once and is replayed with one launch: the same operations on the same addresses
- * with the same scalars. Operations may be captured where their headers say so; what waits for the device may
+/** Work that is captured once and replayed with one launch: the same operations on the same addresses with
+ * the same scalars. An operation may be captured if its header says so; calls that wait for the device may
  * not. */
 typedef struct td_graph td_graph;
 
-/** From here on work of the current stream is captured, not run, and so is that of a stream that waits for an
- * event of a captured one. TD_BAD_STATE: a capture is running. TD_UNSUPPORTED: the device has no graphs (the
- * CPU). */
+/** From now on work of the current stream is captured and does not run. The same holds for a stream that
+ * waits for an event of a captured stream. TD_BAD_STATE: a capture is running. TD_UNSUPPORTED: the device
+ * has no graphs (the CPU). */
 TD_API td_status td_graph_begin(td_device *dev);
 
-/** Ends the capture, also after a failure in between, in which case it fails too and *out is NULL. The
- * current stream must be the one that it began on, and have waited for all others that were captured with it.
+/** Ends the capture. If something failed during the capture, this fails too and *out is NULL. The current
+ * stream must be the one on which the capture began. It must have waited for all other captured streams.
  * TD_BAD_STATE: no capture is running. */
 TD_API td_status td_graph_end(td_device *dev, td_graph **out);
 
 /** The number of the capture that is running, from 1; 0: none is. dev is an open device, never NULL. */
 TD_API int64_t td_graph_capture(const td_device *dev);
 
-/** Who takes part in a graph from outside the device: what the host does about every launch, on the thread
- * that launches. Functions but `launch` may be NULL. */
+/** Functions of the host that run with every launch of a graph, on the thread that launches. All but `launch`
+ * may be NULL. */
 typedef struct td_graph_guest {
-    td_status (*launch)(void *user);   /* ahead of it; a failure refuses it */
-    td_status (*launched)(void *user); /* the graph is queued; a failure is that of td_graph_launch */
+    td_status (*launch)(void *user);   /* before the launch; a failure prevents it */
+    td_status (*launched)(void *user); /* after it; td_graph_launch returns a failure */
     void (*leave)(void *user);         /* the graph is destroyed, or was not made */
     void *user;
 } td_graph_guest;
@@ -153,8 +148,8 @@ TD_API void td_event_destroy(td_event *event); /* accepts NULL */
 /** Marks the point that the device's stream has reached. */
 TD_API td_status td_event_record(td_event *event);
 
-/** What is queued on the device's current stream from here on waits until the recorded point has passed.
- * TD_BAD_STATE: it was never recorded. */
+/** Later work on the device's current stream waits until the recorded point has passed. TD_BAD_STATE: the
+ * event was never recorded. */
 TD_API td_status td_event_wait(td_event *event);
 
 /** Milliseconds between two recorded events of one device; waits for the later. TD_BAD_STATE: one was never
@@ -173,17 +168,17 @@ typedef struct td_memory_stats {
 TD_API td_status td_device_memory(const td_device *dev, td_memory_stats *out);
 TD_API td_status td_device_reset_peak(td_device *dev); /* peak_bytes = current_bytes */
 
-/** Makes the nth allocation from now on (1 is the next) fail with TD_NO_MEMORY, once; 0 takes it back. For
- * tests. TD_BAD_ARGUMENT: NULL, nth below 0. */
+/** For tests: the nth allocation from now on (1 is the next) fails once with TD_NO_MEMORY. 0: none fails.
+ * TD_BAD_ARGUMENT: NULL, nth below 0. */
 TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
 
 /* ---- labels, and the history that is kept under them ---- */
 
-/** What an operation is, by which time is added up. */
+/** Kinds of operations; tables of a trace add up time by kind. */
 typedef enum td_op_class {
     TD_OP_OTHER = 0,
     TD_OP_MATMUL,
-    TD_OP_ATTENTION, /* fused attention; of an attention in parts these are matmul and softmax */
+    TD_OP_ATTENTION, /* fused attention; other attention is matmul and softmax */
     TD_OP_SOFTMAX,
     TD_OP_OPTIMIZER,
     TD_OP_REDUCTION, /* norms and losses too */
@@ -197,8 +192,8 @@ typedef enum td_op_class {
 /** "matmul", "softmax", ...; NULL for any other value. */
 TD_API const char *td_op_class_name(td_op_class op_class);
 
-/** Names what is going on, for the history and whoever traces: labels nest, and an event carries the path of
- * those in force, such as "forward/layers.3/scaled dot product attention". The text is copied.
+/** Names the work that follows, for the history and for traces. Labels nest: an event carries the path of all
+ * labels, such as "forward/layers.3/scaled dot product attention". The text is copied.
  * TD_BAD_ARGUMENT: a NULL, an empty label or one with a '/'. TD_BAD_STATE: push beyond 32 levels, pop without
  * push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
@@ -223,12 +218,12 @@ typedef struct td_memory_event {
         *label; /* path of labels, "" at the top; for LIVE and DEAD the tensor's name is the last part */
 } td_memory_event;
 
-/** Records up to `capacity` events from now on; a running history is discarded first. Beyond the capacity
- * events are counted, not kept, and the run goes on. TD_BAD_ARGUMENT: NULL, capacity below 1.
+/** Records up to `capacity` events from now on, and discards an earlier history. Events beyond the capacity
+ * are only counted. TD_BAD_ARGUMENT: NULL, capacity below 1.
  * TD_NO_MEMORY. */
 TD_API td_status td_device_history_begin(td_device *dev, int64_t capacity);
 
-/** Whether a history is running, so that nobody need name what would not be recorded. False for NULL. */
+/** Whether a history is running. If not, callers need not make names of tensors. False for NULL. */
 TD_API bool td_device_history_running(const td_device *dev);
 
 /** Stops recording; the events stay readable until the next begin or close. TD_BAD_STATE: none is running. */
@@ -239,19 +234,19 @@ TD_API td_status td_device_history_end(td_device *dev);
 TD_API td_status td_device_history(const td_device *dev, const td_memory_event **events, int64_t *count,
                                    int64_t *dropped);
 
-/** Notes that the tensor `name` of `bytes` at `address`, inside a block of dev, is live from here on (first
- * write) or dead (after its last use). Free of effect unless a history is running. TD_BAD_ARGUMENT: a NULL, a
+/** Notes that the tensor `name` of `bytes` at `address`, inside a block of dev, is live (before its first
+ * write) or dead (after its last use). Without effect unless a history is running. TD_BAD_ARGUMENT: a NULL, a
  * name that is empty or has a '/'. */
 TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 
 #define TD_CPU_MOST_THREADS 4096
 
-/** Threads that operations on the CPU use when the calling thread runs them: OpenMP's maximum, which every
- * thread of the program has for itself. TD_BAD_ARGUMENT: below 1, above TD_CPU_MOST_THREADS, far above any
- * machine: OpenMP ends the program where the system refuses it a thread or its stack. If a process opens the
- * CPU and then forks, the child has one thread: OpenMP's others are not there, and gcc's OpenMP would wait
- * for them. TD_BAD_STATE: more than 1 in such a child. */
+/** Threads that operations on the CPU use on the calling thread: OpenMP's maximum, which each thread of the
+ * program sets for itself. TD_BAD_ARGUMENT: below 1, above TD_CPU_MOST_THREADS. OpenMP ends the program if
+ * the system refuses a thread or its stack. If a process opens the CPU and then forks, the child has one
+ * thread, because gcc's OpenMP would wait for threads that the child lacks. TD_BAD_STATE: more than 1 in
+ * such a child. */
 TD_API int td_cpu_threads(void);
 TD_API td_status td_cpu_set_threads(int threads);
 

@@ -1,6 +1,5 @@
 #include "flash/flash.h"
 
-#include "accounting/accounting.h"
 #include "attention/shape.h"
 #include "base/check.h"
 #include "device/listen.h"
@@ -76,20 +75,6 @@ cleanup:
     return status;
 }
 
-static td_status begin_operation(td_device *dev, const char *name, const td_attention_shape *s, bool backward)
-{
-    td_status status = TD_OK;
-    td_cost cost;
-
-    if (!td_device_listened(dev))
-        goto cleanup;
-    TD_TRY(td_flash_cost(s->batch, s->heads, s->seq, s->seq_k, s->head_dim, s->dtype, s->causal, backward,
-                         &cost));
-    td_device_begin_operation(dev, &(td_operation){name, TD_OP_ATTENTION, cost.flops, cost.bytes});
-cleanup:
-    return status;
-}
-
 td_status td_flash_describe(td_device_kind kind, td_attention_traits *out)
 {
     td_status status = TD_OK;
@@ -134,7 +119,7 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
     TD_NOT_NULL(q, k, v, o, lse);
     TD_TRY(passes->sizes(dev, &s, &sizes));
     TD_TRY(td_attention_check_work(work, sizes.forward_work));
-    TD_TRY(begin_operation(dev, "flash_forward", &s, false));
+    TD_TRY(td_attention_begin(dev, "flash_forward", &s, false));
     TD_TRY(td_operation_done(dev, passes->forward(dev, &s, q, k, v, o, lse, work)));
 cleanup:
     return status;
@@ -153,7 +138,7 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
     TD_NOT_NULL(q, k, v, o, dout, lse, dq, dk, dv);
     TD_TRY(passes->sizes(dev, &s, &sizes));
     TD_TRY(td_attention_check_work(work, sizes.backward_work));
-    TD_TRY(begin_operation(dev, "flash_backward", &s, true));
+    TD_TRY(td_attention_begin(dev, "flash_backward", &s, true));
     TD_TRY(td_operation_done(dev, passes->backward(dev, &s, q, k, v, o, dout, lse, dq, dk, dv, work)));
 cleanup:
     return status;

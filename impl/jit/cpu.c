@@ -322,7 +322,7 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
 
     TD_TRY(library_of(dev, s, false, &code));
     c.d = deal_of(s, &c.l);
-    TD_TRY(td_jit_begin(dev, s, false));
+    TD_TRY(td_attention_begin(dev, "jit_forward", s, false));
     run(&c, code->forward, c.l.query_tiles, c.l.forward, true);
     td_device_end_operation(dev);
 cleanup:
@@ -352,7 +352,7 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
     c.d = deal_of(s, &c.l);
     c.prepared = c.scratch + c.d.slots * c.l.backward;
     c.partial = c.prepared + c.d.heads * c.l.query_tiles * c.l.prepared;
-    TD_TRY(td_jit_begin(dev, s, true));
+    TD_TRY(td_attention_begin(dev, "jit_backward", s, true));
     run(&c, code->prepare, c.l.query_tiles, c.l.backward, false);
     run(&c, code->backward, c.d.parts, c.l.backward, false);
     run(&c, code->finish, c.l.query_tiles, c.l.backward, false);

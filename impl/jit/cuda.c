@@ -352,7 +352,7 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
         goto cleanup;
     }
     TD_TRY(make_room(dev, l, s, t, false));
-    TD_TRY(td_jit_begin(dev, s, false));
+    TD_TRY(td_attention_begin(dev, "jit_forward", s, false));
     TD_TRY(
         td_operation_done(dev, launch(dev, l, FORWARD, blocks_of(s, s->seq, t), t->threads, t->bytes, &a)));
 cleanup:
@@ -388,7 +388,7 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
         goto cleanup;
     }
     TD_TRY(make_room(dev, l, s, t, true));
-    TD_TRY(td_jit_begin(dev, s, true));
+    TD_TRY(td_attention_begin(dev, "jit_backward", s, true));
     status = launch(dev, l, a.add_dq ? PREPARE : QUERIES, blocks_of(s, s->seq, t), t->threads, t->bytes, &a);
     if (status == TD_OK)
         status = launch(dev, l, KEYS, blocks_of(s, s->seq_k, t), t->threads, t->bytes, &a);

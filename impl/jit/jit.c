@@ -1,9 +1,7 @@
 #include "jit/jit.h"
 
-#include "accounting/accounting.h"
 #include "attention/shape.h"
 #include "base/check.h"
-#include "device/listen.h"
 #include "jit/passes.h"
 
 /** The passes of a kind of device; NULL: this build has none. */
@@ -43,21 +41,6 @@ static td_status resolve(td_device *dev, const td_attention_shape *shape, td_att
         goto cleanup;
     TD_TRY(p->sizes(dev, out, sizes));
     *passes = p;
-cleanup:
-    return status;
-}
-
-td_status td_jit_begin(td_device *dev, const td_attention_shape *s, bool backward)
-{
-    td_status status = TD_OK;
-    td_cost cost;
-
-    if (!td_device_listened(dev))
-        goto cleanup;
-    TD_TRY(td_flash_cost(s->batch, s->heads, s->seq, s->seq_k, s->head_dim, s->dtype, s->causal, backward,
-                         &cost));
-    td_device_begin_operation(dev, &(td_operation){backward ? "jit_backward" : "jit_forward", TD_OP_ATTENTION,
-                                                   cost.flops, cost.bytes});
 cleanup:
     return status;
 }

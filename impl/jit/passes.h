@@ -16,9 +16,6 @@ typedef struct td_jit_passes {
                           void *dk, void *dv, void *work);
 } td_jit_passes;
 
-/** Tells those who listen to the device that a pass begins, which td_operation_done ends. */
-td_status td_jit_begin(td_device *dev, const td_attention_shape *shape, bool backward);
-
 extern const td_jit_passes td_jit_cpu;
 extern const td_jit_passes td_jit_cuda; /* where TANDEM_HAVE_CUDA is defined */
 

@@ -1,16 +1,15 @@
-/** Where the memory of a step goes: every block and every tensor, from the device's own history.
+/** The memory of a step: every block and every tensor, from the device's history.
  *
- * A recording is one pass of a model that is made for it, with the device's history on. Blocks are what the
- * device gave; tensors are what stands in them, each from its first write to its last use. A planned step
- * takes its blocks once, so that the blocks' total is one level, and what comes and goes are the tensors.
- * Both have a category, the phase that they came in, and the path of labels that was in force.
+ * A recording creates a model and runs one pass with the device's history. Blocks are allocations of the
+ * device. Tensors lie in blocks, each from its first write to its last use. A planned step allocates its
+ * blocks once, so the bytes of blocks stay the same and only tensors come and go. Blocks and tensors have a
+ * category, the phase in which they began, and the path of labels at that time.
  *
- *   blocks    their bytes add up to the device's account, to the byte (td_device_memory)
- *   tensors   no two that are alive share memory, and none is outside a block
+ *   blocks    the sum of their bytes is exactly that of td_device_memory
+ *   tensors   no two live tensors share memory, and each lies in a block
  *
- * Weights and the optimizer's moments are a tensor for each parameter, alive throughout. A parameter's
- * gradient is alive from when its product is formed, or from when it is final (the embedding's), until its
- * update. */
+ * Each parameter's weights and moments are a tensor each, always alive. The gradient of a parameter is alive
+ * from its GEMM (the embedding's: from its end) until its update. */
 #ifndef TD_MEMORY_MEMORY_H
 #define TD_MEMORY_MEMORY_H
 
@@ -18,10 +17,10 @@
 
 TD_BEGIN_DECLS
 
-/** How much of a step there is. */
+/** The part of a step that is recorded. */
 typedef enum td_memory_pass {
     TD_MEMORY_INFERENCE = 0, /* "inference": forward, nothing kept for backward */
-    TD_MEMORY_FORWARD,       /* "forward": forward and loss, with what backward would read */
+    TD_MEMORY_FORWARD,       /* "forward": forward and loss, with all that backward would read */
     TD_MEMORY_STEP           /* "step": forward, loss, backward and AdamW */
 } td_memory_pass;
 
@@ -31,7 +30,7 @@ TD_API td_status td_memory_pass_parse(const char *name, td_memory_pass *out);
 /** "inference", "forward" or "step"; NULL for any other value. */
 TD_API const char *td_memory_pass_name(td_memory_pass pass);
 
-/** What bytes are for. */
+/** The use of bytes. */
 typedef enum td_memory_category {
     TD_MEMORY_WEIGHTS = 0,     /* "weights": masters */
     TD_MEMORY_GRADIENTS,       /* "gradients": of the weights */
@@ -46,10 +45,10 @@ typedef enum td_memory_category {
 TD_API const char *td_memory_category_name(td_memory_category category);
 
 typedef enum td_memory_phase {
-    TD_MEMORY_IN_CREATE = 0, /* "create": blocks are taken, and tokens drawn */
-    TD_MEMORY_IN_FORWARD,    /* "forward": with the loss, where there is one */
-    TD_MEMORY_IN_BACKWARD,   /* "backward": with the updates that come along it */
-    TD_MEMORY_IN_OPTIMIZER   /* "optimizer": updates after it */
+    TD_MEMORY_IN_CREATE = 0, /* "create": blocks are allocated, and tokens drawn */
+    TD_MEMORY_IN_FORWARD,    /* "forward": with the loss, if there is one */
+    TD_MEMORY_IN_BACKWARD,   /* "backward": with updates during the backward pass */
+    TD_MEMORY_IN_OPTIMIZER   /* "optimizer": updates after the backward pass */
 } td_memory_phase;
 
 #define TD_MEMORY_PHASES 4
@@ -69,16 +68,16 @@ TD_API td_status td_memory_train_config(const td_memory_config *config, td_train
 /** What happened to a block (ALLOC, FREE, OOM) or to a tensor (LIVE, DEAD). */
 typedef struct td_memory_entry {
     td_memory_event event;       /* the device's; its label is the recording's */
-    td_memory_category category; /* of a block that several share, the model's arena: activations */
+    td_memory_category category; /* of a block with several (the model's arena): activations */
     td_memory_phase phase;
-    int64_t pair;      /* the entry that ends what begins here, or began what ends here; -1: none */
+    int64_t pair;      /* the entry of the other end of this block or tensor; -1: none */
     size_t live_bytes; /* of all tensors, after the entry */
 } td_memory_entry;
 
 typedef struct td_memory_recording td_memory_recording;
 
-/** Makes a model on dev, whose weights are 0, runs one pass of it with a history (a running one is
- * discarded), and gives everything back. Waits for the device. The device's peak begins anew.
+/** Creates a model on dev with weights of 0, runs one pass with a history, and frees the model. Discards a
+ * running history. Waits for the device. The device's peak begins anew.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown pass; as td_train_create, as is TD_UNSUPPORTED. TD_NO_MEMORY: also of
  * the host, for the history. *out is then NULL, and nothing is left on the device. */
@@ -111,9 +110,9 @@ typedef struct td_memory_summary {
 /** TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_memory_summary_of(const td_memory_recording *recording, td_memory_summary *out);
 
-#define TD_MEMORY_NAME_BYTES 96 /* a parameter's name of 55, what is said of it, and its 0 */
+#define TD_MEMORY_NAME_BYTES 96 /* a parameter's name of 55, a suffix, and a 0 */
 
-/** Tensors that differ in nothing but their layer. */
+/** Tensors that are alike in different layers. */
 typedef struct td_memory_tensor {
     char name[TD_MEMORY_NAME_BYTES]; /* "layers.*.ffn.gate_up", the layer in place of * if it is one tensor */
     const char *label;               /* path of the first one: the recording's */
@@ -124,7 +123,7 @@ typedef struct td_memory_tensor {
     int64_t entry; /* at which the first became live */
 } td_memory_tensor;
 
-/** The largest tensors that became live in a phase, from the largest, at most `capacity`.
+/** The largest tensors that became live in a phase, the largest first, at most `capacity`.
  *
  *   largest  [capacity]  out  *count of them
  *
@@ -136,10 +135,10 @@ TD_API td_status td_memory_largest(const td_memory_recording *recording, td_memo
 
 /** One block of the model. Bytes of tensors are multiples of TD_ALIGNMENT. */
 typedef struct td_memory_block {
-    size_t saved_bytes;                               /* alive when forward has ended: what backward finds */
-    int64_t saved;                                    /* how many tensors these are */
-    td_memory_tensor largest[TD_MEMORY_CONTRIBUTORS]; /* of them, `saved` or all */
-    size_t gradient_bytes;                            /* of its weights' gradients that were in memory */
+    size_t saved_bytes;                               /* alive after forward, for backward */
+    int64_t saved;                                    /* number of these tensors */
+    td_memory_tensor largest[TD_MEMORY_CONTRIBUTORS]; /* of these, at most `saved` */
+    size_t gradient_bytes;                            /* gradients of its weights */
     size_t residual_bytes;                            /* of its input: one tensor of the residual stream */
     size_t scores_bytes;                              /* of its attention's score matrix; 0: there is none */
 } td_memory_block;
@@ -148,18 +147,18 @@ typedef struct td_memory_block {
 TD_API td_status td_memory_block_of(const td_memory_recording *recording, int64_t layer,
                                     td_memory_block *out);
 
-/* ---- files; each is written beside its place and then renamed, and replaces what is there ---- */
+/* ---- files; each replaces an older file when it is complete ---- */
 
-/** A snapshot as torch.cuda.memory._dump_snapshot() writes it, which PyTorch's tools and its public viewer
- * read: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. Blocks are its segments,
- * tensors its blocks, labels its frames, innermost first. A snapshot that was never of a GPU says device 0.
+/** Writes a snapshot in the format of torch.cuda.memory._dump_snapshot(), for PyTorch's tools and its public
+ * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. Blocks are its segments,
+ * tensors its blocks, labels its frames, innermost first. The CPU is device 0.
  *
- * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: what is there is no
- * regular file, the folder is not there or not writable, the disk is full; what was at `path` is there still.
- * TD_NO_MEMORY. A process whose RLIMIT_FSIZE may be reached ignores SIGXFSZ, or dies. */
+ * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: `path` is no regular
+ * file, the folder is missing or not writable, the disk is full. The old file at `path` is then unchanged.
+ * TD_NO_MEMORY. A process that may reach RLIMIT_FSIZE must ignore SIGXFSZ, or it dies. */
 TD_API td_status td_memory_write_snapshot(const td_memory_recording *recording, const char *path);
 
-/** The events that this snapshot has: what PyTorch's tools count. 0 for NULL. */
+/** The number of events in the snapshot, as PyTorch's tools count them. 0 for NULL. */
 TD_API int64_t td_memory_snapshot_events(const td_memory_recording *recording);
 
 /** All entries and phases as one JSON object:
@@ -173,8 +172,8 @@ TD_API int64_t td_memory_snapshot_events(const td_memory_recording *recording);
  * Actions are alloc, free, oom, live and dead; a pair is the index of an event, or null. Errors as above. */
 TD_API td_status td_memory_write_events(const td_memory_recording *recording, const char *path);
 
-/** The live tensors over the events as an SVG picture, stacked by category, with the phases as bands, the
- * blocks' total as a line and the peak marked. Errors as above. */
+/** Writes the live tensors over the events as an SVG picture, stacked by category: with bands for phases, a
+ * line for the bytes of blocks, and a mark at the peak. Errors as above. */
 TD_API td_status td_memory_write_timeline(const td_memory_recording *recording, const char *path);
 
 TD_END_DECLS

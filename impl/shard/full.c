@@ -145,12 +145,38 @@ static void close_rooms(td_device *dev, td_shard_rooms *rooms)
     rooms->block = NULL;
 }
 
+/** Events of the places that units share, and a stream for them. */
+static td_status open_places(td_shard_link *link, td_device *dev)
+{
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+
+    if (!link->split.shares || !f->reductions.side)
+        goto cleanup;
+    TD_TRY(td_stream_create(dev, &f->updates));
+    for (int i = 1; i <= TD_SHARD_PLACES; i++)
+        TD_TRY(td_event_create(dev, &f->places[i].updated));
+cleanup:
+    return status;
+}
+
+static void close_places(td_shard_full *f)
+{
+    for (int i = 1; i <= TD_SHARD_PLACES; i++) {
+        td_event_destroy(f->places[i].updated);
+        f->places[i].updated = NULL;
+    }
+    td_stream_destroy(f->updates);
+    f->updates = NULL;
+}
+
 void td_shard_full_drop(td_shard_link *link, td_device *dev)
 {
     if (!dev)
         return;
     close_rooms(dev, &link->full.weights);
     close_rooms(dev, &link->full.grads);
+    close_places(&link->full);
 }
 
 void td_shard_full_free(td_shard_link *link)
@@ -350,6 +376,32 @@ cleanup:
     return status;
 }
 
+/** An update reads the gradients of a range, which are in the unit's place, before `event`. */
+static td_status on_updated(td_hook *hook, td_range range, td_event *event)
+{
+    td_shard_link *link = td_shard_link_behind(hook);
+    td_stream *const current = link->dev ? td_device_stream(link->dev) : NULL;
+    td_shard_full *const f = &link->full;
+    td_status status = TD_OK;
+    int64_t number;
+
+    if (!event || !f->updates) /* the next reduction comes after the current stream's work */
+        goto cleanup;
+    TD_TRY(find_unit(link, range, &number));
+    td_shard_place *const place = &f->places[link->split.pieces[number].place];
+    if (!place->updated)
+        goto cleanup;
+    TD_TRY(td_device_set_stream(link->dev, f->updates));
+    status = td_event_wait(event);
+    if (status == TD_OK)
+        status = td_event_record(place->updated);
+    (void)td_device_set_stream(link->dev, current);
+    place->used = status == TD_OK;
+    f->last_update = place->used ? place->updated : f->last_update;
+cleanup:
+    return status;
+}
+
 /** Begins to reduce the unit's gradients: this rank's part goes to its place, or stays in the room if it is
  * to be added there. */
 static td_status reduce(td_shard_link *link, int64_t number)
@@ -373,6 +425,8 @@ static td_status reduce(td_shard_link *link, int64_t number)
         char *const part = room->at + size_between(unit->range.begin, own.begin, dtype);
         const bool stays = f->adds && !link->options.reduce_last;
 
+        if (f->places[unit->place].used)
+            TD_TRY(td_event_wait(f->places[unit->place].updated));
         TD_TRY(td_flight_place(flight, &work));
         TD_TRY(td_comm_reduce_scatter(link->comm, room->at,
                                       stays ? part : td_weights_master(&link->weights, own.begin).grad,
@@ -541,6 +595,9 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
         empty(&f->grads);
         f->sent = f->done = 0;
         f->adds = td_train_adds(link->train);
+        f->last_update = NULL;
+        for (int i = 1; i <= TD_SHARD_PLACES; i++)
+            f->places[i].used = false;
     }
     if (!order_of(link)->known)
         order_of(link)->count = 0;
@@ -557,6 +614,8 @@ static td_status end_backward(td_shard_link *link)
     TD_TRY(pass_on(link, 0));
     if (f->reductions.side && f->sent > 0 && f->reduced[f->sent - 1].number > 0)
         TD_TRY(td_event_wait(f->reductions.event));
+    if (f->last_update)
+        TD_TRY(td_event_wait(f->last_update));
     if (link->now == TD_SHARD_LAST_BACKWARD && f->sent < units)
         status = td_fail(TD_BAD_STATE, "gradients of %" PRId64 " of %" PRId64 " units never became final",
                          units - f->sent, units);
@@ -594,6 +653,7 @@ void td_shard_full_hook(td_shard_link *link)
                              .written = on_written,
                              .final = on_final,
                              .end = on_end};
+    link->gather = (td_hook){.updated = on_updated};
 }
 
 void td_shard_silence(td_shard_link *link)
@@ -632,6 +692,7 @@ td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *tr
             TD_TRY(spread(link, &link->split.pieces[i]));
     TD_TRY(open_rooms(dev, &f->weights, false));
     TD_TRY(open_rooms(dev, &f->grads, f->reductions.side != NULL));
+    TD_TRY(open_places(link, dev));
 cleanup:
     return status;
 }

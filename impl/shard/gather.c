@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-static td_shard_link *link_of(td_hook *hook)
+td_shard_link *td_shard_link_behind(td_hook *hook)
 {
     return (td_shard_link *)((char *)hook - offsetof(td_shard_link, gather));
 }
@@ -250,7 +250,7 @@ static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
-    td_shard_link *link = link_of(hook);
+    td_shard_link *link = td_shard_link_behind(hook);
     td_shard_graph *graph;
     td_status status = TD_OK;
 
@@ -270,7 +270,7 @@ cleanup:
 static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                            const void **where)
 {
-    td_shard_link *link = link_of(hook);
+    td_shard_link *link = td_shard_link_behind(hook);
     int64_t until = 0;
 
     (void)pass, (void)next, (void)where;
@@ -284,7 +284,7 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
  * one order. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
-    td_shard_link *link = link_of(hook);
+    td_shard_link *link = td_shard_link_behind(hook);
     td_stream *current = NULL;
     td_status status = TD_OK;
 
@@ -313,7 +313,7 @@ cleanup:
 
 static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
-    td_shard_link *link = link_of(hook);
+    td_shard_link *link = td_shard_link_behind(hook);
     const bool last = link->now == TD_SHARD_LAST_BACKWARD;
     td_status status = TD_OK;
 
@@ -341,7 +341,7 @@ cleanup:
 /** Lower planes, which only their owners have, come to all ranks. */
 static td_status on_settle(td_hook *hook)
 {
-    td_shard_link *link = link_of(hook);
+    td_shard_link *link = td_shard_link_behind(hook);
     td_status status = TD_OK;
 
     if (!link->dev)

@@ -72,8 +72,9 @@ static td_status make(td_shard_link *link, const td_train_config *config)
                           {"link: buckets", (double)link->split.buckets.count},
                           {"link: prefetch", (double)o->prefetch},
                           {"link: keep_weights", o->keep_weights},
-                          {"link: reduce_last", o->reduce_last}},
-           6 * sizeof *link->settings);
+                          {"link: reduce_last", o->reduce_last},
+                          {"link: gradients share places", link->split.shares}},
+           7 * sizeof *link->settings);
 cleanup:
     return status;
 }
@@ -125,7 +126,10 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, t
     if (kind == TD_SHARD_FULL) {
         config->model.owned = link->split.owned;
         config->model.owned_count = link->split.owned_count;
-    } else {
+        if (link->split.shares)
+            config->model.grad_places = link->split.grad_places;
+    }
+    if (kind != TD_SHARD_FULL || link->split.shares) {
         link->gather.next = config->behind;
         config->behind = &link->gather;
     }
@@ -171,6 +175,7 @@ td_status td_shard_link_describe(const td_shard_link *link, td_shard_info *out)
                            .gathered_tables = (size_t)(w->count - w->layers) * w->table_bytes,
                            .reduced_layers = (size_t)g->layers * g->layer_bytes,
                            .reduced_tables = (size_t)(g->count - g->layers) * g->table_bytes,
+                           .shares_gradients = link->split.shares,
                            .pieces = link->split.piece_count,
                            .buckets = link->split.buckets.count,
                            .updated = link->split.updated,

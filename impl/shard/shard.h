@@ -37,7 +37,11 @@
  * unit before, and during the work of this unit. The backward pass does the same in reverse order. It finds
  * the last units of the forward pass still there. Gradients of a unit are reduced and scattered when the pass
  * has written them, and the owner updates its part at once unless gradients are clipped or the update comes
- * after the pass. At most two layers' gradients are in memory before they are reduced.
+ * after the pass. At most two layers' gradients are in memory before they are reduced. If the update of each
+ * unit follows at once, nothing else needs this rank's reduced gradients: layers then share three places, and
+ * embedding and head share one (td_shard_info.shares_gradients). Otherwise each unit has a place of its own,
+ * whose gradients stay until the next backward pass: with clipping, updates after the pass, micro-batches or
+ * no update at all, with a link of the caller's that gradients come to, and with keep_gradients.
  *
  * With the first two ways three calls wait. td_train_settle brings everything to everybody.
  * td_shard_link_finish brings only what forward reads, so that a step's time ends there. td_shard_link_wait
@@ -139,6 +143,8 @@ typedef struct td_shard_options {
     bool reduce_last;  /* Each rank adds up the gradients of all weights over the micro-batches, and the last
                         * micro-batch reduces them: there is memory for all gradients. Otherwise each
                         * micro-batch reduces, and each rank adds to its part. */
+    bool keep_gradients; /* This rank's gradients of all units stay until the next backward pass, to be read
+                          * in the pieces of td_transformer_weights. */
 } td_shard_options;
 
 /** "tensors", "flat", "full"; NULL for any other value. */
@@ -156,7 +162,9 @@ typedef struct td_shard_link td_shard_link;
 
 /** Makes the config of a trainer of all weights that of this rank's: `groups` become this rank's part of what
  * they are. Links join `behind`, and with TD_SHARD_FLAT `hooks`, before the links that are there. With
- * TD_SHARD_FULL one link joins `hooks`, and `model.owned` becomes this rank's weights.
+ * TD_SHARD_FULL one link joins `hooks`, and `model.owned` becomes this rank's weights. If gradients share
+ * places, `model.grad_places` says so and a link joins `behind`: td_train_create then refuses a config that
+ * was changed so that it needs all gradients.
  *
  * config->capture is the trainer's: a link that was made without it ends a capture with TD_BAD_STATE. Graphs
  * with passes of the trainer are destroyed ahead of the link; the trainer's own are when it is.
@@ -255,6 +263,7 @@ typedef struct td_shard_info {
     /* Of TD_SHARD_FULL: memory that the link takes when it is attached. */
     size_t gathered_layers, gathered_tables; /* for weights: of layers; of the embedding, then the head */
     size_t reduced_layers, reduced_tables;   /* for gradients that are not reduced yet, likewise */
+    bool shares_gradients;                   /* units have no place of their own for reduced gradients */
 } td_shard_info;
 
 /** TD_BAD_ARGUMENT: a NULL. */

@@ -59,8 +59,20 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     }
 }
 
+/** Whether an update reads each unit's gradients once they are reduced, and nothing reads them later. */
+static bool shares_places(const td_shard_split *split, const td_shard_options *options,
+                          const td_train_config *config)
+{
+    for (const td_hook *hook = config->hooks; hook; hook = hook->next)
+        if (hook->final) /* it may hold them back */
+            return false;
+    return split->ranks > 1 && !options->keep_gradients && config->until == TD_TRAIN_UPDATE &&
+           config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches <= 1;
+}
+
 /** A piece is a unit: the embedding, a layer's matrices, all norms, the head. Each rank has all norms. */
-static td_status piece_by_unit(td_shard_split *split, const td_train_config *config, const td_parameter *all)
+static td_status piece_by_unit(td_shard_split *split, const td_shard_options *options,
+                               const td_train_config *config, const td_parameter *all)
 {
     const td_precision precision = config->model.precision;
     const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
@@ -68,6 +80,7 @@ static td_status piece_by_unit(td_shard_split *split, const td_train_config *con
     td_status status = TD_OK;
     td_layout layout;
 
+    split->shares = shares_places(split, options, config);
     TD_TRY(td_layout_make(&config->model.size, td_precision_dtype(precision), &layout));
     td_shard_piece *next = split->pieces;
     *next++ = piece_of(split, td_part_range(&layout, TD_PART_EMBEDDING, 0), false);
@@ -83,19 +96,28 @@ static td_status piece_by_unit(td_shard_split *split, const td_train_config *con
 
     split->gaps = calloc((size_t)split->parameters, sizeof *split->gaps);
     split->owned = calloc(2 * (size_t)split->piece_count, sizeof *split->owned);
-    if (!split->gaps || !split->owned) {
+    split->grad_places = calloc(2 * (size_t)split->piece_count, sizeof *split->grad_places);
+    if (!split->gaps || !split->owned || !split->grad_places) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", split->piece_count);
         goto cleanup;
     }
     for (int64_t i = 0; i < split->parameters; i++)
         split->gaps[i] = (td_range){all[i].offset + all[i].numel, split->ranges[i].end};
-    for (int64_t i = 0; i < split->piece_count; i++)
-        for (int part = 0; part < 2; part++) {
-            const td_range range = part ? split->pieces[i].rest : split->pieces[i].own;
+    for (int64_t i = 0; i < split->piece_count; i++) {
+        td_shard_piece *const unit = &split->pieces[i];
+        const bool table = i == 0 || i == split->piece_count - 1;
 
-            if (range.begin < range.end)
-                split->owned[split->owned_count++] = range;
+        if (split->shares && unit->own.begin < unit->own.end)
+            unit->place = table ? TD_SHARD_PLACES : 1 + (int32_t)(i % TD_SHARD_LAYER_PLACES);
+        for (int part = 0; part < 2; part++) {
+            const td_range range = part ? unit->rest : unit->own;
+
+            if (range.begin == range.end)
+                continue;
+            split->grad_places[split->owned_count] = part ? 0 : unit->place;
+            split->owned[split->owned_count++] = range;
         }
+    }
 cleanup:
     return status;
 }
@@ -240,7 +262,7 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
         TD_TRY(td_buckets_alloc(&out->buckets, count));
         piece_by_bucket(out, config, all, order, options->bucket_mb);
     } else if (kind == TD_SHARD_FULL) {
-        TD_TRY(piece_by_unit(out, config, all));
+        TD_TRY(piece_by_unit(out, options, config, all));
     } else {
         TD_TRY(piece_by_parameter(out, config, all));
     }
@@ -258,6 +280,7 @@ void td_shard_split_free(td_shard_split *split)
     free(split->pieces);
     free(split->groups);
     free(split->owned);
+    free(split->grad_places);
     free(split->gaps);
     *split = (td_shard_split){.piece_count = 0};
 }

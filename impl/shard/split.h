@@ -24,8 +24,9 @@ typedef struct td_shard_piece {
     td_range own, rest;
 
     td_gather_state state;
-    int64_t left; /* elements of `own` whose update is awaited */
-    int64_t sent; /* its last gathering's number, from 1 on */
+    int32_t place; /* of TD_SHARD_FULL, of the reduced gradients of `own`; 0: its own */
+    int64_t left;  /* elements of `own` whose update is awaited */
+    int64_t sent;  /* its last gathering's number, from 1 on */
 } td_shard_piece;
 
 typedef struct td_shard_split {
@@ -40,12 +41,18 @@ typedef struct td_shard_split {
     td_shard_piece *pieces;
     int64_t owned_count; /* of TD_SHARD_FULL: the weights that this rank has */
     td_range *owned;
-    td_range *gaps; /* [parameters] padding after each one, in the order of the block; some are empty */
+    bool shares;          /* of TD_SHARD_FULL: units share places for reduced gradients */
+    int32_t *grad_places; /* [owned_count] */
+    td_range *gaps;       /* [parameters] padding after each one, in the order of the block; some are empty */
     int64_t group_count;
     td_optimizer_group *groups; /* of this rank's optimizer */
     int64_t updated, repeated;
     size_t moment_bytes;
 } td_shard_split;
+
+/** Places for reduced gradients: first of layers, then one of embedding and head. With three of layers the
+ * update of a unit has the time of two more units' backward before a reduction waits for it. */
+enum { TD_SHARD_LAYER_PLACES = 3, TD_SHARD_PLACES };
 
 /** Splits the weights of a trainer; td_shard_split_free frees what there is, also after an error. */
 td_status td_shard_split_make(const td_shard_options *options, const td_comm_info *info,

@@ -54,9 +54,18 @@ typedef struct td_shard_reduced {
     td_shard_room *room; /* NULL: in the model's gradients */
 } td_shard_reduced;
 
+/** Of TD_SHARD_FULL on a GPU: a place for reduced gradients that units share. */
+typedef struct td_shard_place {
+    td_event *updated; /* the update has read them */
+    bool used;         /* the event was recorded in this pass */
+} td_shard_place;
+
 typedef struct td_shard_full {
     td_shard_rooms weights, grads;
-    td_shard_order orders[2];  /* of forward, of backward */
+    td_shard_place places[TD_SHARD_PLACES + 1]; /* by number, from 1 on */
+    td_stream *updates;                         /* waits for updates, one after the other; NULL: none */
+    td_event *last_update;                      /* of this pass that it waited for; NULL: none */
+    td_shard_order orders[2];                   /* of forward, of backward */
     int64_t at;                /* the unit of its order that the pass is at; -1: before the first */
     bool silent;               /* nothing is communicated any more: td_shard_silence */
     bool adds;                 /* the pass adds to the gradients of earlier micro-batches */
@@ -67,7 +76,7 @@ typedef struct td_shard_full {
 
 struct td_shard_link {
     td_hook reduce; /* before the optimizer, of TD_SHARD_FLAT and TD_SHARD_FULL */
-    td_hook gather; /* after the optimizer, of the other kinds than TD_SHARD_FULL */
+    td_hook gather; /* after the optimizer; of TD_SHARD_FULL only if units share places for gradients */
     td_comm *comm;
     td_shard_options options;
     int32_t multiprocessors; /* that collectives take; 0: nobody knows */
@@ -93,6 +102,9 @@ void td_shard_reduce_hook(td_shard_link *link);
 void td_shard_gather_hook(td_shard_link *link);
 
 void td_shard_full_hook(td_shard_link *link);
+
+/** The link whose `gather` the hook is. */
+td_shard_link *td_shard_link_behind(td_hook *hook);
 
 /** Sizes the rooms of TD_SHARD_FULL, of which none is allocated yet. TD_NO_MEMORY, as the next one:
  * td_shard_full_free frees what there is. */

@@ -6,17 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const phases[TD_TRACE_PHASES] = {[TD_TRACE_FORWARD] = TD_LABEL_FORWARD,
-                                                    [TD_TRACE_LOSS] = TD_LABEL_LOSS,
-                                                    [TD_TRACE_BACKWARD] = TD_LABEL_BACKWARD,
-                                                    [TD_TRACE_OPTIMIZER] = TD_LABEL_OPTIMIZER,
-                                                    [TD_TRACE_ELSEWHERE] = "elsewhere"};
-
-const char *td_trace_phase_name(td_trace_phase phase)
-{
-    return (unsigned)phase < TD_TRACE_PHASES ? phases[phase] : NULL;
-}
-
 /* ---- ranges ---- */
 
 static int64_t now(const td_trace *trace)

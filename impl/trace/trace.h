@@ -1,20 +1,18 @@
-/** What runs, when, and for what: a device's operations and kernels under the labels of a step.
+/** Traces: a device's operations and kernels under the labels of a step.
  *
- * A trace listens to a device from td_trace_begin to td_trace_end. It hears labels ("forward", "layers.3",
- * "scaled dot product attention") and operations, which are its ranges, by the host's clock. What ran under
- * them are its activities:
+ * A trace listens to a device from td_trace_begin to td_trace_end. Its ranges are labels ("forward",
+ * "layers.3", "scaled dot product attention") and operations, by the host's clock. Its activities are:
  *
- *   on a GPU  kernels, copies and fills, as CUPTI records them by the GPU's clock. An activity belongs to the
- *             range that its launch was made in; one of a captured graph to the range it was captured in.
+ *   on a GPU  kernels, copies and fills with times of CUPTI by the GPU's clock. An activity belongs to the
+ *             range of its launch. An activity of a captured graph belongs to the range of its capture.
  *   on a CPU  the operations, by the host's clock
  *
- * Steps are ranges labelled "step" and what is outside of them, warm-up, is left out of every table (where
- * there is no such label all is one step). Ranges are also given to NVTX, with these names, in the domain
+ * Steps are ranges labelled "step". Tables leave out everything outside of steps: the warm-up. Without such a
+ * label everything is one step. A trace also gives its ranges to NVTX, with these names, in the domain
  * "tandem", so that Nsight Systems shows them.
  *
- * CUPTI has one listener in a process: a second trace that wants it, or one beside another profiler, goes on
- * without a GPU's activities and says why (td_trace_info). Times are ns of one clock, since 1970 where they
- * are CUPTI's. */
+ * CUPTI has one listener in a process. During another trace or another profiler, a trace has no activities of
+ * a GPU and says why (td_trace_info). Times are ns of one clock; CUPTI's begin in 1970. */
 #ifndef TD_TRACE_TRACE_H
 #define TD_TRACE_TRACE_H
 
@@ -25,27 +23,27 @@ TD_BEGIN_DECLS
 
 typedef struct td_trace td_trace;
 
-/** Listens to dev, which must outlive td_trace_end. On a GPU before anything is captured: CUPTI knows the
- * ranges of graphs that are captured from here on. Waits for the device. TD_BAD_ARGUMENT: a NULL.
+/** Begins to listen to dev, which must outlive td_trace_end. On a GPU, call it before captures: CUPTI knows
+ * only the ranges of later captures. Waits for the device. TD_BAD_ARGUMENT: a NULL.
  * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_trace_begin(td_device *dev, td_trace **out);
 
-/** Waits for the device, listens no more, and finds the range of every activity. Nothing else may be asked
- * before. TD_BAD_STATE: it ended already. TD_NO_MEMORY. */
+/** Waits for the device, stops listening, and finds the range of every activity. Other functions of the trace
+ * need this call first. TD_BAD_STATE: it ended already. TD_NO_MEMORY. */
 TD_API td_status td_trace_end(td_trace *trace);
 TD_API void td_trace_destroy(td_trace *trace); /* ends it; accepts NULL */
 
-/** What every table says of itself. */
+/** What the tables of a trace are made of. */
 typedef struct td_trace_info {
     bool gpu;              /* activities are a GPU's */
-    const char *cupti;     /* why they are not, on a GPU: a sentence; "" otherwise */
-    const char *nvtx;      /* why no ranges were given to NVTX; "": they were */
+    const char *cupti;     /* why a GPU's activities are missing: a sentence; "" if they are there */
+    const char *nvtx;      /* why NVTX has no ranges; "": it has them */
     int cupti_version;     /* 130001 is 13.0 Update 1; 0: not used */
     int64_t steps;         /* at least 1 */
     int64_t activities;    /* of the steps */
     int64_t unattributed;  /* of them: launched outside of every range */
-    int64_t without_times; /* activities of which CUPTI had no times: left out */
-    int64_t dropped;       /* activities or ranges that there was no memory for */
+    int64_t without_times; /* activities without times of CUPTI: left out */
+    int64_t dropped;       /* activities or ranges that were lost for lack of memory */
 } td_trace_info;
 
 /** TD_BAD_ARGUMENT: a NULL, here and below also a trace that did not end. The texts are the trace's. */
@@ -55,7 +53,7 @@ typedef enum td_trace_phase {
     TD_TRACE_FORWARD = 0, /* "forward" */
     TD_TRACE_LOSS,        /* "loss" */
     TD_TRACE_BACKWARD,    /* "backward" */
-    TD_TRACE_OPTIMIZER,   /* "optimizer"; also where updates come along the backward pass */
+    TD_TRACE_OPTIMIZER,   /* "optimizer"; also updates during the backward pass */
     TD_TRACE_ELSEWHERE    /* "elsewhere" in a step */
 } td_trace_phase;
 
@@ -73,7 +71,7 @@ typedef enum td_trace_part {
     TD_TRACE_SCORES,  /* "computing attention scores" */
     TD_TRACE_SOFTMAX, /* "computing softmax" */
     TD_TRACE_VALUES,  /* "final matmul" */
-    TD_TRACE_FUSED    /* the rest; all of it, where one kernel does it */
+    TD_TRACE_FUSED    /* the rest; all of a fused attention */
 } td_trace_part;
 
 #define TD_TRACE_PARTS 5
@@ -133,14 +131,14 @@ TD_API td_status td_trace_calls(const td_trace *trace, const td_trace_call **out
 /** Some phases of a step. */
 typedef struct td_trace_total {
     double window_ms;                  /* from the first activity's begin to the last one's end */
-    double busy_ms;                    /* of it, while at least one ran */
-    double sum_ms;                     /* of their durations */
+    double busy_ms;                    /* of the window, while at least one activity ran */
+    double sum_ms;                     /* sum of the activities' durations */
     double host_ms;                    /* of the ranges with the phases' labels */
     double by_class_ms[TD_OP_CLASSES]; /* of sum_ms */
     double activities,
-        by_class[TD_OP_CLASSES];      /* how many; a split-K product's second kernel is not counted */
-    double operations[TD_OP_CLASSES]; /* how many operations they are of */
-    double flops[TD_OP_CLASSES];      /* of these */
+        by_class[TD_OP_CLASSES];      /* numbers; the second kernel of a split-K GEMM is not counted */
+    double operations[TD_OP_CLASSES]; /* number of operations */
+    double flops[TD_OP_CLASSES];      /* of the operations */
 } td_trace_total;
 
 /** TD_BAD_ARGUMENT: a NULL; no phase, or a bit that is none. TD_NO_MEMORY. */
@@ -149,7 +147,7 @@ TD_API td_status td_trace_total_of(const td_trace *trace, unsigned phases, td_tr
 /** Activities of one name. */
 typedef struct td_trace_kernel {
     const char *name;
-    td_op_class op_class; /* of the most of its time */
+    td_op_class op_class; /* the one with most of its time */
     int64_t instances;
     double per_pass; /* instances a step */
     double share;    /* of the summed time of all, 0 to 1 */
@@ -157,7 +155,7 @@ typedef struct td_trace_kernel {
     td_stats ns;
 } td_trace_kernel;
 
-/** The names with the most time first, at most `capacity`; *count says how many there are.
+/** The names with the most time first, at most `capacity`. *count: how many names there are.
  *
  *   rows  [capacity]  out
  *
@@ -165,8 +163,8 @@ typedef struct td_trace_kernel {
 TD_API td_status td_trace_kernels(const td_trace *trace, unsigned phases, int64_t capacity,
                                   td_trace_kernel *rows, int64_t *count);
 
-/** Ranges of one label, as nvtx_gpu_proj_sum of Nsight Systems has them. A range's projection goes from the
- * begin of the first activity that was launched in it to the end of the last. */
+/** Ranges of one label, as in nvtx_gpu_proj_sum of Nsight Systems. The projection of a range is the time from
+ * the begin of its first activity to the end of its last. */
 typedef struct td_trace_label {
     const char *name;
     int64_t instances, activities;
@@ -175,7 +173,7 @@ typedef struct td_trace_label {
     td_stats ns;          /* projected */
 } td_trace_label;
 
-/** The labels of the steps but for "step" and the layers' own, the longest first. Otherwise as above. */
+/** The labels in steps, the longest first, without "step" and "layers.N". Otherwise as td_trace_kernels. */
 TD_API td_status td_trace_labels(const td_trace *trace, int64_t capacity, td_trace_label *rows,
                                  int64_t *count);
 
@@ -186,18 +184,18 @@ typedef struct td_trace_attention {
 
 TD_API td_status td_trace_attention_of(const td_trace *trace, td_trace_attention *out);
 
-/** The class that a kernel's name tells, mangled or not, of this library or of PyTorch's, cuBLAS', NCCL's;
- * TD_OP_OTHER for one that is not known. TD_BAD_ARGUMENT: a NULL. */
+/** *out = the class of a kernel of this library, PyTorch, cuBLAS or NCCL by its name, mangled or not;
+ * TD_OP_OTHER for an unknown name. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_trace_classify(const char *name, td_op_class *out);
 
-/* ---- files; each is written beside its place and then renamed, and replaces what is there ---- */
+/* ---- files; each replaces an older file when it is complete ---- */
 
 /** All ranges, calls and activities in Chrome's format, which Perfetto (ui.perfetto.dev) opens: pid 0 is the
  * host, pid 1 + n GPU n, whose tids are 100 stream + lane. Microseconds since "baseTimeNanoseconds".
  *
- * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: what is there is no
- * regular file, the folder is not there or not writable, the disk is full; what was at `path` is there still.
- * TD_NO_MEMORY. A process whose RLIMIT_FSIZE may be reached ignores SIGXFSZ, or dies. */
+ * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: `path` is no regular
+ * file, the folder is missing or not writable, the disk is full. The old file at `path` is then unchanged.
+ * TD_NO_MEMORY. A process that may reach RLIMIT_FSIZE must ignore SIGXFSZ, or it dies. */
 TD_API td_status td_trace_write_json(const td_trace *trace, const char *path);
 
 /** The last step as an SVG picture: a lane for each class, with the phases as bands. Errors as above. */

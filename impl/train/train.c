@@ -51,6 +51,25 @@ static bool has_update(const td_train_config *config)
     return config->until == TD_TRAIN_UPDATE;
 }
 
+/** Gradients that share memory go to an update at once. */
+static td_status check_places(const td_train_config *config)
+{
+    static const char *const shared = "but gradients share memory (model.grad_places)";
+    td_status status = TD_OK;
+
+    if (!config->model.grad_places)
+        goto cleanup;
+    TD_CHECK(config->micro_batches <= 1, "micro_batches is %" PRId64 ", %s: nothing can be added to them",
+             config->micro_batches, shared);
+    TD_CHECK(config->clip == 0, "clip is %g, %s: clipping needs all of them", (double)config->clip, shared);
+    TD_CHECK(config->time == TD_UPDATE_ALONG, "time is TD_UPDATE_AFTER, %s: this update needs all of them",
+             shared);
+    TD_CHECK(config->until != TD_TRAIN_BACKWARD, "until is TD_TRAIN_BACKWARD, %s: no update would read them",
+             shared);
+cleanup:
+    return status;
+}
+
 static td_status check_config(const td_train_config *config)
 {
     td_status status = TD_OK;
@@ -71,6 +90,7 @@ static td_status check_config(const td_train_config *config)
     TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
              "micro_batches is %" PRId64 ", but the gradients are transient: nothing can be added to them",
              config->micro_batches);
+    TD_TRY(check_places(config));
     if (has_update(config) && !config->groups)
         TD_TRY(td_hyperparameters_check(&config->hyper));
 cleanup:

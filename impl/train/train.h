@@ -77,7 +77,8 @@ typedef struct td_train td_train;
  * trainer is destroyed. The links of config->behind keep their `next`.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
- * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
+ * micro_batches below 0, or above 1 beside transient gradients; gradients that share memory
+ * (model.grad_places) without an update along the pass of one micro-batch; as td_transformer_create,
  * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
  * without graphs; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of hooks or behind
  * is in another trainer. TD_NO_MEMORY. *out is then NULL. */

@@ -149,6 +149,8 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
     TD_CHECK(!adds || !model->plan.config.transient_gradients,
              "micro is %d, but the model's gradients are transient: nothing can be added to them",
              (int)micro);
+    TD_CHECK(!adds || !model->plan.shares,
+             "micro is %d, but the model's gradients share memory: nothing can be added to them", (int)micro);
     TD_FAIL_IF(adds && model->grads_lost, TD_BAD_STATE, "there are no gradients to add to: backward failed");
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));
     model->stage.progress = TD_AT_START; /* the activations are written over from here on */

@@ -7,6 +7,7 @@ td_status td_owned_check(const td_transformer_config *config, const td_layout *l
     td_status status = TD_OK;
     int64_t end = 0;
 
+    TD_CHECK(config->owned || !config->grad_places, "grad_places is set, but owned is NULL");
     if (!config->owned)
         goto cleanup;
     TD_CHECK(config->owned_count >= 1, "owned_count is %" PRId64 ", needs at least 1", config->owned_count);
@@ -18,10 +19,15 @@ td_status td_owned_check(const td_transformer_config *config, const td_layout *l
                  " to %" PRId64,
                  i, range.begin, range.end, end, layout->elements);
         end = range.end;
+        if (config->grad_places)
+            TD_CHECK(config->grad_places[i] >= 0 && config->grad_places[i] <= TD_GRAD_PLACES,
+                     "grad_places[%" PRId64 "] is %d, needs 0 to %d", i, (int)config->grad_places[i],
+                     TD_GRAD_PLACES);
     }
-    TD_FAIL_IF(config->transient_gradients, TD_UNSUPPORTED,
-               "transient_gradients is set, but their place in the arena is for all weights: owned needs to "
-               "be NULL");
+    if (config->transient_gradients)
+        status =
+            td_fail(TD_UNSUPPORTED, "transient_gradients is set, but their place in the arena is for all "
+                                    "weights: owned needs to be NULL");
 cleanup:
     return status;
 }
@@ -39,6 +45,11 @@ static int64_t alike_until(const td_plan *plan, int64_t index, bool *planes)
     return plan->mixed ? ends[kind] : l->elements;
 }
 
+static int32_t place_of(const td_plan *plan, int64_t index)
+{
+    return plan->config.grad_places ? plan->config.grad_places[index] : 0;
+}
+
 bool td_owned_next(const td_plan *plan, td_owned *owned)
 {
     const td_range all = {0, plan->layout.elements};
@@ -51,8 +62,10 @@ bool td_owned_next(const td_plan *plan, td_owned *owned)
         return false;
     const int64_t first = ranges[owned->index].begin, begin = first > done ? first : done,
                   end = alike_until(plan, begin, &owned->planes);
+    owned->place = place_of(plan, owned->index);
     while (ranges[owned->index].end < end && owned->index + 1 < count &&
-           ranges[owned->index + 1].begin == ranges[owned->index].end)
+           ranges[owned->index + 1].begin == ranges[owned->index].end && owned->place == 0 &&
+           place_of(plan, owned->index + 1) == 0)
         owned->index++;
     const int64_t until = ranges[owned->index].end;
     owned->range = (td_range){begin, until < end ? until : end};
@@ -64,26 +77,92 @@ static size_t aligned(int64_t count, size_t size)
     return ((size_t)count * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
 }
 
-int64_t td_owned_place(const td_plan *plan, td_piece *pieces, char *params, char *grads, size_t *param_bytes,
-                       size_t *gradient_bytes)
+/** The bytes of a stretch's masters; of planes, of one of the two. */
+static size_t master_bytes(const td_plan *plan, const td_owned *owned)
+{
+    return aligned(owned->range.end - owned->range.begin,
+                   owned->planes ? sizeof(uint16_t) : td_dtype_size(plan->wide));
+}
+
+static size_t grad_bytes(const td_plan *plan, const td_owned *owned)
+{
+    return aligned(owned->range.end - owned->range.begin, td_dtype_size(plan->grad_dtype));
+}
+
+/** Where places of gradients begin, and where those of their own follow. */
+typedef struct places {
+    size_t begin[TD_GRAD_PLACES + 1]; /* by place */
+    size_t own;                       /* the next one of its own */
+    size_t inside;                    /* bytes before the stretch of the same range, in its place */
+    int64_t index;                    /* the range that has a place now */
+} places;
+
+/** The offset of a stretch's gradients. */
+static size_t place_next(const td_plan *plan, const td_owned *owned, places *p)
+{
+    const size_t bytes = grad_bytes(plan, owned);
+
+    if (owned->place == 0) {
+        p->own += bytes;
+        return p->own - bytes;
+    }
+    if (owned->index != p->index)
+        p->inside = 0;
+    p->index = owned->index;
+    p->inside += bytes;
+    return p->begin[owned->place] + p->inside - bytes;
+}
+
+/** Each place has the size of the largest range in it. */
+static places places_of(const td_plan *plan)
 {
     td_owned owned = {.index = 0};
+    size_t most[TD_GRAD_PLACES + 1] = {0};
+    places p = {.index = -1};
+
+    while (td_owned_next(plan, &owned)) {
+        (void)place_next(plan, &owned, &p);
+        if (owned.place > 0 && p.inside > most[owned.place])
+            most[owned.place] = p.inside;
+    }
+    p = (places){.index = -1};
+    for (int place = 1; place <= TD_GRAD_PLACES; place++) {
+        p.begin[place] = p.own;
+        p.own += most[place];
+    }
+    return p;
+}
+
+int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads)
+{
+    td_owned owned = {.index = 0};
+    places p = places_of(plan);
     int64_t count = 0;
 
-    for (*param_bytes = *gradient_bytes = 0; td_owned_next(plan, &owned); count++) {
-        const int64_t numbers = owned.range.end - owned.range.begin;
-        const size_t bytes = aligned(numbers, owned.planes ? sizeof(uint16_t) : td_dtype_size(plan->wide)),
-                     at = *param_bytes, low = at + bytes;
-
-        if (pieces)
-            pieces[count] = (td_piece){.range = owned.range,
-                                       .at = params + at,
-                                       .low = owned.planes ? params + low : NULL,
-                                       .grad = grads ? grads + *gradient_bytes : NULL};
-        *param_bytes = owned.planes ? low + bytes : low;
-        *gradient_bytes += aligned(numbers, td_dtype_size(plan->grad_dtype));
+    *params = 0;
+    for (; td_owned_next(plan, &owned); count++) {
+        *params += master_bytes(plan, &owned) * (owned.planes ? 2 : 1);
+        (void)place_next(plan, &owned, &p);
     }
+    *grads = p.own;
     return count;
+}
+
+void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces)
+{
+    td_owned owned = {.index = 0};
+    places p = places_of(plan);
+
+    for (td_piece *piece = pieces; td_owned_next(plan, &owned); piece++) {
+        const size_t bytes = master_bytes(plan, &owned), offset = place_next(plan, &owned, &p);
+
+        *piece = (td_piece){.range = owned.range, .at = params, .grad = grads ? grads + offset : NULL};
+        params += bytes;
+        if (owned.planes) {
+            piece->low = params;
+            params += bytes;
+        }
+    }
 }
 
 td_status td_check_place(const char *what, td_range range, const void *where)

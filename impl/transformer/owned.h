@@ -13,16 +13,19 @@ typedef struct td_owned {
     td_range range;
     bool planes;
     int64_t index; /* of the owned range that it is in */
+    int32_t place; /* of its gradients; 0: of its own */
 } td_owned;
 
 /** Goes to the next stretch of the plan; false: there is none. Zeros stand before the first. */
 bool td_owned_next(const td_plan *plan, td_owned *owned);
 
-/** Returns how many pieces there are, and fills `pieces` for memory at params and grads; NULL: only counts.
- * grads NULL: there are no gradients. *param_bytes and *gradient_bytes are what all pieces take. Each begins
- * at a multiple of TD_ALIGNMENT bytes. If all weights are owned, there is nothing between them. */
-int64_t td_owned_place(const td_plan *plan, td_piece *pieces, char *params, char *grads, size_t *param_bytes,
-                       size_t *gradient_bytes);
+/** How many pieces there are, and the bytes of their masters and gradients, each of which begins at a
+ * multiple of TD_ALIGNMENT bytes. If all weights are owned, there is nothing between them. Shared places of
+ * gradients come first. */
+int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads);
+
+/** Fills pieces [td_owned_measure] for memory at params and grads; grads NULL: there is none. */
+void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces);
 
 /** TD_BAD_STATE if `where` is NULL: this rank does not have the range in one piece, and no link placed it. */
 td_status td_check_place(const char *what, td_range range, const void *where);

@@ -284,10 +284,9 @@ static void choose_kept(td_plan *plan)
     plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = all;
 }
 
-/** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have
- * an instance behind the last layer. Ahead of them stand the inputs of checkpoints but the last, which has
- * its own where it is as long as the others; where it is shorter, what stands behind its last layer is dead
- * before others come to where it was. */
+/** Lays out one layer's kept tensors one after the other. Tensors with an instance for ln_final come first.
+ * The arena begins with the inputs of all checkpoints except the last. The last checkpoint may have fewer
+ * layers than the others: its instance for ln_final is dead before other layers take that place. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
@@ -315,12 +314,12 @@ cleanup:
     return status;
 }
 
-/** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it
- * done with: when it writes its gradients, the activations of it and the layers before it matter, those
- * behind do not. So the block of gradients, whose layers stand in the same order, begins as low as that
- * allows. Norms' gradients stand behind all layers', and so does the head's: they are written while
- * everything matters. Before a checkpoint's activations those of others stood in the same place, so that
- * gradients of layers behind the first checkpoint stay clear of all of them. */
+/** Transient gradients, over the kept activations. When a layer writes its gradients, the activations of this
+ * layer and of earlier layers are still needed. Those of later layers are dead. So the block of gradients,
+ * which has the layers in the same order, begins at the lowest offset that keeps needed activations whole.
+ * Gradients of the norms and the head come after all layers' activations, because they are written while all
+ * activations are needed. Checkpoints share one place for their activations: gradients of layers after the
+ * first checkpoint stay clear of all of it. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->grad_dtype);
@@ -360,7 +359,7 @@ static td_status place_from(td_plan *plan, const uint64_t together[TD_TENSORS], 
     for (int next = first; next >= 0;) {
         size_t offset = begin;
 
-        for (bool moved = true; moved;) { /* each pass steps behind a tensor in the way, so this ends */
+        for (bool moved = true; moved;) { /* each pass steps past a tensor in the way, so this ends */
             moved = false;
             for (int i = 0; i < TD_TENSORS; i++) {
                 if (placed[i] && (together[next] >> i & 1) && offset < plan->offset[i] + plan->bytes[i] &&
@@ -493,7 +492,8 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
     TD_TRY(td_owned_check(config, &plan.layout));
-    plan.pieces = td_owned_place(&plan, NULL, NULL, NULL, &plan.total.parameters, &plan.gradient_bytes);
+    plan.shares = config->grad_places != NULL;
+    plan.pieces = td_owned_measure(&plan, &plan.total.parameters, &plan.gradient_bytes);
     if (!td_has_backward(&plan))
         plan.gradient_bytes = 0;
     plan.total.gradients = plan.gradient_bytes;

@@ -62,6 +62,7 @@ typedef struct td_plan {
     td_dtype grad_dtype;        /* of the weights' gradients: dtype, or wide */
     td_layout layout;
     int64_t pieces; /* of the weights that this rank has */
+    bool shares;    /* gradients of some owned ranges have one place (grad_places) */
     int64_t span;   /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
     int64_t last;  /* the first layer of the last checkpoint, which alone backward finds as forward left it */
     bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */

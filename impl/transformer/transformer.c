@@ -22,7 +22,6 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     td_transformer *model = NULL;
     td_status status = TD_OK;
     const td_transformer_config *planned;
-    size_t param_bytes, grad_bytes;
     int64_t count;
     void *block;
 
@@ -63,8 +62,9 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
         w->grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
     }
-    td_owned_place(&model->plan, model->pieces, w->params, w->grads, &param_bytes, &grad_bytes);
+    td_owned_place(&model->plan, w->params, w->grads, model->pieces);
     model->plan.config.owned = NULL; /* the caller's */
+    model->plan.config.grad_places = NULL;
     td_parameters_fill(model);
     if (model->grads_lost)
         TD_TRY(td_clear_padding(model, (td_range){0, model->plan.layout.elements}, false));

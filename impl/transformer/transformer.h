@@ -79,7 +79,15 @@ typedef struct td_transformer_config {
      * the others when a pass needs them, and place their gradients (td_hook.needed, td_hook.room). */
     const td_range *owned;
     int64_t owned_count;
+
+    /* Of each owned range: the place of its gradients, 1 to TD_GRAD_PLACES. Ranges of one place have the same
+     * memory, one after the other; 0: the range has memory of its own. NULL: all have. A step then needs an
+     * update along the backward pass, and the caller's links see to it that an update has read a place before
+     * the next gradients come there. */
+    const int32_t *grad_places;
 } td_transformer_config;
+
+enum { TD_GRAD_PLACES = 8 };
 
 typedef struct td_transformer td_transformer;
 
@@ -89,8 +97,8 @@ typedef struct td_transformer td_transformer;
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, more than 65,535 layers, heads that do not divide d_model, an
  * odd head size, an unknown attention, precision, keep or use, checkpoint_layers that the other choices do
  * not allow, a rope_theta that is negative or not finite, owned ranges that are empty, descend or leave the
- * block, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev cannot serve, owned
- * ranges with transient gradients. TD_NO_MEMORY. *out is then NULL. */
+ * block, a place that is none, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev
+ * cannot serve, owned ranges with transient gradients. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
@@ -113,7 +121,8 @@ typedef struct td_parameter {
     void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh. NULL:
                           * its numbers are planes (td_weights), see td_transformer_read and _write, or this
                           * rank does not have all of them in one piece */
-    void *grad; /* likewise; NULL for inference, or if this rank does not have all of it in one piece */
+    void *grad; /* likewise; NULL for inference, if this rank does not have all of it in one piece, or if
+                 * gradients share memory (grad_places) */
 } td_parameter;
 
 TD_API int64_t
@@ -221,7 +230,8 @@ typedef enum td_micro { TD_MICRO_ONLY = 0, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_M
 /** Gradients of the last loss for every parameter.
  *
  * TD_BAD_STATE: no loss since the last forward, or a model for inference. Also an addition to gradients whose
- * backward failed. TD_BAD_ARGUMENT: a micro that is none; an addition to transient gradients. */
+ * backward failed. TD_BAD_ARGUMENT: a micro that is none; an addition to gradients that are transient or
+ * share memory. */
 TD_API td_status td_transformer_backward(td_transformer *model, td_micro micro);
 
 /* ---- memory ---- */

@@ -31,5 +31,5 @@ def escape(text: str, form: str) -> str:
     "plain"."""
     text = UNSEEN.sub(" ", text)
     if form == "latex":
-        return text.translate(str.maketrans(LATEX))
+        return re.sub("-(?=-)", "-{}", text.translate(str.maketrans(LATEX)))  # two hyphens, not a dash
     return SPECIAL[form].sub(r"\\\1", text)

@@ -14,7 +14,8 @@ from parity.core.escape import escape
 SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
 # What a document that includes a table of ours must load.
 PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
-LATEX_SIZES = (("small", 9, 4), ("footnotesize", 8, 3), ("scriptsize", 7, 2.5), ("tiny", 5, 2))  # points, gap
+# Points and gap. Letters of 7 and of 5 points are wider, as if of more.
+LATEX_SIZES = (("small", 9, 4), ("footnotesize", 8, 3), ("scriptsize", 7.6, 2.5), ("tiny", 6.2, 2))
 LATEX_WIDTH, LATEX_HEIGHT = 455, 670  # points between margins of 2.5 cm on A4
 # A table that finds no room for its head and some rows begins on the next page.
 ROOM = r"\par\vspace{0pt plus 8\baselineskip}\penalty-100\vspace{0pt plus -8\baselineskip}"
@@ -221,6 +222,6 @@ def _letters(text: str) -> float:
 
 
 def breaking(cell: str) -> str:
-    """LaTeX, in which a line may break after what joins the words of a name."""
+    """LaTeX, in which a line may break after what joins the words of a name, but not within a number."""
     cell = escape(cell, "latex").replace(r" \%", r"~\%")
-    return re.sub(r"(\\_|[/,:]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", cell)
+    return re.sub(r"(\\_|[/:]|,(?!\d)|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", cell)

@@ -1,7 +1,7 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
 from parity.core.comparison import NOISY, loaded, ms_of
-from parity.ddp.page import bars_of
+from parity.ddp.page import MINE, bars_of
 from parity.shared.bench_ranks import CALLS, MIB
 from parity.shared.pages import extent, ran_with, report_proofs, setup, tabled
 from parity.shared.ranked import whole_of
@@ -9,7 +9,6 @@ from parity.shared.ranked import whole_of
 SHAPE = ("size", "dtype", "batch", "context", "ranks")
 STATE = ("parameters", "gradients", "optimizer_state")
 PARTS = (*STATE, "gathered", "reduced", "peak")
-MINE = ("c_nccl", "c_mpi", "c_gloo")
 LATE_MS = 0.02  # what two events of a GPU and the clock of collectives tell apart
 GATHER = CALLS.index("all_gather")
 NUMBERS = {"step": "step", "ideal": "without communication", "exposed_ms": "exposed", "stretch": "stretch"}

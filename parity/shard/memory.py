@@ -138,10 +138,10 @@ def sharded_bytes(case, c):
     mixed = case.dtype == "bf16_mixed"
     desc, sizes = c.struct("td_account_model", case), (4, 2 if mixed else 4, 4)
     found = c.value("td_account_fsdp_memory", desc, case.ranks, *sizes)
-    parts = {
-        name: getattr(found.rank, name) for name in ("parameters", "gradients", "optimizer_state", "total")
-    }
-    return parts | {"whole": found.rank.total + found.saved, "block": found.block}
+    parts = {name: getattr(found.rank, name) for name in ("parameters", "optimizer_state")}
+    parts["gradients"] = found.shared  # updates come along
+    whole = found.rank.total + found.saved
+    return parts | {"total": sum(parts.values()), "whole": whole, "block": found.block}
 
 
 def state_bytes(keys, parameters):

@@ -1,7 +1,7 @@
 """libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
 
 from parity.shared.model import quick_start, train_options
-from parity.shared.ranked import ADAMW, SGD_LR, comm_of
+from parity.shared.ranked import comm_of, hyper_of
 
 MIB = 2**20
 ALIGNED = 256  # bytes: TD_ALIGNMENT
@@ -24,13 +24,11 @@ class BenchRanks:
     def __init__(self, case, c, backend, steps, warmup, state="whole"):
         self.c = c.ranks.session
         fields = train_options(case.config[f"c_{backend}"])
-        adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
-        hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
         config = self.c.struct(
             "td_bench_ranks_config",
             case,
-            model=fields["model"] | {"size": {}, "attention": "flash"},
-            hyper=hyper,
+            model=fields["model"],
+            hyper=hyper_of(case),
             time=fields["time"],
             graph=fields["capture"],
             state=state,

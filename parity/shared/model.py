@@ -34,8 +34,9 @@ def extents(size):
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
     """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
-    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held" or "transient", in
-    the memory of dead activations. update: "after" the backward pass, "along" with it, or "none"."""
+    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held"; "shared", if units
+    of full sharding have the same memory; or "transient", in the memory of dead activations. update: "after" the
+    backward pass, "along" with it, or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
 
 
@@ -43,8 +44,8 @@ def c_switches(graph=False, keep="most", gradients="held", update="after", **mor
 AS_TIMED = c_switches(graph=True, keep="all", gradients="transient", update="along")
 
 
-def train_options(switches):
-    """The fields of td_train_config that say the same."""
+def train_options(switches, attention="flash"):
+    """The fields of td_train_config that say the same, `attention` if the switches do not name one."""
     update = switches.get("update", "none")
     return {
         "until": "backward" if update == "none" else "update",
@@ -52,6 +53,8 @@ def train_options(switches):
         "capture": switches["graph"],
         "update_sms": switches.get("update_sms", 0),
         "model": {
+            "size": {},
+            "attention": switches.get("attention", attention),
             "keep": switches.get("keep", "most"),
             "checkpoint_layers": switches.get("checkpoint_layers", 0),
             "transient_gradients": switches.get("gradients") == "transient",
@@ -114,8 +117,7 @@ class TandemTrainer:
     def __init__(self, case, c, attention, switches, **options):
         self.c, self.case = c, case
         hyper = {"kind": "adamw", "adamw": {"variant": "course2025", **ADAMW}}
-        fields = train_options(switches) | {"hyper": hyper} | options
-        fields["model"] |= {"size": {}, "attention": attention}
+        fields = train_options(switches, attention) | {"hyper": hyper} | options
         self.config = c.struct("td_train_config", case, **fields)
         self.train = self.model = None
 

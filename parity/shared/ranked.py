@@ -37,7 +37,7 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
-    gradients = "held" if shard == "full" else "transient"  # the link has memory for them
+    gradients = "shared" if shard == "full" else "transient"  # the link has memory for them
     how = c_switches(graph=gpu and not queued, keep="all", gradients=gradients, update="along")
     ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
@@ -53,6 +53,13 @@ def configs(device, impl, dtype="f32", queued=False, shard=None):
 def comm_of(case, c, backend, side=None):
     """The communicator that the steps of a side have, of C's own if it is not named."""
     return c.ranks.comm(backend, case.config[side or f"c_{backend}"].get("nccl_ctas", 0))
+
+
+def hyper_of(case):
+    """C's hyperparameters."""
+    if case.optimizer == "sgd":
+        return {"kind": "sgd", "sgd": {"lr": SGD_LR}}
+    return {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
 
 
 class RankTrainer:
@@ -74,11 +81,8 @@ class RankTrainer:
         comm = comm_of(case, self, self.backend, self.side)
         switches = case.config[self.side]
         bucket_mb = switches.get("bucket_mb", case.get("bucket_mb", 0.0))
-        fields = train_options(switches)
-        fields["model"] |= {"size": {}, "attention": case.get("attention", "flash")}
-        adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
-        hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
-        config = c.struct("td_train_config", case, hyper=hyper, gain=1 / case.ranks, **fields)
+        fields = train_options(switches, case.get("attention", "flash"))
+        config = c.struct("td_train_config", case, hyper=hyper_of(case), gain=1 / case.ranks, **fields)
         if self.split in (None, "tensors"):
             strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
             self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)

@@ -622,112 +622,6 @@ static void infinite_scores_end_as_nan(void **state)
     td_attend_close(run);
 }
 
-/* ---- refusals ---- */
-
-typedef struct refusal {
-    const char *words;
-    td_attention_shape shape;
-    td_status status;
-} refusal;
-
-#define GOOD .batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F32
-
-static const refusal refusals[] = {
-    {"batch is 0", {.batch = 0, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F32}, TD_BAD_ARGUMENT},
-    {"heads is -1", {.batch = 2, .heads = -1, .seq = 5, .head_dim = 4, .dtype = TD_F32}, TD_BAD_ARGUMENT},
-    {"seq is 0", {.batch = 2, .heads = 2, .seq = 0, .head_dim = 4, .dtype = TD_F32}, TD_BAD_ARGUMENT},
-    {"seq_k is -3", {GOOD, .seq_k = -3}, TD_BAD_ARGUMENT},
-    {"head_dim is 0", {.batch = 2, .heads = 2, .seq = 5, .dtype = TD_F32}, TD_BAD_ARGUMENT},
-    {"dtype is 99",
-     {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = (td_dtype)99},
-     TD_BAD_ARGUMENT},
-    {"f16", {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F16}, TD_UNSUPPORTED},
-    {"f64", {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F64}, TD_UNSUPPORTED},
-    {"mask is 7", {GOOD, .mask = (td_mask)7}, TD_BAD_ARGUMENT},
-    {"tf32 is set, but dtype is bf16",
-     {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_BF16, .tf32 = true},
-     TD_BAD_ARGUMENT},
-    {"tf32 is set: the cpu multiplies f32 in f32 only", {GOOD, .tf32 = true}, TD_UNSUPPORTED},
-    {"scale is -1", {GOOD, .scale = -1}, TD_BAD_ARGUMENT},
-    {"scale is nan", {GOOD, .scale = NAN}, TD_BAD_ARGUMENT},
-    {"scale is inf", {GOOD, .scale = INFINITY}, TD_BAD_ARGUMENT},
-    {"bytes of q",
-     {.batch = INT64_MAX / 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F32},
-     TD_BAD_ARGUMENT},
-    {"bytes of k", {GOOD, .seq_k = INT64_MAX / 8}, TD_BAD_ARGUMENT},
-};
-
-static void refuses_bad_shapes_and_touches_nothing(void **state)
-{
-    const td_attend_subject *subject = *state;
-    const td_attention_impl *impl = subject->impl;
-    td_attention_shape good = {GOOD};
-    td_attend_run *run = td_attend_open(impl, "refusals", &good);
-    void *const outputs[] = {run->o, run->saved, run->dq, run->dk, run->dv};
-    const int64_t counts[] = {run->queries, (int64_t)(run->sizes.saved / sizeof(float)), run->queries,
-                              run->keys, run->keys};
-
-    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        const refusal *r = &refusals[i];
-        td_attention_sizes sizes = {1, 2, 3};
-
-        td_forget_error();
-        td_assert_refused(impl->sizes(run->dev, &r->shape, &sizes), r->status, r->words);
-        assert_true(sizes.saved == 1 && sizes.forward_work == 2 && sizes.backward_work == 3);
-        td_forget_error();
-        td_assert_refused(
-            impl->forward(run->dev, &r->shape, run->q, run->k, run->v, run->o, run->saved, run->forward_work),
-            r->status, r->words);
-        td_forget_error();
-        td_assert_refused(impl->backward(run->dev, &r->shape, run->q, run->k, run->v, run->o, run->dout,
-                                         run->saved, run->dq, run->dk, run->dv, run->backward_work),
-                          r->status, r->words);
-    }
-    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
-        for (int64_t j = 0; j < counts[i]; j++)
-            assert_true(isnan(td_value_at(TD_F32, outputs[i], j)));
-    td_attend_close(run);
-}
-
-static void refuses_null(void **state)
-{
-    const td_attend_subject *subject = *state;
-    const td_attention_impl *impl = subject->impl;
-    td_attention_shape good = {GOOD};
-    td_attend_run *r = td_attend_open(impl, "null", &good);
-    td_attention_sizes sizes;
-    const char *const forward_names[] = {"dev", "shape", "q", "k", "v", "o", NULL, "work"};
-    const char *const backward_names[] = {"dev",  "shape", "q",  "k",  "v",  "o",
-                                          "dout", NULL,    "dq", "dk", "dv", "work"};
-    char words[32];
-
-    td_assert_refused(impl->sizes(NULL, &good, &sizes), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(impl->sizes(r->dev, NULL, &sizes), TD_BAD_ARGUMENT, "shape is NULL");
-    td_assert_refused(impl->sizes(r->dev, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");
-
-    for (int i = 0; i < 8; i++) {
-        void *a[] = {r->dev, &good, r->q, r->k, r->v, r->o, r->saved, r->forward_work};
-        if (i == 7 && r->sizes.forward_work == 0)
-            continue; /* there may be no work */
-        a[i] = NULL;
-        snprintf(words, sizeof words, "%s is NULL", forward_names[i] ? forward_names[i] : "");
-        td_forget_error();
-        td_assert_refused(impl->forward(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]), TD_BAD_ARGUMENT,
-                          words);
-    }
-    for (int i = 0; i < 12; i++) {
-        void *a[] = {r->dev,  &good,    r->q,  r->k,  r->v,  r->o,
-                     r->dout, r->saved, r->dq, r->dk, r->dv, r->backward_work};
-        a[i] = NULL;
-        snprintf(words, sizeof words, "%s is NULL", backward_names[i] ? backward_names[i] : "");
-        td_forget_error();
-        td_assert_refused(
-            impl->backward(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]),
-            TD_BAD_ARGUMENT, words);
-    }
-    td_attend_close(r);
-}
-
 int td_attend_common_tests(const td_attend_subject *subject)
 {
     void *const state = (void *)(uintptr_t)subject;
@@ -741,8 +635,6 @@ int td_attend_common_tests(const td_attend_subject *subject)
         cmocka_unit_test_prestate(gradients_are_directional_differences, state),
         cmocka_unit_test_prestate(a_tile_of_nan_keys_spoils_every_row, state),
         cmocka_unit_test_prestate(infinite_scores_end_as_nan, state),
-        cmocka_unit_test_prestate(refuses_bad_shapes_and_touches_nothing, state),
-        cmocka_unit_test_prestate(refuses_null, state),
     };
 
     return run_trials(subject) + run_nan_trials(subject) +

@@ -1,6 +1,7 @@
 #include "support/fault.h"
 #include "support/test.h"
 
+#include <execinfo.h>
 #include <inttypes.h>
 
 static int64_t calls, fails_at;
@@ -13,8 +14,42 @@ void td_fault_at(int64_t nth)
     failed = NULL;
 }
 
+/* The calls of a run without a fault: the first and the last of every stack of callers. */
+enum { MOST_CALLS = 1 << 14, MOST_FRAMES = 64 };
+
+static bool noting;
+static struct {
+    int64_t calls;
+    struct {
+        uint64_t hash;
+        int64_t first, last;
+    } stacks[MOST_CALLS];
+    bool fails[MOST_CALLS];
+} noted;
+
+static void note_call(void)
+{
+    void *frames[MOST_FRAMES];
+    const int depth = backtrace(frames, MOST_FRAMES);
+    uint64_t hash = 1;
+
+    if (++noted.calls >= MOST_CALLS)
+        return;
+    for (int i = 0; i < depth; i++)
+        hash = (hash ^ (uint64_t)(uintptr_t)frames[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    size_t at = hash >> 50;
+    while (noted.stacks[at].first && noted.stacks[at].hash != hash)
+        at = (at + 1) % MOST_CALLS;
+    if (!noted.stacks[at].first)
+        noted.stacks[at].first = noted.calls;
+    noted.stacks[at].hash = hash;
+    noted.stacks[at].last = noted.calls;
+}
+
 bool td_fault(const char *name)
 {
+    if (noting)
+        note_call();
     if (++calls != fails_at)
         return false;
     failed = name;
@@ -46,24 +81,38 @@ static bool expects(const td_fault_loop *loop, const char *name, td_status statu
     return status == TD_NO_MEMORY || (loop->may_go_on && status == TD_OK);
 }
 
+/* Runs once, with call nth failing; 0: none. */
+static void run_once(const td_fault_loop *loop, void *state, int64_t nth)
+{
+    if (loop->prepare)
+        loop->prepare(state);
+    td_fault_at(nth);
+    const td_status status = loop->run(state);
+    const char *const name = td_fault_name();
+    td_fault_at(0);
+    if (!expects(loop, name, status))
+        fail_msg("%s: call %" PRId64 ", %s, failed, and it returned %d: %s", loop->name, nth,
+                 name ? name : "none", (int)status, td_last_error());
+    if (loop->check)
+        loop->check(state, status, name);
+}
+
 void td_fault_each(const td_fault_loop *loop, void *state)
 {
-    const char *name = "";
-    int64_t nth = 0;
+    const bool every = getenv("TANDEM_FUZZ_SECONDS") != NULL;
 
-    while (name) {
-        if (loop->prepare)
-            loop->prepare(state);
-        td_fault_at(++nth);
-        const td_status status = loop->run(state);
-        name = td_fault_name();
-        td_fault_at(0);
-        if (!expects(loop, name, status))
-            fail_msg("%s: call %" PRId64 ", %s, failed, and it returned %d: %s", loop->name, nth,
-                     name ? name : "none", (int)status, td_last_error());
-        if (loop->check)
-            loop->check(state, status, name);
-    }
-    if (nth <= loop->least)
-        fail_msg("%s: %" PRId64 " runs, needs more than %" PRId64, loop->name, nth, loop->least);
+    run_once(loop, state, 0); /* what is done once in a program's life is done */
+    memset(&noted, 0, sizeof noted);
+    noting = true;
+    run_once(loop, state, 0);
+    noting = false;
+    if (noted.calls < loop->least || noted.calls >= MOST_CALLS)
+        fail_msg("%s: %" PRId64 " calls, needs %" PRId64 " to %d", loop->name, noted.calls, loop->least,
+                 MOST_CALLS - 1);
+    for (int64_t i = 0; i < MOST_CALLS; i++)
+        noted.fails[noted.stacks[i].first] = noted.fails[noted.stacks[i].last] = true;
+    for (int64_t nth = 1; nth <= noted.calls; nth++)
+        if (every || noted.fails[nth])
+            run_once(loop, state, nth);
+    run_once(loop, state, 0);
 }

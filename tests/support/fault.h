@@ -1,7 +1,9 @@
 /** Calls that are told to fail: each that a program wraps (td_add_test's WRAP) counts, and the nth of them is
  * refused.
  *
- * td_fault_each runs what is tested with nth = 1, 2, ..., until a run has fewer calls than that. */
+ * td_fault_each runs what is tested once for each call that may fail. Calls with the same stack of callers
+ * repeat each other, as in the turns of a loop: the first and the last of them fail. ci/fuzz, which sets
+ * TANDEM_FUZZ_SECONDS, makes every call fail. */
 #ifndef TD_TESTS_FAULT_H
 #define TD_TESTS_FAULT_H
 
@@ -29,10 +31,10 @@ typedef struct td_fault_loop {
     /* What is left and what still works; failed is NULL after the last run, in which no call failed. */
     void (*check)(void *state, td_status status, const char *failed);
     bool may_go_on; /* run may do without an allocation and return TD_OK all the same */
-    int64_t least;  /* runs: a loop that injected nothing proves nothing */
+    int64_t least;  /* calls: a loop that injected nothing proves nothing */
 } td_fault_loop;
 
-/** Fails the test unless all of that holds for every call of run's. */
+/** Fails the test unless all of that holds for every call that fails. */
 void td_fault_each(const td_fault_loop *loop, void *state);
 
 /** The double of a function: it fails with TD_IO_ERROR, or does what the function does. CMake writes the

@@ -23,6 +23,7 @@ enum { SHARD_BATCH = 2, SHARD_CONTEXT = 8, SHARD_VOCAB = 37 };
 int shard_steps_group(const char *name);
 int shard_rules_group(const char *name);
 int shard_full_group(const char *name);
+int shard_places_group(const char *name);
 
 /* A rank that is killed in the middle of a backward pass, or a forward pass: what each rank runs, and what
  * starts the ranks and judges how they ended. The exit status. */
