@@ -21,13 +21,13 @@ typedef enum td_weight {
     TD_ALL_WEIGHTS
 } td_weight;
 
-#define TD_MATRICES TD_W_LN1 /* the weights of a layer ahead of its norms' */
+#define TD_MATRICES TD_W_LN1 /* how many weights of a layer are matrices; they come before the norms */
 
 /** Where each tensor stands in the block, in elements; the same for parameters, gradients and moments.
  *
  * First comes the embedding, then the matrices of layer after layer, then all norms, then lm_head. q, k and v
  * are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products. Norms
- * are few and small; together they are one range to who updates, reduces or gathers them. Every group begins
+ * are few and small: one range to update, reduce or gather. Every group begins
  * on a 256-byte boundary; the padding before it is 0 in masters, gradients and moments. AdamW and SGD leave
  * it at 0, so that one call may update a range with padding. */
 typedef struct td_layout {
