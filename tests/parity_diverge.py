@@ -82,7 +82,7 @@ class Diverge(unittest.TestCase):
 
     def test_the_rank_is_named(self):
         paths = [str(ROOT), str(ROOT / "tests"), *sys.path]  # which ranks get
-        fake = patch.object(diverge, "__name__", "parity_double.fakes.diverged")
+        fake = patch.object(diverge, "__name__", "parity_double.diverged")
         with patch("sys.path", paths), fake:
             status, text = self.said("--ranks", "2", "--threads", "1", "--until", "loss", here=False)
         self.assertEqual(status, 1, text)

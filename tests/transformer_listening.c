@@ -187,7 +187,7 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     return heard(l);
 }
 
-/* Each name comes once, except in a recomputation. Gradients are where they are written. Numbers are finite. */
+/* Each name comes once, except in a recomputation. Gradients are where they are written. */
 static td_status on_output(td_hook *hook, const td_output *output)
 {
     listener *l = (listener *)hook;

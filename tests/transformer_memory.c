@@ -7,7 +7,7 @@
 #include "support/test.h"
 #include "train/train.h"
 #include "transformer/recording.h"
-#include "transformer/shapes.h"
+#include "transformer/operations.h"
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 static const char *const attentions[] = {"naive", "flash"};

@@ -1,7 +1,7 @@
 #include "ddp/buckets.h"
 
 #include "base/check.h"
-#include "transformer/order.h"
+#include "transformer/layout.h"
 
 #include <stdlib.h>
 

@@ -12,13 +12,13 @@
  * caller's: where a function takes `work`, its _work_bytes twin gives the size; `work` is 256-byte aligned,
  * and may be NULL where that size is 0.
  *
- * For all of them TD_BAD_ARGUMENT means a NULL, an extent below 1, a product beyond 2^63 - 1, a pitch below
- * the row, a non-finite scalar; TD_UNSUPPORTED that the device has no kernel for the dtype. After either
- * nothing was queued and every output is as it was. Unless it says "in place allowed", an output overlaps no
- * other argument. Results are bit-for-bit repeatable for a given number of threads; those of one element or
- * one row also between numbers of threads.
+ * All of them return TD_BAD_ARGUMENT for a NULL, an extent below 1, a product beyond 2^63 - 1, a pitch below
+ * the row or a non-finite scalar, and TD_UNSUPPORTED if the device has no kernel for the dtype. Nothing was
+ * queued then, and every output is as it was. Unless "in place allowed" is said, an output overlaps no other
+ * argument. With the same number of threads results have the same bits. An operation on single elements or
+ * rows has the same bits with any number of threads.
  *
- * NaN and infinity travel as IEEE 754 has them; nothing filters them out. */
+ * NaN and infinity follow IEEE 754; nothing filters them out. */
 #ifndef TD_OPS_OPS_H
 #define TD_OPS_OPS_H
 
@@ -36,14 +36,12 @@ TD_BEGIN_DECLS
  *   c  [m, n], rows ldc apart; not read when beta is 0                           i/o  out_dtype
  *
  * A linear layer y = x W^T (W is [d_out, d_in]) is {trans_b = true}. Products are accumulated in f32, and
- * bf16 output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. A processor that
- * multiplies bf16 itself (AVX-512 BF16, AMX) does so here; it takes subnormal inputs, products and sums for
- * 0, others count them in full.
+ * bf16 output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. Processors
+ * with bf16 instructions (AVX-512 BF16, AMX) use them; these take subnormal inputs, products and sums as 0.
  *
- * td_gemm_work_bytes is never less for a larger extent: what serves a shape serves every one that is larger
- * in none.
+ * td_gemm_work_bytes never falls if an extent grows: work for one shape is enough for all smaller ones.
  *
- * TD_BAD_ARGUMENT also for tf32 beside a dtype other than TD_F32. TD_UNSUPPORTED also for tf32 on the CPU. */
+ * TD_BAD_ARGUMENT also for tf32 with a dtype other than TD_F32. TD_UNSUPPORTED also for tf32 on the CPU. */
 typedef struct td_gemm_shape {
     int64_t batch, m, n, k;
     int64_t lda, ldb, ldc; /* 0: the row's own length */
@@ -66,7 +64,7 @@ TD_API td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void 
 typedef struct td_embedding_shape {
     int64_t tokens, vocab, d_model;
     td_dtype dtype;
-    td_dtype dweight_dtype; /* 0: dtype; or a 16-bit type beside a dtype of TD_F32 */
+    td_dtype dweight_dtype; /* 0: dtype; or a 16-bit type if dtype is TD_F32 */
 } td_embedding_shape;
 
 /** y[t, :] = weight[ids[t], :]
@@ -75,9 +73,8 @@ typedef struct td_embedding_shape {
  *   weight  [vocab, d_model]  in   dtype
  *   y       [tokens, d_model] out  dtype
  *
- * TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position, where the device can look: the
- * CPU can. On CUDA the ids are seen by the kernel alone, and such an id gives a row of NaN; backward skips
- * it. */
+ * On the CPU TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position. On CUDA such an id
+ * gives a row of NaN, and backward skips it. */
 TD_API td_status td_embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
                                       const void *weight, void *y);
 
@@ -97,7 +94,7 @@ typedef struct td_rmsnorm_shape {
     int64_t rows, cols;
     float eps;              /* above 0 */
     td_dtype dtype;         /* of y and dy */
-    td_dtype x_dtype;       /* of x, dx and weight: dtype, or TD_F32 beside a 16-bit dtype; 0: dtype */
+    td_dtype x_dtype;       /* of x, dx and weight: dtype, or TD_F32 if dtype has 16 bits; 0: dtype */
     td_dtype dweight_dtype; /* likewise: dtype, or TD_F32 to add up in; 0: dtype */
 } td_rmsnorm_shape;
 
@@ -255,8 +252,8 @@ typedef struct td_cross_entropy_shape {
  *   loss     [1]            out  f32
  *   lse      [rows]         out  f32
  *
- * TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row, where the device can look: the
- * CPU can. On CUDA such a target makes the loss NaN, and its row of dlogits. */
+ * On the CPU TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row. On CUDA such a target
+ * makes the loss and its row of dlogits NaN. */
 TD_API td_status td_cross_entropy_work_bytes(td_device *dev, const td_cross_entropy_shape *shape,
                                              size_t *out);
 TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
@@ -277,8 +274,8 @@ TD_API td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dty
 TD_API td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                                 void *work);
 
-/** What every update reads beside its hyperparameters. Both are in dev's memory and read when the update
- * runs, so that a graph which is replayed sees what has changed since it was captured. */
+/** What every update reads, next to its hyperparameters. Both are in dev's memory and are read when the
+ * update runs, so that a replayed graph sees changes. */
 typedef struct td_update_state {
     int64_t step; /* the number of the step under way, from 1 */
     float gain;   /* gradients are multiplied by it first: 1, or what averages, clips or unscales them */
@@ -303,9 +300,9 @@ TD_API td_status td_assign(td_device *dev, void *to, const void *from, size_t by
 typedef struct td_update_tensors {
     int64_t count;
     td_dtype dtype;      /* of p */
-    td_dtype grad_dtype; /* of g: dtype, or a 16-bit type beside a dtype of TD_F32; 0: dtype */
+    td_dtype grad_dtype; /* of g: dtype, or a 16-bit type if dtype is TD_F32; 0: dtype */
     void *p;       /* [count] i/o; with low the upper planes of these numbers, which td_split describes */
-    void *low;     /* [count] i/o, their lower planes, beside a dtype of TD_F32; NULL: p is the numbers */
+    void *low;     /* [count] i/o, their lower planes, if dtype is TD_F32; NULL: p is the numbers */
     const void *g; /* [count] in */
     float *m, *v;  /* [count] i/o, zero before the first step; AdamW's alone */
     /* On how many SMs of a GPU the update runs, so that it overlaps with work on the others; 0: all. The bits
@@ -344,13 +341,12 @@ TD_API td_adamw td_adamw_defaults(td_adamw_variant variant);
  * them here before they are assigned.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown variant, a beta outside [0, 1), eps or lr below 0. Also a
- * scalar that f32 cannot hold, or a product of them that a step needs. Also an eps of 0 beside a beta2 of
- * 0, as in a struct that nobody filled in: a gradient of 0 would make the weight NaN. (With a beta2 above 0
- * an eps of 0 is taken. As in PyTorch a weight then becomes NaN if all its gradients so far were 0.) */
+ * scalar that f32 cannot hold, or a product of them that a step needs. Also if eps and beta2 are both
+ * 0, as in a struct of zeros: a gradient of 0 would make the weight NaN. (With a beta2 above 0 an eps of 0 is
+ * accepted. As in PyTorch a weight then becomes NaN if all its gradients so far were 0.) */
 TD_API td_status td_adamw_check(const td_adamw *adamw);
 
-/** One AdamW step. adamw and state are in dev's memory; where the host can look, on the CPU, they are
- * checked.
+/** One AdamW step. adamw and state are in dev's memory; on the CPU they are checked.
  *
  * TD_BAD_ARGUMENT: a NULL, types that do not go together, planes of another type than f32; on the CPU as
  * td_adamw_check, a step below 1. */

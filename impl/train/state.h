@@ -35,14 +35,14 @@ td_status td_train_check_link(const td_train *train, const td_hook *link);
 
 enum { TD_TRAIN_SETTINGS = 14, TD_GROUP_SETTINGS = 9 };
 
-/** What decides an update beside groups: model, precision, gain, clip, micro-batches, and how many steps
- * there were, for which it waits. */
+/** What decides an update, without groups: model, precision, gain, clip, micro-batches, and how many steps
+ * there were. Waits for the device to know them. */
 td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS]);
 
 /** The groups' number, the first one's hyperparameters, and a hash of all; nothing of no group. */
 void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS]);
 
-/** A hash of what decides the group's updates, behind what `hash` is of. */
+/** Adds what decides the group's updates to `hash`. */
 uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group);
 
 /** The same of the trainer's groups as they are now; zeros if they are this rank's part. TD_NO_MEMORY. */

@@ -1,9 +1,9 @@
-/** The training step: forward, loss, backward and update, in the one order in which everybody runs it.
+/** The training step: forward, loss, backward and update.
  *
- * A trainer owns a model, its optimizer, and what a step that is captured as a graph reads from the device's
- * memory: ids, targets, the number of the step, and the factor of its gradients. Steps are queued, or
- * captured once and replayed. Others take part by hooks (transformer/hooks.h), ahead of clipping and of the
- * optimizer, or behind it.
+ * A trainer owns a model, its optimizer, and memory on the device that a captured step reads: ids, targets,
+ * the number of the step, and the factor of its gradients. Steps are queued, or captured once as a graph and
+ * replayed. Others take part by hooks (transformer/hooks.h), before clipping and the optimizer, or after the
+ * optimizer.
  *
  *   td_train_create, td_train_init;  then for each step  td_train_step,  now and then  td_train_loss
  *
@@ -35,21 +35,21 @@ typedef struct td_train_config {
      * are not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
     const td_optimizer_group *groups;
     int64_t group_count;
-    bool own_groups; /* groups are this rank's part of what all ranks update: td_shard_link_create says so */
-    td_update_time time; /* along the backward pass, which is the faster, or after it */
-    /* On how many SMs of a GPU updates along the backward pass run, while its GEMMs have the others
-     * (td_optimizer_config.sms); 0: what td_train_update_sms says; TD_UPDATE_ALL_SMS: on all, in the GEMMs'
-     * stream. The number can change the bits of the GEMMs in the backward pass, also of layers that it runs
-     * forward again: all ranks need the same. */
+    bool own_groups;     /* the groups are only this rank's part: td_shard_link_create sets it */
+    td_update_time time; /* during the backward pass, which is faster, or after it */
+    /* How many SMs of a GPU the updates during the backward pass take, while its GEMMs have the others
+     * (td_optimizer_config.sms); 0: as td_train_update_sms; TD_UPDATE_ALL_SMS: all, in the GEMMs' stream. The
+     * number can change the bits of the GEMMs in the backward pass and in its recomputations: all ranks need
+     * the same. */
     int32_t update_sms;
     float
         gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
                  * of ranks; 0: 1 */
     float clip;            /* gradients are clipped to this global norm; 0: they are not */
-    int64_t micro_batches; /* whose gradients a step adds up, in f32 beside f32 weights, and averages; 0: 1 */
+    int64_t micro_batches; /* a step averages their gradients, which are f32 if weights are; 0: 1 */
     bool capture; /* each part, or the whole step, is captured when it comes the second time, then replayed */
-    td_hook *hooks;  /* others that take part, which outlive the trainer; NULL: none */
-    td_hook *behind; /* likewise, behind the optimizer: they hear of what it has updated */
+    td_hook *hooks;  /* before clipping and the optimizer; they outlive the trainer; NULL: none */
+    td_hook *behind; /* likewise, after the optimizer: they hear what it has updated */
 } td_train_config;
 
 typedef struct td_train_bytes {
@@ -59,16 +59,16 @@ typedef struct td_train_bytes {
     size_t step;      /* what a captured step reads, and what clipping needs */
 } td_train_bytes;
 
-/** What td_train_create takes from the device, without taking it. Errors as there. TD_UNSUPPORTED: groups of
- * weights that model.owned leaves out; all weights, if groups is NULL. */
+/** What td_train_create will allocate on the device. Errors as there. TD_UNSUPPORTED: groups of weights that
+ * model.owned leaves out; all weights, if groups is NULL. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
 
-/** The SMs that a trainer of this config updates on along its backward pass: config->update_sms, or if that
- * is 0, the best number by a table of measured cards and models, or by a formula for others. 0: updates run
- * on all SMs, because the device has no kernels for fewer, or because no GEMM is left when they begin
- * (clipping; TD_UPDATE_AFTER, if the config has no number: with one, GEMMs leave the same SMs as along the
- * pass, for the same bits). TD_BAD_ARGUMENT: a NULL. TD_UNSUPPORTED: config->update_sms is above 0, and the
- * device has no kernels for fewer SMs than all. */
+/** The SMs that updates of this config take during the backward pass. This is config->update_sms. If that is
+ * 0, it is the best number from a table of measured cards and models, or from a formula for others. The
+ * result is 0 if updates run on all SMs: the device has no kernels for fewer, or no GEMM is left when updates
+ * begin (clipping, or TD_UPDATE_AFTER without a number in the config). With TD_UPDATE_AFTER and a number,
+ * GEMMs leave the same SMs free as with TD_UPDATE_ALONG, for the same bits. TD_BAD_ARGUMENT: a NULL.
+ * TD_UNSUPPORTED: config->update_sms is above 0, and the device has no kernels for fewer SMs than all. */
 TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out);
 
 typedef struct td_train td_train;
@@ -92,7 +92,7 @@ TD_API td_status td_train_init(td_train *train, uint64_t seed);
 /** Moments and the count of steps become 0; weights stay as they are. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_train_reset(td_train *train);
 
-/** What the trainer owns; NULL for NULL, and for what it has none of. */
+/** What the trainer owns; NULL for NULL, and if it has none. */
 TD_API td_transformer *td_train_model(const td_train *train);
 TD_API td_optimizer *td_train_optimizer(const td_train *train);
 TD_API td_clip *td_train_clip(const td_train *train);
@@ -113,11 +113,10 @@ TD_API td_status td_train_step(td_train *train, const int64_t *ids, const int64_
 
 /* ---- a step in parts ----
  *
- * load, forward and backward of each micro-batch, then, with TD_UPDATE_AFTER, update: in this order, and each
- * once. A backward pass that fails begins the step's micro-batches again. */
+ * load, forward and backward of each micro-batch; then, with TD_UPDATE_AFTER, update. Call each once, in this
+ * order. If a backward pass fails, the step begins again with its first micro-batch. */
 
-/** ids and targets [batch, seq] of the micro-batch that comes next, on the device. Errors as
- * td_train_step. */
+/** ids and targets [batch, seq] of the next micro-batch, on the device. Errors as td_train_step. */
 TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
                                int64_t seq);
 
@@ -125,25 +124,24 @@ TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_
  * not wanted. TD_BAD_STATE: nothing was loaded. */
 TD_API td_status td_train_forward(td_train *train, const void **logits);
 
-/** Backward of the micro-batch that went forward, and with TD_UPDATE_ALONG in the last one the update.
- * TD_BAD_STATE: none did, or the trainer goes forward only. TD_BAD_ARGUMENT: another batch or seq than the
- * step's first micro-batch had, because all micro-batches of a step have the same weight; nothing was done
- * then, and the micro-batch is to be loaded again. */
+/** Backward of the micro-batch of the last forward. With TD_UPDATE_ALONG the last one also updates.
+ * TD_BAD_STATE: there was no forward, or the trainer goes forward only. TD_BAD_ARGUMENT: batch or seq differ
+ * from the step's first micro-batch, because all micro-batches of a step have the same weight. Nothing was
+ * done then; load the micro-batch again. */
 TD_API td_status td_train_backward(td_train *train);
 
-/** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
+/** The update, with TD_UPDATE_AFTER. TD_BAD_STATE: there is no optimizer; as td_optimizer_update. */
 TD_API td_status td_train_update(td_train *train);
 
-/** All weights come to the model's block, with both planes, behind what is queued on the device's current
- * stream: to be called before they are read or written elsewhere than in a step, as by td_transformer_save.
- * Where hooks share weights out among ranks, all ranks call it together. TD_BAD_ARGUMENT: a NULL. Errors of
- * hooks. */
+/** Brings all weights to the model's block, with both planes, after the work on the device's current stream.
+ * Call it before anything but a step reads or writes them, such as td_transformer_save. If ranks share
+ * weights, all ranks call it together. TD_BAD_ARGUMENT: a NULL. Errors of hooks. */
 TD_API td_status td_train_settle(td_train *train);
 
 /* ---- saving; these settle, and wait for the device ---- */
 
-/** Writes all that the next step depends on to a safetensors file, which td_train_restore reads: a run that
- * is cut off and goes on from it gives the bits of one that was not.
+/** Writes all that the next step depends on to a safetensors file. A run resumed with td_train_restore gives
+ * bitwise the same weights as an uninterrupted run.
  *
  *   the weights                   as td_transformer_save
  *   optimizer.exp_avg.<name>      F32, with AdamW: the first moment of weight <name>
@@ -159,25 +157,25 @@ TD_API td_status td_train_settle(td_train *train);
  * Otherwise as td_transformer_save. */
 TD_API td_status td_train_save(td_train *train, const char *path);
 
-/** Reads such a file. Steps go on from it, and graphs are captured anew; a step that was under way, and what
- * was loaded for it, is forgotten.
+/** Reads such a file. The next step follows the saved one, and graphs are captured again. A step under way,
+ * and the batch that was loaded for it, are dropped.
  *
  * TD_BAD_STATE: there is no optimizer. TD_UNSUPPORTED: groups as above. TD_BAD_ARGUMENT: a NULL; the file of
  * another kind of optimizer, or without any; a tensor "optimizer." that is missing, unknown or of another
  * shape or dtype; a step below 0; as td_transformer_load, as are TD_UNSUPPORTED, TD_IO_ERROR and
- * TD_NO_MEMORY. The trainer is then as it was. But where reading fails behind all checks it has no weights,
- * and moments and the count of steps are 0: it is to be restored or initialised. */
+ * TD_NO_MEMORY. The trainer is then as it was. But if reading fails after all checks, it has no weights, and
+ * moments and the count of steps are 0: restore or initialise it. */
 TD_API td_status td_train_restore(td_train *train, const char *path);
 
 /* ---- what came of it; these wait for the device ---- */
 
-/** With micro_batches above 1: the mean loss of the micro-batches that went backward in this step, or in the
- * last one if none did in this step yet. Else the loss of the last forward pass, an evaluation's too.
+/** With micro_batches above 1: the mean loss of this step's micro-batches that went backward, or of the last
+ * step's if none did yet. Else the loss of the last forward pass, also of an evaluation.
  * TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a trainer without loss. */
 TD_API td_status td_train_loss(td_train *train, float *out);
 
-/** How many steps there were since init, with those before what was restored: last backward passes, which
- * begin an update. TD_BAD_ARGUMENT: a NULL. */
+/** How many steps there were since init, also before a restore. A step counts from its last backward pass on.
+ * TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_train_steps(td_train *train, int64_t *out);
 
 TD_END_DECLS

@@ -1,4 +1,3 @@
-#include "transformer/forward.h"
 #include "transformer/operations.h"
 
 #include "base/check.h"
@@ -135,44 +134,28 @@ cleanup:
     return td_hooks_end(model->hooks, TD_PASS_BACKWARD, status);
 }
 
-static td_status check_backward(const td_transformer *model, td_micro micro)
-{
-    const bool accumulate = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
-    td_status status = TD_OK;
-
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(micro >= TD_MICRO_ONLY && micro <= TD_MICRO_LAST, "micro is %d, which is no td_micro",
-             (int)micro);
-    if (!td_has_backward(&model->plan)) {
-        status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
-        goto cleanup;
-    }
-    if (model->stage.progress != TD_AFTER_LOSS) {
-        status = td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward used it up");
-        goto cleanup;
-    }
-    TD_CHECK(!accumulate || !model->plan.config.transient_gradients,
-             "micro is %d, but the model's gradients are transient: nothing can be added to them",
-             (int)micro);
-    TD_CHECK(!accumulate || !model->plan.shares,
-             "micro is %d, but the model's gradients share memory: nothing can be added to them", (int)micro);
-    if (accumulate && model->grads_lost) {
-        status = td_fail(TD_BAD_STATE, "there are no gradients to add to: backward failed");
-        goto cleanup;
-    }
-cleanup:
-    return status;
-}
-
 td_status td_transformer_backward(td_transformer *model, td_micro micro)
 {
+    const bool adds = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
     td_status status = TD_OK;
 
-    TD_TRY(check_backward(model, micro));
+    TD_NOT_NULL(model);
+    TD_CHECK(micro >= TD_MICRO_ONLY && micro <= TD_MICRO_LAST, "micro is %d, which is no td_micro",
+             (int)micro);
+    TD_FAIL_IF(!td_has_backward(&model->plan), TD_BAD_STATE,
+               "the model has no gradients: it was created for TD_MODEL_INFERENCE");
+    TD_FAIL_IF(model->stage.progress != TD_AFTER_LOSS, TD_BAD_STATE,
+               "no loss came since the last forward, or backward used it up");
+    TD_CHECK(!adds || !model->plan.config.transient_gradients,
+             "micro is %d, but the model's gradients are transient: nothing can be added to them",
+             (int)micro);
+    TD_CHECK(!adds || !model->plan.shares,
+             "micro is %d, but the model's gradients share memory: nothing can be added to them", (int)micro);
+    TD_FAIL_IF(adds && model->grads_lost, TD_BAD_STATE, "there are no gradients to add to: backward failed");
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));
     model->stage.progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;            /* until all are there */
-    model->adds = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
+    model->adds = adds;
     model->last_micro = micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST;
     TD_TRY(td_pop_after(model->dev, td_backward_pass(model)));
     model->grads_lost = false;

@@ -1,9 +1,7 @@
-#include "transformer/forward.h"
+#include "transformer/operations.h"
 
 #include "base/check.h"
 #include "device/listen.h"
-#include "transformer/operations.h"
-#include "transformer/shapes.h"
 
 /** A block and the norm after it, which the next block or the head begins with:
  *
@@ -37,34 +35,30 @@ cleanup:
     return td_pop(m, status);
 }
 
-/** norm = ln1(input) of a layer whose input is there. */
-static td_status begin_layers(td_transformer *m, int64_t i)
-{
-    return td_norm(m, i, TD_W_LN1, td_read(m, TD_T_INPUT, i), td_write(m, TD_T_NORM, i));
-}
-
 td_status td_layers_again(td_transformer *model, int64_t first, int64_t end)
 {
     td_status status = TD_OK;
 
-    TD_TRY(begin_layers(model, first));
+    TD_TRY(td_norm(model, first, TD_W_LN1, td_read(model, TD_T_INPUT, first),
+                   td_write(model, TD_T_NORM, first)));
     for (int64_t layer = first; layer < end; layer++)
         TD_TRY(layer_forward(model, layer, layer == end - 1));
 cleanup:
     return status;
 }
 
-/** Embedding and the first norm. The embedding refuses bad ids, and the last forward is then as it was. Else
- * the tensors that it left for backward are dead. */
-static td_status begin(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq)
+td_status td_forward_pass(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq)
 {
+    const int64_t layers = model->plan.config.size.layers;
     const td_stage before = model->stage;
     td_status status = TD_OK;
 
-    TD_TRY(td_note_alive(model, td_device_note_dead));
+    model->pass = TD_PASS_FORWARD;
+    TD_TRY(td_hooks_begin(model->hooks, TD_PASS_FORWARD, false));
+    TD_TRY(td_note_alive(model, td_device_note_dead)); /* what the last forward left for backward */
     model->stage = (td_stage){.batch = batch, .seq = seq};
     status = td_embed(model, ids, td_write(model, TD_T_INPUT, 0));
-    if (status != TD_OK) {
+    if (status != TD_OK) { /* as for bad ids: the last forward is then as it was */
         model->stage = before;
         (void)td_note_alive(model, td_device_note_live);
         goto cleanup;
@@ -73,19 +67,7 @@ static td_status begin(td_transformer *model, const int64_t *ids, int64_t batch,
     if (td_has_backward(&model->plan) && !model->recorder)
         TD_TRY(td_device_copy(model->dev, td_tensor_at(model, TD_T_IDS, 0), ids,
                               (size_t)(batch * seq) * sizeof *ids));
-    TD_TRY(begin_layers(model, 0));
-cleanup:
-    return status;
-}
-
-td_status td_forward_pass(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq)
-{
-    const int64_t layers = model->plan.config.size.layers;
-    td_status status = TD_OK;
-
-    model->pass = TD_PASS_FORWARD;
-    TD_TRY(td_hooks_begin(model->hooks, TD_PASS_FORWARD, false));
-    TD_TRY(begin(model, ids, batch, seq));
+    TD_TRY(td_norm(model, 0, TD_W_LN1, td_read(model, TD_T_INPUT, 0), td_write(model, TD_T_NORM, 0)));
     for (int64_t layer = 0; layer < layers; layer++)
         TD_TRY(layer_forward(model, layer, false));
     TD_TRY(
@@ -112,20 +94,6 @@ cleanup:
     return status;
 }
 
-/** The plan has room for the step: asked once for steps of one shape. */
-static td_status check_room(td_transformer *model, int64_t batch, int64_t seq)
-{
-    td_status status = TD_OK;
-
-    if (batch == model->planned.batch && seq == model->planned.seq)
-        goto cleanup;
-    TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
-    model->planned.batch = batch;
-    model->planned.seq = seq;
-cleanup:
-    return status;
-}
-
 td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                  const void **logits)
 {
@@ -136,11 +104,11 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
              batch, model->plan.config.batch);
     TD_CHECK(seq >= 1 && seq <= model->plan.config.context, "seq is %" PRId64 ", needs 1 to %" PRId64, seq,
              model->plan.config.context);
-    if (!model->weights_there) {
-        status = td_fail(TD_BAD_STATE, "the model has no weights: init or load it, or write them");
-        goto cleanup;
-    }
-    TD_TRY(check_room(model, batch, seq));
+    TD_FAIL_IF(!td_has_weights(model), TD_BAD_STATE,
+               "the model has no weights: init or load it, or write them");
+    if (batch != model->planned.batch || seq != model->planned.seq)
+        TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
+    model->planned = (td_stage){.batch = batch, .seq = seq};
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_FORWARD));
     TD_TRY(td_pop_after(model->dev, td_forward_pass(model, ids, batch, seq)));
     model->stage.progress = TD_AFTER_FORWARD;
@@ -155,10 +123,8 @@ td_status td_transformer_loss(td_transformer *model, const int64_t *targets, flo
     td_status status = TD_OK;
 
     TD_NOT_NULL(model, targets);
-    if (model->stage.progress == TD_AT_START) {
-        status = td_fail(TD_BAD_STATE, "no forward came before this loss, or backward used it up");
-        goto cleanup;
-    }
+    TD_FAIL_IF(model->stage.progress == TD_AT_START, TD_BAD_STATE,
+               "no forward came before this loss, or backward used it up");
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_LOSS));
     TD_TRY(td_pop_after(model->dev, td_loss_pass(model, targets)));
     if (loss)

@@ -13,15 +13,14 @@ td_master td_weights_master(const td_weights *weights, int64_t index)
     if (!weights || index < 0 || index >= weights->elements)
         return (td_master){.end = 0};
     int64_t first = 0,
-            end = weights->count; /* the first piece that ends after the element is in [first, end] */
+            end = weights->count; /* [first, end] has the first piece that ends after the element */
 
     while (first < end) {
         const int64_t middle = first + (end - first) / 2;
+        const bool before = weights->pieces[middle].range.end <= index;
 
-        if (weights->pieces[middle].range.end <= index)
-            first = middle + 1;
-        else
-            end = middle;
+        first = before ? middle + 1 : first;
+        end = before ? end : middle;
     }
     if (first == weights->count)
         return (td_master){.end = weights->elements};
@@ -36,14 +35,20 @@ td_master td_weights_master(const td_weights *weights, int64_t index)
                        .end = piece->range.end};
 }
 
+/** Calls the function of each link that has it, with these arguments, until one fails. */
+#define TELL(function, arguments)                                                                            \
+    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)                                  \
+        if (hook->function)                                                                                  \
+    status = hook->function arguments
+
 td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
 {
-    td_status status = TD_OK, first = TD_OK;
+    td_status first = TD_OK;
 
     /* All of them: `end` comes to all of them, too. */
     for (td_hook *hook = chain; hook; hook = hook->next) {
-        if (hook->begin)
-            status = hook->begin(hook, pass, last);
+        const td_status status = hook->begin ? hook->begin(hook, pass, last) : TD_OK;
+
         if (first == TD_OK)
             first = status;
     }
@@ -56,10 +61,7 @@ td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, con
     td_status status = TD_OK;
 
     TD_NOT_NULL(need, where);
-    for (td_hook *hook = chain; hook; hook = hook->next) {
-        if (hook->needed)
-            TD_TRY(hook->needed(hook, pass, need, next, where));
-    }
+    TELL(needed, (hook, pass, need, next, where));
 cleanup:
     return status;
 }
@@ -68,11 +70,8 @@ td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(need, "need is NULL");
-    for (td_hook *hook = chain; hook; hook = hook->next) {
-        if (hook->done)
-            TD_TRY(hook->done(hook, pass, need));
-    }
+    TD_NOT_NULL(need);
+    TELL(done, (hook, pass, need));
 cleanup:
     return status;
 }
@@ -81,11 +80,8 @@ td_status td_hooks_room(td_hook *chain, td_range range, void **where)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(where, "where is NULL");
-    for (td_hook *hook = chain; hook; hook = hook->next) {
-        if (hook->room)
-            TD_TRY(hook->room(hook, range, where));
-    }
+    TD_NOT_NULL(where);
+    TELL(room, (hook, range, where));
 cleanup:
     return status;
 }
@@ -94,28 +90,22 @@ td_status td_hooks_written(td_hook *chain, td_range range)
 {
     td_status status = TD_OK;
 
-    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
-        if (hook->written)
-            status = hook->written(hook, range);
+    TELL(written, (hook, range));
     return status;
 }
 
 td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 {
-    td_hook *hook = chain;
-
-    while (hook && !hook->final)
-        hook = hook->next;
-    return hook ? hook->final(hook, range, event) : TD_OK;
+    while (chain && !chain->final)
+        chain = chain->next;
+    return chain ? chain->final(chain, range, event) : TD_OK;
 }
 
 td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event)
 {
     td_status status = TD_OK;
 
-    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
-        if (hook->updated)
-            status = hook->updated(hook, range, event);
+    TELL(updated, (hook, range, event));
     return status;
 }
 
@@ -123,9 +113,7 @@ td_status td_hooks_settle(td_hook *chain)
 {
     td_status status = TD_OK;
 
-    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
-        if (hook->settle)
-            status = hook->settle(hook);
+    TELL(settle, (hook));
     return status;
 }
 

@@ -1,10 +1,10 @@
 /** How others take part in a step of a model: the optimizer, clipping, data parallelism, sharding.
  *
- * A model has one block of weights, and all that is said here is about ranges of its elements. While the
- * model queues a pass it calls a chain of hooks, in the order in which the device will run the pass. Hooks
- * queue work of their own on the device's current stream, or on others that they order with events. They
- * never wait for the device: a pass may be captured as a graph, whose replays call no hook. What differs from
- * step to step is read from the device's memory, or is the business of a guest of the graph (td_graph_join).
+ * A model has one block of weights. A range is some elements of this block. While the model queues a pass it
+ * calls a chain of hooks, in the order in which the device will run the pass. A hook may queue work on the
+ * device's current stream, or on other streams that it orders with events. It never waits for the device: a
+ * pass may be captured as a graph, and replays call no hook. Values that differ from step to step are in the
+ * device's memory, or a guest of the graph sets them (td_graph_join).
  *
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
@@ -19,16 +19,16 @@
  *
  * Every element of the block is needed before it is read and done after that. `done` comes before `final`,
  * because the optimizer writes the weights of a range that is final. In the backward pass of the last
- * micro-batch every element becomes final once. The stream has waited for what hooks queued elsewhere when a
- * pass has ended; where that concerns weights alone, when they are next needed.
+ * micro-batch every element becomes final once. At the end of a pass the stream has waited for the work that
+ * hooks queued on other streams. Work on weights may take longer: until the weights are needed again.
  *
- * The links of a chain hear begin, needed, done, room, written and end one after the other. final goes to the
- * first link alone, and each link passes it on as it sees fit: a range is final for the next link when this
- * one has reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells
- * the links behind it what it has updated: a link that shares out new weights stands there. The calls below
- * do this. A link leaves out the functions that it does not use: a link without final is passed by.
+ * All links of a chain hear begin, needed, done, room, written, output and end, one after the other. Only the
+ * first link hears `final`. It passes a range on to the next link when it has reduced it, clipped it or
+ * removed the loss scale. The optimizer is the last link that hears `final`. It tells the links after it what
+ * it has updated, so that they can send new weights to other ranks. The calls below do this. A function may
+ * be NULL: a link without `final` is skipped.
  *
- * Every function may fail: that ends the pass, and its status is what the pass returns. */
+ * Every function may fail. The pass then ends and returns that status. */
 #ifndef TD_TRANSFORMER_HOOKS_H
 #define TD_TRANSFORMER_HOOKS_H
 
@@ -70,7 +70,7 @@ typedef struct td_weights {
     size_t grad_bytes;
 } td_weights;
 
-/** Where masters and gradients are: of the elements from the one that was asked for up to `end`. */
+/** Where the masters and gradients of some elements are: from the requested element up to `end`. */
 typedef struct td_master {
     void *at;   /* numbers, or their upper planes; NULL: this rank has none of these elements */
     void *low;  /* lower planes; NULL: `at` has numbers */
@@ -108,45 +108,44 @@ typedef struct td_output {
 /** A link of a chain, the first member of what implements it. A function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
-    td_hook *next;     /* the link behind this one; NULL: none */
+    td_hook *next;     /* the link after this one; NULL: none */
     const void *owner; /* the trainer that has the link; NULL: none */
 
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
 
-    /** Work that is queued after this call reads the range at *where, which holds the address of its first
-     * element in the model's own block and may be changed. *where is NULL if this rank does not have the
-     * range in one piece: a link must then set it, or the pass fails with TD_BAD_STATE. It is valid until
-     * `done`. `next`: what will be needed after this, so that it can be fetched during the work, also if that
-     * is in a recomputation or after it; NULL: nothing more in this pass. */
+    /** Work that is queued after this call reads the range at *where, until `done`. *where is the address of
+     * the range's first element in the model's block, and a link may change it. *where is NULL if this rank
+     * does not have the range in one piece: a link must then set it, or the pass fails with TD_BAD_STATE.
+     * `next`: what the pass, or a recomputation in it, needs after this, so that a link can fetch it during
+     * the work; NULL: nothing. */
     td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                         const void **where);
 
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
 
-    /** Work that is queued after this call writes gradients of the range at *where, or adds to those that are
-     * there. *where holds the address of the first one in the model's own block and may be changed. If this
-     * rank does not have the range in one piece it is NULL, as in `needed`. It is valid until `written`; but
-     * the next micro-batch adds to what is there then. Elements between weights are not written. The links
-     * after this one read gradients in the block: a link that places them elsewhere brings there what it
-     * passes on. */
+    /** Work that is queued after this call writes gradients of the range to *where, or adds to them, until
+     * `written`. *where is the address of the range's first gradient in the model's block, and a link may
+     * change it. It is NULL if this rank does not have the range in one piece, as in `needed`. The next
+     * micro-batch adds to the gradients at this address. Elements between weights are not written. The links
+     * after this one read gradients in the block: a link with another address copies them there before it
+     * passes them on. */
     td_status (*room)(td_hook *hook, td_range range, void **where);
 
-    /** The pass has written all gradients of a range that `room` made room for, after what is queued on the
-     * device's current stream. It comes in the backward pass of each micro-batch; in a step's last one
-     * `final` follows. */
+    /** The work that is queued on the device's current stream writes the last gradients of a range that
+     * `room` was called for. It comes in the backward pass of each micro-batch. In a step's last one `final`
+     * follows. */
     td_status (*written)(td_hook *hook, td_range range);
 
-    /** The gradients of the range are in the block, or where `room` has placed them, after `event`; NULL:
-     * after what is queued on the device's current stream. The event is recorded again for later ranges at
-     * most until the pass has ended. A link that lets another stream reduce them passes them on at once with
-     * that stream's event; one that must see all of them first passes them on in `end`. A link may pass on
-     * parts of a range: its shard. */
+    /** The gradients of the range are complete after `event`; NULL: after the work on the device's current
+     * stream. They are in the block, or at the address from `room`. The same event may be recorded again for
+     * later ranges until the pass ends. If another stream reduces gradients, the link passes them on at once
+     * with that stream's event. A link that must see all gradients first passes them on in `end`. A link may
+     * pass on a part of a range: its shard. */
     td_status (*final)(td_hook *hook, td_range range, td_event *event);
 
-    /** New weights of the range are in the block behind `event`; NULL: behind what is
-     * queued on the device's current stream. The optimizer tells the links behind it, one after the other:
-     * along a backward pass, or in the update that comes after it. */
+    /** New weights of the range are in the block after `event`; NULL: after the work on the device's current
+     * stream. The optimizer tells the links after it, during a backward pass or in the update after it. */
     td_status (*updated)(td_hook *hook, td_range range, td_event *event);
 
     /** For debugging: queued work writes these numbers, and later work may overwrite them. A tensor has its
@@ -156,18 +155,18 @@ struct td_hook {
      * TD_BAD_STATE, because it computes nothing yet. */
     td_status (*output)(td_hook *hook, const td_output *output);
 
-    /** `status`: what ended the pass, TD_OK if it is complete. Comes once for every `begin`, also where that
-     * failed. What the link holds back goes on to the next one now, or is dropped after a failure. */
+    /** `status`: what ended the pass; TD_OK: it is complete. It comes once for every `begin`, also if that
+     * failed. If the link has kept gradients back, it passes them on now, or drops them after a failure. */
     td_status (*end)(td_hook *hook, td_pass pass, td_status status);
 
-    /** Between passes: whoever reads or writes all weights is next, behind what is queued on the device's
-     * current stream. A link that has some of them elsewhere, or on their way, brings them to the block. */
+    /** Between passes: somebody will read or write all weights, after the work on the device's current
+     * stream. A link brings weights to the block that are elsewhere, or still being copied. */
     td_status (*settle)(td_hook *hook);
 };
 
-/* ---- calls: what a model does, and a link to pass something on ---- */
+/* ---- how a model calls hooks, and how a link passes something on ---- */
 
-/* A chain of NULL has no links. TD_BAD_ARGUMENT: another NULL but for `next` and `event`. */
+/* A chain of NULL has no links. TD_BAD_ARGUMENT: another NULL, except `next` and `event`. */
 
 TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
 TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
@@ -179,8 +178,8 @@ TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_settle(td_hook *chain);
 
-/** Ends the pass in every link, whatever the ones before returned; returns `status`, or the first failure if
- * that was TD_OK, which the links behind are told. */
+/** Ends the pass in every link, also after one has failed. Returns `status`, or if that is TD_OK the first
+ * failure, which the links after it get as their status. */
 TD_API td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status);
 
 TD_END_DECLS

@@ -11,51 +11,21 @@ static const struct {
     {TD_W_W1, false}, {TD_W_W3, true}, {TD_W_W2, false},
 };
 
-td_weight td_weight_stored(int place)
-{
-    return storage[place].weight;
-}
-
-int64_t td_p_layer(int64_t layer, td_weight weight)
-{
-    return 1 + layer * TD_WEIGHTS + weight;
-}
-
-int64_t td_p_ln_final(const td_model_size *size)
-{
-    return 1 + size->layers * TD_WEIGHTS;
-}
-
-int64_t td_p_lm_head(const td_model_size *size)
-{
-    return td_p_ln_final(size) + 1;
-}
-
 void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols)
 {
-    *rows = size->d_model;
-    *cols = size->d_model;
-    if (weight == TD_W_W1 || weight == TD_W_W3)
-        *rows = size->d_ff;
-    if (weight == TD_W_W2)
-        *cols = size->d_ff;
-    if (weight == TD_W_LN1 || weight == TD_W_LN2)
-        *cols = 0;
-}
-
-static int64_t numel_of(int64_t rows, int64_t cols)
-{
-    return rows * (cols > 0 ? cols : 1);
+    *rows = weight == TD_W_W1 || weight == TD_W_W3 ? size->d_ff
+            : weight < TD_WEIGHTS                  ? size->d_model
+                                                   : size->vocab;
+    *cols = weight == TD_W_W2 ? size->d_ff : weight == TD_W_LN1 || weight == TD_W_LN2 ? 0 : size->d_model;
 }
 
 /** *at = where a group of `count` elements that may follow *end begins; *end moves behind it. */
 static td_status append(int64_t alignment, int64_t count, int64_t *at, int64_t *end)
 {
     td_status status = TD_OK;
-    int64_t begin;
 
     TD_CHECK(*end <= INT64_MAX - alignment, "parameters: more than 2^63 - 1");
-    begin = (*end + alignment - 1) / alignment * alignment;
+    const int64_t begin = (*end + alignment - 1) / alignment * alignment;
     TD_CHECK(begin <= INT64_MAX - count, "parameters: more than 2^63 - 1");
     *at = begin;
     *end = begin + count;
@@ -81,9 +51,9 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
         const td_weight weight = storage[i].weight;
         int64_t rows, cols;
         td_weight_shape(size, weight, &rows, &cols);
-        TD_TRY(append(storage[i].adjacent ? 1 : alignment, numel_of(rows, cols), &layout.in_layer[weight],
-                      &layer_end));
-        layer_numel += numel_of(rows, cols);
+        TD_TRY(
+            append(storage[i].adjacent ? 1 : alignment, rows * cols, &layout.in_layer[weight], &layer_end));
+        layer_numel += rows * cols;
     }
     TD_TRY(append(alignment, 0, &layout.layer_stride, &layer_end));
     TD_TRY(td_product(what, 2, (int64_t[]){size->layers, layout.layer_stride}, &layers));
@@ -109,32 +79,40 @@ int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weigh
                                 : layout->norms + (2 * layer + (weight == TD_W_LN2)) * layout->norm_stride;
 }
 
+int64_t td_weight_next(const td_layout *layout, int64_t layer, td_weight weight)
+{
+    const int64_t begin = td_weight_offset(layout, layer, weight);
+    int place = 0;
+
+    if (weight >= TD_WEIGHTS)
+        return weight == TD_W_HEAD ? layout->elements : layout->layers;
+    if (weight >= TD_MATRICES)
+        return begin + layout->norm_stride;
+    while (storage[place].weight != weight)
+        place++;
+    return place + 1 < TD_MATRICES ? td_weight_offset(layout, layer, storage[place + 1].weight)
+                                   : layout->layers + (layer + 1) * layout->layer_stride;
+}
+
 td_part td_part_of(td_weight weight)
 {
-    if (weight == TD_W_EMBEDDING)
-        return TD_PART_EMBEDDING;
-    if (weight == TD_W_HEAD)
-        return TD_PART_HEAD;
-    if (weight >= TD_MATRICES)
-        return TD_PART_NORMS;
-    return weight <= TD_W_OUTPUT ? TD_PART_ATTENTION : TD_PART_FFN;
+    return weight == TD_W_EMBEDDING ? TD_PART_EMBEDDING
+           : weight == TD_W_HEAD    ? TD_PART_HEAD
+           : weight >= TD_MATRICES  ? TD_PART_NORMS
+           : weight <= TD_W_OUTPUT  ? TD_PART_ATTENTION
+                                    : TD_PART_FFN;
 }
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer)
 {
-    const int64_t begin = layout->layers + layer * layout->layer_stride,
+    const int64_t begin = layout->layers + layer * layout->layer_stride, end = begin + layout->layer_stride,
                   middle = begin + layout->in_layer[TD_W_W1];
+    const td_range ranges[TD_PARTS] = {[TD_PART_EMBEDDING] = {0, layout->layers},
+                                       [TD_PART_NORMS] = {layout->norms, layout->lm_head},
+                                       [TD_PART_ATTENTION] = {begin, middle},
+                                       [TD_PART_FFN] = {middle, end},
+                                       [TD_PART_HEAD] = {layout->lm_head, layout->elements},
+                                       [TD_PART_LAYER] = {begin, end}};
 
-    switch (part) {
-    case TD_PART_EMBEDDING:
-        return (td_range){0, layout->layers};
-    case TD_PART_NORMS:
-        return (td_range){layout->norms, layout->lm_head};
-    case TD_PART_ATTENTION:
-        return (td_range){begin, middle};
-    case TD_PART_FFN:
-        return (td_range){middle, begin + layout->layer_stride};
-    default:
-        return (td_range){layout->lm_head, layout->elements};
-    }
+    return ranges[part];
 }

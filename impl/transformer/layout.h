@@ -21,13 +21,13 @@ typedef enum td_weight {
     TD_ALL_WEIGHTS
 } td_weight;
 
-#define TD_MATRICES TD_W_LN1 /* the weights of a layer ahead of its norms' */
+#define TD_MATRICES TD_W_LN1 /* how many weights of a layer are matrices; they come before the norms */
 
 /** Where each tensor stands in the block, in elements; the same for parameters, gradients and moments.
  *
  * First comes the embedding, then the matrices of layer after layer, then all norms, then lm_head. q, k and v
  * are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products. Norms
- * are few and small; together they are one range to who updates, reduces or gathers them. Every group begins
+ * are few and small: one range to update, reduce or gather. Every group begins
  * on a 256-byte boundary; the padding before it is 0 in masters, gradients and moments. AdamW and SGD leave
  * it at 0, so that one call may update a range with padding. */
 typedef struct td_layout {
@@ -41,19 +41,13 @@ typedef struct td_layout {
 
 td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out);
 
-/** The matrix that is number `place` of a layer in the block. */
-td_weight td_weight_stored(int place);
-
-/** Where a weight stands; TD_W_LN1 behind the last layer is ln_final. A layer's extents; cols is 0 for a
- * vector. */
+/** Where a weight begins in the block, and where the next one does. TD_W_LN1 of layer number `layers` is
+ * ln_final. */
 int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weight);
-void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols);
+int64_t td_weight_next(const td_layout *layout, int64_t layer, td_weight weight);
 
-/** Index of a parameter in state-dict order. */
-#define TD_P_EMBEDDING INT64_C(0)
-int64_t td_p_layer(int64_t layer, td_weight weight);
-int64_t td_p_ln_final(const td_model_size *size);
-int64_t td_p_lm_head(const td_model_size *size);
+/** cols is 0 for a vector. */
+void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols);
 
 /** What hooks hear of: ranges of the block that are read, and whose gradients become final, together. */
 typedef enum td_part {
@@ -62,6 +56,7 @@ typedef enum td_part {
     TD_PART_ATTENTION, /* the matrices of a layer's attention, and of its feed-forward */
     TD_PART_FFN,
     TD_PART_HEAD,
+    TD_PART_LAYER, /* all matrices of a layer, whose gradients become final together */
     TD_PARTS
 } td_part;
 
@@ -69,5 +64,14 @@ typedef enum td_part {
 td_part td_part_of(td_weight weight);
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
+
+/** The parameters of a model in the order in which their gradients become final, each as its place in the
+ * block of weights, from 0. Of a range that becomes final as a whole, the last comes first.
+ *
+ *   layers  1 to 65,535, as a model has
+ *   order   [9 layers + 3]  out
+ *
+ * TD_NO_MEMORY. */
+td_status td_final_order(int64_t layers, int64_t *order);
 
 #endif

@@ -23,10 +23,8 @@ struct td_transformer {
     td_piece *pieces; /* of weights */
     char *arena;
     td_parameter *parameters; /* in state-dict order */
-    int64_t *by_offset;       /* their indices, in the order of the block */
     char (*names)[TD_PARAMETER_NAME_BYTES];
-    bool *written;            /* [parameters] by td_transformer_write, while there are no weights */
-    bool weights_there;       /* all parameters were written */
+    bool *written;            /* [parameters] those that there are */
     td_hook *hooks;           /* NULL: none */
     td_pass pass;             /* that runs, or ran last */
     bool adds, last_micro;    /* of the backward pass: to the gradients that are there; a step's last */
@@ -34,23 +32,34 @@ struct td_transformer {
     struct {
         char *at;
         int64_t begin; /* the element whose gradient is there */
-    } room[TD_PARTS];  /* where it writes gradients; a layer's are TD_PART_ATTENTION */
+    } room[TD_PARTS];  /* where it writes gradients */
     td_stage stage;
     bool grads_lost; /* backward failed; or transient, and a forward came since backward, or there was none */
-    struct {
-        int64_t batch, seq;
-    } planned;              /* the step that was last found to have room */
+    td_stage planned;       /* the last batch and seq that the plan was found to have room for */
     td_status begun;        /* how the last call began, if it did not run */
     td_recording *recorder; /* NULL: operations run; else they are recorded there */
 };
 
-/** Fills model->parameters, model->names and model->by_offset from the layout. */
+/** Fills model->parameters and model->names from the layout. */
 void td_parameters_fill(td_transformer *model);
+
+/** Whether all parameters were written. */
+bool td_has_weights(const td_transformer *model);
 
 /** Updates read the elements between transient gradients, so these are 0. Where activations were, each
  * backward pass clears them. After the activations they are cleared once, when the model is made: in each
  * pass 97 fills for xl's norms took 0.5 ms on an H100. */
 td_status td_clear_padding(td_transformer *model, td_range range, bool activations);
+
+/* ---- passes as they run, and as they are recorded: without checks of arguments ---- */
+
+td_status td_forward_pass(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq);
+td_status td_loss_pass(td_transformer *model, const int64_t *targets);
+td_status td_backward_pass(td_transformer *model);
+
+/** Runs the layers of a checkpoint, from `first` up to `end`, forward again: from its input, up to what
+ * backward reads of its last layer. */
+td_status td_layers_again(td_transformer *model, int64_t first, int64_t end);
 
 static inline void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
 {

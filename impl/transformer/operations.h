@@ -95,4 +95,15 @@ td_status td_norm_grad(td_transformer *m, int64_t layer, td_weight norm, td_in x
 
 td_status td_embed_grad(td_transformer *m, td_in dy);
 
+/* ---- scratch ---- */
+
+td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, int64_t seq);
+
+/** The most scratch that an operation of the plan's recording asks for, attention's aside. */
+td_status td_work_bytes(td_device *dev, const td_plan *plan, int64_t tokens, size_t *out);
+
+/** Fails with TD_BAD_STATE if a step of that shape needs more scratch than was planned: operations on fewer
+ * rows may take more. */
+td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int64_t seq);
+
 #endif

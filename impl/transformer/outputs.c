@@ -6,18 +6,15 @@
 
 enum { NAME_BYTES = TD_PARAMETER_NAME_BYTES + sizeof ".grad" };
 
-/** The name of what the use of a tensor has written. A norm's backward begins with the norm's input, and writes
- * its gradient. */
+/** The name of what the use of a tensor has written. The backward of a norm first reads the norm's input, and
+ * writes its gradient. */
 static void name_output(const td_transformer *model, const td_recorded_call *call, td_use use,
                         char name[NAME_BYTES])
 {
     const bool rounded = use.what == TD_T_BRANCH_GRAD, residual = rounded || use.what == TD_T_RESIDUAL_GRAD,
-               again = use.what == TD_T_HIDDEN_GRAD && use.kind == TD_USE_UPDATE;
+               updated = use.kind == TD_USE_UPDATE, again = updated && use.what == TD_T_HIDDEN_GRAD;
     const td_use of = residual ? model->plan.recording->uses[call->first].use : use;
-    const char *second = rounded                                 ? ".grad.rounded"
-                         : again                                 ? ".again"
-                         : residual || use.kind == TD_USE_UPDATE ? ".grad"
-                                                                 : "";
+    const char *second = again ? ".again" : rounded ? ".grad.rounded" : residual || updated ? ".grad" : "";
 
     td_tensor_name(&model->plan, again ? TD_T_HIDDEN : (td_tensor)of.what, of.layer, name, NAME_BYTES);
     strncat(name, second, NAME_BYTES - strlen(name) - 1);

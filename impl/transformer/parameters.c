@@ -10,103 +10,95 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** By td_weight: the name inside "layers.N.". */
-static const char *const weight_names[TD_WEIGHTS] = {
-    [TD_W_Q] = "attn.q_proj.weight", [TD_W_K] = "attn.k_proj.weight",
-    [TD_W_V] = "attn.v_proj.weight", [TD_W_OUTPUT] = "attn.output_proj.weight",
-    [TD_W_W1] = "ffn.w1.weight",     [TD_W_W2] = "ffn.w2.weight",
-    [TD_W_W3] = "ffn.w3.weight",     [TD_W_LN1] = "ln1.weight",
+/** Of a layer's weights the name inside "layers.N.". */
+static const char *const weight_names[TD_ALL_WEIGHTS] = {
+    [TD_W_Q] = "attn.q_proj.weight",
+    [TD_W_K] = "attn.k_proj.weight",
+    [TD_W_V] = "attn.v_proj.weight",
+    [TD_W_OUTPUT] = "attn.output_proj.weight",
+    [TD_W_W1] = "ffn.w1.weight",
+    [TD_W_W2] = "ffn.w2.weight",
+    [TD_W_W3] = "ffn.w3.weight",
+    [TD_W_LN1] = "ln1.weight",
     [TD_W_LN2] = "ln2.weight",
+    [TD_W_HEAD] = "lm_head.weight",
+    [TD_W_EMBEDDING] = "token_embeddings.weight",
 };
+
+static int64_t count_of(const td_model_size *size)
+{
+    return TD_WEIGHTS * size->layers + 3;
+}
+
+/** The weight that is parameter `index`: the embedding, those of the layers, ln_final, the head. */
+static td_weight weight_of(const td_model_size *size, int64_t index, int64_t *layer)
+{
+    *layer = index > 0 ? (index - 1) / TD_WEIGHTS : 0;
+    if (index == 0)
+        return TD_W_EMBEDDING;
+    if (*layer == size->layers)
+        return index == count_of(size) - 1 ? TD_W_HEAD : TD_W_LN1;
+    return (td_weight)((index - 1) % TD_WEIGHTS);
+}
 
 /** Where parameter `index` stands, and its extents. */
 static td_parameter place(const td_model_size *size, const td_layout *layout, int64_t index)
 {
-    td_parameter p = {.rows = size->vocab, .cols = size->d_model, .offset = layout->embedding};
+    int64_t layer;
+    const td_weight weight = weight_of(size, index, &layer);
+    td_parameter p = {.offset = td_weight_offset(layout, layer, weight)};
 
-    if (index == td_p_lm_head(size)) {
-        p.offset = layout->lm_head;
-    } else if (index == td_p_ln_final(size)) {
-        p.rows = size->d_model;
-        p.cols = 0;
-        p.offset = td_weight_offset(layout, size->layers, TD_W_LN1);
-    } else if (index != TD_P_EMBEDDING) {
-        const int64_t layer = (index - 1) / TD_WEIGHTS;
-        const td_weight weight = (td_weight)((index - 1) % TD_WEIGHTS);
-
-        td_weight_shape(size, weight, &p.rows, &p.cols);
-        p.offset = td_weight_offset(layout, layer, weight);
-    }
+    td_weight_shape(size, weight, &p.rows, &p.cols);
     p.numel = p.rows * (p.cols > 0 ? p.cols : 1);
     return p;
-}
-
-static void fill(td_transformer *model, int64_t index)
-{
-    td_parameter p = place(&model->plan.config.size, &model->plan.layout, index);
-    const td_master master = td_weights_in_one(&model->weights, (td_range){p.offset, p.offset + p.numel});
-
-    p.name = model->names[index];
-    p.dtype = model->plan.wide;
-    p.grad_dtype = model->plan.grad_dtype;
-    p.data = master.low ? NULL : master.at;
-    p.grad = model->plan.shares ? NULL : master.grad;
-    model->parameters[index] = p;
-}
-
-/** The order of the block: of layers, their matrices; then their norms. */
-static void sort_by_offset(td_transformer *model)
-{
-    const td_model_size *size = &model->plan.config.size;
-    int64_t *next = model->by_offset;
-
-    *next++ = TD_P_EMBEDDING;
-    for (int64_t layer = 0; layer < size->layers; layer++) {
-        for (int i = 0; i < TD_MATRICES; i++)
-            *next++ = td_p_layer(layer, td_weight_stored(i));
-    }
-    for (int64_t layer = 0; layer < size->layers; layer++) {
-        *next++ = td_p_layer(layer, TD_W_LN1);
-        *next++ = td_p_layer(layer, TD_W_LN2);
-    }
-    *next++ = td_p_ln_final(size);
-    *next = td_p_lm_head(size);
 }
 
 void td_parameters_fill(td_transformer *model)
 {
     const td_model_size *size = &model->plan.config.size;
 
-    snprintf(model->names[TD_P_EMBEDDING], TD_PARAMETER_NAME_BYTES, "token_embeddings.weight");
-    for (int64_t layer = 0; layer < size->layers; layer++)
-        for (td_weight weight = TD_W_Q; weight < TD_WEIGHTS; weight++)
-            snprintf(model->names[td_p_layer(layer, weight)], TD_PARAMETER_NAME_BYTES,
-                     "layers.%" PRId64 ".%s", layer, weight_names[weight]);
-    snprintf(model->names[td_p_ln_final(size)], TD_PARAMETER_NAME_BYTES, "ln_final.weight");
-    snprintf(model->names[td_p_lm_head(size)], TD_PARAMETER_NAME_BYTES, "lm_head.weight");
-    for (int64_t index = 0; index <= td_p_lm_head(size); index++)
-        fill(model, index);
-    sort_by_offset(model);
+    for (int64_t index = 0; index < count_of(size); index++) {
+        td_parameter p = place(size, &model->plan.layout, index);
+        const td_master master = td_weights_in_one(&model->weights, (td_range){p.offset, p.offset + p.numel});
+        char *const name = model->names[index];
+        int64_t layer;
+        const td_weight weight = weight_of(size, index, &layer);
+
+        if (weight >= TD_WEIGHTS)
+            snprintf(name, TD_PARAMETER_NAME_BYTES, "%s", weight_names[weight]);
+        else if (layer == size->layers)
+            snprintf(name, TD_PARAMETER_NAME_BYTES, "ln_final.weight");
+        else
+            snprintf(name, TD_PARAMETER_NAME_BYTES, "layers.%" PRId64 ".%s", layer, weight_names[weight]);
+        p.name = name;
+        p.dtype = model->plan.wide;
+        p.grad_dtype = model->plan.grad_dtype;
+        p.data = master.low ? NULL : master.at;
+        p.grad = model->plan.shares ? NULL : master.grad;
+        model->parameters[index] = p;
+    }
 }
 
 td_status td_clear_padding(td_transformer *model, td_range range, bool activations)
 {
     const td_plan *const plan = &model->plan;
     const size_t element = td_dtype_size(plan->grad_dtype);
-    const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
 
-    for (int64_t i = 0; i < count; i++) {
-        const td_parameter *parameter = &model->parameters[model->by_offset[i]];
-        const int64_t behind = parameter->offset + parameter->numel;
-        const int64_t next = i + 1 < count ? model->parameters[model->by_offset[i + 1]].offset : range.end;
-        const int64_t until = next < range.end ? next : range.end;
-        const bool here =
-            (plan->gradient_offset + (size_t)behind * element < plan->total.activations) == activations;
+    for (int64_t i = 0; i < count_of(&plan->config.size); i++) {
+        const td_parameter *const p = &model->parameters[i];
+        const int64_t end = p->offset + p->numel;
+        const size_t at = (size_t)end * element;
+        int64_t layer;
 
-        if (parameter->offset >= range.begin && parameter->offset < range.end && until > behind && here)
-            TD_TRY(td_device_fill(model->dev, (char *)model->weights.grads + (size_t)behind * element, 0,
-                                  (size_t)(until - behind) * element));
+        if (p->offset < range.begin || end > range.end ||
+            (plan->gradient_offset + at < plan->total.activations) != activations)
+            continue;
+        const td_weight weight = weight_of(&plan->config.size, i, &layer);
+        const int64_t next = td_weight_next(&plan->layout, layer, weight);
+        if (next > end)
+            TD_TRY(td_device_fill(model->dev, (char *)model->weights.grads + at, 0,
+                                  (size_t)(next - end) * element));
     }
 cleanup:
     return status;
@@ -114,7 +106,7 @@ cleanup:
 
 int64_t td_transformer_parameter_count(const td_transformer *model)
 {
-    return model ? td_p_lm_head(&model->plan.config.size) + 1 : 0;
+    return model ? count_of(&model->plan.config.size) : 0;
 }
 
 int64_t td_transformer_numel(const td_transformer *model)
@@ -158,8 +150,8 @@ td_status td_transformer_parameter_of(const td_model_size *size, td_precision pr
 
     TD_CHECK(out, "out is NULL");
     TD_TRY(layout_of(size, precision, &layout));
-    TD_CHECK(index >= 0 && index <= td_p_lm_head(size), "index is %" PRId64 ", needs 0 to %" PRId64, index,
-             td_p_lm_head(size));
+    TD_CHECK(index >= 0 && index < count_of(size), "index is %" PRId64 ", needs 0 to %" PRId64, index,
+             count_of(size) - 1);
     *out = place(size, &layout, index);
     out->dtype = td_precision_weights(precision);
     out->grad_dtype = td_precision_dtype(precision);
@@ -185,13 +177,11 @@ td_status td_transformer_parameter_find(const td_transformer *model, const char 
     const int64_t count = td_transformer_parameter_count(model);
 
     TD_NOT_NULL(model, name, out);
-    for (int64_t i = 0; i < count; i++) {
-        if (strcmp(name, model->names[i]) == 0) {
-            *out = model->parameters[i];
-            goto cleanup;
-        }
-    }
-    TD_CHECK(false, "name is '%.64s', which is no parameter of this model", name);
+    int64_t i = 0;
+    while (i < count && strcmp(name, model->names[i]) != 0)
+        i++;
+    TD_CHECK(i < count, "name is '%.64s', which is no parameter of this model", name);
+    *out = model->parameters[i];
 cleanup:
     return status;
 }
@@ -208,7 +198,7 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
     const td_dtype dtype = parameter->dtype;
     const td_rng rng = {.seed = seed, .stream = (uint64_t)index};
     const double variance = 2.0 / ((double)parameter->rows + (double)parameter->cols);
-    const float std = index == TD_P_EMBEDDING ? 1.0f : (float)sqrt(variance);
+    const float std = index == 0 ? 1.0f : (float)sqrt(variance);
     td_status status = TD_OK;
 
     td_range rest = {parameter->offset, parameter->offset + parameter->numel}, part;
@@ -231,19 +221,21 @@ cleanup:
 void td_weights_written(td_transformer *model, bool all)
 {
     memset(model->written, all, (size_t)td_transformer_parameter_count(model));
-    model->weights_there = all;
+}
+
+bool td_has_weights(const td_transformer *model)
+{
+    return !memchr(model->written, false, (size_t)td_transformer_parameter_count(model));
 }
 
 td_status td_transformer_refresh(td_transformer *model)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(model, "model is NULL");
-    if (model->plan.mixed) {
-        status = td_fail(TD_BAD_STATE, "parameters are planes in %s: td_transformer_write writes them",
-                         td_precision_name(model->plan.config.precision));
-        goto cleanup;
-    }
+    TD_NOT_NULL(model);
+    TD_FAIL_IF(model->plan.mixed, TD_BAD_STATE,
+               "parameters are planes in %s: td_transformer_write writes them",
+               td_precision_name(model->plan.config.precision));
     td_weights_written(model, true);
 cleanup:
     return status;
@@ -301,21 +293,14 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
 {
     td_status status = TD_OK;
     float *staged = NULL;
-    int64_t count, room = 1;
 
-    TD_CHECK(model, "model is NULL");
-    count = td_transformer_parameter_count(model);
-    for (int64_t i = 0; i < count; i++)
-        room = model->parameters[i].numel > room ? model->parameters[i].numel : room;
-    room = room < STAGED ? room : STAGED;
+    TD_NOT_NULL(model);
+    const int64_t room = model->plan.layout.numel < STAGED ? model->plan.layout.numel : STAGED;
     staged = calloc(2 * (size_t)room, sizeof *staged);
-    if (!staged) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", room);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!staged, TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", room);
     model->stage.progress = TD_AT_START;
     td_weights_written(model, false);
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < td_transformer_parameter_count(model); i++)
         TD_TRY(init_parameter(model, i, seed, room, staged, staged + room));
     td_weights_written(model, true); /* last: from here on there are weights */
 cleanup:

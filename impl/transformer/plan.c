@@ -1,8 +1,5 @@
-#include "transformer/forward.h"
-#include "transformer/order.h"
+#include "transformer/operations.h"
 #include "transformer/owned.h"
-#include "transformer/recording.h"
-#include "transformer/shapes.h"
 
 #include "base/check.h"
 #include "base/names.h"
@@ -137,13 +134,13 @@ bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, in
     return extent <= EXTENT_VOCAB || extent == EXTENT_ONE;
 }
 
-/** *out = count elements of `size` bytes, rounded up to the alignment. */
-static td_status aligned_bytes(const char *what, int64_t count, size_t size, size_t *out)
+/** *out = rows * cols elements of `size` bytes, rounded up to the alignment. */
+static td_status aligned_bytes(const char *what, int64_t rows, int64_t cols, size_t size, size_t *out)
 {
     td_status status = TD_OK;
     int64_t bytes;
 
-    TD_TRY(td_product(what, 2, (int64_t[]){count, (int64_t)size}, &bytes));
+    TD_TRY(td_product(what, 3, (int64_t[]){rows, cols, (int64_t)size}, &bytes));
     TD_CHECK(bytes <= INT64_MAX - TD_ALIGNMENT, "%s: %" PRId64 " bytes are beyond 2^63 - 1", what, bytes);
     *out = ((size_t)bytes + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
 cleanup:
@@ -244,37 +241,33 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
 {
     const td_transformer_config *config = &plan->config;
     const td_model_size *size = &config->size;
-    const size_t element = td_dtype_size(plan->dtype);
     td_attention_sizes attention;
     td_status status = TD_OK;
-    int64_t tokens, count;
+    int64_t tokens;
     size_t work;
 
     TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){config->batch, config->context}, &tokens));
-    for (int i = EXTENT_STREAM; i <= EXTENT_VOCAB; i++) {
-        const size_t size_of_one = i == EXTENT_STREAM ? td_dtype_size(plan->wide) : element;
-        TD_TRY(td_product("activations (tokens * width)", 2, (int64_t[]){tokens, width_of(size, i)}, &count));
-        TD_TRY(aligned_bytes("activations (tokens * width)", count, size_of_one, &bytes[i]));
-    }
+    for (extent i = EXTENT_STREAM; i <= EXTENT_VOCAB; i++)
+        TD_TRY(aligned_bytes("activations (tokens * width)", tokens, width_of(size, i),
+                             td_dtype_size(i == EXTENT_STREAM ? plan->wide : plan->dtype), &bytes[i]));
     if (!plan->mixed)
         bytes[EXTENT_ROUNDED] = 0;
-    TD_TRY(aligned_bytes("tokens", tokens, sizeof(int64_t), &bytes[EXTENT_TOKENS]));
-    TD_TRY(aligned_bytes("tokens", tokens, sizeof(float), &bytes[EXTENT_ROWS]));
-    TD_TRY(aligned_bytes("loss", 1, sizeof(float), &bytes[EXTENT_ONE]));
-    TD_TRY(td_product("rotary table (context * head size / 2)", 2,
-                      (int64_t[]){config->context, size->d_model / size->heads / 2}, &count));
-    TD_TRY(
-        aligned_bytes("rotary table (context * head size / 2)", count, sizeof(float), &bytes[EXTENT_TABLE]));
+    TD_TRY(aligned_bytes("tokens", tokens, 1, sizeof(int64_t), &bytes[EXTENT_TOKENS]));
+    TD_TRY(aligned_bytes("tokens", tokens, 1, sizeof(float), &bytes[EXTENT_ROWS]));
+    TD_TRY(aligned_bytes("loss", 1, 1, sizeof(float), &bytes[EXTENT_ONE]));
+    TD_TRY(aligned_bytes("rotary table (context * head size / 2)", config->context,
+                         size->d_model / size->heads / 2, sizeof(float), &bytes[EXTENT_TABLE]));
 
     TD_TRY(most_of_attention(dev, plan, &attention));
     TD_TRY(td_work_bytes(dev, plan, tokens, &work));
     TD_CHECK(attention.saved <= INT64_MAX && attention.forward_work <= INT64_MAX &&
                  attention.backward_work <= INT64_MAX && work <= INT64_MAX,
              "scratch: its bytes are beyond 2^63 - 1");
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.saved, 1, &bytes[EXTENT_SAVED]));
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, &bytes[EXTENT_ATTEND_WORK]));
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.backward_work, 1, &bytes[EXTENT_ATTEND_GRAD_WORK]));
-    TD_TRY(aligned_bytes("work", (int64_t)work, 1, &bytes[EXTENT_WORK]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.saved, 1, 1, &bytes[EXTENT_SAVED]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, 1, &bytes[EXTENT_ATTEND_WORK]));
+    TD_TRY(
+        aligned_bytes("attention", (int64_t)attention.backward_work, 1, 1, &bytes[EXTENT_ATTEND_GRAD_WORK]));
+    TD_TRY(aligned_bytes("work", (int64_t)work, 1, 1, &bytes[EXTENT_WORK]));
 cleanup:
     return status;
 }
@@ -291,26 +284,22 @@ static void choose_kept(td_plan *plan)
     plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = all;
 }
 
-/** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have
- * an instance behind the last layer. Ahead of them stand the inputs of checkpoints but the last, which has
- * its own where it is as long as the others; where it is shorter, what stands behind its last layer is dead
- * before others come to where it was. */
+/** Lays out one layer's kept tensors one after the other. Tensors with an instance for ln_final come first.
+ * The arena begins with the inputs of all checkpoints except the last. The last checkpoint may have fewer
+ * layers than the others: its instance for ln_final is dead before other layers take that place. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
     size_t stride = 0, beyond = 0;
     int64_t layers, inputs;
 
-    for (int turn = 0; turn < 2; turn++) {
-        for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
-            if (!plan->kept[i] || plan->beyond[i] == (turn > 0))
-                continue;
-            plan->offset[i] = stride;
-            TD_TRY(add_bytes("kept activations", plan->bytes[i], &stride));
-        }
-        if (turn == 0)
-            beyond = stride;
-    }
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = TD_T_INPUT; i < TD_TENSORS; i++)
+            if (plan->kept[i] && plan->beyond[i] == (turn == 0)) {
+                plan->offset[i] = stride;
+                TD_TRY(add_bytes("kept activations", plan->bytes[i], &stride));
+                beyond = turn == 0 ? stride : beyond;
+            }
     TD_TRY(td_product("kept activations", 2, (int64_t[]){plan->span, (int64_t)stride}, &layers));
     TD_TRY(td_product("inputs of checkpoints", 2,
                       (int64_t[]){plan->last / plan->span, (int64_t)plan->bytes[TD_T_INPUT]}, &inputs));
@@ -325,12 +314,12 @@ cleanup:
     return status;
 }
 
-/** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it
- * done with: when it writes its gradients, the activations of it and the layers before it matter, those
- * behind do not. So the block of gradients, whose layers stand in the same order, begins as low as that
- * allows. Norms' gradients stand behind all layers', and so does the head's: they are written while
- * everything matters. Before a checkpoint's activations those of others stood in the same place, so that
- * gradients of layers behind the first checkpoint stay clear of all of them. */
+/** Transient gradients, over the kept activations. When a layer writes its gradients, the activations of this
+ * layer and of earlier layers are still needed. Those of later layers are dead. So the block of gradients,
+ * which has the layers in the same order, begins at the lowest offset that keeps needed activations whole.
+ * Gradients of the norms and the head come after all layers' activations, because they are written while all
+ * activations are needed. Checkpoints share one place for their activations: gradients of layers after the
+ * first checkpoint stay clear of all of it. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->grad_dtype);
@@ -370,7 +359,7 @@ static td_status place_from(td_plan *plan, const uint64_t together[TD_TENSORS], 
     for (int next = first; next >= 0;) {
         size_t offset = begin;
 
-        for (bool moved = true; moved;) { /* each pass steps behind a tensor in the way, so this ends */
+        for (bool moved = true; moved;) { /* each pass steps past a tensor in the way, so this ends */
             moved = false;
             for (int i = 0; i < TD_TENSORS; i++) {
                 if (placed[i] && (together[next] >> i & 1) && offset < plan->offset[i] + plan->bytes[i] &&
@@ -399,20 +388,17 @@ static td_status place_scratch(td_plan *plan, const uint64_t together[TD_TENSORS
 {
     const size_t begin =
         plan->total.activations + (plan->config.transient_gradients ? plan->total.gradients : 0);
+    td_plan best = *plan;
     td_status status = TD_OK;
-    int best = TD_TENSORS;
-    size_t end;
 
+    best.arena_bytes = SIZE_MAX;
     for (int i = 0; i < TD_TENSORS; i++)
         if (is_scratch(plan, i)) {
-            TD_TRY(place_from(plan, together, begin, i, &end));
-            if (best == TD_TENSORS || end < plan->arena_bytes) {
-                plan->arena_bytes = end;
-                best = i;
-            }
+            TD_TRY(place_from(plan, together, begin, i, &plan->arena_bytes));
+            best = plan->arena_bytes < best.arena_bytes ? *plan : best;
         }
-    TD_TRY(place_from(plan, together, begin, best, &end));
-    plan->total.scratch = end - begin;
+    *plan = best;
+    plan->total.scratch = plan->arena_bytes - begin;
 cleanup:
     return status;
 }
@@ -421,7 +407,7 @@ cleanup:
 static td_status record(td_plan *plan)
 {
     const td_use logits = {TD_USE_READ, TD_T_LOGITS, 0};
-    const td_call hand_out = {TD_CALL_HAND_OUT, 0, {1, &logits}};
+    const td_call hand_out = {TD_CALL_HAND_OUT, 0, 1, &logits};
     td_status status = TD_OK;
 
     plan->recording = calloc(1, sizeof *plan->recording);
@@ -452,24 +438,24 @@ void td_plan_free(td_plan *plan)
 
 td_status td_final_order(int64_t layers, int64_t *order)
 {
+    const int64_t norms = 1 + TD_MATRICES * layers, head = norms + 2 * layers + 1;
     td_plan plan = {.config = {.size = {.d_model = 2, .d_ff = 1, .layers = layers, .heads = 1, .vocab = 1},
                                .use = TD_MODEL_GRADIENTS},
+                    .layout = {.layers = 1,
+                               .layer_stride = TD_MATRICES,
+                               .norms = norms,
+                               .lm_head = head,
+                               .elements = head + 1}, /* a parameter is an element */
                     .span = layers};
-    const int64_t norms = 1 + TD_MATRICES * layers, head = norms + 2 * layers + 1;
     td_status status = TD_OK;
 
     TD_TRY(record(&plan));
     for (int64_t i = 0; i < plan.recording->use_count; i++) {
-        const td_use use = plan.recording->uses[i].use;
-        const int64_t matrices = 1 + TD_MATRICES * (int64_t)use.layer;
-        const td_range places[TD_PARTS] = {[TD_PART_EMBEDDING] = {0, 1},
-                                           [TD_PART_NORMS] = {norms, head},
-                                           [TD_PART_ATTENTION] = {matrices, matrices + TD_MATRICES},
-                                           [TD_PART_HEAD] = {head, head + 1}};
+        const td_recorded_use used = plan.recording->uses[i];
+        const bool ends = used.use.kind == TD_USE_GRADIENT && used.ends;
+        const td_range range = td_part_range(&plan.layout, ends ? used.use.what : 0, used.use.layer);
 
-        if (use.kind != TD_USE_GRADIENT || !plan.recording->uses[i].ends)
-            continue;
-        for (int64_t at = places[use.what].end; at-- > places[use.what].begin;)
+        for (int64_t at = range.end; ends && at-- > range.begin;)
             *order++ = at;
     }
 cleanup:
@@ -505,8 +491,6 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_layout_make(&config->size, plan.dtype, &plan.layout));
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
-    TD_TRY(td_product("gradients", 2,
-                      (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.grad_dtype)}, &block));
     TD_TRY(td_owned_check(config, &plan.layout));
     plan.shares = config->grad_places != NULL;
     plan.pieces = td_owned_measure(&plan, &plan.total.parameters, &plan.gradient_bytes);

@@ -25,7 +25,7 @@ typedef enum td_tensor {
     TD_T_MIDDLE,      /* the residual stream between attention and feed-forward */
     TD_T_RSTD2,       /* where norms are kept: of its norm */
     TD_T_GATE_UP,     /* [tokens, 2 d_ff]; backward writes its gradient over it */
-    TD_T_NORM,        /* of a layer's input; behind the last layer, what the head multiplies */
+    TD_T_NORM,        /* of a layer's input; for layer number `layers`, the input of the head's GEMM */
     TD_T_ATTN_BRANCH, /* what attention adds to the residual stream */
     TD_T_FFN_BRANCH,  /* and feed-forward */
     TD_T_QKV,
@@ -69,7 +69,7 @@ typedef struct td_plan {
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* from the arena's begin; of a checkpoint's first layer, for a kept tensor */
     bool kept[TD_TENSORS];     /* for backward: one a layer of a checkpoint, layer_stride apart */
-    bool beyond[TD_TENSORS];   /* with one behind the last layer, of ln_final; the input always */
+    bool beyond[TD_TENSORS];   /* and one for ln_final, after the last layer's; the input always has one */
     size_t layer_stride, arena_bytes;
     size_t gradient_bytes, gradient_offset; /* the offset is in the arena, for transient gradients */
     td_transformer_bytes total;

@@ -11,8 +11,8 @@
 
 static uint64_t key_of(const td_call *call)
 {
-    return td_hash((uint64_t)call->kind * TD_ALL_WEIGHTS + call->weight + 1, call->uses.at,
-                   call->uses.count * sizeof *call->uses.at);
+    return td_hash((uint64_t)call->kind * TD_ALL_WEIGHTS + call->weight + 1, call->uses,
+                   call->count * sizeof *call->uses);
 }
 
 static void record(td_recording *r, td_pass pass, const td_call *call)
@@ -24,32 +24,30 @@ static void record(td_recording *r, td_pass pass, const td_call *call)
                                                 .pass = pass,
                                                 .weight = call->weight};
         r->weights[call->kind] |= UINT32_C(1) << call->weight;
-        for (size_t i = 0; i < call->uses.count; i++)
-            r->uses[r->use_count + i].use = call->uses.at[i];
+        for (size_t i = 0; i < call->count; i++)
+            r->uses[r->use_count + i].use = call->uses[i];
     }
     r->count++;
-    r->use_count += call->uses.count;
+    r->use_count += call->count;
 }
 
 td_status td_recording_alloc(td_recording *r)
 {
     const int64_t count = r->count, use_count = r->use_count;
 
-    r->calls = calloc((size_t)count + 1, sizeof *r->calls);
-    r->uses = calloc((size_t)use_count, sizeof *r->uses);
-    r->count = r->use_count = 0;
-    if (!r->calls || !r->uses)
+    r->calls = calloc(1, ((size_t)count + 1) * sizeof *r->calls + (size_t)use_count * sizeof *r->uses);
+    if (!r->calls)
         return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " operations of a step", count);
+    r->uses = (td_recorded_use *)(r->calls + count + 1);
+    r->count = r->use_count = 0;
     r->calls[count] = (td_recorded_call){.first = (int32_t)use_count, .kind = TD_CALLS};
     return TD_OK;
 }
 
 void td_recording_free(td_recording *r)
 {
-    if (!r)
-        return;
-    free(r->calls);
-    free(r->uses);
+    if (r)
+        free(r->calls);
     free(r);
 }
 
@@ -115,28 +113,24 @@ td_status td_recording_find_lives(td_recording *r, int64_t layers)
 void td_recording_together(const td_recording *r, uint64_t together[TD_TENSORS])
 {
     const uint64_t one = 1;
-    int64_t alive[TD_TENSORS] = {0};
-    uint64_t now = (one << TD_T_WORK) - 1;
+    int64_t until[TD_TENSORS]; /* the call that ends the latest life of the tensor, in any layer */
 
     memset(together, 0, TD_TENSORS * sizeof *together);
+    for (int t = 0; t < TD_TENSORS; t++)
+        until[t] = t < TD_T_WORK ? r->count : -1;
     for (int64_t i = 0; i < r->count; i++) {
         const td_recorded_use *const uses = r->uses + r->calls[i].first;
         const td_recorded_use *const end = r->uses + r->calls[i + 1].first;
 
         for (const td_recorded_use *u = uses; u < end; u++)
-            if (is_tensor(u->use) && (u->until >= 0 || lives_on(u->use))) {
-                alive[u->use.what]++;
-                now |= one << u->use.what;
-            }
+            if (is_tensor(u->use) && u->until > until[u->use.what])
+                until[u->use.what] = u->until;
         for (const td_recorded_use *u = uses; u < end; u++)
             for (int t = 0; is_tensor(u->use) && t < TD_TENSORS; t++)
-                if (now >> t & 1) {
+                if (until[t] >= i) {
                     together[u->use.what] |= one << t;
                     together[t] |= one << u->use.what;
                 }
-        for (const td_recorded_use *u = uses; u < end; u++)
-            if (is_tensor(u->use) && u->ends && --alive[u->use.what] == 0)
-                now &= ~(one << u->use.what);
     }
 }
 
@@ -200,17 +194,9 @@ cleanup:
     return status;
 }
 
-static td_range grad_range(const td_layout *layout, td_use use)
-{
-    const td_part last = use.what == TD_PART_ATTENTION ? TD_PART_FFN : (td_part)use.what;
-
-    return (td_range){td_part_range(layout, (td_part)use.what, use.layer).begin,
-                      td_part_range(layout, last, use.layer).end};
-}
-
 static td_status make_room(td_transformer *model, td_use use)
 {
-    const td_range range = grad_range(&model->plan.layout, use);
+    const td_range range = td_part_range(&model->plan.layout, (td_part)use.what, use.layer);
     void *where = td_weights_in_one(&model->weights, range).grad;
     td_status status = TD_OK;
 
@@ -225,7 +211,7 @@ cleanup:
 /** This pass has written the gradients of a range. */
 static td_status final(td_transformer *model, td_use use)
 {
-    const td_range range = grad_range(&model->plan.layout, use);
+    const td_range range = td_part_range(&model->plan.layout, (td_part)use.what, use.layer);
     td_status status = TD_OK;
 
     if (model->plan.config.transient_gradients)
@@ -292,7 +278,7 @@ static td_status refuse(const td_transformer *model, const td_call *call)
 
     return td_fail(TD_BAD_STATE,
                    "operation %" PRId64 " of the step is %s (layer %d), but the plan has %s (layer %d)", at,
-                   names[call ? call->kind : TD_CALLS], call ? (int)call->uses.at->layer : 0,
+                   names[call ? call->kind : TD_CALLS], call ? (int)call->uses->layer : 0,
                    names[r->calls[at].kind], at < r->count ? (int)r->uses[r->calls[at].first].use.layer : 0);
 }
 
@@ -347,11 +333,9 @@ cleanup:
 
 bool td_call_begins(td_transformer *model, const td_call *call)
 {
-    model->begun = TD_OK;
+    model->begun = model->recorder ? TD_OK : begin(model, call);
     if (model->recorder)
         record(model->recorder, model->pass, call);
-    else
-        model->begun = begin(model, call);
     return !model->recorder && model->begun == TD_OK;
 }
 

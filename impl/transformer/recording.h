@@ -35,7 +35,7 @@ typedef enum td_use_kind {
     TD_USE_WRITE,    /* of a whole tensor: its contents before do not matter */
     TD_USE_UPDATE,   /* of a tensor, which is read and written */
     TD_USE_WEIGHT,   /* a part of the weights is read */
-    TD_USE_GRADIENT, /* gradients of a part are written; TD_PART_ATTENTION: of all matrices of a layer */
+    TD_USE_GRADIENT, /* gradients of a part are written */
     TD_USE_NONE
 } td_use_kind;
 
@@ -45,17 +45,12 @@ typedef struct td_use {
     uint16_t layer;
 } td_use;
 
-/** Weights and gradients come before what is written, so that a hook may refuse before anything begins. */
-typedef struct td_uses {
-    size_t count;
-    const td_use *at;
-} td_uses;
-
 /** An operation that is about to run. */
 typedef struct td_call {
     td_call_kind kind;
     td_weight weight; /* of a linear layer, or whose gradient is written; 0 for other kinds */
-    td_uses uses;
+    size_t count;
+    const td_use *uses; /* [count] weights and gradients before what is written: a hook may refuse them */
 } td_call;
 
 /** A use in the recording. A tensor's life begins when it is written. A part's life in a pass begins with its

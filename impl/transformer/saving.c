@@ -17,9 +17,8 @@ td_status td_saving_check(const td_transformer *model)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(model, "model is NULL");
-    if (!model->weights_there)
-        status = td_fail(TD_BAD_STATE, "the model has no weights");
+    TD_NOT_NULL(model);
+    TD_FAIL_IF(!td_has_weights(model), TD_BAD_STATE, "the model has no weights");
 cleanup:
     return status;
 }
@@ -145,10 +144,7 @@ td_status td_transformer_save(td_transformer *model, const char *path)
     const td_range all = {0, model->weights.elements};
     TD_TRY(td_weights_check(&model->weights, all, "td_shard_save writes one file of all ranks"));
     tensors = calloc((size_t)count, sizeof *tensors);
-    if (!tensors) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!tensors, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];
 

@@ -51,7 +51,7 @@ td_status td_saved_find(const char *path, const td_safetensors *file, const td_p
 td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
                          int64_t count, td_dtype dtype, td_master to, void *buffer);
 
-/** TD_BAD_ARGUMENT unless the file has the model's weights, and beside them nothing but TD_SAVED_STATE. */
+/** TD_BAD_ARGUMENT unless the file has the model's weights and, apart from TD_SAVED_STATE, nothing else. */
 td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file);
 
 /** All weights are in the model's block, or none is. */

@@ -36,11 +36,9 @@ cleanup:
 static const char *const keeps[] = {
     [TD_KEEP_MOST] = "most", [TD_KEEP_ALL] = "all", [TD_KEEP_INPUTS] = "inputs"};
 
-enum { KEEPS = sizeof keeps / sizeof *keeps };
-
 const char *td_keep_name(td_keep keep)
 {
-    return (unsigned)keep < KEEPS ? keeps[keep] : NULL;
+    return (unsigned)keep <= TD_KEEP_INPUTS ? keeps[keep] : NULL;
 }
 
 td_status td_keep_parse(const char *name, td_keep *out)
@@ -49,7 +47,7 @@ td_status td_keep_parse(const char *name, td_keep *out)
     int found;
 
     TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("keep", keeps, sizeof *keeps, KEEPS, name, &found));
+    TD_TRY(td_names_find("keep", keeps, sizeof *keeps, TD_KEEP_INPUTS + 1, name, &found));
     *out = (td_keep)found;
 cleanup:
     return status;

@@ -6,28 +6,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static td_status host_array(const char *what, int64_t count, size_t size, void **out)
+/** Zeros; NULL if an array failed before, or fails now, as *status says. */
+static void *host_array(const char *what, int64_t count, size_t size, td_status *status)
 {
-    *out = calloc((size_t)count, size);
-    return *out ? TD_OK
-                : td_fail(TD_NO_MEMORY, "%s: no host memory for %" PRId64 " times %zu bytes", what, count,
-                          size);
-}
+    void *const array = *status == TD_OK ? calloc((size_t)count, size) : NULL;
 
-/** A block of zeros. */
-static td_status device_block(td_device *dev, size_t bytes, void **out)
-{
-    td_status status = TD_OK;
-
-    void *block = NULL;
-
-    TD_TRY(td_device_alloc(dev, bytes, &block));
-    TD_TRY(td_device_fill(dev, block, 0, bytes));
-    *out = block;
-    block = NULL;
-cleanup:
-    (void)td_device_free(dev, block);
-    return status;
+    if (!array && *status == TD_OK)
+        *status =
+            td_fail(TD_NO_MEMORY, "%s: no host memory for %" PRId64 " times %zu bytes", what, count, size);
+    return array;
 }
 
 td_status td_transformer_create(td_device *dev, const td_transformer_config *config, td_transformer **out)
@@ -42,26 +29,19 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     *out = NULL;
     TD_NOT_NULL(dev, config);
 
-    TD_TRY(host_array("model", 1, sizeof *model, &block));
-    model = block;
+    model = host_array("model", 1, sizeof *model, &status);
+    TD_TRY(status);
     model->dev = dev;
     TD_TRY(td_plan_make(dev, config, &model->plan));
     planned = &model->plan.config;
-    model->planned.batch = planned->batch;
-    model->planned.seq = planned->context;
+    model->planned = (td_stage){.batch = planned->batch, .seq = planned->context};
 
     count = td_transformer_parameter_count(model);
-    TD_TRY(host_array("parameters", count, sizeof *model->parameters, &block));
-    model->parameters = block;
-    TD_TRY(host_array("parameter names", count, sizeof *model->names, &block));
-    model->names = block;
-    TD_TRY(host_array("parameters", count, sizeof *model->by_offset, &block));
-    model->by_offset = block;
-
-    TD_TRY(host_array("parameters", count, sizeof *model->written, &block));
-    model->written = block;
-    TD_TRY(host_array("pieces", model->plan.pieces, sizeof *model->pieces, &block));
-    model->pieces = block;
+    model->parameters = host_array("parameters", count, sizeof *model->parameters, &status);
+    model->names = host_array("parameter names", count, sizeof *model->names, &status);
+    model->written = host_array("parameters", count, sizeof *model->written, &status);
+    model->pieces = host_array("pieces", model->plan.pieces, sizeof *model->pieces, &status);
+    TD_TRY(status);
     model->weights = (td_weights){.elements = model->plan.layout.elements,
                                   .dtype = model->plan.wide,
                                   .grad_dtype = model->plan.grad_dtype,
@@ -69,16 +49,20 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
                                   .pieces = model->pieces,
                                   .param_bytes = model->plan.total.parameters,
                                   .grad_bytes = model->plan.gradient_bytes};
-    TD_TRY(device_block(dev, model->weights.param_bytes, &model->weights.params));
-    if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients)
-        TD_TRY(device_block(dev, model->weights.grad_bytes, &model->weights.grads));
+    td_weights *const w = &model->weights;
+    TD_TRY(td_device_alloc(dev, w->param_bytes, &w->params));
+    TD_TRY(td_device_fill(dev, w->params, 0, w->param_bytes));
+    if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients) {
+        TD_TRY(td_device_alloc(dev, w->grad_bytes, &w->grads));
+        TD_TRY(td_device_fill(dev, w->grads, 0, w->grad_bytes));
+    }
     TD_TRY(td_device_alloc(dev, model->plan.arena_bytes, &block));
     model->arena = block;
     if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
-        model->weights.grads = model->arena + model->plan.gradient_offset;
+        w->grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
     }
-    td_owned_place(&model->plan, model->weights.params, model->weights.grads, model->pieces);
+    td_owned_place(&model->plan, w->params, w->grads, model->pieces);
     model->plan.config.owned = NULL; /* the caller's */
     model->plan.config.grad_places = NULL;
     td_parameters_fill(model);
@@ -108,7 +92,6 @@ void td_transformer_destroy(td_transformer *model)
     (void)td_device_free(model->dev, model->arena);
     free(model->parameters);
     free(model->names);
-    free(model->by_offset);
     free(model->written);
     td_plan_free(&model->plan);
     free(model->pieces);
@@ -142,7 +125,7 @@ td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(model, "model is NULL");
+    TD_NOT_NULL(model);
     model->hooks = chain;
 cleanup:
     return status;

@@ -4,9 +4,8 @@
  *   logits = lm_head(ln_final(x))
  *
  * A model owns one planned block of parameters, one of gradients and one arena of activations and scratch:
- * after creation a pass allocates nothing. Every parameter is addressable by the name it has in the course's
- * PyTorch state dict. What becomes of gradients is not the model's: optimizers and others take part by hooks,
- * and train/ runs the step. */
+ * after creation a pass allocates nothing. Every parameter has the name that it has in the course's PyTorch
+ * state dict. Optimizers and others take part by hooks, and train/ runs the step. */
 #ifndef TD_TRANSFORMER_TRANSFORMER_H
 #define TD_TRANSFORMER_TRANSFORMER_H
 
@@ -39,12 +38,12 @@ typedef enum td_model_use {
 typedef enum td_keep {
     TD_KEEP_MOST = 0, /* all but the norms' outputs and silu(gate) * up */
     TD_KEEP_ALL,      /* Everything: a shorter step. With t = batch * context, a layer's activations grow by
-                       * t (2 d_model + d_ff) elements of the products' type, ln_final's by t d_model, and
-                       * each norm has t of f32 beside its output. Scratch shrinks. */
+                       * t (2 d_model + d_ff) elements of the GEMMs' type, ln_final's by t d_model. Each norm
+                       * also keeps t numbers of f32. Scratch shrinks. */
     TD_KEEP_INPUTS    /* Activation checkpointing: the input of each checkpoint's first layer. Backward runs
-                       * the layers of a checkpoint forward again before it differentiates them, so that
-                       * there is room for the activations of one checkpoint (as with TD_KEEP_ALL). Those of
-                       * the last one are still there. */
+                       * the layers of a checkpoint forward again before it differentiates them. So the
+                       * activations of one checkpoint are there at a time, as with TD_KEEP_ALL. The last
+                       * checkpoint does not run again. */
 } td_keep;
 
 /** "most", "all" or "inputs"; NULL for any other value. */
@@ -60,23 +59,23 @@ TD_API td_status td_transformer_attention(const char *name, const td_attention_i
 typedef struct td_transformer_config {
     td_model_size size;
     int64_t batch, context; /* the largest that forward will be given; the plan is made for these */
-    td_precision precision; /* of gradients and activations: that of its products */
+    td_precision precision; /* gradients and activations have the type of its GEMMs */
     const char *attention;  /* of td_transformer_attention: "flash", "naive" or "jit" */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
     int64_t checkpoint_layers; /* of TD_KEEP_INPUTS: how many layers a checkpoint has; 0: 1 */
 
-    /* Gradients are f32 where the weights are, also beside 16-bit products, as PyTorch's: those of many
-     * micro-batches can be added up. */
+    /* If the weights are f32, gradients are too, also if GEMMs have 16 bits, as in PyTorch. The gradients of
+     * many micro-batches can then be added up. */
     bool f32_gradients;
 
-    /* Gradients share memory with the activations that backward has done with: they are lost with the next
-     * forward, and backward cannot accumulate. */
+    /* Gradients take the memory of activations that backward no longer needs. The next forward overwrites
+     * them, and backward cannot accumulate. */
     bool transient_gradients;
 
-    /* The weights that this rank has: ascending ranges of the block, which are copied. NULL: all. Hooks bring
-     * the others when a pass needs them, and place their gradients (td_hook.needed, td_hook.room). */
+    /* The weights that this rank has: ascending ranges of the block. NULL: all. Hooks bring the others when a
+     * pass needs them, and say where their gradients go (td_hook.needed, td_hook.room). */
     const td_range *owned;
     int64_t owned_count;
 
@@ -132,24 +131,23 @@ TD_API int64_t td_transformer_numel(const td_transformer *model); /* elements of
 /** Parameter `index` in state-dict order. TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t index, td_parameter *out);
 
-/** What td_transformer_parameter will say of a model of that size and precision, before there is one; name,
- * data and grad are NULL, and grad_dtype is that without f32_gradients. TD_BAD_ARGUMENT: a NULL, an index out
- * of range, an unknown precision, an extent below 1 or beyond 2^63 - 1. */
+/** The parameter that a model of that size and precision will have. name, data and grad are NULL, and
+ * grad_dtype is the one without f32_gradients. TD_BAD_ARGUMENT: a NULL, an index out of range, an unknown
+ * precision, an extent below 1 or beyond 2^63 - 1. */
 TD_API td_status td_transformer_parameter_of(const td_model_size *size, td_precision precision, int64_t index,
                                              td_parameter *out);
 
-/** The elements of the block of weights of that size and precision, padding included. Errors as
- * td_transformer_parameter_of. */
+/** The elements of the block of weights, padding included. Errors as td_transformer_parameter_of. */
 TD_API td_status td_transformer_elements(const td_model_size *size, td_precision precision, int64_t *out);
 
 /** The parameter of that name. TD_BAD_ARGUMENT: a NULL, an unknown name. */
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);
 
-/** The numbers of parameter `index` in state-dict order, whether it is planes or not, to and from dev's
- * memory. A model without weights has them once every parameter was written, or after td_transformer_init,
- * _load or _refresh. Queued on dev's current stream. If hooks share weights out among ranks, td_train_settle
- * comes before. With owned ranges td_transformer_write writes what this rank has.
+/** Copies the numbers of parameter `index` in state-dict order to or from dev's memory, also if they are
+ * planes. A model has weights once every parameter was written, or after td_transformer_init, _load or
+ * _refresh. Queued on dev's current stream. If ranks share weights, call td_train_settle before. With owned
+ * ranges td_transformer_write writes the numbers that this rank has.
  *
  *   numbers  [rows, cols]  out of td_transformer_read, in of td_transformer_write; the parameter's dtype
  *
@@ -158,26 +156,25 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
 TD_API td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers);
 TD_API td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers);
 
-/** The caller has written all weights of td_transformer_weights, where `data` is too. TD_BAD_STATE: some
- * parameters are planes, as in mixed precision: td_transformer_write writes these. TD_BAD_ARGUMENT: model is
- * NULL. */
+/** Says that the caller has written all weights to td_transformer_weights, or to each `data`. TD_BAD_STATE:
+ * some parameters are planes, as in mixed precision: use td_transformer_write. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /** Writes the weights to a safetensors file, under their names and in their dtype: in mixed precision the f32
- * masters. Waits for the device, and moves through the host in pieces. TD_BAD_STATE: there are no weights.
- * TD_UNSUPPORTED: this rank has some of the weights only: td_shard_save writes one file of all ranks.
- * TD_NO_MEMORY. Otherwise as td_safetensors_writer_create, _write and _commit: after an error what stood at
- * `path` does so still. */
+ * masters. Waits for the device, and copies through the host in pieces. TD_BAD_STATE: there are no weights.
+ * TD_UNSUPPORTED: this rank does not have all weights: td_shard_save writes one file of all ranks.
+ * TD_NO_MEMORY. Other errors as td_safetensors_writer_create, _write and _commit. After an error the old file
+ * at `path` is as it was. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
-/** Reads the weights of such a file, with owned ranges those alone. Tensors whose name begins with
- * "optimizer." are left alone. Weights of 16 bits become f32 where the model's are, exactly. A NaN stays
- * one; of planes it keeps no payload. The next pass is a forward pass.
+/** Reads the weights of such a file; with owned ranges, only these. Tensors whose name begins with
+ * "optimizer." are skipped. If the model has f32 weights, 16-bit weights of the file become f32, exactly. A
+ * NaN stays a NaN; as planes it loses its payload. The next pass is a forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
- * model's cannot hold; as td_safetensors_open, as are TD_UNSUPPORTED and TD_IO_ERROR. TD_NO_MEMORY. The model
- * is then as it was; but where reading fails behind all checks (the file became shorter since, the disk is
- * broken) it has no weights until they are loaded or initialised again. */
+ * model's cannot hold. Other errors as td_safetensors_open. TD_NO_MEMORY. The model is then as it was. If
+ * reading fails after all checks (the file became shorter, the disk is broken), the model has no weights
+ * until they are loaded or initialised again. */
 TD_API td_status td_transformer_load(td_transformer *model, const char *path);
 
 /** The block that the parameters are parts of. TD_BAD_ARGUMENT: a NULL. */
@@ -185,18 +182,18 @@ TD_API td_status td_transformer_weights(const td_transformer *model, td_weights 
 
 /* ---- the step ---- */
 
-/** From now on the links of `chain` take part in the model's passes (hooks.h). They outlive the model, or are
- * taken off before; NULL: none. What is needed, in order:
+/** From now on the links of `chain` take part in the model's passes (hooks.h). They outlive the model, or
+ * another chain replaces them; NULL: none. A pass needs weights in this order:
  *
- *   forward   the embedding and all norms (as numbers); then of each layer, from first to last, the
- *             matrices of attention, then of feed-forward; the head (as upper planes, if they are planes)
- *   backward  the head, all norms, and the layers' matrices from last to first, feed-forward's ahead of
- *             attention's
- *   recompute a checkpoint's matrices as in forward, within the backward pass, ahead of its last layer's
+ *   forward    the embedding and all norms (as numbers); of each layer, from first to last, the matrices of
+ *              attention, then of feed-forward; the head (upper planes, if matrices are planes)
+ *   backward   the head, all norms, then the layers' matrices from last to first, feed-forward's before
+ *              attention's
+ *   recompute  a checkpoint's matrices as in forward, before the backward pass of its last layer
  *
- * Norms are needed throughout a pass, and recompute reads those of its backward pass; the others are needed
- * one after the other. Gradients become final in the order head, layers, all norms, embedding.
- * Room for them is asked for in that order, but for the norms, which come after the head.
+ * Norms are needed until the end of a pass, and recompute reads the norms of its backward pass. Other weights
+ * are done before the next ones are needed. Gradients become final in the order head, layers, all norms,
+ * embedding. `room` comes in the same order, except for the norms, whose room comes after the head's.
  * TD_BAD_ARGUMENT: model is NULL. */
 TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain);
 
@@ -220,11 +217,11 @@ TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *id
  * no forward came before, or backward or init came since. */
 TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss);
 
-/** Where the loss that was computed last is, in the device's memory; NULL for NULL. */
+/** The address of the last loss in the device's memory; NULL for NULL. */
 TD_API const float *td_transformer_loss_on_device(const td_transformer *model);
 
-/** Which of a step's micro-batches a backward pass is of. The gradients of MIDDLE and LAST are added to those
- * that are there; ONLY and FIRST write over them. */
+/** The place of a backward pass among its step's micro-batches. MIDDLE and LAST add to the gradients; ONLY
+ * and FIRST overwrite them. */
 typedef enum td_micro { TD_MICRO_ONLY = 0, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST } td_micro;
 
 /** Gradients of the last loss for every parameter.
