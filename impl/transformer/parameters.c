@@ -241,24 +241,14 @@ cleanup:
     return status;
 }
 
-static td_status check_numbers(const td_transformer *model, int64_t index, const void *numbers)
-{
-    td_status status = TD_OK;
-    td_parameter unused;
-
-    TD_TRY(td_transformer_parameter(model, index, &unused));
-    TD_CHECK(numbers, "numbers is NULL");
-cleanup:
-    return status;
-}
-
 td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers)
 {
     td_status status = TD_OK;
+    td_parameter p;
 
-    TD_TRY(check_numbers(model, index, numbers));
-    const td_parameter *p = &model->parameters[index];
-    const td_range all = {p->offset, p->offset + p->numel};
+    TD_TRY(td_transformer_parameter(model, index, &p));
+    TD_NOT_NULL(numbers);
+    const td_range all = {p.offset, p.offset + p.numel};
     TD_TRY(td_weights_check(&model->weights, all, "td_shard_gather brings all of a parameter"));
     TD_TRY(td_weights_read(model->dev, &model->weights, all, numbers));
 cleanup:
@@ -268,15 +258,17 @@ cleanup:
 td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers)
 {
     td_status status = TD_OK;
-
-    TD_TRY(check_numbers(model, index, numbers));
-    const td_parameter *p = &model->parameters[index];
-    td_range rest = {p->offset, p->offset + p->numel}, part;
+    td_parameter p;
+    td_range part;
     td_master to;
+
+    TD_TRY(td_transformer_parameter(model, index, &p));
+    TD_NOT_NULL(numbers);
+    td_range rest = {p.offset, p.offset + p.numel};
     while (td_weights_take(&model->weights, &rest, &part, &to)) {
-        const size_t size = td_dtype_size(p->dtype);
+        const size_t size = td_dtype_size(p.dtype);
         const int64_t count = part.end - part.begin;
-        const void *const from = (const char *)numbers + (size_t)(part.begin - p->offset) * size;
+        const void *const from = (const char *)numbers + (size_t)(part.begin - p.offset) * size;
 
         if (to.low)
             TD_TRY(td_split(model->dev, count, from, to.at, to.low));
@@ -284,7 +276,6 @@ td_status td_transformer_write(td_transformer *model, int64_t index, const void 
             TD_TRY(td_device_copy(model->dev, to.at, from, (size_t)count * size));
     }
     model->written[index] = true;
-    model->weights_there |= !memchr(model->written, 0, (size_t)td_transformer_parameter_count(model));
 cleanup:
     return status;
 }
