@@ -24,7 +24,7 @@ int64_t whole(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/** Steps below which a part is not worth its launch and traffic, where it fills an idle multiprocessor, and
+/** Steps below which a part is not worth its launch and traffic, where it fills an idle SM, and
  * where it only evens blocks out. Measured on an H200, one head, head_dim 64, causal (2026-11-21): bf16
  * backward at seq 1024 takes 17 us with parts of 2 steps, 32 with 8; f32 backward at seq 2048 60 us with 1,
  * 86 with 4, f32 forward 43 and 40. */
@@ -42,7 +42,7 @@ constexpr shortest shortest_backward(kind k)
     return k == kind::f32 ? shortest{1, 1} : shortest{2, 8};
 }
 
-/** Parts are made only where tiles leave multiprocessors idle: as many as fill the machine once, and where a
+/** Parts are made only where tiles leave SMs idle: as many as fill the machine once, and where a
  * causal mask makes blocks unequal, up to four times as many, so that they even out. */
 cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t slots, bool causal,
            shortest least)
@@ -71,56 +71,36 @@ kind kind_of_shape(const td_attention_shape *shape)
     return shape->dtype == TD_BF16 ? kind::bf16 : kind::f16;
 }
 
-/** What of a tiling matters here. */
-tiling as_tiling(const tiling_f32 &c, int width)
-{
-    return {c.threads / 32, c.rows, c.others, c.others, width, 1, c.residents};
-}
-
-cut cut_forward(int multiprocessors, const td_attention_shape *shape)
+cut cut_forward(int sms, const td_attention_shape *shape)
 {
     const kind k = kind_of_shape(shape);
-    const int width = width_of(shape->head_dim);
-    tiling c = forward_tiling(k, width);
+    const tiling c = tiling_of(pass::forward, k, width_of(shape->head_dim));
 
-    if (k == kind::f32)
-        c = as_tiling(forward_tiling_f32(width), width);
     return cut_of(whole(shape->seq, c.rows), shape->batch * shape->heads, 1, whole(shape->seq_k, c.others),
-                  (int64_t)multiprocessors * c.residents, shape->causal, shortest_forward(k));
+                  (int64_t)sms * c.residents, shape->causal, shortest_forward(k));
 }
 
-cut cut_backward(int multiprocessors, const td_attention_shape *shape, bool by_keys)
+cut cut_backward(int sms, const td_attention_shape *shape, bool by_keys, int capability)
 {
     const kind k = kind_of_shape(shape);
     const int width = width_of(shape->head_dim);
-    tiling c = backward_tiling(k, width);
+    const tiling c = tiling_of(pass::backward, k, width, capability);
 
-    if (k == kind::f32)
-        c = as_tiling(backward_tiling_f32(width), width);
     return cut_of(whole(by_keys ? shape->seq_k : shape->seq, c.rows), shape->batch * shape->heads,
                   width / c.columns, whole(by_keys ? shape->seq : shape->seq_k, c.others),
-                  (int64_t)multiprocessors * c.residents, shape->causal, shortest_backward(k));
+                  (int64_t)sms * c.residents, shape->causal, shortest_backward(k));
 }
 
 /** Whether the kernel for Hopper's tensor cores computes the backward pass: widths up to 128 of 16-bit
  * elements, if the copy engine can read the rows. Deterministic blocks wait for each other: of few heads the
  * portable kernels are faster. */
-bool backward_takes_hopper(td_flash_gpu gpu, const td_attention_shape *shape)
+bool backward_takes_hopper(td_gpu gpu, const td_attention_shape *shape)
 {
     const int width = width_of(shape->head_dim);
     const int64_t tiles = whole(shape->seq_k, ROWS_PADDING) * shape->batch * shape->heads;
 
     return hopper_runs(gpu) && shape->dtype != TD_F32 && width <= 128 && shape->head_dim % 8 == 0 &&
-           (!shape->deterministic || tiles > gpu.multiprocessors);
-}
-
-/** The same for Hopper's kernel: tiles of 128 keys, one block a multiprocessor. */
-cut cut_backward_hopper(int multiprocessors, const td_attention_shape *shape)
-{
-    const int queries = hopper_queries(width_of(shape->head_dim));
-
-    return cut_of(whole(shape->seq_k, ROWS_PADDING), shape->batch * shape->heads, 1,
-                  whole(shape->seq, queries), multiprocessors, shape->causal, shortest_backward(kind::bf16));
+           (!shape->deterministic || tiles > gpu.sms);
 }
 
 /** Gives out 256-byte aligned pieces of the caller's scratch, or, without any, counts them. */
@@ -145,7 +125,7 @@ struct backward_plan {
     size_t bytes;
 };
 
-backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, void *work)
+backward_plan plan_backward(td_gpu gpu, const td_attention_shape *shape, void *work)
 {
     backward_plan plan = {};
     scratch rest = {static_cast<char *>(work), 0};
@@ -157,16 +137,16 @@ backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, v
 
     plan.takes_hopper = backward_takes_hopper(gpu, shape);
     if (plan.takes_hopper) {
-        plan.on_hopper = cut_backward_hopper(gpu.multiprocessors, shape);
+        plan.on_hopper = cut_backward(gpu.sms, shape, true, 90);
         most = plan.on_hopper.parts;
     }
-    plan.by_keys = cut_backward(gpu.multiprocessors, shape, true);
-    plan.by_queries = cut_backward(gpu.multiprocessors, shape, false);
+    plan.by_keys = cut_backward(gpu.sms, shape, true, 80);
+    plan.by_queries = cut_backward(gpu.sms, shape, false, 80);
     plan.lse = rest.floats(heads * rows_padded);
     plan.dot = rest.floats(heads * rows_padded);
     plan.counter = reinterpret_cast<int *>(rest.floats(1));
     if (plan.takes_hopper && shape->deterministic)
-        plan.turns = 2 * heads * whole(shape->seq, hopper_queries(width));
+        plan.turns = 2 * heads * whole(shape->seq, tiling_of(pass::backward, kind::bf16, width, 90).others);
     if (plan.takes_hopper || (!shape->deterministic && kind_of_shape(shape) != kind::f32))
         plan.dq_sums = rest.floats(heads * rows_padded * width + plan.turns);
     if (shape->deterministic && plan.by_queries.parts > 1)
@@ -500,7 +480,7 @@ cudaError_t prepare(cudaStream_t stream, const backward_args &args, const backwa
 
 template <typename T>
 cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, const backward_plan &plan,
-                         backward_args args, const void *o, const float *lse, td_flash_gpu gpu)
+                         backward_args args, const void *o, const float *lse, td_gpu gpu)
 {
     const kind k = kind_of_shape(shape);
     cudaError_t error;
@@ -524,8 +504,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
         return error;
     if (on_hopper) {
         args.blocks = plan.on_hopper;
-        error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, args,
-                                                                               free_multiprocessors(gpu));
+        error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, gpu, args);
         on_hopper = error != cudaErrorNotSupported;
     }
     if (!on_hopper) {
@@ -554,7 +533,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
 } // namespace
 
-bool flash::hopper_runs(td_flash_gpu gpu)
+bool flash::hopper_runs(td_gpu gpu)
 {
 #ifdef TANDEM_HAVE_SM90A
     return gpu.capability == 90 && hopper::find_map_encoder();
@@ -567,7 +546,7 @@ bool flash::hopper_runs(td_flash_gpu gpu)
 /** Takes the rows of a tile and the number of parts that promise the shortest time. The unit of time is a
  * step of 128 queries by 128 keys, some 1.1 us. Fitted to causal calls of 1, 4 and 16 heads with 128 to 32768
  * tokens (H100, bf16, 2026-11-26). */
-hopper_plan flash::plan_hopper_forward(td_flash_gpu gpu, const td_attention_shape *shape)
+hopper_plan flash::plan_hopper_forward(td_gpu gpu, const td_attention_shape *shape)
 {
     constexpr double STEP[] = {0.75, 1, 1.17};                     /* of 64, 128 and 192 queries */
     constexpr double START = 0.7, ADD_PARTS = 1.6, OVERHEAD = 0.4; /* for each 64 queries of a task */
@@ -584,7 +563,7 @@ hopper_plan flash::plan_hopper_forward(td_flash_gpu gpu, const td_attention_shap
         for (int parts = 1; parts <= std::min<int64_t>(steps, MOST_PARTS); parts *= 2) {
             const int64_t tiles = whole(shape->seq, 64 * groups), tasks = heads * tiles * parts;
             /* GPCs of 18 SMs have no place for a fifth cluster of 4. */
-            const int64_t slots = gpu.multiprocessors - (parts < 4 ? 0 : gpu.multiprocessors / 32);
+            const int64_t slots = gpu.sms - (parts < 4 ? 0 : gpu.sms / 32);
             /* A cluster whose blocks have to wait for SMs starts late. */
             const double overhead = parts == 1 ? OVERHEAD * groups : 2.5 * parts;
             const double seen = shape->causal ? (steps + (groups == 3 ? 2 : 1)) / 2.0 : steps;
@@ -598,7 +577,7 @@ hopper_plan flash::plan_hopper_forward(td_flash_gpu gpu, const td_attention_shap
                                      : whole(tasks, slots) * (longest + overhead);
             if (plan.groups == 0 || time < least) {
                 least = time;
-                plan = {groups, {(int)tiles, parts, (int)std::clamp<int64_t>(section, 1, heads)}};
+                plan = {groups, {(int)tiles, parts, 0, (int)std::clamp<int64_t>(section, 1, heads)}};
             }
         }
     return plan;
@@ -616,24 +595,24 @@ bool td_cuda_flash_fits(const td_attention_shape *shape)
 
 /* Tensors that do not start at 16 bytes take the portable kernels on any GPU, so there is scratch for both.
  * */
-size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
+size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape)
 {
     const hopper_plan plan = plan_hopper_forward(gpu, shape);
     scratch portable = {nullptr, 0}, hopper = {nullptr, 0};
     forward_args args = {};
 
-    place_parts(shape, cut_forward(gpu.multiprocessors, shape), portable, args);
-    if (plan.groups)
-        (void)hopper.floats(1);
+    place_parts(shape, cut_forward(gpu.sms, shape), portable, args);
+    if (plan.groups && shape->causal)
+        (void)hopper.floats(1); /* a counter of tasks */
     return std::max(portable.used, hopper.used);
 }
 
-size_t td_cuda_flash_backward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
+size_t td_cuda_flash_backward_bytes(td_gpu gpu, const td_attention_shape *shape)
 {
     return plan_backward(gpu, shape, nullptr).bytes;
 }
 
-cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
                                   const void *q, const void *k, const void *v, void *o, float *lse,
                                   void *work)
 {
@@ -665,12 +644,12 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const t
         if (code != cudaErrorNotSupported)
             return code;
     }
-    place_parts(shape, cut_forward(gpu.multiprocessors, shape), rest, args);
+    place_parts(shape, cut_forward(gpu.sms, shape), rest, args);
     const cudaError_t code = run_forward(stream, shape, args);
     return code == cudaSuccess ? combine_parts(stream, shape, args) : code;
 }
 
-cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
                                    const void *q, const void *k, const void *v, const void *o,
                                    const void *dout, const float *lse, void *dq, void *dk, void *dv,
                                    void *work)

@@ -3,7 +3,7 @@
  * flash/flash.h's; `work` is 256-byte aligned and has as many bytes as the function beside says for the same
  * arguments, may be NULL where that is 0.
  *
- * The GPU's multiprocessors decide how many blocks a sequence is cut into, and so in what order sums run. */
+ * The GPU's SMs decide how many blocks a sequence is cut into, and so in what order sums run. */
 #ifndef TD_KERNELS_FLASH_H
 #define TD_KERNELS_FLASH_H
 
@@ -15,21 +15,22 @@ TD_BEGIN_DECLS
 
 /** The GPU that a call runs on. `capability` is 10 major + minor; 80 asks for the portable kernels on any
  * GPU. */
-typedef struct td_flash_gpu {
-    int multiprocessors, capability;
-    int owned; /* multiprocessors that kernels of collectives and of the update hold */
-} td_flash_gpu;
+typedef struct td_gpu {
+    int sms;      /* streaming multiprocessors */
+    int free_sms; /* without those that kernels of collectives and of the update hold; at least 1 */
+    int capability;
+} td_gpu;
 
 /** Whether a grid has blocks for all tiles of the shape; the functions below take no other. */
 bool td_cuda_flash_fits(const td_attention_shape *shape);
 
-size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *shape);
-size_t td_cuda_flash_backward_bytes(td_flash_gpu gpu, const td_attention_shape *shape);
+size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape);
+size_t td_cuda_flash_backward_bytes(td_gpu gpu, const td_attention_shape *shape);
 
-cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
                                   const void *q, const void *k, const void *v, void *o, float *lse,
                                   void *work);
-cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
                                    const void *q, const void *k, const void *v, const void *o,
                                    const void *dout, const float *lse, void *dq, void *dk, void *dv,
                                    void *work);

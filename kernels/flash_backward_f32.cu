@@ -3,9 +3,7 @@
 namespace
 {
 
-template <int D>
-using grid_of = grid_f32<backward_tiling_f32(D).threads, backward_tiling_f32(D).across,
-                         backward_tiling_f32(D).rows, backward_tiling_f32(D).others, D>;
+template <int D> using grid_of = grid_f32<pass::backward, D>;
 
 template <int D> constexpr int backward_bytes()
 {
@@ -124,7 +122,7 @@ __device__ inline void add_dq(const backward_args &args, float *dq, const float 
 /** By keys, dK and dV of a tile of keys, and what it adds to dQ if there are dq_sums; by queries, dQ of a
  * tile of queries: as on tensor cores, but that dq_sums is dQ itself. */
 template <int D, bool BY_KEYS>
-__global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32(D).residents) //
+__global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     void td_attention_flash_backward_f32(const backward_args args)
 {
     using G = grid_of<D>;
@@ -298,18 +296,6 @@ template <int D> cudaError_t backward_of_width(cudaStream_t stream, const backwa
 
 cudaError_t flash::backward_f32(cudaStream_t stream, const backward_args &args, bool by_keys)
 {
-    switch (args.width) {
-    case 16:
-        return backward_of_width<16>(stream, args, by_keys);
-    case 32:
-        return backward_of_width<32>(stream, args, by_keys);
-    case 64:
-        return backward_of_width<64>(stream, args, by_keys);
-    case 80:
-        return backward_of_width<80>(stream, args, by_keys);
-    case 128:
-        return backward_of_width<128>(stream, args, by_keys);
-    default:
-        return backward_of_width<256>(stream, args, by_keys);
-    }
+    return with_width<16, 32, 64, 80, 128, 256>(
+        args.width, [&](auto width) { return backward_of_width<width.value>(stream, args, by_keys); });
 }

@@ -21,7 +21,7 @@ using namespace flash;
 
 /** Where a block's memory lies, in bytes. */
 template <typename T, int D, bool BY_KEYS> struct backward_layout {
-    static constexpr tiling C = backward_tiling(kind_of<T>::value, D);
+    static constexpr tiling C = tiling_of(pass::backward, kind_of<T>::value, D);
     static constexpr int THREADS = 32 * C.warps;
     static constexpr int FIXED = C.rows * tile::PITCH<T, D>, STAGE = C.others * tile::PITCH<T, D>;
     static constexpr int MOVING = 2 * FIXED, STATS = MOVING + 2 * C.stages * STAGE;
@@ -332,20 +332,8 @@ cudaError_t backward_of_width(cudaStream_t stream, const backward_args &args)
 
 template <typename T, bool BY_KEYS> cudaError_t backward(cudaStream_t stream, const backward_args &args)
 {
-    switch (args.width) {
-    case 16:
-        return backward_of_width<T, 16, BY_KEYS>(stream, args);
-    case 32:
-        return backward_of_width<T, 32, BY_KEYS>(stream, args);
-    case 64:
-        return backward_of_width<T, 64, BY_KEYS>(stream, args);
-    case 80:
-        return backward_of_width<T, 80, BY_KEYS>(stream, args);
-    case 128:
-        return backward_of_width<T, 128, BY_KEYS>(stream, args);
-    default:
-        return backward_of_width<T, 256, BY_KEYS>(stream, args);
-    }
+    return with_width<16, 32, 64, 80, 128, 256>(
+        args.width, [&](auto width) { return backward_of_width<T, width.value, BY_KEYS>(stream, args); });
 }
 
 } // namespace

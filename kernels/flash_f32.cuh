@@ -10,11 +10,12 @@ namespace
 
 using namespace flash;
 
-/** What follows from a tiling and a head dimension. A thread at (down, across) of the grid has the rows down
+/** What follows from a pass and a head dimension. A thread at (down, across) of the grid has the rows down
  * + DOWN i of the block, the columns across + ACROSS n of the scores, and the columns 4 across + 4 ACROSS m +
  * 0..3 of the outputs. */
-template <int THREADS_, int ACROSS_, int ROWS_, int OTHERS_, int D_> struct grid_f32 {
-    static constexpr int THREADS = THREADS_, ACROSS = ACROSS_, ROWS = ROWS_, OTHERS = OTHERS_, D = D_;
+template <pass P, int D_> struct grid_f32 {
+    static constexpr tiling C = tiling_of(P, kind::f32, D_);
+    static constexpr int THREADS = 32 * C.warps, ACROSS = C.across, ROWS = C.rows, OTHERS = C.others, D = D_;
     static constexpr int DOWN = THREADS / ACROSS, R = ROWS / DOWN, N = OTHERS / ACROSS;
     static constexpr int M = (D + 4 * ACROSS - 1) / (4 * ACROSS), COLUMNS = M * 4 * ACROSS;
     /* A sum loses the more the longer it is, so a score is the sum of two halves. */

@@ -3,9 +3,7 @@
 namespace
 {
 
-template <int D>
-using grid_of = grid_f32<forward_tiling_f32(D).threads, forward_tiling_f32(D).across,
-                         forward_tiling_f32(D).rows, forward_tiling_f32(D).others, D>;
+template <int D> using grid_of = grid_f32<pass::forward, D>;
 
 template <int D> constexpr int forward_bytes()
 {
@@ -22,7 +20,7 @@ __device__ inline float exp2_scaled(float score, const split_scale &scale)
 /** One tile of queries by one part of the keys, from the last tile of keys to the first. The next keys are
  * fetched while the values are used, and the other way round. */
 template <int D>
-__global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D).residents) //
+__global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     void td_attention_flash_forward_f32(const forward_args args)
 {
     using G = grid_of<D>;
@@ -168,18 +166,6 @@ template <int D> cudaError_t forward_of_width(cudaStream_t stream, const forward
 
 cudaError_t flash::forward_f32(cudaStream_t stream, const forward_args &args)
 {
-    switch (args.width) {
-    case 16:
-        return forward_of_width<16>(stream, args);
-    case 32:
-        return forward_of_width<32>(stream, args);
-    case 64:
-        return forward_of_width<64>(stream, args);
-    case 80:
-        return forward_of_width<80>(stream, args);
-    case 128:
-        return forward_of_width<128>(stream, args);
-    default:
-        return forward_of_width<256>(stream, args);
-    }
+    return with_width<16, 32, 64, 80, 128, 256>(
+        args.width, [&](auto width) { return forward_of_width<width.value>(stream, args); });
 }

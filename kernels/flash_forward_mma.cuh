@@ -11,7 +11,7 @@ namespace
 using namespace flash;
 
 template <typename T, int D> struct forward_layout {
-    static constexpr tiling C = forward_tiling(kind_of<T>::value, D);
+    static constexpr tiling C = tiling_of(pass::forward, kind_of<T>::value, D);
     static constexpr int THREADS = 32 * C.warps,
                          BYTES = (C.rows + 2 * C.stages * C.others) * tile::PITCH<T, D>;
 };
@@ -230,20 +230,8 @@ template <typename T, int D> cudaError_t forward_of_width(cudaStream_t stream, c
 
 template <typename T> cudaError_t forward(cudaStream_t stream, const forward_args &args)
 {
-    switch (args.width) {
-    case 16:
-        return forward_of_width<T, 16>(stream, args);
-    case 32:
-        return forward_of_width<T, 32>(stream, args);
-    case 64:
-        return forward_of_width<T, 64>(stream, args);
-    case 80:
-        return forward_of_width<T, 80>(stream, args);
-    case 128:
-        return forward_of_width<T, 128>(stream, args);
-    default:
-        return forward_of_width<T, 256>(stream, args);
-    }
+    return with_width<16, 32, 64, 80, 128, 256>(
+        args.width, [&](auto width) { return forward_of_width<T, width.value>(stream, args); });
 }
 
 } // namespace

@@ -9,49 +9,31 @@ namespace flash
 {
 
 /** Whether this build, GPU and driver can run Hopper's kernels: code for sm_90a, and tensor maps. */
-bool hopper_runs(td_flash_gpu gpu);
-
-/** Blocks of a kernel whose blocks stay on their multiprocessor and take one task after the other. */
-constexpr int free_multiprocessors(td_flash_gpu gpu)
-{
-    return gpu.multiprocessors > gpu.owned ? gpu.multiprocessors - gpu.owned : 1;
-}
-
-/** How the forward pass cuts a shape. A tile of queries has 64 rows for each of `groups` warpgroups. The keys
- * that it sees are shared out among `parts` blocks of a cluster, which add up their results. */
-struct hopper_cut {
-    int tiles; /* per head */
-    int parts; /* 1, 2 or 4 */
-    int heads; /* whose keys and values the L2 cache holds at a time */
-};
+bool hopper_runs(td_gpu gpu);
 
 /** A cluster of 8 has fewer SMs to run on, and was never the fastest. */
 constexpr int MOST_PARTS = 4;
 
+/** How the forward pass cuts a shape. A tile of queries has 64 rows for each of `groups` warpgroups. The keys
+ * that it sees are shared out among `parts` (1, 2 or 4) blocks of a cluster, which add up their results. */
 struct hopper_plan {
     int groups; /* 0: there is no kernel for this shape */
-    hopper_cut blocks;
+    cut blocks; /* heads: as many keys and values as the L2 cache holds */
 };
 
-hopper_plan plan_hopper_forward(td_flash_gpu gpu, const td_attention_shape *shape);
+hopper_plan plan_hopper_forward(td_gpu gpu, const td_attention_shape *shape);
 
 /** The forward pass by a plan instead of args.blocks. `counter` is an int of scratch. cudaErrorNotSupported:
  * the driver refuses a tensor map, and nothing was launched. */
-cudaError_t hopper_forward_bf16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+cudaError_t hopper_forward_bf16(cudaStream_t stream, td_gpu gpu, const forward_args &args,
                                 const hopper_plan &plan, int *counter);
-cudaError_t hopper_forward_f16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+cudaError_t hopper_forward_f16(cudaStream_t stream, td_gpu gpu, const forward_args &args,
                                const hopper_plan &plan, int *counter);
-
-/** A tile of queries of the backward pass, whose tiles of keys have 128 rows. */
-__host__ __device__ constexpr int hopper_queries(int width)
-{
-    return width <= 64 ? 128 : 64;
-}
 
 /** The backward pass by keys: dK and dV or their parts, and dQ into dq_sums. Width at most 128, with
  * `vectors`; blocks.steps counts tiles of queries. cudaErrorNotSupported as above. */
-cudaError_t hopper_backward_bf16(cudaStream_t stream, const backward_args &args, int multiprocessors);
-cudaError_t hopper_backward_f16(cudaStream_t stream, const backward_args &args, int multiprocessors);
+cudaError_t hopper_backward_bf16(cudaStream_t stream, td_gpu gpu, const backward_args &args);
+cudaError_t hopper_backward_f16(cudaStream_t stream, td_gpu gpu, const backward_args &args);
 
 } // namespace flash
 

@@ -18,7 +18,7 @@
  * dQ of a warpgroup to the sums in global memory (copies.cuh: bulk_add). If each thread adds its own
  * accumulators instead, the kernel takes 4 % longer.
  *
- * There are as many blocks as multiprocessors. A block takes one task after the other, so that the next
+ * There are as many blocks as free SMs. A block takes one task after the other, so that the next
  * task's tiles load while the last one's gradients are stored. 4 x 25 heads of 512, head_dim 64, take 49 us
  * so, and 55 us with a block for each task. */
 #ifndef TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
@@ -30,30 +30,24 @@
 #include "kernels/hopper/maps.cuh"
 #include "kernels/tile/mma.cuh"
 
+#include <algorithm>
+
 namespace
 {
 
 using namespace flash;
 using namespace hopper;
 
-struct backward_arguments {
-    CUtensorMap q, k, v, dout, dk, dv;
-    const float *lse, *dot; /* [heads, rows_padded] */
-    float *dq_sums;         /* [heads, rows_padded, D] in the order of accumulators */
-    int *counter;           /* 0 before the launch: counts the tasks taken */
-    int *turns;             /* as in backward_args */
-    int heads, o_heads, tiles, tasks, seq, seq_k, rows_padded;
-    float *part_sums; /* if parts > 1: [parts, heads, seq_k, head_dim] of dK and then of dV */
-    int parts, steps; /* parts of the queries, and the tiles of queries in each */
-    int head_dim;
+struct backward_arguments : backward_args {
+    CUtensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;
+    int tasks;
     int section; /* heads that run at the same time: their Q and dO stay in the L2 cache */
-    float scale, exponent, hidden;
-    bool causal;
 };
 
 /** Sizes for a head size D, and where a block's memory lies, in bytes. */
 template <int D> struct shapes {
-    static constexpr int KEYS = 128, QUERIES = hopper_queries(D), STAGES = 2;
+    static constexpr tiling C = tiling_of(pass::backward, kind::bf16, D, 90);
+    static constexpr int KEYS = C.rows, QUERIES = C.others, STAGES = C.stages, THREADS = 32 * C.warps;
     /* A warpgroup may write dS while the other still reads dS of two tiles before. */
     static constexpr int DSCORES = 3;
     /* Columns of a panel, and bytes of its rows. */
@@ -69,7 +63,6 @@ template <int D> struct shapes {
                          DS = DOUT + STAGES * QUERY_TILE, DQ = DS + DSCORES * DSCORE_TILE,
                          LSE = DQ + 2 * DQ_SHARE, DOT = LSE + STAGES * STAT, BARRIERS = DOT + STAGES * STAT;
     static constexpr int BYTES = BARRIERS + (6 + 4 * STAGES) * 8 + 2 * 4;
-    static constexpr int THREADS = 3 * GROUP;
 };
 
 /** Named barriers. All but the last are two, one for each warpgroup. */
@@ -136,13 +129,14 @@ struct task {
     template <int D> __device__ static task of(const backward_arguments &args, int index)
     {
         using S = shapes<D>;
-        const int each = args.tiles * args.parts, first = index / (args.section * each) * args.section;
+        const int parts = args.blocks.parts, steps = args.blocks.steps, each = args.blocks.tiles * parts;
+        const int first = index / (args.section * each) * args.section;
         const int within = index - first * each, heads = min(args.section, args.heads - first);
-        const int key = within / (heads * args.parts) * S::KEYS, rest = within % (heads * args.parts);
-        const int part = rest % args.parts, begin = part * args.steps;
+        const int key = within / (heads * parts) * S::KEYS, rest = within % (heads * parts);
+        const int part = rest % parts, begin = part * steps;
 
-        return {first + rest / args.parts, key, part, args.causal ? max(begin, key / S::QUERIES) : begin,
-                min(begin + args.steps, (args.seq + S::QUERIES - 1) / S::QUERIES)};
+        return {first + rest / parts, key, part, args.causal ? max(begin, key / S::QUERIES) : begin,
+                min(begin + steps, (args.seq + S::QUERIES - 1) / S::QUERIES)};
     }
 };
 
@@ -163,13 +157,10 @@ template <int D> __device__ void load_queries(const backward_arguments &args, un
 
         barrier_wait(barriers.keys_empty, count % 2 ^ 1);
         barrier_expect(barriers.keys_full, 2 * S::KEY_TILE);
-#pragma unroll
-        for (int p = 0; p < S::PANELS; p++) {
-            load_box(memory + S::K + p * S::KEY_PANEL, &args.k, p * S::PANEL, mine.first_key, mine.head,
-                     barriers.keys_full, once_policy());
-            load_box(memory + S::V + p * S::KEY_PANEL, &args.v, p * S::PANEL, mine.first_key, mine.head,
-                     barriers.keys_full, once_policy());
-        }
+        load_tile<S::PANELS, S::PANEL>(memory + S::K, S::KEY_PANEL, &args.k_map, mine.first_key, 0, mine.head,
+                                       barriers.keys_full, once_policy());
+        load_tile<S::PANELS, S::PANEL>(memory + S::V, S::KEY_PANEL, &args.v_map, mine.first_key, 0, mine.head,
+                                       barriers.keys_full, once_policy());
         tile::wait_for_first();
 #pragma unroll 1
         for (int j = mine.begin; j < mine.end; j++, stage.advance()) {
@@ -177,10 +168,8 @@ template <int D> __device__ void load_queries(const backward_arguments &args, un
 
             barrier_wait(&barriers.q_empty[i], stage.parity ^ 1);
             barrier_expect(&barriers.q_full[i], S::QUERY_TILE + S::STAT);
-#pragma unroll
-            for (int p = 0; p < S::PANELS; p++)
-                load_box(memory + S::Q + i * S::QUERY_TILE + p * S::QUERY_PANEL, &args.q, p * S::PANEL, row,
-                         mine.head, &barriers.q_full[i], keep_policy());
+            load_tile<S::PANELS, S::PANEL>(memory + S::Q + i * S::QUERY_TILE, S::QUERY_PANEL, &args.q_map,
+                                           row, 0, mine.head, &barriers.q_full[i], keep_policy());
             bulk_load(memory + S::LSE + i * S::STAT, lse + row, S::STAT, &barriers.q_full[i]);
         }
     }
@@ -214,11 +203,9 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
 
             barrier_wait(&barriers.dout_empty[i], stage.parity ^ 1);
             barrier_expect(&barriers.dout_full[i], S::QUERY_TILE + S::STAT);
-#pragma unroll
-            for (int p = 0; p < S::PANELS; p++)
-                load_box(memory + S::DOUT + i * S::QUERY_TILE + p * S::QUERY_PANEL, &args.dout, p * S::PANEL,
-                         row, mine.head % args.o_heads, mine.head / args.o_heads, &barriers.dout_full[i],
-                         keep_policy());
+            load_tile<S::PANELS, S::PANEL>(memory + S::DOUT + i * S::QUERY_TILE, S::QUERY_PANEL,
+                                           &args.dout_map, row, mine.head % args.o_heads,
+                                           mine.head / args.o_heads, &barriers.dout_full[i], keep_policy());
             bulk_load(memory + S::DOT + i * S::STAT, dot + row, S::STAT, &barriers.dout_full[i]);
         }
         /* At most STAGES tiles before the end of the task, so that the tasks even out. */
@@ -329,7 +316,7 @@ __device__ void store_gradient(const float (&sums)[D / 2], float scale, Panel pa
     if (threadIdx.x % GROUP == 0) {
 #pragma unroll
         for (int p = 0; p < S::PANELS; p++)
-            store_box(map, panel(p), p * S::PANEL, row, head);
+            store_box(map, panel(p), p * S::PANEL, row, 0, head);
         bulk_commit();
     }
 }
@@ -467,7 +454,8 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
                 const float2 l = tile::load_pair(stats + 32 * n);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    s[4 * n + i] = tile::exp2_fast(fmaf(s[4 * n + i], args.exponent, i % 2 ? -l.y : -l.x));
+                    s[4 * n + i] =
+                        tile::exp2_fast(fmaf(s[4 * n + i], args.exponent.high, i % 2 ? -l.y : -l.x));
             }
             gemm_wait<0>();
             pin(dp);
@@ -545,12 +533,12 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
 
         group_sync<GROUP + 32>(DQ_EMPTY + group);
         group_arrive<GROUP + 32>(DQ_FULL + group);
-        if (args.parts > 1) {
+        if (args.blocks.parts > 1) {
             const int64_t heads_rows = (int64_t)args.heads * args.seq_k;
             float *const to =
-                args.part_sums + (mine.part * heads_rows + (int64_t)mine.head * args.seq_k) * args.head_dim;
+                args.parts + (mine.part * heads_rows + (int64_t)mine.head * args.seq_k) * args.head_dim;
             store_part<D>(dk, to, mine.first_key + own_row, args.seq_k, args.head_dim);
-            store_part<D>(dv, to + args.parts * heads_rows * args.head_dim, mine.first_key + own_row,
+            store_part<D>(dv, to + args.blocks.parts * heads_rows * args.head_dim, mine.first_key + own_row,
                           args.seq_k, args.head_dim);
             continue;
         }
@@ -563,10 +551,10 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
                 const int free = buffer + p < S::DSCORES ? buffer + p : 0;
                 return memory + S::DS + free * S::DSCORE_TILE + group * S::DSCORE_PANEL;
             },
-            &args.dv, row, mine.head, group);
+            &args.dv_map, row, mine.head, group);
         store_gradient<T, D>(
             dk, args.scale, [&](int p) { return memory + S::DQ + group * S::DQ_SHARE + p * 64 * S::W; },
-            &args.dk, row, mine.head, group);
+            &args.dk_map, row, mine.head, group);
     }
     if (threadIdx.x % GROUP == 0)
         bulk_wait_read<0>();
@@ -583,10 +571,10 @@ __global__ __launch_bounds__(shapes<D>::THREADS, 1) //
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), group = warp / 4;
 
     if (threadIdx.x == 0) {
-        prefetch_map(&args.q);
-        prefetch_map(&args.k);
-        prefetch_map(&args.v);
-        prefetch_map(&args.dout);
+        prefetch_map(&args.q_map);
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+        prefetch_map(&args.dout_map);
         pipeline<D>(memory).init();
     }
     __syncthreads();
@@ -628,69 +616,35 @@ inline int section_of(const backward_args &args)
 }
 
 template <typename T, int D>
-cudaError_t backward_of_width(cudaStream_t stream, const backward_args &args, int multiprocessors)
+cudaError_t backward_of_width(cudaStream_t stream, td_gpu gpu, const backward_args &args)
 {
     using S = shapes<D>;
     const map_encoder encode = find_map_encoder();
-    const int64_t columns = args.head_dim, o_heads = args.o_heads, heads = args.heads;
     backward_arguments a = {};
-    bool made = encode != nullptr;
+    bool made = true;
 
-    const auto map = [&](CUtensorMap *to, const void *tensor, int64_t rows, int box) {
-        made = made && make_map<T, 3>(encode, to, tensor, {columns, rows, heads}, {columns, rows * columns},
-                                      {S::PANEL, box, 1}, S::W);
+    static_cast<backward_args &>(a) = args;
+    const auto map = [&](CUtensorMap *to, const void *tensor, int64_t rows, int64_t together, int box) {
+        made = made && make_map<T>(encode, to, tensor, args.head_dim, rows, args.heads, together, box, S::W);
     };
-    map(&a.q, args.q, args.seq, S::QUERIES);
-    map(&a.k, args.k, args.seq_k, S::KEYS);
-    map(&a.v, args.v, args.seq_k, S::KEYS);
-    map(&a.dk, args.dk, args.seq_k, 64);
-    map(&a.dv, args.dv, args.seq_k, 64);
-    made = made && make_map<T, 4>(encode, &a.dout, args.dout, {columns, args.seq, o_heads, heads / o_heads},
-                                  {o_heads * columns, columns, args.seq * o_heads * columns},
-                                  {S::PANEL, S::QUERIES, 1, 1}, S::W);
+    map(&a.q_map, args.q, args.seq, 1, S::QUERIES);
+    map(&a.k_map, args.k, args.seq_k, 1, S::KEYS);
+    map(&a.v_map, args.v, args.seq_k, 1, S::KEYS);
+    map(&a.dk_map, args.dk, args.seq_k, 1, 64);
+    map(&a.dv_map, args.dv, args.seq_k, 1, 64);
+    map(&a.dout_map, args.dout, args.seq, args.o_heads, S::QUERIES);
     if (!made)
         return cudaErrorNotSupported;
-    a.lse = args.lse;
-    a.dot = args.dot;
-    a.dq_sums = args.dq_sums;
-    a.heads = args.heads;
-    a.o_heads = args.o_heads;
-    a.tiles = (args.seq_k + S::KEYS - 1) / S::KEYS;
-    a.part_sums = args.parts;
-    a.parts = args.blocks.parts;
-    a.steps = args.blocks.steps;
-    a.head_dim = args.head_dim;
-    a.tasks = a.tiles * a.heads * a.parts;
-    a.seq = args.seq;
-    a.seq_k = args.seq_k;
-    a.rows_padded = args.rows_padded;
+    a.tasks = args.blocks.tiles * args.heads * args.blocks.parts;
     a.section = section_of(args);
-    a.scale = args.scale;
-    a.exponent = args.exponent.high;
-    a.hidden = args.hidden;
-    a.causal = args.causal;
-    a.counter = args.counter;
-    a.turns = args.turns;
-    return launch_behind(td_attention_flash_hopper_backward<T, D>,
-                         a.tasks < multiprocessors ? a.tasks : multiprocessors, S::THREADS, S::BYTES, stream,
-                         a);
+    return launch_behind(td_attention_flash_hopper_backward<T, D>, std::min(a.tasks, gpu.free_sms),
+                         S::THREADS, S::BYTES, stream, a);
 }
 
-template <typename T>
-cudaError_t hopper_backward(cudaStream_t stream, const backward_args &args, int multiprocessors)
+template <typename T> cudaError_t hopper_backward(cudaStream_t stream, td_gpu gpu, const backward_args &args)
 {
-    switch (args.width) {
-    case 16:
-        return backward_of_width<T, 16>(stream, args, multiprocessors);
-    case 32:
-        return backward_of_width<T, 32>(stream, args, multiprocessors);
-    case 64:
-        return backward_of_width<T, 64>(stream, args, multiprocessors);
-    case 80:
-        return backward_of_width<T, 80>(stream, args, multiprocessors);
-    default:
-        return backward_of_width<T, 128>(stream, args, multiprocessors);
-    }
+    return with_width<16, 32, 64, 80, 128>(
+        args.width, [&](auto width) { return backward_of_width<T, width.value>(stream, gpu, args); });
 }
 
 } // namespace

@@ -1,6 +1,6 @@
 #include "kernels/flash_hopper_backward.cuh"
 
-cudaError_t flash::hopper_backward_f16(cudaStream_t stream, const backward_args &args, int multiprocessors)
+cudaError_t flash::hopper_backward_f16(cudaStream_t stream, td_gpu gpu, const backward_args &args)
 {
-    return hopper_backward<__half>(stream, args, multiprocessors);
+    return hopper_backward<__half>(stream, gpu, args);
 }

@@ -24,15 +24,15 @@ namespace
 using namespace flash;
 using namespace hopper;
 
-constexpr int ROWS = 64; /* queries of a warpgroup */
-constexpr int KEYS = 128;
+constexpr int ROWS = tiling_of(pass::forward, kind::bf16, 16, 90).rows; /* queries of a warpgroup */
+constexpr int KEYS = tiling_of(pass::forward, kind::bf16, 16, 90).others;
 constexpr int PANEL_COLUMNS = 64, PANEL_ROW = 128; /* bytes */
 
 /** D: head_dim, or the next multiple of 16. */
 template <int D, int GROUPS_> struct layout {
     static constexpr int GROUPS = GROUPS_, THREADS = GROUP * (1 + GROUPS), QUERIES = ROWS * GROUPS;
     static constexpr int PANELS = (D + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
-    static constexpr int STAGES = D <= 64 ? 4 : 2, TILES = 2;
+    static constexpr int STAGES = tiling_of(pass::forward, kind::bf16, D, 90).stages, TILES = 2;
     /* Registers of a thread that loads, and of one that multiplies: 64 K in all. */
     static constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : 40, REGISTERS = GROUPS == 3 ? 160 : 232;
 
@@ -60,14 +60,9 @@ template <int D, int GROUPS_> struct layout {
 /** The named barrier after which the parts' O may take their place. */
 template <typename L> constexpr int PARTS_START = 1 + 2 * L::GROUPS;
 
-struct hopper_args {
-    CUtensorMap q, k, v, o;
-    float *lse;
+struct hopper_args : forward_args {
+    CUtensorMap q_map, k_map, v_map, o_map;
     int *counter; /* of tasks taken beyond the first of each block, 0 at first; NULL: none */
-    hopper_cut blocks;
-    void *to; /* o */
-    int heads, o_heads, seq, seq_k, head_dim;
-    float scale, exponent, hidden;
 };
 
 /** A task: a tile of queries and a part of the keys that they see. Longer tiles have smaller numbers.
@@ -77,7 +72,7 @@ struct task {
 
     template <bool CAUSAL> __device__ static task of(const hopper_args &args, unsigned number, int queries)
     {
-        const hopper_cut &blocks = args.blocks;
+        const cut &blocks = args.blocks;
         const unsigned parts = blocks.parts, shift = __ffs(parts) - 1, part = number % (1u << shift);
         const unsigned tile = number >> shift, each = blocks.tiles * blocks.heads, section = tile / each;
         const unsigned rest = tile - section * each, skipped = section * blocks.heads;
@@ -121,12 +116,11 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args, 
     ring<L::TILES> queue;
 
     tile::wait_for_first(); /* of the stream: the others wait for this thread's loads */
-    const auto load = [&](unsigned char(&to)[L::PANELS][KEYS * PANEL_ROW], const CUtensorMap *map, int key,
-                          int head, uint64_t *full, uint64_t *empty, uint32_t parity) {
+    const auto load = [&](void *to, const CUtensorMap *map, int key, int head, uint64_t *full,
+                          uint64_t *empty, uint32_t parity) {
         barrier_wait(empty, parity ^ 1);
         barrier_expect(full, TILE);
-        for (int panel = 0; panel < L::PANELS; panel++)
-            load_box(to[panel], map, panel * PANEL_COLUMNS, key, head, full, keep);
+        load_tile<L::PANELS, PANEL_COLUMNS>(to, KEYS * PANEL_ROW, map, key, 0, head, full, keep);
     };
 
     for (int round = 1;; round++) {
@@ -135,18 +129,17 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args, 
         /* Keys are used one tile earlier than values. */
         for (int j = tiles; tiles > 0 && j >= 0; j--) {
             if (j > 0) {
-                load(shared.k[k.place], &args.k, (at.begin + j - 1) * KEYS, at.head, &shared.k_full[k.place],
-                     &shared.k_empty[k.place], k.parity);
+                load(shared.k[k.place], &args.k_map, (at.begin + j - 1) * KEYS, at.head,
+                     &shared.k_full[k.place], &shared.k_empty[k.place], k.parity);
                 k.advance();
             }
             if (j == tiles) {
                 barrier_wait(&shared.q_empty, turn.parity ^ 1);
                 barrier_expect(&shared.q_full, sizeof shared.q);
-                for (int panel = 0; panel < L::PANELS; panel++)
-                    load_box(shared.q[panel], &args.q, panel * PANEL_COLUMNS, at.first, at.head,
-                             &shared.q_full, once);
+                load_tile<L::PANELS, PANEL_COLUMNS>(shared.q, sizeof shared.q[0], &args.q_map, at.first, 0,
+                                                    at.head, &shared.q_full, once);
             } else {
-                load(shared.v[v.place], &args.v, (at.begin + j) * KEYS, at.head, &shared.v_full[v.place],
+                load(shared.v[v.place], &args.v_map, (at.begin + j) * KEYS, at.head, &shared.v_full[v.place],
                      &shared.v_empty[v.place], v.parity);
                 v.advance();
             }
@@ -244,7 +237,7 @@ __device__ void add_parts(typename L::memory &shared, const hopper_args &args, c
             max = fmaxf(max, part[p].x);
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
-            const float weight = part_weight(part[p], max, {args.exponent, 0.0f});
+            const float weight = part_weight(part[p], max, {args.exponent.high, 0.0f});
             const float of[PER] = {x[p][0].x, x[p][0].y, x[p][0].z, x[p][0].w,
                                    x[p][1].x, x[p][1].y, x[p][1].z, x[p][1].w};
             sum += weight;
@@ -262,7 +255,7 @@ __device__ void add_parts(typename L::memory &shared, const hopper_args &args, c
         packed.y = tile::pack<T>(o[2] * inverse, o[3] * inverse);
         packed.z = tile::pack<T>(o[4] * inverse, o[5] * inverse);
         packed.w = tile::pack<T>(o[6] * inverse, o[7] * inverse);
-        *reinterpret_cast<uint4 *>(static_cast<T *>(args.to) + start + column) = packed;
+        *reinterpret_cast<uint4 *>(static_cast<T *>(args.o) + start + column) = packed;
         if (column == 0)
             args.lse[(int64_t)at.head * args.seq + query] = fmaf(max, args.scale, logf(sum));
     }
@@ -315,7 +308,7 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
             p[i] = tile::pack<T>(s[2 * i], s[2 * i + 1]);
     };
 
-    rows.exponent = args.exponent;
+    rows.exponent = args.exponent.high;
     if (TURNS && group == L::GROUPS - 1)
         group_arrive<2 * GROUP>(1); /* the first warpgroup has the first turn */
 
@@ -460,7 +453,7 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
          * relative to the score itself: a row with one visible key has that score for its lse. */
         const auto rounded = [&](int h) {
             const float base = rows.max[h] == -INFINITY ? 0.0f : rows.max[h];
-            return LN2 * fmaf(base, args.exponent, -__fmul_rn(base, args.exponent));
+            return LN2 * fmaf(base, args.exponent.high, -__fmul_rn(base, args.exponent.high));
         };
         if (args.blocks.parts > 1) {
             group_sync<L::GROUPS * GROUP>(PARTS_START<L>); /* nobody reads keys and values any more */
@@ -496,7 +489,7 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
         group_sync<GROUP>(sync_of_group);
         if (thread == 0) {
             for (int panel = 0; panel < L::PANELS; panel++)
-                store_box(&args.o, shared.o[group][panel], panel * PANEL_COLUMNS, first,
+                store_box(&args.o_map, shared.o[group][panel], panel * PANEL_COLUMNS, first,
                           at.head % args.o_heads, at.head / args.o_heads);
             bulk_commit();
         }
@@ -545,11 +538,11 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
         for (int i = 0; i < L::TILES; i++)
             init(&shared.tile_full[i], &shared.tile_empty[i]);
         barrier_init_done();
-        prefetch_map(&args.o);
+        prefetch_map(&args.o_map);
     } else if (threadIdx.x == 0) {
-        prefetch_map(&args.k);
-        prefetch_map(&args.q);
-        prefetch_map(&args.v);
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.q_map);
+        prefetch_map(&args.v_map);
     }
     __syncthreads();
     tile::let_begin();
@@ -569,46 +562,30 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
 /* ---- on the host ---- */
 
 template <typename T, int D, int GROUPS, bool CAUSAL>
-cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_args &given,
-                          const hopper_plan &plan, int *counter)
+cudaError_t launch_hopper(cudaStream_t stream, td_gpu gpu, const forward_args &given, const hopper_plan &plan,
+                          int *counter)
 {
     using L = layout<D, GROUPS>;
     constexpr int BYTES = (int)sizeof(typename L::memory);
     const map_encoder encode = find_map_encoder();
-    const int64_t width = given.head_dim, heads = given.heads, o_heads = given.o_heads, seq = given.seq,
-                  seq_k = given.seq_k;
-    const int64_t key_extents[] = {width, seq_k, heads}, key_strides[] = {width, width * seq_k},
-                  query_extents[] = {width, seq, heads}, query_strides[] = {width, width * seq},
-                  o_extents[] = {width, seq, o_heads, heads / o_heads},
-                  o_strides[] = {width * o_heads, width, width * o_heads * seq};
-    const int key_box[] = {PANEL_COLUMNS, KEYS, 1}, query_box[] = {PANEL_COLUMNS, L::QUERIES, 1},
-              o_box[] = {PANEL_COLUMNS, ROWS, 1, 1};
-    const int64_t tasks = heads * plan.blocks.tiles * plan.blocks.parts,
-                  blocks =
-                      plan.blocks.parts > 1 ? tasks : std::min<int64_t>(tasks, free_multiprocessors(gpu));
+    const int64_t tasks = (int64_t)given.heads * plan.blocks.tiles * plan.blocks.parts,
+                  blocks = plan.blocks.parts > 1 ? tasks : std::min<int64_t>(tasks, gpu.free_sms);
     hopper_args args = {};
     cudaError_t code = cudaFuncSetAttribute(td_attention_flash_forward_hopper<T, D, GROUPS, CAUSAL>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
 
     if (code != cudaSuccess)
         return code;
-    if (!encode ||
-        !make_map<T>(encode, &args.q, given.q, query_extents, query_strides, query_box, PANEL_ROW) ||
-        !make_map<T>(encode, &args.k, given.k, key_extents, key_strides, key_box, PANEL_ROW) ||
-        !make_map<T>(encode, &args.v, given.v, key_extents, key_strides, key_box, PANEL_ROW) ||
-        !make_map<T>(encode, &args.o, given.o, o_extents, o_strides, o_box, PANEL_ROW))
+    static_cast<forward_args &>(args) = given;
+    const auto map = [&](CUtensorMap *to, const void *tensor, int64_t rows, int64_t together, int box) {
+        return make_map<T>(encode, to, tensor, given.head_dim, rows, given.heads, together, box, PANEL_ROW);
+    };
+    if (!map(&args.q_map, given.q, given.seq, 1, L::QUERIES) ||
+        !map(&args.k_map, given.k, given.seq_k, 1, KEYS) ||
+        !map(&args.v_map, given.v, given.seq_k, 1, KEYS) ||
+        !map(&args.o_map, given.o, given.seq, given.o_heads, ROWS))
         return cudaErrorNotSupported;
-    args.lse = given.lse;
     args.blocks = plan.blocks;
-    args.to = given.o;
-    args.heads = given.heads;
-    args.o_heads = given.o_heads;
-    args.seq = given.seq;
-    args.seq_k = given.seq_k;
-    args.head_dim = given.head_dim;
-    args.scale = given.scale;
-    args.exponent = given.exponent.high;
-    args.hidden = given.hidden;
     if (CAUSAL && tasks > 4 * blocks) {
         args.counter = counter;
         code = cudaMemsetAsync(counter, 0, sizeof *counter, stream);
@@ -631,35 +608,17 @@ cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_a
     return cudaLaunchKernelEx(&config, td_attention_flash_forward_hopper<T, D, GROUPS, CAUSAL>, args);
 }
 
-template <typename T, int D, int GROUPS>
-cudaError_t launch_masked(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
-                          const hopper_plan &plan, int *counter)
-{
-    return (args.causal ? launch_hopper<T, D, GROUPS, true>
-                        : launch_hopper<T, D, GROUPS, false>)(stream, gpu, args, plan, counter);
-}
-
-template <typename T, int D>
-cudaError_t launch_groups(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
-                          const hopper_plan &plan, int *counter)
-{
-    return (plan.groups == 1 ? launch_masked<T, D, 1> : launch_masked<T, D, 2>)(stream, gpu, args, plan,
-                                                                                counter);
-}
-
 template <typename T>
-cudaError_t forward_on_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args,
+cudaError_t forward_on_hopper(cudaStream_t stream, td_gpu gpu, const forward_args &args,
                               const hopper_plan &plan, int *counter)
 {
-    const auto launch = args.head_dim <= 16   ? launch_groups<T, 16>
-                        : args.head_dim <= 32 ? launch_groups<T, 32>
-                        : args.head_dim <= 64
-                            ? (plan.groups == 3 ? launch_masked<T, 64, 3> : launch_groups<T, 64>)
-                        : args.head_dim <= 80 ? launch_groups<T, 80>
-                        : args.head_dim <= 96 ? launch_groups<T, 96>
-                                              : launch_groups<T, 128>;
-
-    return launch(stream, gpu, args, plan, counter);
+    return with_width<16, 32, 64, 80, 96, 128>(args.head_dim, [&](auto width) {
+        constexpr int D = width.value, MOST = D == 64 ? 3 : 2;
+        return with_width<1, 2, MOST>(plan.groups, [&](auto groups) {
+            return (args.causal ? launch_hopper<T, D, groups.value, true>
+                                : launch_hopper<T, D, groups.value, false>)(stream, gpu, args, plan, counter);
+        });
+    });
 }
 
 } // namespace

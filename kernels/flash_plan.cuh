@@ -9,6 +9,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 namespace flash
 {
 
@@ -29,94 +31,80 @@ inline int width_of(int64_t head_dim)
     return 0;
 }
 
-/** A block of `warps` warps keeps `rows` rows (of queries, or of keys) in shared memory and walks over the
- * other side `others` rows at a time. Two blocks should fit a multiprocessor wherever they can, so that one
- * computes while the other waits: `residents` is what fits an H100. */
+enum class pass { forward, backward };
+
+/** A kernel's block keeps `rows` rows (of queries, or in backward of keys) in shared memory. It walks over
+ * the other side `others` rows at a time. Two blocks should fit an SM if they can, so that one computes
+ * while the other waits: `residents` is what fits an H100. */
 struct tiling {
+    pass of;
+    kind in;   /* bf16 stands for f16 too */
+    int gpu;   /* capability: 80 for the portable kernels, 90 for Hopper's */
+    int width; /* the largest */
     int warps, rows, others;
-    int chunk;   /* columns of scores that a warp has in registers at a time; backward */
-    int columns; /* of the outputs that a block computes; backward */
-    int stages;  /* of `others` in shared memory */
+    int stages; /* of `others` in shared memory */
     int residents;
+    int chunk = 0;   /* backward on tensor cores: columns of scores that a warp has in registers at a time */
+    int columns = 0; /* of the outputs that a block computes; backward */
+    int across = 0;  /* f32, see below */
 };
 
 /* Tensor cores. A warp of 32 rows reads half as much shared memory per product as one of 16, and is taken
  * where its accumulators fit 255 registers: 2 rows * width / 32 of them for the outputs of the backward pass.
  * 64 keys at width 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward at
- * width 64 takes 3.36 ms with one stage and two blocks a multiprocessor, 4.20 with two stages and one; at
- * width 80 4.87 ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512, causal: 105 us
- * with 4 warps and chunks of 16, which leave registers for 32 rows a warp, 122 with 8 warps and chunks of 64,
- * 110 to 116 with tiles of 64 rows. */
-constexpr tiling forward_tiling(kind k, int width)
-{
-    if (k == kind::tf32) {
-        if (width <= 32)
-            return {4, 128, 64, 0, 0, 2, 2};
-        if (width <= 80)
-            return {4, 128, 32, 0, 0, 2, 2};
-        if (width <= 128)
-            return {8, 128, 32, 0, 0, 2, 1};
-        return {4, 64, 16, 0, 0, 2, 1};
-    }
-    if (width <= 80)
-        return {4, 128, 64, 0, 0, 2, 2};
-    if (width <= 128)
-        return {4, 128, 32, 0, 0, 2, 2};
-    return {4, 64, 32, 0, 0, 2, 2};
-}
-
-constexpr tiling backward_tiling(kind k, int width)
-{
-    if (k == kind::tf32) {
-        if (width <= 32)
-            return {4, 128, 64, 32, width, 2, 2};
-        if (width <= 64)
-            return {4, 128, 32, 32, width, 1, 2};
-        if (width <= 80)
-            return {4, 64, 32, 32, width, 2, 2};
-        if (width <= 128)
-            return {4, 64, 32, 32, width, 1, 2};
-        return {2, 32, 16, 16, 128, 1, 2};
-    }
-    if (width <= 64)
-        return {4, 128, 64, 32, width, 2, 2};
-    if (width <= 80)
-        return {4, 128, 64, 16, width, 2, 2};
-    if (width <= 128)
-        return {8, 128, 64, 64, width, 2, 1};
-    return {4, 64, 32, 32, 128, 2, 1};
-}
-
-/* f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`; a thread has every
+ * width 64 takes 3.36 ms with one stage and two blocks an SM, 4.20 with two stages and one; at width 80 4.87
+ * ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512, causal: 105 us with 4 warps
+ * and chunks of 16, which leave registers for 32 rows a warp, 122 with 8 warps and chunks of 64, 110 to 116
+ * with tiles of 64 rows.
+ *
+ * f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`; a thread has every
  * `across`th column of the scores, and 4 neighbouring columns of the outputs every 4 * across. The products
  * are bound by reads of shared memory, of which a thread's 8 x 8 block of scores needs 16 per 256
- * multiplications, 4 x 8 24. */
-struct tiling_f32 {
-    int threads, across, rows, others, residents;
+ * multiplications, 4 x 8 24.
+ *
+ * Hopper. In forward a tile of queries has `rows` for each of its warpgroups, see hopper_plan. */
+constexpr tiling TILINGS[] = {
+    {pass::forward, kind::bf16, 80, 80, 4, 128, 64, 2, 2},
+    {pass::forward, kind::bf16, 80, 128, 4, 128, 32, 2, 2},
+    {pass::forward, kind::bf16, 80, 256, 4, 64, 32, 2, 2},
+    {pass::forward, kind::tf32, 80, 32, 4, 128, 64, 2, 2},
+    {pass::forward, kind::tf32, 80, 80, 4, 128, 32, 2, 2},
+    {pass::forward, kind::tf32, 80, 128, 8, 128, 32, 2, 1},
+    {pass::forward, kind::tf32, 80, 256, 4, 64, 16, 2, 1},
+    {pass::forward, kind::f32, 80, 64, 4, 128, 64, 1, 2, 0, 0, 8},
+    {pass::forward, kind::f32, 80, 80, 4, 64, 64, 1, 2, 0, 0, 8},
+    {pass::forward, kind::f32, 80, 128, 8, 128, 64, 1, 1, 0, 0, 16},
+    {pass::forward, kind::f32, 80, 256, 8, 64, 32, 1, 1, 0, 0, 16},
+    {pass::forward, kind::bf16, 90, 64, 4, 64, 128, 4, 1},
+    {pass::forward, kind::bf16, 90, 128, 4, 64, 128, 2, 1},
+    {pass::backward, kind::bf16, 80, 64, 4, 128, 64, 2, 2, 32},
+    {pass::backward, kind::bf16, 80, 80, 4, 128, 64, 2, 2, 16},
+    {pass::backward, kind::bf16, 80, 128, 8, 128, 64, 2, 1, 64},
+    {pass::backward, kind::bf16, 80, 256, 4, 64, 32, 2, 1, 32, 128},
+    {pass::backward, kind::tf32, 80, 32, 4, 128, 64, 2, 2, 32},
+    {pass::backward, kind::tf32, 80, 64, 4, 128, 32, 1, 2, 32},
+    {pass::backward, kind::tf32, 80, 80, 4, 64, 32, 2, 2, 32},
+    {pass::backward, kind::tf32, 80, 128, 4, 64, 32, 1, 2, 32},
+    {pass::backward, kind::tf32, 80, 256, 2, 32, 16, 1, 2, 16, 128},
+    {pass::backward, kind::f32, 80, 80, 4, 64, 64, 1, 2, 0, 0, 8},
+    {pass::backward, kind::f32, 80, 128, 8, 64, 64, 1, 1, 0, 0, 16},
+    {pass::backward, kind::f32, 80, 256, 8, 32, 32, 1, 1, 0, 0, 16},
+    {pass::backward, kind::bf16, 90, 64, 12, 128, 128, 2, 1},
+    {pass::backward, kind::bf16, 90, 128, 12, 128, 64, 2, 1},
 };
 
-constexpr tiling_f32 forward_tiling_f32(int width)
+constexpr tiling tiling_of(pass of, kind in, int width, int gpu = 80)
 {
-    if (width <= 64)
-        return {128, 8, 128, 64, 2};
-    if (width <= 80)
-        return {128, 8, 64, 64, 2};
-    if (width <= 128)
-        return {256, 16, 128, 64, 1};
-    return {256, 16, 64, 32, 1};
-}
-
-constexpr tiling_f32 backward_tiling_f32(int width)
-{
-    if (width <= 80)
-        return {128, 8, 64, 64, 2};
-    if (width <= 128)
-        return {256, 16, 64, 64, 1};
-    return {256, 16, 32, 32, 1};
+    for (tiling t : TILINGS)
+        if (t.of == of && t.in == (in == kind::f16 ? kind::bf16 : in) && t.gpu == gpu && width <= t.width) {
+            t.columns = t.columns ? t.columns : width;
+            return t;
+        }
+    return {};
 }
 
 /** The stationary rows times what they walk over, cut into parts where there are too few tiles for all
- * multiprocessors. The parts' results are added up afterwards, in order. */
+ * SMs. The parts' results are added up afterwards, in order. */
 struct cut {
     int tiles; /* of the stationary side, per head */
     int parts;
@@ -311,6 +299,15 @@ template <typename Args> inline cudaError_t allow(void (*kernel)(Args), int byte
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 
     return error == cudaErrorInvalidValue ? cudaErrorLaunchOutOfResources : error;
+}
+
+/** Calls `launch` with the first of SOME that holds `width` columns, as a type with a `value`. */
+template <int... SOME, typename F> inline cudaError_t with_width(int64_t width, F launch)
+{
+    cudaError_t code = cudaErrorInvalidValue;
+
+    (void)((width <= SOME && (code = launch(std::integral_constant<int, SOME>()), true)) || ...);
+    return code;
 }
 
 /** Launches a kernel with `bytes` of dynamic shared memory. */

@@ -270,8 +270,7 @@ def report(page, records):
     single = reduced.where(lambda r: r["case"]["calls"] == 1)
     page.section(NAME)
     page.note("One all-reduce of f32 sums, in place: the time of the slowest rank.")
-    nccl = single.only(impl=["c_nccl", "torch_nccl"])
-    gpus = {ranks: machine_of(nccl.only(ranks=ranks)) for ranks in nccl.values("ranks")}
+    gpus = gpus_of(single)
     if len({*gpus.values()}) > 1:
         page.note("NCCL ran on {}.".format("; ".join(f"{name} with {n} ranks" for n, name in gpus.items())))
     report_sizes(page, single, "single", "ms", "ms", expected=12)
@@ -279,12 +278,9 @@ def report(page, records):
         page.lacks("NCCL")
     page.note("Calls that follow each other: bus bandwidth, bytes x 2 (ranks - 1) / ranks / time.")
     report_sizes(page, reduced.where(lambda r: r["case"]["calls"] > 1), "bandwidth", "gb_s", "GB/s")
-    there = nccl.values("ranks")
-    for record in times.where(
-        lambda r: r["status"] == "unsupported" and r["case"]["ranks"] not in there
-    ).records:
-        if record["message"] not in page.sections[-1].lacks:
-            page.lacks(record["message"])
+    lost = times.where(lambda r: r["status"] == "unsupported" and r["case"]["ranks"] not in gpus).records
+    for words in sorted({record["message"] for record in lost}):
+        page.lacks(words)
     panels = {}
     for ranks in single.values("ranks"):
         mine = single.only(ranks=ranks)
@@ -317,6 +313,12 @@ def machine_of(records):
     return " and ".join(sorted({r["machine"] for r in records.records if "machine" in r}))
 
 
+def gpus_of(single):
+    """{ranks that NCCL has results of: the name of the GPUs}."""
+    found = single.only(impl=["c_nccl", "torch_nccl"])
+    return {ranks: machine_of(found.only(ranks=ranks)) for ranks in found.values("ranks")}
+
+
 def report_answer(page, single):
     def ms(impl, ranks, *sizes):
         found = single.only(impl=impl, ranks=ranks)
@@ -328,7 +330,8 @@ def report_answer(page, single):
     if oom:
         page.lacks("{} MiB among {ranks} ranks: out of memory".format(oom["bytes"] // MIB, **oom))
     both = {"c_nccl", "torch_gloo"} <= set(single.impls())
-    gpus = max(single.only(impl="torch_nccl").values("ranks"), default=None)
+    of = gpus_of(single)
+    gpus, alike = max(of, default=None), len(of) > 1 and len({*of.values()}) == 1
     page.say(
         both=both or None,
         machine={
@@ -343,6 +346,8 @@ def report_answer(page, single):
         steps=[ms("torch_gloo", n, 10)[10] for n in ranks],
         gpus=gpus,
         above=[n for n in ranks if n and gpus and n > gpus],
+        nccl=[ms("torch_nccl", n, 1024)[1024] for n in of] if alike else None,
+        of=[f"`{n}`" for n in of],
         oom=oom and {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]},
     )
 

@@ -34,7 +34,7 @@ static td_comm_options options_of(const char *folder, double seconds)
 {
     return (td_comm_options){.backend = TD_COMM_NCCL,
                              .rank = rank,
-                             .ranks = RANKS,
+                             .ranks = td_stand_in_ranks,
                              .directory = folder,
                              .open_seconds = 20,
                              .seconds = seconds};
@@ -84,7 +84,7 @@ static double seconds_since(int64_t begun_ns)
     return (double)(td_clock_ns() - begun_ns) * 1e-9;
 }
 
-/* Runs both ranks. Rank 0 is to end well, and rank 1 by the signal that is expected, or well if that is 0. A
+/* Runs all ranks. Rank 0 is to end well, and the last one by the signal that is expected, or well if that is 0. A
  * rank that takes a minute is killed. */
 static void run_ranks(void (*body)(const char *folder), int expected)
 {
@@ -95,7 +95,7 @@ static void run_ranks(void (*body)(const char *folder), int expected)
     assert_non_null(mkdtemp(folder));
     assert_non_null(td_stand_in_share());
     (void)fflush(NULL);
-    for (rank = 0; rank < RANKS; rank++) {
+    for (rank = 0; rank < td_stand_in_ranks; rank++) {
         processes[rank] = fork();
         assert_true(processes[rank] >= 0);
         if (processes[rank] == 0) {
@@ -104,13 +104,13 @@ static void run_ranks(void (*body)(const char *folder), int expected)
             exit(0);
         }
     }
-    for (int i = 0; i < RANKS; i++)
+    for (int i = 0; i < td_stand_in_ranks; i++)
         assert_int_equal(waitpid(processes[i], &statuses[i], 0), processes[i]);
-    assert_true(WIFEXITED(statuses[0]) && WEXITSTATUS(statuses[0]) == 0);
-    if (expected)
-        assert_true(WIFSIGNALED(statuses[1]) && WTERMSIG(statuses[1]) == expected);
-    else
-        assert_true(WIFEXITED(statuses[1]) && WEXITSTATUS(statuses[1]) == 0);
+    for (int i = 0; i < td_stand_in_ranks; i++)
+        if (expected && i == td_stand_in_ranks - 1)
+            assert_true(WIFSIGNALED(statuses[i]) && WTERMSIG(statuses[i]) == expected);
+        else
+            assert_true(WIFEXITED(statuses[i]) && WEXITSTATUS(statuses[i]) == 0);
     td_stand_in_unshare();
     (void)rmdir(folder);
 }
@@ -538,6 +538,39 @@ static void launch_and_call(const char *folder)
     CHECK(td_comm_close(comm) == TD_BAD_STATE && strstr(td_last_error(), "1 graphs"));
     td_graph_destroy(graph);
     CHECK_OK(td_comm_close(comm));
+}
+
+/* Rank r has (r + 1) * (i + 1): every rank's part and number show in a result. */
+static void call_among_many(const char *folder)
+{
+    enum { PART = 5 };
+    const int ranks = td_stand_in_ranks;
+    const float sum = (float)(ranks * (ranks + 1) / 2);
+
+    open_rank(folder, 20);
+    for (int i = 0; i < ranks * PART; i++)
+        in[i] = (float)((rank + 1) * (i + 1));
+    CHECK_OK(td_comm_all_reduce(comm, in, out, ranks * PART, TD_COMM_F32, TD_SUM, NULL));
+    for (int i = 0; i < ranks * PART; i++)
+        CHECK(out[i] == sum * (float)(i + 1));
+    CHECK_OK(td_comm_reduce_scatter(comm, in, out, PART, TD_COMM_F32, TD_SUM, NULL));
+    for (int i = 0; i < PART; i++)
+        CHECK(out[i] == sum * (float)(rank * PART + i + 1));
+    CHECK_OK(td_comm_all_gather(comm, in, out, PART, TD_COMM_F32, NULL));
+    for (int from = 0; from < ranks; from++)
+        for (int i = 0; i < PART; i++)
+            CHECK(out[from * PART + i] == (float)((from + 1) * (i + 1)));
+    CHECK_OK(td_comm_broadcast(comm, in, PART, TD_COMM_F32, ranks - 1, NULL));
+    for (int i = 0; i < PART; i++)
+        CHECK(in[i] == (float)(ranks * (i + 1)));
+    CHECK_OK(td_comm_close(comm));
+}
+
+TD_TEST(sums_are_of_all_ranks)
+{
+    for (td_stand_in_ranks = 3; td_stand_in_ranks <= RANKS; td_stand_in_ranks++)
+        run_ranks(call_among_many, 0);
+    td_stand_in_ranks = 2;
 }
 
 TD_TEST(graphs_and_calls_take_turns)

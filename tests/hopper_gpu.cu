@@ -60,15 +60,6 @@ void assert_equal(const char *what, int row, int column, float found, float want
 enum left { ROWS, COLUMNS, REGISTERS };
 constexpr int K = 64;
 
-/** Loads a tile of `rows` x `columns` elements, panel by panel. */
-template <int W>
-__device__ void load_tile(unsigned char *to, const CUtensorMap *map, int rows, int columns, uint64_t *full)
-{
-    for (int panel = 0; panel * W / 2 < columns; panel++) {
-        load_box(to + panel * rows * W, map, panel * W / 2, 0, full, once_policy());
-    }
-}
-
 template <typename T, int N, left A, bool B_COLUMNS, int W>
 __global__ __launch_bounds__(GROUP, 1) void multiply(const __grid_constant__ CUtensorMap a_map,
                                                      const __grid_constant__ CUtensorMap b_map, const T *a,
@@ -87,8 +78,9 @@ __global__ __launch_bounds__(GROUP, 1) void multiply(const __grid_constant__ CUt
         barrier_init(&full, 1);
         barrier_init_done();
         barrier_expect(&full, A_BYTES + B_BYTES);
-        load_tile<W>(memory, &a_map, A_ROWS, K, &full); /* A is square */
-        load_tile<W>(b_tile, &b_map, B_ROWS, B_WIDTH, &full);
+        load_tile<2 * K / W, W / 2>(memory, A_ROWS * W, &a_map, 0, 0, 0, &full,
+                                    once_policy()); /* A is square */
+        load_tile<PANELS, W / 2>(b_tile, B_ROWS * W, &b_map, 0, 0, 0, &full, once_policy());
     }
     __syncthreads();
     barrier_wait(&full, 0);
@@ -132,8 +124,8 @@ template <typename T, int N, left A, bool B_COLUMNS, int W> void try_gemm()
     const map_encoder encode = find_map_encoder();
     const int b_width = B_COLUMNS ? N : K, b_rows = N * K / b_width;
 
-    assert_true((make_map<T, 2>(encode, &a_map, a.at, {64, 64}, {64}, {W / 2, 64}, W)));
-    assert_true((make_map<T, 2>(encode, &b_map, b.at, {b_width, b_rows}, {b_width}, {W / 2, b_rows}, W)));
+    assert_true(make_map<T>(encode, &a_map, a.at, 64, 64, 1, 1, 64, W));
+    assert_true(make_map<T>(encode, &b_map, b.at, b_width, b_rows, 1, 1, b_rows, W));
     const auto kernel = multiply<T, N, A, B_COLUMNS, W>;
     const int bytes = 64 * K * 2 + (b_width * 2 + W - 1) / W * b_rows * W;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "bytes");

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import typst
 
+from parity import comm
 from parity.core import report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, noisy
@@ -250,6 +251,26 @@ class Answers(unittest.TestCase):
         values = {"step": 10.0, "without": 7.0, "waits": 1.0, "tail": 0.5}
         numbers = full_page.numbers_of({"values": values})
         self.assertEqual(numbers, {"step": 10.0, "ideal": 7.0, "exposed_ms": 1.5, "stretch": 1.5})
+
+    def test_numbers_of_gpus_are_compared_on_one_kind_of_gpu(self):
+        keys = dict(collective="all_reduce", bytes=2**30, dtype="f32", reduction="sum", calls=1, warmup=5)
+
+        def one(impl, ranks, ms, machine, **more):
+            found = timed(impl, [ms], deliverable=comm.NAME, machine=machine, case=keys | {"ranks": ranks})
+            return found | more
+
+        records = [one("torch_gloo", ranks, 9.0, "CPU") for ranks in (2, 4, 6)]
+        records += [
+            one("c", ranks, 0.0, "H200", status="unsupported", message=f"{ranks} ranks need more GPUs")
+            for ranks in (4, 6)
+        ]
+        for machine, times in (("H100", [3.0, 5.0]), ("H200", None)):
+            gpus = [one("torch_nccl", 2, 3.0, machine), one("torch_nccl", 4, 5.0, "H100")]
+            sections, values = self.answers(comm.report, records + gpus)
+            self.assertEqual(values[comm.NAME]["nccl"], times)
+            self.assertEqual(values[comm.NAME]["above"], [6])
+            self.assertIn("6 ranks need more GPUs", sections[comm.NAME].lacks)
+            self.assertNotIn("4 ranks need more GPUs", sections[comm.NAME].lacks)
 
     def test_all_reduces_are_fitted(self):
         o, w = fitted({"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]})

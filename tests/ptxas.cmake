@@ -1,8 +1,11 @@
-# What ptxas says of Hopper's kernels (kernels/flash_hopper_*_bf16.cu): no spill, and no wgmma that it
-# serializes. The kernels of f16 differ in the type alone.
+# What ptxas says of Hopper's kernels (kernels/flash_hopper_*_bf16.cu): no spill, no wgmma that it
+# serializes, and the registers with which a thread starts. The kernels of f16 differ in the type alone.
 #   cmake -DSOURCE=<of tandem> -DNVCC=<nvcc> -DWORK=<a folder> -P ptxas.cmake
 # Of the messages about wgmma (C75xx) only C7519 is harmless: ptxas has put in a wgmma.fence.
 cmake_minimum_required(VERSION 3.24)
+# Kernel, warpgroups that multiply (0: one kernel for all), registers. setmaxnreg shares out these times the
+# threads.
+set(table "forward_hopper 1 232" "forward_hopper 2 168" "forward_hopper 3 128" "hopper_backward 0 168")
 file(GLOB files "${SOURCE}/kernels/flash_hopper_*_bf16.cu")
 if(NOT files)
   message(FATAL_ERROR "no kernels/flash_hopper_*_bf16.cu in ${SOURCE}")
@@ -16,6 +19,18 @@ foreach(file IN LISTS files)
     message(FATAL_ERROR "${file} does not compile:\n${said}")
   endif()
   string(REGEX MATCHALL "[0-9]+ bytes spill stores, [0-9]+ bytes spill loads" spills "${said}")
+  string(REGEX MATCHALL "entry function '[^']+'|Used [0-9]+ registers" functions "${said}")
+  foreach(text IN LISTS functions)
+    if(text MATCHES "flash_(forward_hopper|hopper_backward)I[^L]*Li([0-9]+)E(Li([0-9])E)?")
+      math(EXPR groups "0${CMAKE_MATCH_4}")
+      set(kernel "${CMAKE_MATCH_1} ${groups}")
+      set(width "${CMAKE_MATCH_2}")
+    elseif(text MATCHES "Used ([0-9]+) reg")
+      if(NOT "${kernel} ${CMAKE_MATCH_1}" IN_LIST table)
+        message(FATAL_ERROR "${kernel}, head size ${width}: ${CMAKE_MATCH_1} registers, not as in: ${table}")
+      endif()
+    endif()
+  endforeach()
   string(REGEX MATCHALL "\\(C75[0-9][0-9]\\)[^\n]*" notes "${said}")
   list(FILTER notes EXCLUDE REGEX "^\\(C7519\\)")
   list(LENGTH spills kernels)

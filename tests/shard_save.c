@@ -441,6 +441,7 @@ int main(int argc, char **argv)
         return check_killed(argc, argv, atoi(argv[4]));
     if (!td_ranks_begin(argc, argv, &shard_dev, &shard_comm, &result))
         return result;
+    assert_int_equal(chdir(FOLDER), 0); /* wherever it was started */
     td_assert_ok(td_comm_describe(shard_comm, &shard_info));
     td_assert_ok(td_cpu_set_threads(1)); /* more ranks than processors */
     if (kills)

@@ -327,6 +327,8 @@ TD_BODY(what_needs_all_weights_refuses_a_part)
     td_train *train;
     const td_train_config all = {.model = config, .hyper.adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
     td_assert_refused(td_train_create(dev, &all, &train), TD_UNSUPPORTED, "groups are of this rank's");
+    td_train_bytes bytes;
+    td_assert_refused(td_train_plan(dev, &all, &bytes), TD_UNSUPPORTED, "from element 200 on: groups are");
 
     td_range bad[] = {{0, 200}, {300, 300}};
     config.owned = bad;

@@ -86,7 +86,7 @@ typedef struct td_account_fsdp {
     int64_t block;            /* elements of a block's matrices, which are gathered together */
     td_account_training rank; /* bytes */
     int64_t saved;            /* bytes: the total without sharding less the rank's */
-    int64_t shared; /* bytes of the rank's gradients if an update reads each part at once: three places for
+    int64_t shared; /* bytes of the rank's gradients if an update reads each part at once: two places for
                      * blocks, one for embedding and head, and norms */
 } td_account_fsdp;
 

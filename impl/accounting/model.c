@@ -215,7 +215,7 @@ td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, i
     TD_TRY(td_account_training_memory(f.elements, parameter_bytes, gradient_bytes, moment_bytes, &f.rank));
     f.saved = whole.total - f.rank.total;
     const int64_t table = part_of(p.embedding > p.head ? p.embedding : p.head, ranks),
-                  blocks = model->layers < 3 ? model->layers : 3;
+                  blocks = model->layers < 2 ? model->layers : 2;
     f.shared =
         ranks > 1 ? (blocks * part_of(f.block, ranks) + table + p.norms) * gradient_bytes : f.rank.gradients;
     *out = f;

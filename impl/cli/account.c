@@ -420,7 +420,7 @@ static const struct listing {
      add_checkpointing},
     {"fsdp",
      "Fully sharded weights: memory of one rank without activations and buffers, f32 and AdamW; shared: "
-     "gradients if blocks share three places for them; saved: the difference from no sharding; a block: "
+     "gradients if blocks share two places for them; saved: the difference from no sharding; a block: "
      "weights that are gathered together",
      "lrrrrrrrr",
      "size\tranks\tparameters GiB\tgradients GiB\tshared GiB\tAdamW state GiB\ttraining GiB\tsaved GiB\ta "

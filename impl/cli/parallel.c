@@ -56,7 +56,7 @@ static const struct argp_option of_shard[] = {
     {"kind", KEY_KIND, "NAME", 0,
      "tensors: whole parameters have an owner, which updates and broadcasts them; flat (the default): a "
      "part of every bucket, by reduce-scatter and all-gather; or full: a part of weights and gradients as "
-     "well",
+     "well, by default with --keep most",
      2},
     {"prefetch", KEY_PREFETCH, "N", 0,
      "of --kind full: the weights of a layer are gathered N layers before the pass needs them (1)", 2},
@@ -133,6 +133,8 @@ static void take_pass(const struct argp_state *state, arguments *args)
         argp_error(state, "--gradients: 'transient' needs --kind flat or tensors");
     config->model.transient_gradients = false;
     config->keep_gradients = args->pass.gradients_given;
+    if (!args->pass.keep_given)
+        config->model.keep = TD_KEEP_MOST;
 }
 
 static void take_kind(const struct argp_state *state, const char *arg, td_bench_state *out)
@@ -302,7 +304,8 @@ static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
     const td_bench_rank *const first = &s->of[0];
     if (first->gathered_layers > 0)
         fprintf(out,
-                "Of the buffers, gathered weights have %.2f MiB for layers and %.2f for embedding and head; "
+                "Of the buffers, gathered weights have %.2f MiB for layers and %.2f for embedding and head "
+                "alone; "
                 "gradients that are not reduced yet have %.2f and %.2f\n",
                 mib(first->gathered_layers), mib(first->gathered_tables), mib(first->reduced_layers),
                 mib(first->reduced_tables));

@@ -79,6 +79,7 @@ error_t td_pass_parse(int key, char *arg, struct argp_state *state)
     case TD_KEY_KEEP:
         if (td_keep_parse(arg, &model->keep) != TD_OK)
             argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+        pass->keep_given = true;
         return 0;
     case TD_KEY_CHECKPOINT_LAYERS:
         model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);

@@ -32,7 +32,7 @@ typedef struct td_pass_options {
     td_update_time time;
     int32_t update_sms;
     bool may_tune; /* --update-sms may be auto, which sets `tune` */
-    bool queued, update_given, gradients_given, tune;
+    bool queued, update_given, gradients_given, keep_given, tune;
 } td_pass_options;
 
 /** --context, --keep, --checkpoint-layers. Its options have groups 3 and 4. */

@@ -4,13 +4,13 @@
 #include "flash/passes.h"
 #include "kernels/flash.h"
 
-static td_flash_gpu gpu_of(td_device *dev)
+static td_gpu gpu_of(td_device *dev)
 {
     const td_cuda *const cuda = td_device_cuda(dev);
 
-    return (td_flash_gpu){.multiprocessors = cuda->multiprocessors,
-                          .capability = cuda->capability,
-                          .owned = td_device_shared(dev)};
+    const int owned = td_device_shared(dev), all = cuda->multiprocessors;
+
+    return (td_gpu){.sms = all, .free_sms = all > owned ? all - owned : 1, .capability = cuda->capability};
 }
 
 /** What only this device needs of a shape. */
@@ -41,7 +41,7 @@ static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shap
 static td_status sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
-    const td_flash_gpu gpu = gpu_of(dev);
+    const td_gpu gpu = gpu_of(dev);
 
     TD_TRY(check(shape));
     out->forward_work = td_cuda_flash_forward_bytes(gpu, shape);

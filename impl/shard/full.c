@@ -4,6 +4,7 @@
 #include "base/dtype.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/owned.h"
 
 #include <stdlib.h>
 
@@ -57,8 +58,11 @@ size_t td_shard_rooms_bytes(const td_shard_rooms *rooms)
            (size_t)(rooms->count - rooms->layers) * rooms->table_bytes;
 }
 
-static td_status plan_rooms(td_shard_rooms *rooms, int64_t layers, int64_t tables)
+/** Embedding and head have rooms of layers, unless these are too small or `all` are in use at once. */
+static td_status plan_rooms(td_shard_rooms *rooms, int64_t layers, bool all, int64_t tables)
 {
+    if (!all && rooms->table_bytes <= rooms->layer_bytes)
+        tables = 0;
     rooms->of = calloc((size_t)(layers + tables), sizeof *rooms->of);
     if (!rooms->of)
         return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " buffers", layers + tables);
@@ -84,18 +88,12 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
     td_status status = TD_OK;
 
     f->reduced = calloc((size_t)s->piece_count, sizeof *f->reduced);
-    for (int i = 0; i < 2; i++) {
-        f->orders[i].most = 2 * s->piece_count; /* a pass computes no unit more than twice */
-        f->orders[i].units = calloc((size_t)f->orders[i].most, sizeof *f->orders[i].units);
-    }
-    if (!f->reduced || !f->orders[0].units || !f->orders[1].units) {
+    if (!f->reduced) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", s->piece_count);
         goto cleanup;
     }
     if (s->ranks == 1)
         goto cleanup;
-    TD_TRY(plan_rooms(&f->weights, o->keep_weights || o->prefetch >= layers ? layers : o->prefetch + 1, 1));
-    TD_TRY(plan_rooms(&f->grads, o->reduce_last || layers < 2 ? layers : 2, o->reduce_last ? 2 : 1));
     for (int64_t i = 0; i < s->piece_count; i++) {
         const td_shard_piece *const unit = &s->pieces[i];
         const td_range r = unit->range;
@@ -109,6 +107,9 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
         *most = bytes > *most ? bytes : *most;
         *grad_most = grad_bytes > *grad_most ? grad_bytes : *grad_most;
     }
+    const bool all = o->keep_weights || o->prefetch >= layers - 1, all_grads = o->reduce_last || layers < 2;
+    TD_TRY(plan_rooms(&f->weights, all ? layers : o->prefetch + 1, all, 1));
+    TD_TRY(plan_rooms(&f->grads, all_grads ? layers : 2, all_grads, o->reduce_last ? 2 : 1));
 cleanup:
     return status;
 }
@@ -200,6 +201,13 @@ static void empty(td_shard_rooms *rooms)
     }
 }
 
+/** Whether the room is for units like this one. */
+static bool is_for(const td_shard_split *split, const td_shard_rooms *rooms, const td_shard_room *room,
+                   int64_t unit)
+{
+    return room->table == (rooms->count > rooms->layers && is_table(split, unit));
+}
+
 static td_shard_room *room_of(const td_shard_rooms *rooms, int64_t unit)
 {
     for (int64_t i = 0; i < rooms->count; i++)
@@ -236,7 +244,7 @@ static td_shard_room *room_for(td_shard_link *link, int64_t unit)
     for (int64_t i = 0; i < rooms->count; i++) {
         td_shard_room *const room = &rooms->of[i];
 
-        if (room->table == is_table(&link->split, unit) && !(room->unit >= 0 && is_near(link, room->unit)) &&
+        if (is_for(&link->split, rooms, room, unit) && !(room->unit >= 0 && is_near(link, room->unit)) &&
             (!best || room->number < best->number))
             best = room;
     }
@@ -280,12 +288,9 @@ static td_status enter(td_shard_link *link, int64_t unit)
     if (f->at >= 0 && order->units[f->at] == unit)
         goto cleanup;
     f->at++;
-    if (!order->known && order->count < order->most)
-        order->units[order->count++] = unit;
     if (f->at >= order->count || order->units[f->at] != unit) {
         f->at = -1;
-        status =
-            td_fail(TD_BAD_STATE, "unit %" PRId64 " is needed in another order than in passes before", unit);
+        status = td_fail(TD_BAD_STATE, "unit %" PRId64 " is needed in another order than by the plan", unit);
         goto cleanup;
     }
     for (int64_t i = f->at; i < order->count && i <= f->at + link->options.prefetch; i++) {
@@ -294,7 +299,7 @@ static td_status enter(td_shard_link *link, int64_t unit)
         if (room)
             continue;
         room = room_for(link, order->units[i]);
-        if (!room) /* the head's is the embedding's, where it is near */
+        if (!room) /* the head's may be the embedding's, while that is near */
             break;
         TD_TRY(gather(link, order->units[i], room));
     }
@@ -356,7 +361,7 @@ static td_status on_room(td_hook *hook, td_range range, void **where)
     if (!is_split(unit))
         goto cleanup;
     for (int64_t i = 0; i < rooms->count; i++)
-        if (rooms->of[i].unit < 0 && rooms->of[i].table == is_table(&link->split, number) &&
+        if (rooms->of[i].unit < 0 && is_for(&link->split, rooms, &rooms->of[i], number) &&
             (!room || rooms->of[i].number < room->number))
             room = &rooms->of[i];
     if (!room) {
@@ -599,8 +604,6 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
         for (int i = 1; i <= TD_SHARD_PLACES; i++)
             f->places[i].used = false;
     }
-    if (!order_of(link)->known)
-        order_of(link)->count = 0;
 cleanup:
     return status;
 }
@@ -633,8 +636,6 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
         return TD_OK;
     if (ended == TD_OK && pass == TD_PASS_BACKWARD)
         status = end_backward(link);
-    if (ended == TD_OK && status == TD_OK)
-        order_of(link)->known = true;
     for (int64_t i = 0; i < f->weights.count && pass == TD_PASS_FORWARD; i++)
         f->weights.of[i].kept = f->weights.of[i].unit;
     /* After a failure some are on their way still, and nobody else may use them. */
@@ -663,6 +664,30 @@ void td_shard_silence(td_shard_link *link)
 
 /* ---- outside of passes ---- */
 
+/** The order in which passes need units that are split. A unit has several ranges, one after the other. */
+static td_status make_order(const td_shard_link *link, const td_transformer *model, bool forward,
+                            td_shard_order *out)
+{
+    const int64_t most = td_needs(model, forward, 0, NULL);
+    td_range *const ranges = calloc((size_t)most + 1, sizeof *ranges);
+    td_status status = TD_OK;
+    int64_t unit;
+
+    free(out->units);
+    *out = (td_shard_order){.units = calloc((size_t)most + 1, sizeof *out->units)};
+    TD_FAIL_IF(!ranges || !out->units, TD_NO_MEMORY, "no host memory for the order of %" PRId64 " units",
+               most);
+    (void)td_needs(model, forward, most, ranges);
+    for (int64_t i = 0; i < most; i++) {
+        TD_TRY(find_unit(link, ranges[i], &unit));
+        if (is_split(&link->split.pieces[unit]) && (out->count == 0 || out->units[out->count - 1] != unit))
+            out->units[out->count++] = unit;
+    }
+cleanup:
+    free(ranges);
+    return status;
+}
+
 /** Rank 0's replicas for all ranks. */
 static td_status spread(td_shard_link *link, const td_shard_piece *unit)
 {
@@ -685,6 +710,8 @@ td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *tr
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
 
+    TD_TRY(make_order(link, td_train_model(train), true, &f->orders[0]));
+    TD_TRY(make_order(link, td_train_model(train), false, &f->orders[1]));
     TD_TRY(td_flight_init(&f->reductions, dev));
     TD_TRY(td_comm_agree(link->comm, 1, &was));
     for (int64_t i = 0; i < link->split.piece_count; i++)
@@ -695,17 +722,6 @@ td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_TRY(open_places(link, dev));
 cleanup:
     return status;
-}
-
-/** The numbers of a range that this rank has. */
-static td_status read_range(const td_shard_link *link, td_range range, void *numbers)
-{
-    const td_master master = td_weights_master(&link->weights, range.begin);
-    const td_dtype dtype = link->weights.dtype;
-
-    return master.low
-               ? td_join(link->dev, range.end - range.begin, master.at, master.low, numbers)
-               : td_device_copy(link->dev, numbers, master.at, size_between(range.begin, range.end, dtype));
 }
 
 td_status td_shard_full_gather(td_shard_link *link, const td_parameter *parameter, void *numbers)
@@ -727,7 +743,7 @@ td_status td_shard_full_gather(td_shard_link *link, const td_parameter *paramete
         if (range.begin >= range.end)
             continue;
         if (rank == link->split.rank || rank == ranks)
-            TD_TRY(read_range(link, range, to));
+            TD_TRY(td_weights_read(link->dev, &link->weights, range, to));
         if (rank < ranks)
             TD_TRY(td_comm_broadcast(link->comm, to, range.end - range.begin,
                                      (td_comm_type)link->weights.dtype, rank, NULL));

@@ -23,7 +23,7 @@
  * TD_SHARD_FULL (FSDP) splits weights and gradients as well. The embedding, each layer's matrices, and the
  * head are units. Each rank has a part of every unit, with its gradients and moments, and nothing more of it;
  * every rank has all norms. A pass gathers a unit before it reads the unit, and the unit's memory is used
- * again afterwards:
+ * again afterwards. Embedding and head have memory of layers if that is large enough:
  *
  *     td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = 1};
  *     td_shard_link_create(comm, &options, &config, &link);            // config.model has this rank's part
@@ -38,7 +38,7 @@
  * the last units of the forward pass still there. Gradients of a unit are reduced and scattered when the pass
  * has written them, and the owner updates its part at once unless gradients are clipped or the update comes
  * after the pass. At most two layers' gradients are in memory before they are reduced. If the update of each
- * unit follows at once, nothing else needs this rank's reduced gradients: layers then share three places, and
+ * unit follows at once, nothing else needs this rank's reduced gradients: layers then share two places, and
  * embedding and head share one (td_shard_info.shares_gradients). Otherwise each unit has a place of its own,
  * whose gradients stay until the next backward pass: with clipping, updates after the pass, micro-batches or
  * no update at all, with a link of the caller's that gradients come to, and with keep_gradients.
@@ -261,7 +261,8 @@ typedef struct td_shard_info {
     size_t moment_bytes; /* of theirs: 8 an element with AdamW; td_optimizer_plan adds what aligns them */
 
     /* Of TD_SHARD_FULL: memory that the link takes when it is attached. */
-    size_t gathered_layers, gathered_tables; /* for weights: of layers; of the embedding, then the head */
+    size_t gathered_layers, gathered_tables; /* for weights: of layers; of the embedding, then the head, if
+                                              * that is not memory of layers */
     size_t reduced_layers, reduced_tables;   /* for gradients that are not reduced yet, likewise */
     bool shares_gradients;                   /* units have no place of their own for reduced gradients */
 } td_shard_info;

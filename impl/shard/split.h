@@ -50,9 +50,10 @@ typedef struct td_shard_split {
     size_t moment_bytes;
 } td_shard_split;
 
-/** Places for reduced gradients: first of layers, then one of embedding and head. With three of layers the
- * update of a unit has the time of two more units' backward before a reduction waits for it. */
-enum { TD_SHARD_LAYER_PLACES = 3, TD_SHARD_PLACES };
+/** Places for reduced gradients: first of layers, then one of embedding and head. With two of layers,
+ * reduction and update of a layer have the time of two layers' backward before another reduction waits for
+ * them. */
+enum { TD_SHARD_LAYER_PLACES = 2, TD_SHARD_PLACES };
 
 /** Splits the weights of a trainer; td_shard_split_free frees what there is, also after an error. */
 td_status td_shard_split_make(const td_shard_options *options, const td_comm_info *info,

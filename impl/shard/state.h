@@ -25,7 +25,7 @@ enum { TD_SHARD_WINDOWS = 4 /* masters, gradients; with TD_SHARD_FULL two more, 
 /** Of TD_SHARD_FULL: memory for gathered weights of a unit, or for its gradients until they are reduced. */
 typedef struct td_shard_room {
     char *at;
-    bool table;     /* for the embedding or the head; else for a layer */
+    bool table;     /* for the embedding or the head alone; else for a layer, or for any unit */
     int64_t unit;   /* that it has; -1: none */
     int64_t kept;   /* that it has after a forward pass */
     int64_t number; /* of the last collective that used it in this pass, from 1 on; 0: none did */
@@ -41,11 +41,10 @@ typedef struct td_shard_rooms {
     void *block;
 } td_shard_rooms;
 
-/** The units that a pass needs, one after the other, which are learned in the first such pass. */
+/** The units that a pass needs, one after the other. */
 typedef struct td_shard_order {
-    int64_t most, count;
-    int64_t *units; /* [most] */
-    bool known;
+    int64_t count;
+    int64_t *units; /* [count] */
 } td_shard_order;
 
 /** A unit whose reduction was queued. */

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "device/listen.h"
 #include "train/state.h"
+#include "transformer/owned.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -113,6 +114,8 @@ static td_dtype grad_dtype_of(const td_transformer_config *model)
 
 static td_status prepare(td_device *dev, const td_train_config *config, setup *s)
 {
+    const td_optimizer_group *groups;
+    td_optimizer_group all;
     td_status status = TD_OK;
     int64_t tokens;
 
@@ -130,6 +133,9 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));
+    const int64_t count = groups_of(s, &all, &groups);
+    for (int64_t i = 0; i < count && has_update(config); i++)
+        TD_TRY(td_owned_has(&config->model, groups[i].range, "groups are of this rank's weights"));
     tokens = config->model.batch * config->model.context; /* as the plan checked */
     s->loss = TD_ALIGNMENT;
     s->ids = 2 * TD_ALIGNMENT;

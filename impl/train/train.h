@@ -59,7 +59,8 @@ typedef struct td_train_bytes {
     size_t step;      /* what a captured step reads, and what clipping needs */
 } td_train_bytes;
 
-/** What td_train_create will allocate on the device. Errors as there. */
+/** What td_train_create will allocate on the device. Errors as there. TD_UNSUPPORTED: groups of weights that
+ * model.owned leaves out; all weights, if groups is NULL. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
 
 /** The SMs that updates of this config take during the backward pass. This is config->update_sms. If that is

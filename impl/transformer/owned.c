@@ -200,6 +200,14 @@ bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, 
     return false;
 }
 
+/** What this rank has of the range reaches to element `end`. */
+static td_status check_end(int64_t end, td_range range, const char *instead)
+{
+    return end < range.end ? td_fail(TD_UNSUPPORTED,
+                                     "this rank has no weights from element %" PRId64 " on: %s", end, instead)
+                           : TD_OK;
+}
+
 td_status td_weights_check(const td_weights *weights, td_range range, const char *instead)
 {
     int64_t end = range.begin;
@@ -208,7 +216,36 @@ td_status td_weights_check(const td_weights *weights, td_range range, const char
 
     while (td_weights_take(weights, &range, &part, &master) && part.begin == end)
         end = part.end;
-    return end < range.end ? td_fail(TD_UNSUPPORTED,
-                                     "this rank has no weights from element %" PRId64 " on: %s", end, instead)
-                           : TD_OK;
+    return check_end(end, range, instead);
+}
+
+td_status td_owned_has(const td_transformer_config *config, td_range range, const char *instead)
+{
+    int64_t end = config->owned ? range.begin : range.end;
+
+    for (int64_t i = 0; i < config->owned_count && config->owned; i++)
+        if (config->owned[i].begin <= end && end < config->owned[i].end)
+            end = config->owned[i].end;
+    return check_end(end, range, instead);
+}
+
+td_status td_weights_read(td_device *dev, const td_weights *weights, td_range range, void *numbers)
+{
+    const size_t size = td_dtype_size(weights->dtype);
+    td_status status = TD_OK;
+    char *to = numbers;
+    td_master from;
+    td_range part;
+
+    while (td_weights_take(weights, &range, &part, &from)) {
+        const int64_t count = part.end - part.begin;
+
+        if (from.low)
+            TD_TRY(td_join(dev, count, from.at, from.low, (void *)to));
+        else
+            TD_TRY(td_device_copy(dev, to, from.at, (size_t)count * size));
+        to += (size_t)count * size;
+    }
+cleanup:
+    return status;
 }

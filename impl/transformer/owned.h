@@ -41,7 +41,16 @@ td_range td_range_both(td_range a, td_range b);
 bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, td_master *master);
 
 /** TD_UNSUPPORTED unless this rank has all elements of the range. `instead`: what the caller can do, for the
- * message. */
+ * message. The second one is of a model that will be made with this config. */
 td_status td_weights_check(const td_weights *weights, td_range range, const char *instead);
+td_status td_owned_has(const td_transformer_config *config, td_range range, const char *instead);
+
+/** The ranges of weights that a forward pass of the model needs, or a backward pass with its recomputations,
+ * one after the other; a range comes as often as it is needed anew. Returns how many there are, of which
+ * ranges [most] gets the first. */
+int64_t td_needs(const td_transformer *model, bool forward, int64_t most, td_range *ranges);
+
+/** The numbers of a range that this rank has all of, on the device. */
+td_status td_weights_read(td_device *dev, const td_weights *weights, td_range range, void *numbers);
 
 #endif

@@ -241,46 +241,42 @@ cleanup:
     return status;
 }
 
-/** Copies this rank's part of a parameter to `numbers`, or from there. */
-static td_status move(td_transformer *model, int64_t index, void *numbers, bool reads)
+td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers)
 {
     td_status status = TD_OK;
     td_parameter p;
-    td_master master;
-    td_range part;
 
     TD_TRY(td_transformer_parameter(model, index, &p));
     TD_NOT_NULL(numbers);
-    td_range rest = {p.offset, p.offset + p.numel};
-    if (reads)
-        TD_TRY(td_weights_check(&model->weights, rest, "td_shard_gather brings all of a parameter"));
-    while (td_weights_take(&model->weights, &rest, &part, &master)) {
-        const size_t size = td_dtype_size(p.dtype);
-        const int64_t count = part.end - part.begin;
-        void *const at = (char *)numbers + (size_t)(part.begin - p.offset) * size;
-
-        if (master.low)
-            TD_TRY(reads ? td_join(model->dev, count, master.at, master.low, at)
-                         : td_split(model->dev, count, at, master.at, master.low));
-        else
-            TD_TRY(td_device_copy(model->dev, reads ? at : master.at, reads ? master.at : at,
-                                  (size_t)count * size));
-    }
+    const td_range all = {p.offset, p.offset + p.numel};
+    TD_TRY(td_weights_check(&model->weights, all, "td_shard_gather brings all of a parameter"));
+    TD_TRY(td_weights_read(model->dev, &model->weights, all, numbers));
 cleanup:
     return status;
 }
 
-td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers)
-{
-    return move(model, index, numbers, true);
-}
-
 td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers)
 {
-    const td_status status = move(model, index, (void *)numbers, false);
+    td_status status = TD_OK;
+    td_parameter p;
+    td_range part;
+    td_master to;
 
-    if (status == TD_OK)
-        model->written[index] = true;
+    TD_TRY(td_transformer_parameter(model, index, &p));
+    TD_NOT_NULL(numbers);
+    td_range rest = {p.offset, p.offset + p.numel};
+    while (td_weights_take(&model->weights, &rest, &part, &to)) {
+        const size_t size = td_dtype_size(p.dtype);
+        const int64_t count = part.end - part.begin;
+        const void *const from = (const char *)numbers + (size_t)(part.begin - p.offset) * size;
+
+        if (to.low)
+            TD_TRY(td_split(model->dev, count, from, to.at, to.low));
+        else
+            TD_TRY(td_device_copy(model->dev, to.at, from, (size_t)count * size));
+    }
+    model->written[index] = true;
+cleanup:
     return status;
 }
 

@@ -144,6 +144,25 @@ static td_need need_of(const td_transformer *model, td_use use)
                      numbers ? TD_READS_NUMBERS : TD_READS_UPPER};
 }
 
+int64_t td_needs(const td_transformer *model, bool forward, int64_t most, td_range *ranges)
+{
+    const td_recording *const r = model->plan.recording;
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < r->count; i++)
+        for (int64_t j = r->calls[i].first; j < r->calls[i + 1].first; j++) {
+            const td_recorded_use *const used = &r->uses[j];
+
+            if ((r->calls[i].pass == TD_PASS_FORWARD) != forward || used->use.kind != TD_USE_WEIGHT ||
+                used->until < 0)
+                continue;
+            if (count < most)
+                ranges[count] = need_of(model, used->use).range;
+            count++;
+        }
+    return count;
+}
+
 /** The next use that begins a part's life, in a backward pass or its recomputations, or else in a forward
  * pass; NULL: none. */
 static const td_use *next_need(const td_recording *r, int64_t call)

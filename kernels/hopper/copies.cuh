@@ -5,9 +5,8 @@
  * belong to groups: bulk_commit ends a group, bulk_wait_read and bulk_wait wait for groups of the same
  * thread.
  *
- * A tensor copy moves a box of a tensor map (maps.cuh). Coordinates count elements from the tensor's start,
- * the innermost first. Loads fill what lies outside the tensor with zeros, and always count the bytes of the
- * whole box. Stores and reduce-adds leave out what lies outside. */
+ * A tensor copy moves a box of a tensor map (maps.cuh). Loads fill what lies outside the tensor with zeros,
+ * and always count the bytes of the whole box. Stores leave out what lies outside. */
 #ifndef TD_KERNELS_HOPPER_COPIES_CUH
 #define TD_KERNELS_HOPPER_COPIES_CUH
 
@@ -91,56 +90,27 @@ __device__ inline uint64_t once_policy()
     return 0x12F0000000000000;
 }
 
-__device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, uint64_t *barrier,
-                                uint64_t policy)
+/** Loads PANELS boxes of COLUMNS columns, `panel_bytes` apart in shared memory: all columns of some rows. */
+template <int PANELS, int COLUMNS>
+__device__ inline void load_tile(void *shared, uint32_t panel_bytes, const CUtensorMap *map, int row,
+                                 int head, int group, uint64_t *barrier, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(policy)
-                 : "memory");
+#pragma unroll
+    for (int p = 0; p < PANELS; p++)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                     ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared) +
+                                                                                     p * panel_bytes),
+                     "l"(map), "r"(p * COLUMNS), "r"(row), "r"(head), "r"(group),
+                     "r"(shared_address(barrier)), "l"(policy)
+                     : "memory");
 }
 
-__device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, int z, uint64_t *barrier,
-                                uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
-                 : "memory");
-}
-
-__device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, int z, int w,
-                                uint64_t *barrier, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(policy)
-                 : "memory");
-}
-
-__device__ inline void store_box(const CUtensorMap *map, const void *shared, int x, int y, int z)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
-        "r"(x), "r"(y), "r"(z), "r"(shared_address(shared))
-        : "memory");
-}
-
-__device__ inline void store_box(const CUtensorMap *map, const void *shared, int x, int y, int z, int w)
+__device__ inline void store_box(const CUtensorMap *map, const void *shared, int column, int row, int head,
+                                 int group)
 {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
-        "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
-        : "memory");
-}
-
-/** Adds the box, of the map's type, to the tensor. */
-__device__ inline void add_box(const CUtensorMap *map, const void *shared, int x, int y, int z)
-{
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::
-            "l"(map),
-        "r"(x), "r"(y), "r"(z), "r"(shared_address(shared))
+        "r"(column), "r"(row), "r"(head), "r"(group), "r"(shared_address(shared))
         : "memory");
 }
 

@@ -31,38 +31,30 @@ inline map_encoder find_map_encoder()
     return result == cudaDriverEntryPointSuccess ? reinterpret_cast<map_encoder>(found) : nullptr;
 }
 
-/** The swizzle whose period is `bytes` of a box's row. */
-constexpr CUtensorMapSwizzle swizzle_of(int bytes)
+/** The map of a tensor [heads / together, rows, together, columns] of 16-bit elements. If `together` is 1,
+ * each head is a matrix. A box has `box` rows of a head and as many columns as `swizzle` bytes (128, 64, 32).
+ * Coordinates are column, row, head % together, head / together. The address and the rows are multiples of
+ * 16 bytes. false: the driver refuses the map, or has none. */
+template <typename T>
+bool make_map(map_encoder encode, CUtensorMap *map, const void *tensor, int64_t columns, int64_t rows,
+              int64_t heads, int64_t together, int box, int swizzle)
 {
-    return bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-           : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-           : bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
-                         : CU_TENSOR_MAP_SWIZZLE_NONE;
-}
+    const CUtensorMapDataType type =
+        std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t row = columns * sizeof(T),
+                     extents[] = {(cuuint64_t)columns, (cuuint64_t)rows, (cuuint64_t)together,
+                                  (cuuint64_t)(heads / together)},
+                     strides[] = {together * row, row, rows * together * row};
+    const cuuint32_t boxes[] = {(cuuint32_t)(swizzle / sizeof(T)), (cuuint32_t)box, 1, 1},
+                     steps[] = {1, 1, 1, 1};
 
-/** The map of a tensor of `RANK` extents, the innermost first, with strides[i] elements from one index of
- * extent i + 1 to the next. `swizzle`: 128, 64, 32 or 0 bytes; a row of the box is at most as long. The
- * address and all strides are multiples of 16 bytes. false: the driver refuses the map. */
-template <typename T, int RANK>
-bool make_map(map_encoder encode, CUtensorMap *map, const void *tensor, const int64_t (&extents)[RANK],
-              const int64_t (&strides)[RANK - 1], const int (&box)[RANK], int swizzle)
-{
-    const CUtensorMapDataType type = std::is_same_v<T, float>    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                     : std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    cuuint64_t counts[RANK], pitches[RANK];
-    cuuint32_t boxes[RANK], steps[RANK];
-
-    for (int i = 0; i < RANK; i++) {
-        counts[i] = (cuuint64_t)extents[i];
-        boxes[i] = (cuuint32_t)box[i];
-        steps[i] = 1;
-        if (i + 1 < RANK)
-            pitches[i] = (cuuint64_t)strides[i] * sizeof(T);
-    }
-    return encode(map, type, RANK, const_cast<void *>(tensor), counts, pitches, boxes, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode &&
+           encode(map, type, 4, const_cast<void *>(tensor), extents, strides, boxes, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                  : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                  : CU_TENSOR_MAP_SWIZZLE_32B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 } // namespace hopper

@@ -37,8 +37,10 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
-    gradients = "shared" if shard == "full" else "transient"  # the link has memory for them
-    how = c_switches(graph=gpu and not queued, keep="all", gradients=gradients, update="along")
+    full = shard == "full"
+    gradients = "shared" if full else "transient"  # the link has memory for them
+    keep = "most" if full else "all"
+    how = c_switches(graph=gpu and not queued, keep=keep, gradients=gradients, update="along")
     ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
         how["nccl_ctas"] = ctas

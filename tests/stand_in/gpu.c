@@ -64,6 +64,7 @@ static operation *first, **end = &first;
 static bool working;
 static recording *capture;
 static td_cuda cuda;
+int td_stand_in_ranks = 2;
 bool td_stand_in_shared, td_stand_in_nvlink, td_stand_in_maps, td_stand_in_old;
 int td_stand_in_ctas, td_stand_in_windows, td_stand_in_comes = 1;
 void *td_stand_in_window;
@@ -91,10 +92,20 @@ void td_stand_in_unshare(void)
 static bool meet(ncclComm_t comm, int stage)
 {
     atomic_store(&shared->stage[comm->rank], stage);
-    for (int rank = 0; rank < RANKS; rank++)
+    for (int rank = 0; rank < td_stand_in_ranks; rank++)
         while (atomic_load(&shared->stage[rank]) < stage && !atomic_load(&comm->aborted))
             usleep(20);
     return !atomic_load(&comm->aborted);
+}
+
+/* In the order of the ranks. */
+static float sum_of(size_t at)
+{
+    float sum = shared->in[0][at];
+
+    for (int rank = 1; rank < td_stand_in_ranks; rank++)
+        sum += shared->in[rank][at];
+    return sum;
 }
 
 static void collect(const operation *o)
@@ -107,15 +118,16 @@ static void collect(const operation *o)
     memcpy(shared->in[o->comm->rank], o->src, o->bytes);
     if (!meet(o->comm, stage + 1))
         return;
-    const size_t count = o->bytes / sizeof *out, part = count / RANKS, own = (size_t)o->comm->rank * part;
+    const size_t count = o->bytes / sizeof *out, part = count / (size_t)td_stand_in_ranks,
+                 own = (size_t)o->comm->rank * part;
     for (size_t i = 0; i < (o->kind == REDUCE_SCATTER ? part : count); i++) {
         const size_t at = o->kind == REDUCE_SCATTER ? own + i : i;
 
-        if (o->kind == ALL_GATHER)
-            for (int rank = 0; rank < RANKS; rank++)
-                out[(size_t)rank * count + i] = shared->in[rank][i];
+        if (o->kind != ALL_GATHER)
+            out[i] = o->kind == BROADCAST ? shared->in[o->root][i] : sum_of(at);
         else
-            out[i] = o->kind == BROADCAST ? shared->in[o->root][i] : shared->in[0][at] + shared->in[1][at];
+            for (int rank = 0; rank < td_stand_in_ranks; rank++)
+                out[(size_t)rank * count + i] = shared->in[rank][i];
     }
     (void)meet(o->comm, stage + 2);
 }
@@ -362,7 +374,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, 
         (void)raise(SIGKILL);
     const int number =
         td_stand_in_comes ? atomic_fetch_add(&shared->registrations[comm->rank], 1) + 1 : 1 << 30;
-    for (int other = 0; other < RANKS; other++)
+    for (int other = 0; other < td_stand_in_ranks; other++)
         while (atomic_load(&shared->registrations[other]) < number && !atomic_load(&comm->aborted))
             usleep(1000);
     if (atomic_load(&comm->aborted))
@@ -472,8 +484,11 @@ ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclData
     (void)stream;
     if (type != ncclFloat32 || op != ncclSum)
         abort();
-    return call((operation){
-        .kind = REDUCE_SCATTER, .src = in, .dst = out, .bytes = RANKS * count * sizeof(float), .comm = comm});
+    return call((operation){.kind = REDUCE_SCATTER,
+                            .src = in,
+                            .dst = out,
+                            .bytes = (size_t)td_stand_in_ranks * count * sizeof(float),
+                            .comm = comm});
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,

@@ -10,8 +10,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { TD_STAND_IN_RANKS = 2, TD_STAND_IN_ELEMENTS = 100 /* of a call, at most */ };
+enum { TD_STAND_IN_RANKS = 4 /* at most */, TD_STAND_IN_ELEMENTS = 100 /* of a call, at most */ };
 
+extern int td_stand_in_ranks;         /* that are started; 2 at first */
 extern atomic_int td_stand_in_fills;  /* of this rank, that are over */
 extern bool td_stand_in_shared;       /* this rank's GPU is another's as well */
 extern bool td_stand_in_nvlink;       /* this rank's host has a second GPU, by NVLink */
