@@ -84,8 +84,8 @@ static double seconds_since(int64_t begun_ns)
     return (double)(td_clock_ns() - begun_ns) * 1e-9;
 }
 
-/* Runs all ranks. Rank 0 is to end well, and the last one by the signal that is expected, or well if that is 0.
- * A rank that takes a minute is killed. */
+/* Runs all ranks. Rank 0 is to end well, and the last one by the signal that is expected, or well if that is
+ * 0. A rank that takes a minute is killed. */
 static void run_ranks(void (*body)(const char *folder), int expected)
 {
     char folder[] = "/tmp/tandem-XXXXXX";

@@ -1,4 +1,4 @@
-/** The GEMMs of kernels/hopper/ against plain loops. Values are small integers, so every result is exact. */
+/** The parts of kernels/hopper/ against plain loops. Values are small integers, so every result is exact. */
 #include "kernels/hopper/copies.cuh"
 #include "kernels/hopper/gemm.cuh"
 #include "kernels/hopper/maps.cuh"
@@ -167,12 +167,176 @@ void gemms_are_exact(void **state)
     try_operands<__nv_bfloat16, 64, 32>();
 }
 
+/* ---- fragments: accumulators to shared memory, as they are and transposed ---- */
+
+template <bool TRANSPOSED> __global__ void store_fragment(__nv_bfloat16 *seen)
+{
+#if __CUDA_ARCH__ >= 900
+    __shared__ alignas(128) unsigned char tile[16 * 32];
+    const int lane = threadIdx.x;
+    uint32_t x[4];
+
+    for (int i = 0; i < 4; i++) { /* matrix i has rows i % 2 * 8 and columns i / 2 * 8 onwards */
+        const float first = (float)((i % 2 * 8 + lane / 4) * 16 + i / 2 * 8 + lane % 4 * 2);
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(first, first + 1);
+        x[i] = *reinterpret_cast<const uint32_t *>(&pair);
+    }
+    const int row = lane % 8, matrix = lane / 8;
+    if (TRANSPOSED)
+        store_matrices_transposed(shared_address(tile) + (matrix / 2 * 8 + row) * 32 + matrix % 2 * 16, x);
+    else
+        store_matrices(shared_address(tile) + (matrix % 2 * 8 + row) * 32 + matrix / 2 * 16, x);
+    __syncwarp();
+    for (int i = lane; i < 256; i += 32)
+        seen[i] = reinterpret_cast<const __nv_bfloat16 *>(tile)[i];
+#endif
+}
+
+void fragments_keep_their_places(void **state)
+{
+    array<__nv_bfloat16> plain(256), transposed(256);
+
+    (void)state;
+    store_fragment<false><<<1, 32>>>(plain.at);
+    store_fragment<true><<<1, 32>>>(transposed.at);
+    check(cudaDeviceSynchronize(), "kernel");
+    for (int i = 0; i < 256; i++) {
+        assert_equal("fragment", i / 16, i % 16, plain[i], (float)i);
+        assert_equal("transposed fragment", i / 16, i % 16, transposed[i], (float)(i % 16 * 16 + i / 16));
+    }
+}
+
+/* ---- barriers: a ring of stages, turns, registers, clusters ---- */
+
+constexpr int TILES = 20, GROUPS = 2, LIVE = 200;
+
+/** One thread loads tiles of 128 floats. Each of two warpgroups adds up all tiles, in turns that it writes
+ * down. It keeps LIVE sums in registers, which are more than a thread has at first. Blocks of a cluster show
+ * each other their sums, and both add them to `all`. */
+__global__ __launch_bounds__(GROUP *(1 + GROUPS), 1) //
+    void add_tiles(const float *tiles, float *all, float *of_other, int *turns)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    constexpr int STAGES = 3;
+    __shared__ alignas(128) float tile[STAGES][GROUP], sums[GROUPS][GROUP];
+    __shared__ uint64_t full[STAGES], empty[STAGES];
+    __shared__ int turn;
+    const int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
+    ring<STAGES> stage;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&full[i], 1);
+            barrier_init(&empty[i], GROUPS * GROUP);
+        }
+        barrier_init_done();
+        turn = 0;
+    }
+    __syncthreads();
+    if (group < 0) {
+        give_registers<24>();
+        for (int i = 0; threadIdx.x == 0 && i < TILES; i++, stage.advance()) {
+            barrier_wait(&empty[stage.place], stage.parity ^ 1);
+            barrier_expect(&full[stage.place], sizeof tile[0]);
+            bulk_load(tile[stage.place], tiles + (blockIdx.x * TILES + i) * GROUP, sizeof tile[0],
+                      &full[stage.place]);
+        }
+        return;
+    }
+    take_registers<240>();
+    float kept[LIVE], sum = 0;
+#pragma unroll
+    for (int i = 0; i < LIVE; i++)
+        kept[i] = 0;
+    if (group == 1)
+        group_arrive<GROUPS * GROUP>(1); /* group 0 has the first turn */
+    for (int i = 0; i < TILES; i++, stage.advance()) {
+        barrier_wait(&full[stage.place], stage.parity);
+        const float x = tile[stage.place][thread];
+        barrier_arrive(&empty[stage.place]);
+        pin(kept);
+#pragma unroll
+        for (int j = 0; j < LIVE; j++)
+            kept[j] += x;
+        group_sync<GROUPS * GROUP>(1 + group);
+        if (thread == 0)
+            turns[blockIdx.x * GROUPS * TILES + turn++] = group;
+        if (group == 0 || i + 1 < TILES)
+            group_arrive<GROUPS * GROUP>(1 + (group ^ 1));
+    }
+#pragma unroll
+    for (int j = 0; j < LIVE; j++)
+        sum += kept[j];
+    sums[group][thread] = sum * (float)(1 + group);
+    bulk_fence();
+    group_sync<GROUP>(3 + group);
+    if (thread == 0) {
+        bulk_add(all + group * GROUP, sums[group], sizeof sums[group]);
+        bulk_store(of_other + (blockIdx.x * 3 + group) * GROUP, sums[group], sizeof sums[group]);
+        bulk_commit();
+        bulk_wait<0>();
+    }
+    __syncwarp();
+    cluster_sync();
+    if (group == 0 && thread < GROUP / 4) {
+        const uint32_t from = shared_address(sums[1] + 4 * thread);
+        const float4 x = load_four_of_block(from, blockIdx.x ^ 1);
+        const float2 y = load_pair_of_block(from, blockIdx.x ^ 1);
+        float *const to = of_other + (blockIdx.x * 3 + 2) * GROUP + 4 * thread;
+        to[0] = y.x;
+        to[1] = y.y;
+        to[2] = x.z;
+        to[3] = x.w;
+    }
+    cluster_sync(); /* nobody ends before the other has read */
+#endif
+}
+
+void barriers_hand_over_every_tile(void **state)
+{
+    const array<float> tiles(2 * TILES * GROUP, 11);
+    array<float> all(GROUPS * GROUP), seen(2 * 3 * GROUP);
+    array<int> turns(2 * GROUPS * TILES);
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+
+    (void)state;
+    for (int i = 0; i < all.count; i++)
+        all.at[i] = 5;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {2, 1, 1};
+    config.gridDim = 2;
+    config.blockDim = GROUP * (1 + GROUPS);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, add_tiles, (const float *)tiles.at, all.at, seen.at, turns.at),
+          "launch");
+    check(cudaDeviceSynchronize(), "kernel");
+    for (int thread = 0; thread < GROUP; thread++) {
+        float sums[2] = {};
+        for (int i = 0; i < 2 * TILES; i++)
+            sums[i / TILES] += LIVE * tiles[i * GROUP + thread];
+        for (int block = 0; block < 2; block++)
+            for (int row = 0; row < 3; row++)
+                assert_equal("sums of a block", block * 3 + row, thread,
+                             seen[(block * 3 + row) * GROUP + thread],
+                             row == 2 ? 2 * sums[block ^ 1] : (1 + row) * sums[block]);
+        for (int group = 0; group < GROUPS; group++)
+            assert_equal("sums of all blocks", group, thread, all[group * GROUP + thread],
+                         5 + (1 + group) * (sums[0] + sums[1]));
+    }
+    for (int i = 0; i < turns.count; i++)
+        assert_int_equal(turns.at[i], i % GROUPS);
+}
+
 } // namespace
 
 int main(void)
 {
     const CMUnitTest tests[] = {
         cmocka_unit_test(gemms_are_exact),
+        cmocka_unit_test(fragments_keep_their_places),
+        cmocka_unit_test(barriers_hand_over_every_tile),
     };
     int major = 0, minor = 0;
 

@@ -6,8 +6,8 @@
 #include "support/compare.h"
 #include "support/test.h"
 #include "train/train.h"
-#include "transformer/recording.h"
 #include "transformer/operations.h"
+#include "transformer/recording.h"
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 static const char *const attentions[] = {"naive", "flash"};

@@ -362,7 +362,7 @@ td_status td_work_bytes(td_device *dev, const td_plan *plan, int64_t tokens, siz
     *out = 0;
     for (td_call_kind kind = 0; kind < TD_CALLS; kind++)
         for (td_weight weight = 0; weight < TD_ALL_WEIGHTS; weight++)
-            for (int adds = 0; adds <= (kind == TD_CALL_WEIGHT_GRAD); adds++)
+            for (int adds = 0; adds <= (kind == TD_CALL_WEIGHT_GRAD ? 1 : 0); adds++)
                 if (plan->recording->weights[kind] >> weight & 1) {
                     TD_TRY(bytes_of(dev, plan, kind, weight, tokens, adds, &bytes));
                     *out = bytes > *out ? bytes : *out;

@@ -225,7 +225,7 @@ void td_weights_written(td_transformer *model, bool all)
 
 bool td_has_weights(const td_transformer *model)
 {
-    return !memchr(model->written, false, (size_t)td_transformer_parameter_count(model));
+    return !memchr(model->written, 0, (size_t)td_transformer_parameter_count(model));
 }
 
 td_status td_transformer_refresh(td_transformer *model)
