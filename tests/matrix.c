@@ -68,10 +68,11 @@ static const char *const names[AXES][VALUES] = {
     [GROUPS] = {"1 group", "2 groups"},
     [SPLIT] = {"no link", "ddp naive", "ddp flat", "ddp overlap", "ddp bucketed", "shard tensors",
                "shard flat, 1 bucket", "shard flat", "shard full"},
-    [MASTERS] = {"f32", "bf16", "planes of bf16_mixed"}};
+    [MASTERS] = {"f32", "bf16", "planes of bf16_mixed", "planes with f32 gradients"}};
 
 /* Of masters. Another form of masters is a name, a line of config_of, and its arenas. */
-static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED,
+                                          TD_PRECISION_BF16_MIXED};
 
 typedef struct cell {
     int at[AXES]; /* the number of its value on each axis */
@@ -190,6 +191,7 @@ static td_train_config config_of(const cell *c)
                                        .attention = "flash",
                                        .keep = c->at[KEEP] > 1 ? TD_KEEP_INPUTS : (td_keep)c->at[KEEP],
                                        .checkpoint_layers = c->at[KEEP] > 1 ? c->at[KEEP] - 1 : 0,
+                                       .f32_gradients = c->at[MASTERS] == 3,
                                        .transient_gradients = c->at[TRANSIENT]},
                              .hyper = {.kind = (td_optimizer_kind)c->at[OPTIMIZER],
                                        .adamw = td_adamw_defaults(TD_ADAMW_TORCH),
@@ -235,7 +237,8 @@ static int64_t elements_of(const td_train_config *config)
 static const size_t arenas[][4][3] = {
     {{161280, 147712, 161280}, {172032, 157440, 172032}, {152064, 148736, 152064}, {162048, 153088, 162048}},
     {{148224, 140800, 148224}, {155648, 147456, 155648}, {142848, 140800, 142848}, {149248, 144128, 149248}},
-    {{150784, 143104, 163328}, {158208, 149760, 170752}, {144896, 142592, 157440}, {151552, 146176, 164096}}};
+    {{150784, 143104, 163328}, {158208, 149760, 170752}, {144896, 142592, 157440}, {151552, 146176, 164096}},
+    {{163328, 150784, 163328}, {170752, 155392, 170752}, {157440, 154368, 157440}, {164096, 154880, 164096}}};
 
 static int64_t allocations(void)
 {

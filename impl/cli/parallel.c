@@ -25,7 +25,8 @@ enum {
     KEY_OPTIMIZER,
     KEY_PREFETCH,
     KEY_KEEP_WEIGHTS,
-    KEY_REDUCE_LAST
+    KEY_REDUCE_LAST,
+    KEY_F32_GRADIENTS
 };
 
 #define STRATEGY_OPTION(more)                                                                                \
@@ -43,6 +44,13 @@ enum {
      0,                                                                                                      \
      "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100)",             \
      2},                                                                                                     \
+        {"f32-gradients",                                                                                    \
+         KEY_F32_GRADIENTS,                                                                                  \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         "gradients of f32 weights are f32, and are reduced in f32, if GEMMs have 16 bits; always with "     \
+         "micro-batches",                                                                                    \
+         2},                                                                                                 \
         {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (the default) or sgd", 2},                            \
     {                                                                                                        \
         0                                                                                                    \
@@ -188,6 +196,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         config->reduce_last = true;
         args->full_given = "--reduce-last";
         return 0;
+    case KEY_F32_GRADIENTS:
+        config->model.f32_gradients = true;
+        return 0;
     case KEY_BUCKET_MB:
         config->bucket_mb = td_option_number(state, "bucket-mb", arg);
         if (config->bucket_mb < 0)
@@ -205,12 +216,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/** Those of several micro-batches are added up in the type of the weights. */
+/** The type of gradients: with micro-batches the type of the weights. */
 static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 {
     const td_precision precision = config->model.precision;
 
-    return config->micro_batches > 1 ? td_precision_weights(precision) : td_precision_dtype(precision);
+    return config->model.f32_gradients || config->micro_batches > 1 ? td_precision_weights(precision)
+                                                                    : td_precision_dtype(precision);
 }
 
 /* ---- what comes out ---- */
@@ -415,6 +427,8 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, const ch
         TD_TRY(td_record_set_bool(record, "config.keep_weights", config->keep_weights));
         TD_TRY(td_record_set_bool(record, "config.reduce_last", config->reduce_last));
     }
+    if (config->model.f32_gradients)
+        TD_TRY(td_record_set_bool(record, "config.f32_gradients", true));
     if (config->state < TD_BENCH_STATE_FLAT)
         TD_TRY(td_record_set_string(record, "case.strategy", td_ddp_strategy_name(config->strategy)));
     if (has_buckets(config))
@@ -531,6 +545,7 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--prefetch", (double)c->prefetch},
         {"--keep-weights", c->keep_weights},
         {"--reduce-last", c->reduce_last},
+        {"--f32-gradients", c->model.f32_gradients},
         {"--strategy (0 naive, 1 flat, 2 overlap, 3 bucketed)", c->strategy},
         {"--bucket-mb", c->bucket_mb},
         {"--optimizer (0 adamw, 1 sgd)", c->hyper.kind},

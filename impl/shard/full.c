@@ -82,7 +82,9 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
     const td_shard_split *const s = &link->split;
     const td_precision precision = config->model.precision;
     const td_dtype dtype = td_precision_weights(precision),
-                   grad_dtype = config->micro_batches > 1 ? dtype : td_precision_dtype(precision);
+                   grad_dtype = config->model.f32_gradients || config->micro_batches > 1
+                                    ? dtype
+                                    : td_precision_dtype(precision);
     const int64_t layers = config->model.size.layers;
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;

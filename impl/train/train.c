@@ -129,7 +129,7 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     if (config->gain == 0)
         s->config.gain = 1;
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
-    s->config.model.f32_gradients = s->config.micro_batches > 1;
+    s->config.model.f32_gradients |= s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));

@@ -28,7 +28,7 @@ typedef enum td_train_until {
 } td_train_until;
 
 typedef struct td_train_config {
-    td_transformer_config model; /* `use` and `f32_gradients` are the trainer's */
+    td_transformer_config model; /* `use` is the trainer's, which sets `f32_gradients` with micro-batches */
     td_train_until until;
     td_hyperparameters hyper; /* of all weights */
     /* The weights that the optimizer updates, each group with hyperparameters of its own (then those above

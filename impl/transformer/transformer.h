@@ -67,7 +67,7 @@ typedef struct td_transformer_config {
     int64_t checkpoint_layers; /* of TD_KEEP_INPUTS: how many layers a checkpoint has; 0: 1 */
 
     /* If the weights are f32, gradients are too, also if GEMMs have 16 bits, as in PyTorch. The gradients of
-     * many micro-batches can then be added up. */
+     * many micro-batches can then be added up, and ranks reduce gradients in f32. */
     bool f32_gradients;
 
     /* Gradients take the memory of activations that backward no longer needs. The next forward overwrites

@@ -27,7 +27,7 @@ NEEDS_BYTES = 40 * 2**30
 
 
 def cases(profile, device):
-    for ranks in (2, 3, 4) if profile == "full" else (2,):
+    for ranks in (2, 3, 4, 6) if profile == "full" else (2,):
         for compute in ("f32", "f16"):
             keys = dict(model="fsdp_toy", ranks=ranks, compute=compute, steps=TOY_STEPS, samples=SAMPLES)
             yield Case(PROOF, seconds=0.5, dtype="f32", **keys)
