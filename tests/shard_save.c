@@ -8,6 +8,7 @@
 #include <glob.h>
 #include <math.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { STEPS = 2 };
@@ -424,6 +425,19 @@ static int check_killed(int argc, char **argv, int killed_rank)
     return wrong;
 }
 
+/* Its own folder in the build folder, wherever it was started: tests of other arguments run at the same time. */
+static void enter_folder(int argc, char **argv)
+{
+    char folder[256] = FOLDER "/shard_save";
+
+    for (int i = 1; i < argc; i++) {
+        const size_t at = strlen(folder);
+        assert_true(snprintf(folder + at, sizeof folder - at, "_%s", argv[i]) < (int)(sizeof folder - at));
+    }
+    assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    assert_int_equal(chdir(folder), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -441,7 +455,7 @@ int main(int argc, char **argv)
         return check_killed(argc, argv, atoi(argv[4]));
     if (!td_ranks_begin(argc, argv, &shard_dev, &shard_comm, &result))
         return result;
-    assert_int_equal(chdir(FOLDER), 0); /* wherever it was started */
+    enter_folder(argc, argv);
     td_assert_ok(td_comm_describe(shard_comm, &shard_info));
     td_assert_ok(td_cpu_set_threads(1)); /* more ranks than processors */
     if (kills)
