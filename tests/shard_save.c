@@ -425,7 +425,7 @@ static int check_killed(int argc, char **argv, int killed_rank)
     return wrong;
 }
 
-/* Its own folder in the build folder, wherever it was started: tests of other arguments run at the same time. */
+/* A folder of its own in the build folder: tests of other arguments run at the same time. */
 static void enter_folder(int argc, char **argv)
 {
     char folder[256] = FOLDER "/shard_save";
