@@ -64,7 +64,7 @@ static const char *false_compiler(const char *name, const char *instead)
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(text, sizeof text,
-             "#!/bin/sh\nself=$0\ncase \"$*\" in *-dM*) echo '#define __STDC__ 1'; exit 0;; esac\n"
+             "#!/bin/sh\nself=$0\ncase \" $* \" in *\" -dM \"*) echo '#define __STDC__ 1'; exit 0;; esac\n"
              "while [ $# -gt 2 ]; do [ \"$1\" = -o ] && out=$2; shift; done\n%s\n",
              instead);
     write_file(path, text, 0700);
@@ -645,8 +645,8 @@ TD_TEST(a_compiler_is_asked_which_options_it_takes)
     snprintf(path, sizeof path, "%s/narrow", folder);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         snprintf(text, sizeof text,
-                 "#!/bin/sh\ncase \"$*\" in %s) echo error: unknown option; exit 1;;\n"
-                 "*-dM*) echo '#define __STDC__ 1'; exit 0;; esac\nexec cc \"$@\"\n",
+                 "#!/bin/sh\ncase \" $* \" in %s) echo error: unknown option; exit 1;;\n"
+                 "*\" -dM \"*) echo '#define __STDC__ 1'; exit 0;; esac\nexec cc \"$@\"\n",
                  refused[i]);
         write_file(path, text, 0700);
         assert_int_equal(run_with(path, NULL).compiled, 1);
