@@ -300,8 +300,8 @@ static void close_late(late *l)
         __wrap_td_backend_cpu = usual;
 }
 
-/* A reduction waits until the update has read the gradients that were in its place: the bits are those of
- * places that nobody shares. */
+/* A reduction waits until the update has read the gradients that were in its place: shared places give the
+ * same bits as a place for each unit. */
 static void late_updates_read_their_own_gradients(void **unused)
 {
     void *numbers[2];

@@ -89,10 +89,10 @@ static size_t grad_bytes(const td_plan *plan, const td_owned *owned)
     return aligned(owned->range.end - owned->range.begin, td_dtype_size(plan->grad_dtype));
 }
 
-/** Where places of gradients begin, and where those of their own follow. */
+/** The offsets of gradients: ranges with a shared place use it, all others follow the shared places. */
 typedef struct places {
     size_t begin[TD_GRAD_PLACES + 1]; /* by place */
-    size_t own;                       /* the next one of its own */
+    size_t own;                       /* of the next range without a shared place */
     size_t inside;                    /* bytes before the stretch of the same range, in its place */
     int64_t index;                    /* the range that has a place now */
 } places;

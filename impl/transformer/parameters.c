@@ -30,7 +30,7 @@ static int64_t count_of(const td_model_size *size)
     return TD_WEIGHTS * size->layers + 3;
 }
 
-/** The weight that is parameter `index`: the embedding, those of the layers, ln_final, the head. */
+/** The weight that is parameter `index`. The order is: embedding, weights of each layer, ln_final, head. */
 static td_weight weight_of(const td_model_size *size, int64_t index, int64_t *layer)
 {
     *layer = index > 0 ? (index - 1) / TD_WEIGHTS : 0;
