@@ -80,9 +80,9 @@ TD_API td_status td_device_synchronize(td_device *dev);
  * has one stream, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
 typedef struct td_stream td_stream;
 
-/** Creates a stream, for updates of weights and for waiting. Its CUDA priority is one level above the priority
- * of the device's stream and of the current stream, so its work gets a free SM first. Collectives have a higher
- * priority than all of them. */
+/** Creates a stream, for updates of weights and for waiting. Its CUDA priority is one level above the
+ * priority of the device's stream and of the current stream, so its work gets a free SM first. Collectives
+ * have a higher priority than all of them. */
 TD_API td_status td_stream_create(td_device *dev, td_stream **out);
 
 /** Wraps a stream of the caller (a cudaStream_t; NULL is CUDA's default stream) for td_device_set_stream. The
