@@ -316,7 +316,7 @@ cleanup:
 
 /** Transient gradients, over the kept activations. When a layer writes its gradients, the pass still needs
  * the activations of this layer and of earlier layers, but no activations of later layers. So the block of
- * gradients begins at the lowest offset that keeps needed activations whole. It has the layers in the order of
+ * gradients begins at the lowest offset that keeps needed activations whole. Its layers are in the order of
  * the activations.
  * Gradients of the norms and the head come after all layers' activations, because they are written while all
  * activations are needed. Checkpoints share one place for their activations: gradients of layers after the
