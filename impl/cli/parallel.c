@@ -251,7 +251,7 @@ static const column columns[] = {
     {"without ms", "without_ms", offsetof(td_bench_rank, silent)},
     {"exposed ms", "exposed_ms", offsetof(td_bench_rank, exposed_ms)},
     {"collectives ms", "collectives_ms", offsetof(td_bench_rank, collectives)},
-    {"hidden ms", "beside_ms", offsetof(td_bench_rank, beside)},
+    {"hidden ms", "beside_ms", offsetof(td_bench_rank, hidden)},
     {"tail ms", "tail_ms", offsetof(td_bench_rank, tail)},
 };
 
