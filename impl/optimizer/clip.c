@@ -164,10 +164,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     TD_CHECK(state, "state is NULL");
     TD_TRY(work_bytes(dev, weights->elements, weights->grad_dtype, &bytes));
     clip = calloc(1, sizeof *clip);
-    if (!clip) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *clip);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!clip, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *clip);
     clip->hook = (td_hook){.begin = clip_begin, .final = clip_final, .end = clip_end};
     clip->dev = dev;
     clip->weights = *weights;

@@ -386,13 +386,10 @@ td_status td_optimizer_update(td_optimizer *optimizer)
     td_status status = TD_OK;
 
     TD_CHECK(optimizer, "optimizer is NULL");
-    if (optimizer->final.count == 0 && optimizer->count > 0) {
-        status =
-            td_fail(TD_BAD_STATE, optimizer->time == TD_UPDATE_ALONG
-                                      ? "no gradients are held: updates come along the backward pass"
-                                      : "no gradients became final since the last update or forward pass");
-        goto cleanup;
-    }
+    TD_FAIL_IF(optimizer->final.count == 0 && optimizer->count > 0, TD_BAD_STATE,
+               optimizer->time == TD_UPDATE_ALONG
+                   ? "no gradients are held: updates come along the backward pass"
+                   : "no gradients became final since the last update or forward pass");
     const int64_t count = optimizer->final.count;
     optimizer->final.count = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -433,10 +430,7 @@ static td_status make_groups(td_optimizer *o, const td_optimizer_config *config)
     void *block;
 
     o->groups = calloc((size_t)config->count + 1, sizeof *o->groups); /* of none a list, too */
-    if (!o->groups) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", config->count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!o->groups, TD_NO_MEMORY, "no host memory for %" PRId64 " groups", config->count);
     TD_TRY(block_bytes(config->count, config->groups, &bytes));
     TD_TRY(td_device_alloc(o->dev, bytes, &block));
     o->block = block;
@@ -481,10 +475,7 @@ td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config,
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_config(dev, config));
     o = calloc(1, sizeof *o);
-    if (!o) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!o, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
     o->hook = (td_hook){.begin = on_begin, .final = on_final, .end = on_end};
     o->dev = dev;
     o->weights = config->weights;

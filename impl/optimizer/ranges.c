@@ -35,13 +35,11 @@ td_status td_ranges_add(td_ranges *set, td_range range)
 
     while (next < set->count && set->at[next].begin < range.begin)
         next++;
-    if ((next > 0 && set->at[next - 1].end > range.begin) ||
-        (next < set->count && set->at[next].begin < range.end)) {
-        status = td_fail(TD_BAD_STATE,
-                         "gradients of elements %" PRId64 " to %" PRId64 " became final twice in one pass",
-                         range.begin, range.end);
-        goto cleanup;
-    }
+    TD_FAIL_IF((next > 0 && set->at[next - 1].end > range.begin) ||
+                   (next < set->count && set->at[next].begin < range.end),
+               TD_BAD_STATE,
+               "gradients of elements %" PRId64 " to %" PRId64 " became final twice in one pass", range.begin,
+               range.end);
     if (set->count == set->room)
         TD_TRY(grow(set));
     const bool joins_last = next > 0 && set->at[next - 1].end == range.begin;

@@ -130,10 +130,8 @@ td_status td_shard_link_finish(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_CHECK(link, "link is NULL");
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     if (link->split.kind == TD_SHARD_FULL)
         goto cleanup;
     TD_TRY(gather_updated(link));
@@ -197,17 +195,11 @@ static td_status join_graph(td_shard_link *link, td_shard_graph **out)
     *out = NULL;
     if (capture == 0)
         goto cleanup;
-    if (!link->captured) {
-        status =
-            td_fail(TD_BAD_STATE, "a step is captured, but the link was made for a trainer without capture");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->captured, TD_BAD_STATE,
+               "a step is captured, but the link was made for a trainer without capture");
     if (!link->graph || link->graph->capture != capture) {
         graph = calloc(1, sizeof *graph);
-        if (!graph) {
-            status = td_fail(TD_NO_MEMORY, "no host memory for a graph");
-            goto cleanup;
-        }
+        TD_FAIL_IF(!graph, TD_NO_MEMORY, "no host memory for a graph");
         *graph = (td_shard_graph){.link = link, .capture = capture};
         const td_graph_guest guest = {
             .launch = on_launch, .launched = on_launched, .leave = on_leave, .user = graph};
@@ -254,10 +246,8 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     td_shard_graph *graph;
     td_status status = TD_OK;
 
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     TD_TRY(join_graph(link, &graph));
     if (pass == TD_PASS_FORWARD)
         TD_TRY(begin_forward(link, graph));

@@ -103,15 +103,10 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, t
     TD_NOT_NULL(comm, options, config);
     TD_TRY(check_options(options));
     const td_shard_kind kind = options->kind;
-    if (kind == TD_SHARD_FULL && config->model.transient_gradients) {
-        status = td_fail(TD_UNSUPPORTED, "transient_gradients is set, but the link places gradients");
-        goto cleanup;
-    }
+    TD_FAIL_IF(kind == TD_SHARD_FULL && config->model.transient_gradients, TD_UNSUPPORTED,
+               "transient_gradients is set, but the link places gradients");
     link = calloc(1, sizeof *link);
-    if (!link) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
     link->comm = comm;
     link->options = *options;
     if (options->prefetch == 0)
@@ -264,10 +259,8 @@ td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers)
     td_parameter parameter;
 
     TD_NOT_NULL(link, numbers);
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     td_transformer *const model = td_train_model(link->train);
     TD_TRY(td_transformer_parameter(model, index, &parameter));
     if (link->split.kind == TD_SHARD_FULL) {
