@@ -306,7 +306,7 @@ cleanup:
     return status;
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -314,15 +314,14 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
     int64_t unit;
 
     (void)pass, (void)next;
-    TD_TRY(find_unit(link, need->range, &unit));
+    TD_TRY(find_unit(link, range, &unit));
     const td_shard_piece *const piece = &link->split.pieces[unit];
     if (!is_split(piece))
         goto cleanup;
     TD_TRY(enter(link, unit));
     const td_shard_room *const room = room_of(&link->full.weights, unit);
     TD_TRY(td_flight_wait(&link->gathers, room->number));
-    *where = room->at +
-             size_between(piece->range.begin, need->range.begin, read_dtype(piece, link->weights.dtype));
+    *where = room->at + size_between(piece->range.begin, range.begin, read_dtype(piece, link->weights.dtype));
 cleanup:
     return status;
 }

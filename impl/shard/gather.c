@@ -257,7 +257,7 @@ cleanup:
     return status;
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     td_shard_link *link = td_shard_link_behind(hook);
@@ -265,7 +265,7 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
 
     (void)pass, (void)next, (void)where;
     for (int64_t i = 0; i < link->split.piece_count && link->gathers.done < link->gathers.sent; i++)
-        if (touches(link->split.pieces[i].range, need->range) && link->split.pieces[i].sent > until)
+        if (touches(link->split.pieces[i].range, range) && link->split.pieces[i].sent > until)
             until = link->split.pieces[i].sent;
     return until > link->gathers.done ? wait_for(link, until) : TD_OK;
 }
