@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "train/state.h"
 #include "transformer/layout.h"
 #include "transformer/owned.h"
 
@@ -152,13 +153,9 @@ static int by_group(const void *a, const void *b)
     return x->range.begin < y->range.begin ? -1 : x->range.begin > y->range.begin;
 }
 
-/** Adds what the trainer's groups have of a range. */
-static void add_groups(td_shard_split *split, const td_train_config *config, td_range range)
+/** Adds the parts of the range that the trainer's groups have. */
+static void add_groups(td_shard_split *split, int64_t count, const td_optimizer_group *groups, td_range range)
 {
-    const td_optimizer_group all = {.range = {0, split->elements}, .hyper = config->hyper};
-    const td_optimizer_group *groups = config->groups ? config->groups : &all;
-    const int64_t count = config->groups ? config->group_count : 1;
-
     for (int64_t i = 0; i < count; i++) {
         const td_range both = td_range_both(groups[i].range, range);
 
@@ -173,16 +170,18 @@ static void add_groups(td_shard_split *split, const td_train_config *config, td_
 
 static td_status make_groups(td_shard_split *split, const td_train_config *config)
 {
-    const int64_t each = config->groups ? config->group_count : 1;
+    const td_optimizer_group *groups;
+    td_optimizer_group all;
+    const int64_t count = td_train_groups(config, split->elements, &all, &groups);
     td_status status = TD_OK;
 
-    split->groups = calloc((size_t)(2 * split->piece_count * each) + 1, sizeof *split->groups);
+    split->groups = calloc((size_t)(2 * split->piece_count * count) + 1, sizeof *split->groups);
     TD_FAIL_IF(!split->groups, TD_NO_MEMORY, "no host memory for groups of %" PRId64 " pieces",
                split->piece_count);
     for (int64_t i = 0; i < split->piece_count; i++) {
-        add_groups(split, config, split->pieces[i].own);
+        add_groups(split, count, groups, split->pieces[i].own);
         const int64_t updated = split->updated;
-        add_groups(split, config, split->pieces[i].rest);
+        add_groups(split, count, groups, split->pieces[i].rest);
         split->repeated += split->updated - updated;
     }
     qsort(split->groups, (size_t)split->group_count, sizeof *split->groups, by_group);
