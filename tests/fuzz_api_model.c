@@ -202,18 +202,16 @@ API(td_hooks_begin)
 
 API(td_hooks_needed)
 {
-    static const td_need need = {{0, 4}, TD_READS_UPPER};
-    const void *where = &need;
+    static const td_range next = {0, 4};
+    const void *where = &next;
 
-    return td_hooks_needed(api_chain(), any_pass(), pointer("need", &need), td_fuzz_chance(50) ? &need : NULL,
-                           pointer("where", &where));
+    return td_hooks_needed(api_chain(), any_pass(), (td_range){0, td_fuzz_below(9)},
+                           td_fuzz_chance(50) ? &next : NULL, pointer("where", &where));
 }
 
 API(td_hooks_done)
 {
-    static const td_need need = {{0, 4}, TD_READS_NUMBERS};
-
-    return td_hooks_done(api_chain(), any_pass(), pointer("need", &need));
+    return td_hooks_done(api_chain(), any_pass(), (td_range){0, td_fuzz_below(9)});
 }
 
 API(td_hooks_room)
