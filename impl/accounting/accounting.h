@@ -63,6 +63,8 @@ typedef struct td_account_block {
                     * with 0 its probabilities, B H S^2 */
     int64_t all;   /* beside these the output of both norms, their f32 rstd (B S each) and silu(gate) up */
     int64_t final; /* once, behind the last block: ln_final's input, and for `all` its output and rstd */
+    int64_t
+        attention; /* input, o and what attention saves: of a checkpoint whose attention does not run again */
 } td_account_block;
 
 TD_API td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,
