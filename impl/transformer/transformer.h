@@ -68,7 +68,7 @@ typedef struct td_transformer_config {
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
 
-    /* Of TD_KEEP_INPUTS and TD_KEEP_ATTENTION: how many layers a checkpoint has; 0: 1. The last checkpoint has
+    /* Of TD_KEEP_INPUTS and TD_KEEP_ATTENTION: how many layers a checkpoint has; 0: 1. The last one has
      * at least kept_layers, and as few as let all others be whole; 0: 1. */
     int64_t checkpoint_layers, kept_layers;
 
