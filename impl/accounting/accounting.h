@@ -73,6 +73,7 @@ typedef struct td_account_block {
                     * up (2 B S d_ff), and what attention saves */
     int64_t all; /* TD_KEEP_ALL: most, the outputs of both norms, their f32 rstd (B S each), silu(gate) up */
     int64_t final; /* TD_KEEP_ALL, once for the model: input, output and rstd of ln_final */
+    int64_t attention; /* TD_KEEP_ATTENTION: input, o (B S d), and what attention saves */
 } td_account_block;
 
 TD_API td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,

@@ -163,6 +163,7 @@ td_status td_account_block_activations(const td_account_model *model, int64_t ba
         "block bytes", TD_LIST(stream.residual, stream.residual, tensors, a.ffn, a.ffn, attention), &b.most));
     TD_TRY(td_account_sum("block bytes", TD_LIST(b.most, a.residual, a.residual, rstd, rstd, a.ffn), &b.all));
     TD_TRY(td_account_sum("final bytes", TD_LIST(stream.residual, a.residual, rstd), &b.final));
+    TD_TRY(td_account_sum("block bytes", TD_LIST(stream.residual, a.residual, attention), &b.attention));
     b.input = stream.residual;
     *out = b;
 cleanup:

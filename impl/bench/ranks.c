@@ -115,7 +115,7 @@ cleanup:
     return status;
 }
 
-static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status probe_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                               const void **where)
 {
     probe *p = (probe *)hook;
@@ -128,19 +128,19 @@ static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, 
     if (p->count == p->made)
         TD_TRY(add_reading(p));
     p->readings[p->count].pass = pass;
-    p->readings[p->count].range = need->range;
+    p->readings[p->count].range = range;
     TD_TRY(td_event_record(p->readings[p->count].asked));
 cleanup:
     return status;
 }
 
-static td_status probe_there(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status probe_there(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                              const void **where)
 {
     probe *p = (probe *)((char *)hook - offsetof(probe, after));
 
     (void)pass;
-    (void)need;
+    (void)range;
     (void)next;
     (void)where;
     return p->begin ? td_event_record(p->readings[p->count++].there) : TD_OK;

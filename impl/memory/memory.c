@@ -79,9 +79,9 @@ cleanup:
 }
 
 /** A backward pass computes the gradients of a range after its last read of the range's weights. */
-static td_status weights_done(td_hook *hook, td_pass pass, const td_need *need)
+static td_status weights_done(td_hook *hook, td_pass pass, td_range range)
 {
-    return pass == TD_PASS_BACKWARD ? note_gradients((recorder *)hook, need->range, true) : TD_OK;
+    return pass == TD_PASS_BACKWARD ? note_gradients((recorder *)hook, range, true) : TD_OK;
 }
 
 static td_status gradients_final(td_hook *hook, td_range range, td_event *event)
