@@ -128,6 +128,7 @@ class Commands(Cli):
         )
         ways = [{}, {"keep": "most"}, {"gradients": "held"}, {"update": "after"}]
         ways += [{"keep": "inputs", "checkpoint_layers": layers} for layers in (1, 2)]
+        ways += [{"keep": "attention", "checkpoint_layers": 1, "kept_layers": 2}]
         for way in ways:
             options = [
                 text for name, value in way.items() for text in (f"--{name.replace('_', '-')}", str(value))
@@ -140,7 +141,7 @@ class Commands(Cli):
         found = self.records()
         peaks = [record["peak_mib"] for record in found]
         self.assertEqual([record["config"] for record in found], [default | way for way in ways])
-        self.assertEqual([record["impl"] for record in found], ["c_overlap"] * 3 + ["c"] + ["c_overlap"] * 2)
+        self.assertEqual([record["impl"] for record in found], ["c_overlap"] * 3 + ["c"] + ["c_overlap"] * 3)
         self.assertEqual([f"{peak:.1f}" for peak in peaks], [peak for peak, _ in printed])
         self.assertEqual(len(set(peaks[:3])), 3)
 
@@ -445,10 +446,12 @@ class Commands(Cli):
         self.assertNotIn(("CPU", "layer_norm"), found)
 
     def test_sizes(self):
+        names = ["small", "medium", "large", "xl", "2.7B", "8B", "10B"]
         (rows,) = tables(self.succeed("sizes"))
-        self.assertEqual([row["size"] for row in rows], ["small", "medium", "large", "xl", "2.7B", "10B"])
+        self.assertEqual([row["size"] for row in rows], names)
         self.assertEqual(rows[0]["parameters"], "128,625,408")
         self.assertEqual(rows[4]["head_dim"], "80")
+        self.assertEqual(rows[5]["parameters"], "8,125,698,048")
         self.assertEqual([row["forward TFLOP"] for row in rows][:2], ["0.534", "1.794"])
         (rows,) = tables(self.succeed("sizes", "--batch", "8", "--context", "512"))
         self.assertEqual(rows[0]["forward TFLOP"], "1.068")

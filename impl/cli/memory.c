@@ -122,9 +122,11 @@ static td_status expect(const td_memory_config *config, td_device_kind kind, exp
     TD_TRY(td_account_block_activations(&size, model->batch, model->context, element, stream,
                                         traits.saved_floats, &block));
     out->residual = wide.residual;
-    out->saved = model->keep == TD_KEEP_ALL    ? block.all
-                 : model->keep == TD_KEEP_MOST ? block.most
-                                               : block.input;
+    const int64_t saved[] = {[TD_KEEP_MOST] = block.most,
+                             [TD_KEEP_ALL] = block.all,
+                             [TD_KEEP_INPUTS] = block.input,
+                             [TD_KEEP_ATTENTION] = block.attention};
+    out->saved = saved[model->keep];
     if (config->pass == TD_MEMORY_INFERENCE)
         out->saved = 0;
 cleanup:
@@ -144,9 +146,7 @@ static void print_way(const td_memory_config *config, FILE *out)
 
     if (config->pass == TD_MEMORY_INFERENCE)
         return;
-    fprintf(out, "; backward finds %s of forward", td_keep_name(model->keep));
-    if (model->keep == TD_KEEP_INPUTS)
-        fprintf(out, ", checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(model));
+    td_model_print_keep(model, out);
     fprintf(out, "; gradients are %s", model->transient_gradients ? "transient" : "held");
     if (config->pass == TD_MEMORY_STEP)
         fprintf(out, "; weights updated %s the backward pass",
@@ -276,9 +276,7 @@ static td_status set_config(td_record *record, const td_memory_config *config)
     TD_TRY(td_record_set_bool(record, "config.graph", false));
     if (config->pass == TD_MEMORY_INFERENCE)
         goto cleanup;
-    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
-    if (model->keep == TD_KEEP_INPUTS)
-        TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
+    TD_TRY(td_model_record_keep(model, record));
     TD_TRY(
         td_record_set_string(record, "config.gradients", model->transient_gradients ? "transient" : "held"));
     if (config->pass == TD_MEMORY_STEP)

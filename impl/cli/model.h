@@ -34,7 +34,10 @@ td_status td_model_print(const td_model_options *options, FILE *out);
 /** case.size, .d_model, ..., .batch, .context, .dtype and .attention. */
 td_status td_model_record(const td_model_options *options, td_record *record);
 
-/** How many layers a checkpoint has. */
-int64_t td_model_checkpoint_layers(const td_transformer_config *model);
+/** "; backward finds all of forward", and the layers of checkpoints. */
+void td_model_print_keep(const td_transformer_config *model, FILE *out);
+
+/** config.keep, and the layers of checkpoints. */
+td_status td_model_record_keep(const td_transformer_config *model, td_record *record);
 
 #endif

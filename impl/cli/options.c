@@ -183,10 +183,10 @@ static bool are_one(const char *first, const char *second)
 
 static td_status probe_file(const char *path)
 {
-    td_beside file = TD_NO_BESIDE;
-    td_status status = td_beside_open(&file, path, 0666);
+    td_replacement file = TD_NO_REPLACEMENT;
+    td_status status = td_replacement_open(&file, path, 0666);
 
-    td_beside_close(&file);
+    td_replacement_close(&file);
     return status;
 }
 

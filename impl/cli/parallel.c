@@ -251,7 +251,7 @@ static const column columns[] = {
     {"without ms", "without_ms", offsetof(td_bench_rank, silent)},
     {"exposed ms", "exposed_ms", offsetof(td_bench_rank, exposed_ms)},
     {"collectives ms", "collectives_ms", offsetof(td_bench_rank, collectives)},
-    {"hidden ms", "beside_ms", offsetof(td_bench_rank, beside)},
+    {"hidden ms", "beside_ms", offsetof(td_bench_rank, hidden)},
     {"tail ms", "tail_ms", offsetof(td_bench_rank, tail)},
 };
 
@@ -440,10 +440,7 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, const ch
     TD_TRY(td_record_set_string(record, "case.pass", "step"));
     TD_TRY(td_record_set_string(record, "config.attention", config->model.attention));
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
-    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(config->model.keep)));
-    if (config->model.keep == TD_KEEP_INPUTS)
-        TD_TRY(td_record_set_integer(record, "config.checkpoint_layers",
-                                     td_model_checkpoint_layers(&config->model)));
+    TD_TRY(td_model_record_keep(&config->model, record));
     TD_TRY(td_record_set_string(record, "config.gradients", gradients));
     TD_TRY(
         td_record_set_string(record, "config.update", config->time == TD_UPDATE_ALONG ? "along" : "after"));
@@ -566,8 +563,9 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--seed", (double)c->seed},
         {"--update (0 along, 1 after)", c->time},
         {"--update-sms", (double)c->update_sms},
-        {"--keep (0 most, 1 all, 2 inputs)", c->model.keep},
+        {"--keep (0 most, 1 all, 2 inputs, 3 attention)", c->model.keep},
         {"--checkpoint-layers", (double)c->model.checkpoint_layers},
+        {"--kept-layers", (double)c->model.kept_layers},
         {"--gradients (0 held, 1 transient)", c->model.transient_gradients},
         {"--gradients held is given", c->keep_gradients},
         {"--queued", !c->graph},

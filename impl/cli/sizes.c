@@ -47,8 +47,8 @@ td_status td_command_sizes(int argc, char **argv)
         .options = options,
         .parser = parse,
         .doc = "Shows the model sizes of the handout.\v"
-               "Vocabulary 10,000, untied embedding and head. FLOPs count the GEMMs, with the masked half of "
-               "attention. The handout of 2026 calls the size 2.7B xl.\n\n"
+               "Vocabulary 10,000 (8B: 151,936), untied embedding and head. FLOPs count the GEMMs, with the "
+               "masked half of attention. The handout of 2026 calls the size 2.7B xl.\n\n"
                "Examples:\n"
                "  tandem sizes --batch 8 --context 1024\n"
                "  tandem sizes --json records.jsonl"};

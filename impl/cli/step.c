@@ -13,11 +13,14 @@ enum { KEY_MODE = TD_OPTION_KEY, KEY_TIMED };
 static const struct argp_option pass_options[] = {
     {"context", TD_KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 3},
     {"keep", TD_KEY_KEEP, "NAME", 0,
-     "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
-     "checkpoints: the layers of a checkpoint run forward again before its backward pass",
+     "all (the default) that backward reads; most: norms and silu are computed again; inputs of "
+     "checkpoints: the layers of a checkpoint run forward again before its backward pass; or attention: "
+     "inputs and the results of attention, which does not run again",
      4},
-    {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)",
-     4},
+    {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0,
+     "of --keep inputs or attention: layers of a checkpoint (1)", 4},
+    {"kept-layers", TD_KEY_KEPT_LAYERS, "N", 0,
+     "of --keep inputs or attention: the last N layers keep all and do not run again (1)", 4},
     {0}};
 
 static const struct argp_option steps_options[] = {
@@ -78,11 +81,14 @@ error_t td_pass_parse(int key, char *arg, struct argp_state *state)
         return 0;
     case TD_KEY_KEEP:
         if (td_keep_parse(arg, &model->keep) != TD_OK)
-            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+            argp_error(state, "--keep: '%s' needs to be all, most, inputs or attention", arg);
         pass->keep_given = true;
         return 0;
     case TD_KEY_CHECKPOINT_LAYERS:
         model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case TD_KEY_KEPT_LAYERS:
+        model->kept_layers = td_option_integer(state, "kept-layers", arg, 1, INT32_MAX);
         return 0;
     case TD_KEY_GRADIENTS:
         model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
@@ -221,10 +227,9 @@ void td_step_print_way(const td_bench_config *config, FILE *out)
         fprintf(out, ", on %d SMs by bulk copies, from a stream that goes before the GEMMs",
                 (int)config->update_sms);
     if (config->mode != TD_BENCH_FORWARD)
-        fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
-                config->model.transient_gradients ? "transient" : "held");
-    if (config->mode != TD_BENCH_FORWARD && config->model.keep == TD_KEEP_INPUTS)
-        fprintf(out, "; checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(&config->model));
+        td_model_print_keep(&config->model, out);
+    if (config->mode != TD_BENCH_FORWARD)
+        fprintf(out, "; gradients are %s", config->model.transient_gradients ? "transient" : "held");
 }
 
 const char *td_step_impl(const td_bench_config *config)
@@ -243,10 +248,7 @@ td_status td_step_record(const td_bench_config *config, td_record *record)
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
     TD_TRY(td_record_set_string(record, "config.timed", td_bench_timed_name(config->timed)));
     if (config->mode != TD_BENCH_FORWARD) {
-        TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
-        if (model->keep == TD_KEEP_INPUTS)
-            TD_TRY(
-                td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
+        TD_TRY(td_model_record_keep(model, record));
         TD_TRY(td_record_set_string(record, "config.gradients",
                                     model->transient_gradients ? "transient" : "held"));
     }

@@ -20,6 +20,7 @@ enum {
     TD_KEY_UPDATE_SMS,
     TD_KEY_KEEP,
     TD_KEY_CHECKPOINT_LAYERS,
+    TD_KEY_KEPT_LAYERS,
     TD_KEY_GRADIENTS,
     TD_KEY_QUEUED
 };
@@ -35,7 +36,7 @@ typedef struct td_pass_options {
     bool queued, update_given, gradients_given, keep_given, tune;
 } td_pass_options;
 
-/** --context, --keep, --checkpoint-layers. Its options have groups 3 and 4. */
+/** --context, --keep, --checkpoint-layers, --kept-layers. Its options have groups 3 and 4. */
 extern const struct argp td_pass_argp;
 
 /** The options of td_pass_argp, and --warmup, --steps, --seed, --gradients. */
