@@ -49,7 +49,8 @@ td_status td_command_sizes(int argc, char **argv)
         .doc =
             "Shows the model sizes of the handout.\v"
             "The vocabulary has 10,000 tokens (8B: 151,936), and embedding and head have separate weights. "
-            "FLOPs count the GEMMs, with the masked half of attention. The handout of 2026 uses the name xl for 2.7B.\n\n"
+            "FLOPs count the GEMMs, with the masked half of attention. The handout of 2026 uses the name xl "
+            "for 2.7B.\n\n"
             "Examples:\n"
             "  tandem sizes --batch 8 --context 1024\n"
             "  tandem sizes --json records.jsonl"};
