@@ -25,8 +25,8 @@ extern const struct argp td_model_argp;
 bool td_option_either(const struct argp_state *state, const char *option, const char *text, const char *first,
                       const char *second);
 
-/** Refuses checkpoint_layers without TD_KEEP_INPUTS or TD_KEEP_ATTENTION, or above the model's layers. Call it
- * when the model's size is filled. */
+/** Refuses checkpoint_layers without TD_KEEP_INPUTS or TD_KEEP_ATTENTION, or above the model's layers. Call
+ * it when the size of the model is filled. */
 void td_option_check_layers(const struct argp_state *state, const td_transformer_config *model);
 
 /** Prints "small: d_model 768, ..., flash attention", without a newline. */
