@@ -3,7 +3,7 @@ attention."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -52,11 +52,7 @@ class Activity:
 class Profiled:
     steps: int
     timer: dict[str, list[float]]  # ms of each phase without the profiler, synchronised
-    events: dict[
-        str, list[float]
-    ]  # ms by events on the GPU, without the profiler; on a CPU the same as timer
-    traced: dict[str, list[float]]  # as events, while the profiler runs
-    activities: list[Activity] = field(default_factory=list)  # of all steps
+    activities: list[Activity]  # of all steps
 
 
 class Profiler:
@@ -76,46 +72,39 @@ class Profiler:
         for block in model.layers:
             block.attn.attend = annotated_attention
 
-    def step(self, timer: dict[str, list[float]], events: dict[str, list[float]]) -> None:
+    def step(self, timer: dict[str, list[float]]) -> None:
         self.model.zero_grad(set_to_none=True)
         with self.autocast:
-            with self.phase("forward", timer, events):
+            with self.phase("forward", timer):
                 logits = self.model(self.ids)
-            with self.phase("loss", timer, events):
+            with self.phase("loss", timer):
                 loss = cross_entropy(logits, self.targets)
-        with self.phase("backward", timer, events):
+        with self.phase("backward", timer):
             loss.backward()
-        with self.phase("optimizer", timer, events):
+        with self.phase("optimizer", timer):
             self.optimizer.step()
 
     @contextmanager
-    def phase(self, name: str, timer: dict[str, list[float]], events: dict[str, list[float]]):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.ids.is_cuda else []
+    def phase(self, name: str, timer: dict[str, list[float]]):
         self.synchronize()
         start = perf_counter()
         with record_function(name):
-            for mark in marks[:1]:
-                mark.record()
             yield
-            for mark in marks[1:]:
-                mark.record()
             self.synchronize()
         timer[name].append(1e3 * (perf_counter() - start))
-        events[name].append(marks[0].elapsed_time(marks[1]) if marks else timer[name][-1])
 
     def run(self, warmup: int, steps: int) -> Profiled:
-        timer, events, traced, *unread = ({name: [] for name in PHASES} for _ in range(5))
-        found = Profiled(steps, timer, events, traced)
+        timer, unread = ({name: [] for name in PHASES} for _ in range(2))
         for _ in range(warmup):
-            self.step(*unread)
+            self.step(unread)
         for _ in range(steps):
-            self.step(found.timer, found.events)
+            self.step(timer)
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.ids.is_cuda
         with profile(activities=kinds) as profiler:
             for _ in range(steps):
-                self.step(unread[0], found.traced)
-        found.activities = on_gpu(recorded(profiler)) if self.ids.is_cuda else on_cpu(operations(profiler))
-        return found
+                self.step(unread)
+        activities = on_gpu(recorded(profiler)) if self.ids.is_cuda else on_cpu(operations(profiler))
+        return Profiled(steps, timer, activities)
 
 
 @dataclass

@@ -35,7 +35,7 @@ td_status td_model_print(const td_model_options *options, FILE *out);
 /** Sets case.size, .d_model, ..., .batch, .context, .dtype and .attention. */
 td_status td_model_record(const td_model_options *options, td_record *record);
 
-/** Prints "; backward finds all of forward", and the layers of checkpoints. */
+/** Prints "; backward finds all of forward", with the value of `keep`, and the layers of checkpoints. */
 void td_model_print_keep(const td_transformer_config *model, FILE *out);
 
 /** Sets config.keep, and the layers of checkpoints. */

@@ -15,12 +15,12 @@ static const struct argp_option pass_options[] = {
     {"keep", TD_KEY_KEEP, "NAME", 0,
      "activations that forward keeps for backward. all: backward recomputes nothing (the default); most: "
      "backward recomputes norms and silu; inputs: the inputs of checkpoints, whose layers run forward again; "
-     "attention: also the results of attention, which does not run again",
+     "attention: inputs and attention's results, so that attention does not run again",
      4},
     {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0,
      "with --keep inputs or attention: layers in a checkpoint (1)", 4},
     {"kept-layers", TD_KEY_KEPT_LAYERS, "N", 0,
-     "with --keep inputs or attention: the last N layers keep all activations (1)", 4},
+     "with --keep inputs or attention: the last N layers keep all and do not run again (1)", 4},
     {0}};
 
 static const struct argp_option steps_options[] = {
