@@ -132,11 +132,11 @@ static bool say_waiting(void *user, double seconds, const char *what)
 /** The option that helps against the error; "": none does. */
 static const char *remedy(const char *error)
 {
-    return strstr(error, "another run of that name is there") ? "; name this one with --run"
-           : strstr(error, "both say that they are rank")     ? "; two runs at a time need two names: --run"
-           : strstr(error, "; open_seconds is")               ? " (--open-timeout)"
-           : strstr(error, "; seconds is")                    ? " (--timeout)"
-                                                              : "";
+    return strstr(error, "another run has this name")     ? "; name this one with --run"
+           : strstr(error, "both say that they are rank") ? "; two runs at a time need two names: --run"
+           : strstr(error, "; open_seconds is")           ? " (--open-timeout)"
+           : strstr(error, "; seconds is")                ? " (--timeout)"
+                                                          : "";
 }
 
 /** A GPU for each rank of this host, or nothing is begun on any. */
