@@ -60,7 +60,7 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     }
 }
 
-/** Whether an update reads each unit's gradients as soon as they are reduced, and nothing reads them later. */
+/** Whether an update reads each unit's gradients as soon as they are reduced, and nothing else reads them. */
 static bool shares_places(const td_shard_split *split, const td_shard_options *options,
                           const td_train_config *config)
 {
