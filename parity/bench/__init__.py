@@ -11,7 +11,14 @@ from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_C
 from parity.bench.timings import Parts, Phases, Whole, side_of
 from parity.core import Case, Side, grid
 from parity.core.clock import time_sides
-from parity.shared.model import c_switches, extents, initial_state, torch_model, torch_switches
+from parity.shared.model import (
+    asked_flops,
+    c_switches,
+    extents,
+    initial_state,
+    torch_model,
+    torch_switches,
+)
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
@@ -345,10 +352,3 @@ def model_flops(case, c):
     size = c.struct("td_account_model", case)
     counted = c.value("td_account_model_flops", size, case.batch, case.context, False, False)
     return counted.forward_matmul + (0.0 if case["pass"] == "inference" else counted.backward_matmul)
-
-
-def asked_flops(case, c):
-    """What the model asks for in all micro-batches: of attention what the mask leaves, backward twice forward."""
-    size = c.struct("td_account_model", case)
-    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
-    return 3 * counted.forward_matmul * case.get("micro_batches", 1)
