@@ -35,7 +35,8 @@ def extents(size):
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
     """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
-    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held"; "shared", if units
+    silu(gate) up; the "inputs" of checkpoints of `checkpoint_layers` layers; or "attention", which is these and the
+    results of attention. The last `kept_layers` layers keep all. gradients: "held"; "shared", if units
     of full sharding have the same memory; or "transient", in the memory of dead activations. update: "after" the
     backward pass, "along" with it, or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
@@ -58,6 +59,7 @@ def train_options(switches, attention="flash"):
             "attention": switches.get("attention", attention),
             "keep": switches.get("keep", "most"),
             "checkpoint_layers": switches.get("checkpoint_layers", 0),
+            "kept_layers": switches.get("kept_layers", 0),
             "transient_gradients": switches.get("gradients") == "transient",
         },
     }
@@ -181,6 +183,13 @@ class TandemTrainer:
         """Of the last step, or forward pass."""
         loss = self.c.value("td_train_loss", self.train)
         return torch.tensor([loss], device=self.c.on.torch)
+
+
+def asked_flops(case, c):
+    """What the model asks for in all micro-batches: of attention what the mask leaves, backward twice forward."""
+    size = c.struct("td_account_model", case)
+    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
+    return 3 * counted.forward_matmul * case.get("micro_batches", 1)
 
 
 def sizes_of(case):
