@@ -299,6 +299,132 @@ TD_TEST(updates_on_some_sms_have_the_same_bits)
             }
 }
 
+/* More than 2^32 bytes and 2^31 elements, as logits of a long sequence: the last rows are those of a call
+ * without the others. Numbers are small whole numbers, so that no order of sums changes a bit. */
+enum { LARGE_ROWS = 16384, LARGE_VOCAB = 151936, LARGE_WIDTH = 64, LAST_ROWS = 128 };
+
+typedef struct large {
+    char *logits, *few, *x, *weight, *out[2], *work; /* logits of all rows, and of the last */
+    int64_t *targets;
+    float *loss, *lse;
+} large;
+
+static void *large_room(int64_t count, size_t size)
+{
+    void *room;
+
+    td_assert_ok(td_device_alloc(ops_dev, (size_t)count * size, &room));
+    return room;
+}
+
+/* `count` whole numbers from -2 to 2, in bf16, on the device. */
+static void large_draw(void *to, int64_t count)
+{
+    float *numbers = calloc((size_t)count, sizeof *numbers);
+    uint16_t *narrow = calloc((size_t)count, sizeof *narrow);
+
+    assert_true(numbers && narrow);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = (float)(i * i % 65521 % 5 - 2);
+    td_assert_ok(td_convert(count, TD_F32, numbers, TD_BF16, narrow));
+    td_assert_ok(td_device_upload(ops_dev, to, narrow, (size_t)count * sizeof *narrow));
+    free(numbers);
+    free(narrow);
+}
+
+static void large_assert_same(const char *name, const void *a, const void *b, int64_t count, td_dtype dtype)
+{
+    const size_t bytes = (size_t)count * td_dtype_size(dtype);
+    char *both = calloc(2, bytes);
+
+    assert_non_null(both);
+    td_assert_ok(td_device_download(ops_dev, both, a, bytes));
+    td_assert_ok(td_device_download(ops_dev, both + bytes, b, bytes));
+    td_assert_identical(name, dtype, both, both + bytes, count);
+    free(both);
+}
+
+static const int64_t large_before = LARGE_ROWS - LAST_ROWS; /* rows that one of two calls has not */
+
+static void large_gemm(const large *t, td_gemm_shape shape, const void *a, const void *b, void *y)
+{
+    shape.batch = 1;
+    shape.alpha = 1;
+    shape.dtype = TD_BF16;
+    td_assert_ok(td_gemm(ops_dev, &shape, a, b, y, t->work));
+}
+
+TD_TEST(last_rows_of_large_logits)
+{
+    const int64_t all = (int64_t)LARGE_ROWS * LARGE_VOCAB, few = (int64_t)LAST_ROWS * LARGE_VOCAB,
+                  before = all - few;
+    const td_cross_entropy_shape whole = {LARGE_ROWS, LARGE_VOCAB, TD_BF16},
+                                 last = {LAST_ROWS, LARGE_VOCAB, TD_BF16};
+    int64_t targets[LARGE_ROWS];
+    large t = {.logits = NULL};
+    void *room;
+
+    if (td_device_alloc(ops_dev, (size_t)all * 2, &room) == TD_NO_MEMORY)
+        skip();
+    t.logits = room;
+    t.few = large_room(few, 2);
+    t.x = large_room((int64_t)LARGE_ROWS * LARGE_WIDTH, 2);
+    t.weight = large_room((int64_t)LARGE_VOCAB * LARGE_WIDTH, 2);
+    for (int i = 0; i < 2; i++)
+        t.out[i] = large_room((int64_t)LARGE_VOCAB * LARGE_WIDTH, 4);
+    t.work = large_room(1, 64 << 20);
+    t.targets = large_room(LARGE_ROWS, 8);
+    t.loss = large_room(1, 4);
+    t.lse = large_room(2 * LARGE_ROWS, 4);
+    const char *const x_last = t.x + large_before * LARGE_WIDTH * 2;
+    char *const logits_last = t.logits + before * 2;
+    large_draw(t.x, (int64_t)LARGE_ROWS * LARGE_WIDTH);
+    large_draw(t.weight, (int64_t)LARGE_VOCAB * LARGE_WIDTH);
+    for (int64_t i = 0; i < LARGE_ROWS; i++)
+        targets[i] = i * 7919 % LARGE_VOCAB;
+    td_assert_ok(td_device_upload(ops_dev, t.targets, targets, sizeof targets));
+
+    td_gemm_shape shape = {.n = LARGE_VOCAB, .k = LARGE_WIDTH, .trans_b = true, .out_dtype = TD_BF16};
+    shape.m = LARGE_ROWS;
+    large_gemm(&t, shape, t.x, t.weight, t.logits);
+    shape.m = LAST_ROWS;
+    large_gemm(&t, shape, x_last, t.weight, t.few);
+    large_assert_same("logits", logits_last, t.few, few, TD_BF16);
+
+    shape = (td_gemm_shape){.n = LARGE_WIDTH, .k = LARGE_VOCAB, .out_dtype = TD_F32};
+    shape.m = LARGE_ROWS;
+    large_gemm(&t, shape, t.logits, t.weight, t.out[0]);
+    shape.m = LAST_ROWS;
+    large_gemm(&t, shape, t.few, t.weight, t.out[1]);
+    large_assert_same("input's gradient", t.out[0] + large_before * LARGE_WIDTH * 4, t.out[1],
+                      (int64_t)LAST_ROWS * LARGE_WIDTH, TD_F32);
+
+    td_assert_ok(td_cross_entropy_forward(ops_dev, &whole, t.logits, t.targets, t.loss, t.lse, t.work));
+    td_assert_ok(
+        td_cross_entropy_backward(ops_dev, &whole, t.logits, t.targets, t.lse, LARGE_ROWS, t.logits));
+    float *const lse_last = t.lse + LARGE_ROWS;
+    int64_t *const targets_last = t.targets + large_before;
+    td_assert_ok(td_cross_entropy_forward(ops_dev, &last, t.few, targets_last, t.loss, lse_last, t.work));
+    td_assert_ok(td_cross_entropy_backward(ops_dev, &last, t.few, targets_last, lse_last, LAST_ROWS, t.few));
+    large_assert_same("lse", t.lse + large_before, lse_last, LAST_ROWS, TD_F32);
+    large_assert_same("dlogits", logits_last, t.few, few, TD_BF16);
+
+    /* The weight's gradient of all rows, of which only the last are not 0. */
+    td_assert_ok(td_device_fill(ops_dev, t.logits, 0, (size_t)before * 2));
+    large_draw(logits_last, few);
+    shape = (td_gemm_shape){.m = LARGE_VOCAB, .n = LARGE_WIDTH, .trans_a = true, .out_dtype = TD_F32};
+    shape.k = LARGE_ROWS;
+    large_gemm(&t, shape, t.logits, t.x, t.out[0]);
+    shape.k = LAST_ROWS;
+    large_gemm(&t, shape, logits_last, x_last, t.out[1]);
+    large_assert_same("weight's gradient", t.out[0], t.out[1], (int64_t)LARGE_VOCAB * LARGE_WIDTH, TD_F32);
+
+    void *const rooms[] = {t.logits, t.few,  t.x,       t.weight, t.out[0],
+                           t.out[1], t.work, t.targets, t.loss,   t.lse};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
+        td_assert_ok(td_device_free(ops_dev, rooms[i]));
+}
+
 int main(void)
 {
     int failed = 0;

@@ -246,11 +246,11 @@ static const struct {
     {"{\"a\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'a' begins at byte 1 of the data, but"},
     {"{\"a\":" T("0,2") ",\"b\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 1"},
     {"{\"a\":" T("0,2") ",\"b\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "begins at byte 0 of the data, but"},
-    {"{\"a\":" T("0,2") ",\"a\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
+    {"{\"a\":" T("0,2") ",\"a\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' occurs twice"},
     {"{\"a\":" T("0,2") ",\"b\":" T("4,6") "}", 6, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 4"},
     {"{\"a\":" T("0,2") "}", 3, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 3"},
     {"{\"a\":" T("0,2") "}", 1, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 1"},
-    {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
+    {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' occurs twice"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[2,0]}}", 2, TD_BAD_ARGUMENT,
      "data_offsets 2 to 0"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,1]}}", 2, TD_BAD_ARGUMENT,
@@ -261,8 +261,8 @@ static const struct {
     {"{\"a\":{\"dtype\":\"F64\",\"shape\":[9223372036854775807,0],\"data_offsets\":[0,0]}}", 0,
      TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
     {"{\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}}", 0, TD_BAD_ARGUMENT,
-     "key 'k' of its metadata is there twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TD_BAD_ARGUMENT, "'__metadata__' is there twice"},
+     "key 'k' occurs twice in its metadata"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TD_BAD_ARGUMENT, "'__metadata__' is in it twice"},
     {"{\"__metadata__\":{\"k\":1}}", 0, TD_BAD_ARGUMENT, "needs to be a string"},
     {"{\"__metadata__\":{\"k\"}}", 0, TD_BAD_ARGUMENT, "needs to be ':'"},
     {"{\"__metadata__\":{\"k\":\"v\"", 0, TD_BAD_ARGUMENT, "needs to be ',' or '}'"},
@@ -388,7 +388,7 @@ TD_TEST(bad_descriptions_are_refused_by_name)
         {{.dtype = "F32"}, TD_BAD_ARGUMENT, "the name of tensor 1 is NULL"},
         {{.name = "", .dtype = "F32"}, TD_BAD_ARGUMENT, "the name of tensor 1 is empty"},
         {{.name = "b\xff", .dtype = "F32"}, TD_BAD_ARGUMENT, "tensor 1 is not UTF-8: byte 1 is 0xff"},
-        {{.name = "a", .dtype = "F32"}, TD_BAD_ARGUMENT, "'a' is there twice"},
+        {{.name = "a", .dtype = "F32"}, TD_BAD_ARGUMENT, "'a' occurs twice"},
         {{.name = "__metadata__", .dtype = "F32"}, TD_BAD_ARGUMENT, "name is '__metadata__'"},
         {{.name = "b"}, TD_BAD_ARGUMENT, "tensor 'b': dtype is NULL"},
         {{.name = "b", .dtype = "F5"}, TD_UNSUPPORTED, "dtype 'F5'"},
@@ -428,7 +428,7 @@ TD_TEST(a_tensor_of_an_unknown_dtype_costs_no_other)
     assert_string_equal(tensor.dtype, "F4");
     assert_int_equal(tensor.bytes, 3);
     td_assert_refused(td_safetensors_read(file, 0, 0, 2, bytes), TD_UNSUPPORTED,
-                      "tensor 'a' has dtype 'F4', which is not known");
+                      "tensor 'a' has the unknown dtype 'F4'");
     td_safetensors_close(file);
 }
 

@@ -98,7 +98,7 @@ static td_train *open_train(bool keep, td_hook *between, bool captured, td_shard
     config.capture = captured;
     td_assert_ok(td_shard_link_create(shard_comm, &options, &config, link));
     (*link)->reduce.next = between;
-    (*link)->multiprocessors = 0;
+    (*link)->sms = 0;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     if (!shard_on_gpu()) /* reductions are waited for on another stream */

@@ -200,7 +200,7 @@ static void listen_to_steps(bool captured)
     td_assert_ok(shard_link(s.kind, s.bucket_mb, &config, &link));
     config.capture &= shard_on_gpu();
     config.update_sms = TD_UPDATE_ALL_SMS; /* an update on some SMs also shares the device */
-    link->multiprocessors = 5;
+    link->sms = 5;
     ear.hook.next = config.hooks;
     config.hooks = &ear.hook;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
