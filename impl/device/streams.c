@@ -244,7 +244,8 @@ td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(start, stop, out);
-    TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop of another device", start->dev->name);
+    TD_CHECK(start->dev == stop->dev, "start is an event of %s, but stop is of another device",
+             start->dev->name);
     TD_FAIL_IF(!start->recorded || !stop->recorded, TD_BAD_STATE, "%s was never recorded",
                start->recorded ? "stop" : "start");
     TD_TRY(start->backend->event_elapsed_ms(start, stop, out));
