@@ -564,7 +564,7 @@ cleanup:
 
 static void share(const td_shard_link *link, bool some)
 {
-    td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->multiprocessors : 0);
+    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->multiprocessors : 0);
 }
 
 /** Nothing is known from one forward pass to the next: weights are new, and graphs run without hooks. The

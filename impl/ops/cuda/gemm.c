@@ -341,7 +341,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(dev, &all));
     key_make(shape, a, b, c, &k);
-    k.sms = sms_left(cuda, td_device_shared(dev));
+    k.sms = sms_left(cuda, td_device_reserved_sms(dev));
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
