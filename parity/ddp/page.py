@@ -2,8 +2,7 @@
 
 from parity.core import words
 from parity.core.comparison import ms_of
-from parity.shared.bench_ranks import MIB
-from parity.shared.pages import on_gpu, ran_with, report_proofs, setup, tabled
+from parity.shared.pages import MIB, on_gpu, report_proofs, setup, tabled
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -41,7 +40,7 @@ def report(page, records):
     page.table([row_of(r, WAY_AND_STEP) for r in runs], "communication_of_all", more=True)
     if len(times.values("ranks")) > 1:
         page.table(by_strategy(times.records, WAY_AND_STEP), "steps_of_all", more=True)
-    page.method("steps", gpu=on_gpu(times), switches=ran_with(times))
+    page.method("steps", gpu=on_gpu(times))
     page.method("communication")
 
 
@@ -157,7 +156,7 @@ def values_of(times, runs, way, strategy):
 
 
 def report_one(page, times, runs, way, strategies):
-    """The steps of the last of these strategies beside the others."""
+    """The steps of these strategies. The section is of the last one."""
     page.section(TIMES[strategies[-1]])
     steps_table(page, times, runs, way, strategies, strategies[-1])
     found = {name: values_of(times, runs, way, name) for name in strategies}
@@ -281,7 +280,7 @@ def report_buckets(page, times, runs, way):
 
 
 def steps_by_bucket(times, runs, way, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
-    """{MiB of a bucket, 0 without buckets: ms of a side's step}: beside PyTorch's, if more sizes were measured so."""
+    """{MiB of a bucket, 0 without buckets: ms of a side's step}: timed with PyTorch's if more sizes have that."""
     timed = {
         r["case"].get("bucket_mb", 0): pick(r) for r in of(times.records, way, strategy, side) if "ms" in r
     }

@@ -2,8 +2,8 @@
 
 from parity.core.comparison import NOISY, loaded, ms_of
 from parity.ddp.page import MINE, bars_of
-from parity.shared.bench_ranks import CALLS, MIB
-from parity.shared.pages import extent, ran_with, report_proofs, setup, tabled
+from parity.shared.bench_ranks import CALLS
+from parity.shared.pages import MIB, extent, report_proofs, setup, tabled
 from parity.shared.ranked import whole_of
 
 SHAPE = ("size", "dtype", "batch", "context", "ranks")
@@ -33,7 +33,7 @@ def report(page, records):
             told |= numbers_of(largest) | in_time(largest.get("series", {}))
         draw(page, largest)
     page.say(**told)
-    page.method("fsdp", switches=ran_with(records.only("fsdp_accounting")))
+    page.method("fsdp")
 
 
 def report_proof(page, proofs):

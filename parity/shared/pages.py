@@ -30,24 +30,6 @@ def on_gpu(records) -> bool:
     return any(record.get("device") == "cuda" for record in records.records)
 
 
-def ran_with(records) -> str:
-    """The switches that each side ran with, as its records say; a side's records may differ."""
-    sides = {}
-    for record in records.records:
-        if record.get("config"):
-            words = ", ".join(f"{name} {_word(value)}" for name, value in record["config"].items())
-            sides.setdefault(record["impl"], {})[words] = None
-    said = [f"{impl} ran with {', and with '.join(found)}" for impl, found in sides.items()]
-    unsaid = sum("build" not in record for record in records.records)
-    if unsaid:
-        said.append(f"{unsaid} of {len(records)} results do not say with which switches they ran")
-    return f"{'; '.join(said)}." if said else ""
-
-
-def _word(value) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
 def valued(records, impl="c", **keys) -> list[dict]:
     """The records of these keys that hold `values`, each as one row of its case keys and values."""
     found = records.only(impl=impl, **keys).records
@@ -65,18 +47,12 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[d
     rows = []
     for combination, group in groups.items():
         subset = type(records)(group)
-        ratios = subset.error_ratio(base)
-        others = {r["reference"] for r in group if r.get("reference")} | (
-            {r["impl"] for r in group} & {"torch_tiled"}
-        )
-        worst = {
-            f"relative error, {impl}": max(r["error"]["rel_l2"] or 0.0 for r in group if r["impl"] == impl)
-            for impl in ("c", base, *sorted(others - {base}))
-            if any(r["impl"] == impl for r in group)
-        }
-        row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))} | worst
+        row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))}
+        for impl in subset.impls():
+            errors = [r["error"]["rel_l2"] or 0.0 for r in subset.only(impl=impl).records]
+            row[f"relative error, {impl}"] = max(errors)
         used = [number(r, "used") for r in group if number(r, "used") is not None]
-        row |= {"error ratio": geomean(ratios)}
+        row |= {"error ratio": geomean(subset.error_ratio(base))}
         rows.append(row | ({"allowance used": f"{100 * max(used):.0f} %"} if used else {}))
     return rows
 
@@ -194,6 +170,15 @@ def grid_rows(timed, more: Callable[[Mapping], dict] = lambda record: {}) -> lis
         return {f"{record['case']['pass']} {record['impl']}": time_of(record)} | more(record)
 
     return tabled(timed.records, ("seq", "head_dim"), cells, order=lambda key: key)
+
+
+def plot_passes(page, curves, title):
+    """Times of both passes by the length."""
+    panels = {}
+    for phase in ("forward", "backward"):
+        of = curves.only(**{"pass": phase})
+        panels[phase] = {impl: of.curve("seq", "ms", impl) for impl in of.impls()}
+    page.plot("time", panels, x="seq", y="ms", title=title)
 
 
 def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:

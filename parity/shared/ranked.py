@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from parity.core import Side, equal
 from parity.shared.model import (
+    ADAMW,
     autocast,
     c_switches,
     initial_state,
@@ -20,7 +21,6 @@ from ref import ddp as ref
 from ref import shard, transformer
 
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
-ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
 NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
@@ -48,7 +48,7 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
 
 
 def configs(device, impl, dtype="f32", queued=False, shard=None):
-    """The switches of a case's sides: C's, and those of `impl`."""
+    """The switches of C's sides and of `impl`."""
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
 
 
@@ -119,7 +119,7 @@ class RankTrainer:
         self.joined = True
 
     def step(self, ids, targets):
-        """To its end: new weights are on every rank; but a step that is captured gathers those of the one before."""
+        """Ends with new weights on every rank. But a captured step gathers the weights of the step before it."""
         self.c.td_train_step(self.train, ids, targets, *ids.shape)
         if self.shard is not None and not self.captured:
             self.c.td_shard_link_finish(self.shard)
@@ -243,12 +243,8 @@ class TorchTrainer:
 
 
 def torch_options():
-    return dict(
-        lr=ADAMW["lr"],
-        betas=(ADAMW["beta1"], ADAMW["beta2"]),
-        eps=ADAMW["eps"],
-        weight_decay=ADAMW["weight_decay"],
-    )
+    options = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
+    return options | {"betas": (ADAMW["beta1"], ADAMW["beta2"])}
 
 
 def optimizer_of(case, parameters, fused=True):
@@ -309,15 +305,17 @@ def outputs_of(state, losses, weights, apart, dtype=torch.float32):
     return {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)} | moved
 
 
+def differ(c, tensors):
+    """Whether the ranks have other bits in these tensors."""
+    return not c.ranks.same(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+
+
 def judged_step(case, draw, c, impl, rules, optimizer=None):
     """`steps` steps of the case's model on every side, from the same weights. `optimizer`: PyTorch's, by the case and
     the parameters."""
     state = initial_state(case, draw.normal)
     batches = draw_batches(case, draw, case.steps)
     rank = c.ranks.rank
-
-    def apart(weights):
-        return not c.ranks.same(torch.cat([weights[name].reshape(-1) for name in state]))
 
     def tandem(backend):
         trainer, values = RankTrainer(case, c, backend), {}
@@ -331,7 +329,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
             if trainer.state_bytes():
                 values["state_bytes"] = trainer.state_bytes()
             weights = trainer.weights()
-            return outputs_of(state, losses, weights, apart(weights))
+            return outputs_of(state, losses, weights, differ(c, weights.values()))
 
         return Side(call, open=trainer.open, close=trainer.close, record=lambda: {"values": values})
 
@@ -340,7 +338,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
         losses = [float(trainer.step(*batch[rank])) for batch in batches]
         weights = trainer.weights()
         trainer.close()
-        return outputs_of(state, losses, weights, apart(weights))
+        return outputs_of(state, losses, weights, differ(c, weights.values()))
 
     def in_one(dtype=None):
         losses, weights = alone(case, state, batches, dtype)
@@ -356,8 +354,21 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
     }
 
 
+def toy(make, state, device, dtype=torch.float32):
+    """One of the course's models with these weights. A tied weight has one name."""
+    model = make().to(device, dtype)
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def toy_outputs(weights, losses, apart, dtype=torch.float32):
+    """The weights by name, the losses, and whether the ranks are apart."""
+    found = {f"weight.{name}": weight.detach().clone() for name, weight in weights.items()}
+    return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
+
+
 def whole_of(side):
-    """The name of C's side with all of the optimizer's state on every rank, beside `side` that has a part of it."""
+    """The name of C's side whose ranks all have the whole optimizer state, for `side`, whose ranks have a part."""
     return f"{side}_whole"
 
 
