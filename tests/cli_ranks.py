@@ -161,7 +161,7 @@ class Ranks(Cli):
             self.skipTest("no Gloo")
         self.assertIn("waits", said)  # it is there
         _, err = start(0).communicate(timeout=60)
-        self.assertRegex(err, "it is taken, another run of that name is there; name this one with --run$")
+        self.assertRegex(err, "another run has this name; name this one with --run$")
         twins = [start(1), start(1)]
         for process in [first, *twins]:
             _, err = process.communicate(timeout=60)
@@ -174,7 +174,7 @@ class Ranks(Cli):
             self.two_ranks("--directory", folder, "--run", "named")
             with socket.create_server(("127.0.0.1", 0)) as free:
                 address = f"127.0.0.1:{free.getsockname()[1]}"
-            open_port = f"tandem allreduce: {address} is not protected: whoever reaches the port"
+            open_port = f"tandem allreduce: {address} is not protected: any program that reaches the port"
             self.assertEqual(self.two_ranks("--address", address).count(open_port), 1)
             self.assertNotIn(open_port, self.two_ranks("--address", address, TANDEM_TOKEN="ab" * 16))
             path = Path(folder) / "token"

@@ -280,7 +280,7 @@ TD_TEST(the_device_is_shared_while_buckets_are_on_their_way)
 
     toy_make(&p.model, false, 1);
     wrap(&p, TD_DDP_BUCKETED, 0.0016, true, (int64_t[]){0, 3, 1}); /* buckets of two and one */
-    p.ddp->multiprocessors = 5;
+    p.ddp->sms = 5;
     for (int step = 0; step < 2; step++) {
         td_assert_ok(td_ddp_begin(p.ddp, true));
         td_assert_ok(td_ddp_ready(p.ddp, 0));

@@ -321,8 +321,8 @@ class Memory(unittest.TestCase):
 
     def test_outputs_count_once(self):
         x = torch.zeros(100)
-        outputs = {"a": x, "b": x.view(10, 10), "c": torch.zeros(10), "d": 3.0, "e": torch.zeros(50)}
-        inside = outputs["e"]
+        inside = torch.zeros(50)
+        outputs = [x, x.view(10, 10), torch.zeros(10), inside]
         self.assertEqual(memory.outside_bytes(outputs, lambda tensor: tensor is inside), 440)
 
 

@@ -88,7 +88,7 @@ class Sweeps(unittest.TestCase):
         first, timed = records[0], records[8]
         self.assertEqual(
             [*first][:5] + [*first][-3:],
-            ["deliverable", "module", "case", "impl", "status", "commit", "versions", "time"],
+            ["deliverable", "module", "case", "impl", "status", "build", "versions", "time"],
         )
         self.assertEqual((first["module"], first["case"]), ("scale", {"count": 1, "dtype": "f32"}))
         self.assertEqual((first["impl"], first["status"], first["error"]["truth"]), ("c", "ok", "float64"))

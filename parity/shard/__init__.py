@@ -127,6 +127,8 @@ def run(case, draw, c):
         return full.on_toy(case, draw, c)
     if "model" in case:
         return on_toys(case, draw, c)
+    if case.deliverable == full.LEADERBOARD:
+        return full.leaderboard(case, draw, c)
     if "part" in case:
         return memory.run(case, draw, c)
     if "warmup" in case:

@@ -106,12 +106,15 @@ class RankTrainer:
         self.train = self.model = self.ddp = self.shard = None
         self.joined = False
 
-    def begin(self, state):
-        """These weights, no moments, step 0."""
+    def begin(self, state=None):
+        """These weights, or C's own; no moments, step 0."""
         if self.joined:
             self.c.td_train_settle(self.train)
-        load_state_dict(self.c, self.model, state)
-        self.c.td_train_reset(self.train)
+        if state is None:
+            self.c.td_train_init(self.train, 0)
+        else:
+            load_state_dict(self.c, self.model, state)
+            self.c.td_train_reset(self.train)
         if not self.joined and self.ddp is not None:
             self.c.td_ddp_link_attach(self.ddp, self.c.device, self.train)
         if not self.joined and self.shard is not None:
