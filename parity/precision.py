@@ -2,12 +2,10 @@
 
 import torch
 
-from parity.core import Case, Side, equal, grid
+from parity.core import DTYPES, NAMES, Case, Side, equal, grid
 from parity.shared.pages import tabled, valued
 from ref import precision as ref
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LOW = ["f16", "bf16"]
 DEVICES = ["cpu", "cuda"]
 LOSSES = ["cross_entropy_loss", "mse_loss", "mean"]

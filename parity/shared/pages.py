@@ -15,14 +15,14 @@ PEAKS = {name: {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9} for nam
 
 
 def peak_of(record) -> float | None:
-    """The peak, in TFLOP/s, of the dtype in which the record's products are computed; None of a machine not listed."""
+    """The peak of the dtype in which the record's GEMMs are computed, in TFLOP/s; None if PEAKS has no such machine."""
     dtype = record["case"].get("dtype", "").removesuffix("_mixed")
     found = [peaks for name, peaks in PEAKS.items() if name in record.get("machine", "")]
     return found[0].get(dtype) if found else None
 
 
 def extent(case) -> tuple[int, int]:
-    """Orders models by size, also those that the handout does not name, and then by context."""
+    """Orders cases by the size of their model, then by context."""
     return case["layers"] * case["d_model"], case["context"]
 
 
@@ -36,10 +36,9 @@ def valued(records, impl="c", **keys) -> list[dict]:
     return [record["case"] | record["values"] for record in found if "values" in record]
 
 
-def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[dict]:
-    """A row for each combination of the case keys: how many cases, the largest relative errors, the ratio of C's to
-    those that it is judged against, and the largest share of its allowance that an error of C uses. C is judged
-    against `base`, or another PyTorch side that the records name."""
+def errors_by(records, keys: Sequence[str]) -> list[dict]:
+    """A row for each combination of the case keys: how many cases; the largest relative error of each side; C's errors
+    over those of its reference; and the largest share of the allowed error that C uses."""
     groups: dict[tuple, list[dict]] = {}
     for record in records.records:
         if "error" in record and all(key in record["case"] for key in keys):
@@ -52,14 +51,14 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[d
             errors = [r["error"]["rel_l2"] or 0.0 for r in subset.only(impl=impl).records]
             row[f"relative error, {impl}"] = max(errors)
         used = [number(r, "used") for r in group if number(r, "used") is not None]
-        row |= {"error ratio": geomean(subset.error_ratio(base))}
+        row |= {"error ratio": geomean(subset.error_ratio())}
         rows.append(row | ({"allowance used": f"{100 * max(used):.0f} %"} if used else {}))
     return rows
 
 
-def held(records, base: str = "torch_eager") -> dict:
-    """What the sentences of an answer's errors need: how many cases hold, the share of their allowance that errors use,
-    and C's error over PyTorch's."""
+def held(records) -> dict:
+    """For the sentences about errors: how many cases hold, the share of the allowed error that C uses, and C's errors
+    over PyTorch's."""
     judged = [
         r
         for r in records.records
@@ -72,7 +71,7 @@ def held(records, base: str = "torch_eager") -> dict:
         "held": sum(r["status"] == "ok" for r in judged),
         "judged": len(judged) or None,
         "used": max(used, default=None),
-        "ratio": geomean(ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)),
+        "ratio": geomean(ratio for ratio in records.error_ratio() if np.isfinite(ratio)),
     }
 
 

@@ -146,31 +146,24 @@ class RankTrainer:
 
 
 class TorchTrainer:
-    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel. `compiled`:
-    block by block, with its own fused attention; `compressed`: gradients are sent in bf16; `captured`: once capture()
-    was called steps are replays of a graph, of the batch that it was called with; `fused`: its AdamW is."""
+    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel.
 
-    def __init__(
-        self,
-        case,
-        state,
-        device,
-        optimizer=None,
-        compiled=False,
-        compressed=False,
-        captured=False,
-        fused=True,
-    ):
+    optimizer   makes the optimizer of the case, its parameters and `fused`; default: optimizer_of
+    switches    compiled: block by block, with PyTorch's fused attention; compressed: gradients are sent in bf16;
+                captured: after capture() steps replay a graph, with the batch of that call; fused: AdamW is"""
+
+    def __init__(self, case, state, device, optimizer=None, **switches):
         self.case, self.state, self.device, self.optimizer_of = case, state, device, optimizer or optimizer_of
-        self.compiled, self.compressed, self.captured, self.fused = compiled, compressed, captured, fused
+        self.compiled = switches.get("compiled", False)
+        self.compressed = switches.get("compressed", False)
+        self.captured = switches.get("captured", False)
+        self.fused = switches.get("fused", True)
         self.mixed = case.dtype == "bf16_mixed"
         self.sharded = case.get("shard") == "full"
-        self.stream = torch.cuda.Stream() if captured else None
-        self.graph = None
-        self.loss = (
-            torch.compile(transformer.cross_entropy, dynamic=False) if compiled else transformer.cross_entropy
-        )
-        self.parallel = self.optimizer = None
+        self.stream = torch.cuda.Stream() if self.captured else None
+        loss = transformer.cross_entropy
+        self.loss = torch.compile(loss, dynamic=False) if self.compiled else loss
+        self.graph = self.parallel = self.optimizer = None
 
     def open(self):
         if not self.captured:
@@ -188,9 +181,8 @@ class TorchTrainer:
         if self.sharded:
             self.parallel = shard.FullySharded(model, torch.bfloat16 if self.mixed else None)
         else:
-            self.parallel = ref.DataParallel(
-                model, self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
-            )
+            strategy, bucket_mb = self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
+            self.parallel = ref.DataParallel(model, strategy, bucket_mb)
         if self.compressed:
             self.parallel.compress()
         self.optimizer = self.optimizer_of(self.case, self.parallel.parameters, self.fused)
@@ -199,20 +191,20 @@ class TorchTrainer:
         return self
 
     def capture(self, ids, targets):
-        """The step as one graph: DistributedDataParallel wants to be made, and to run eleven times, on the stream that
-        captures."""
+        """The step as one graph. DistributedDataParallel must be made on the capturing stream, and run there eleven
+        times."""
         with torch.cuda.stream(self.stream):
             for _ in range(EAGER_BEFORE_CAPTURE):
                 self.step(ids, targets)
         graph = torch.cuda.CUDAGraph()
-        # Thread-local: the thread that asks after earlier collectives may go on.
+        # Thread-local: NCCL's thread, which watches earlier collectives, may go on.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.step(ids, targets)
         self.graph = graph
 
     def close(self):
         if self.graph:
-            # NCCL waits for graphs that have its calls, and lets go of their memory in its next call.
+            # NCCL waits for graphs that have its calls, and frees their memory in its next call.
             self.graph.reset()
             dist.all_reduce(torch.zeros(1, device=self.device))
         if self.parallel:
