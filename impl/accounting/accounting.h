@@ -72,7 +72,7 @@ typedef struct td_account_block {
     int64_t most;  /* TD_KEEP_MOST: input, the stream after attention (B S d), q, k, v, o (4 B S d), gate and
                     * up (2 B S d_ff), and what attention saves */
     int64_t all; /* TD_KEEP_ALL: most, the outputs of both norms, their f32 rstd (B S each), silu(gate) up */
-    int64_t final; /* TD_KEEP_ALL, once for the model: input, output and rstd of ln_final */
+    int64_t final;     /* TD_KEEP_ALL, once for the model: input, output and rstd of ln_final */
     int64_t attention; /* TD_KEEP_ATTENTION: input, o (B S d), and what attention saves */
 } td_account_block;
 

@@ -21,14 +21,15 @@ enum {
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "The model:", 0},
     {"size", KEY_SIZE, "NAME", 0, "small (the default), medium, large, xl, 2.7B, 8B or 10B", 0},
-    {"d-model", KEY_D_MODEL, "N", 0, "width, in place of the size's own", 0},
-    {"d-ff", KEY_D_FF, "N", 0, "width of the feed-forward", 0},
-    {"layers", KEY_LAYERS, "N", 0, "number of blocks", 0},
-    {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 0},
-    {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 0},
+    {"d-model", KEY_D_MODEL, "N", 0, "width of the residual stream (default: by --size)", 0},
+    {"d-ff", KEY_D_FF, "N", 0, "width of the feed-forward (default: by --size)", 0},
+    {"layers", KEY_LAYERS, "N", 0, "number of layers (default: by --size)", 0},
+    {"heads", KEY_HEADS, "N", 0, "heads of attention; N divides --d-model (default: by --size)", 0},
+    {"vocab", KEY_VOCAB, "N", 0, "tokens in the vocabulary (default: by --size)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
      "f32 (the default), bf16, or bf16_mixed for f32 weights and bf16 GEMMs; on cuda also tf32 and f16", 0},
-    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default), naive or jit", 0},
+    {"attention", KEY_ATTENTION, "NAME", 0,
+     "flash (the default), naive (with the score matrix in memory), or jit (compiled for its shape)", 0},
     {0}};
 
 static void take_size(const struct argp_state *state, td_model_options *of)
@@ -86,7 +87,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--attention: %s", td_last_error());
         of->model->attention = attention->name;
         return 0;
-    case ARGP_KEY_END: /* a child's comes before its parent's */
+    case ARGP_KEY_END: /* a child gets this key before its parent */
         take_size(state, of);
         return 0;
     default:

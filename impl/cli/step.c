@@ -11,24 +11,26 @@ enum { KEY_MODE = TD_OPTION_KEY, KEY_TIMED };
 /* ---- options of a pass ---- */
 
 static const struct argp_option pass_options[] = {
-    {"context", TD_KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 3},
+    {"context", TD_KEY_CONTEXT, "N", 0, "tokens in a sequence (128)", 3},
     {"keep", TD_KEY_KEEP, "NAME", 0,
-     "all (the default) that backward reads; most: norms and silu are computed again; inputs of "
-     "checkpoints: the layers of a checkpoint run forward again before its backward pass; or attention: "
-     "inputs and the results of attention, which does not run again",
+     "activations that forward keeps for backward. all: backward recomputes nothing (the default); most: "
+     "backward recomputes norms and silu; inputs: the inputs of checkpoints, whose layers run forward again; "
+     "attention: inputs and attention's results, so that attention does not run again",
      4},
     {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0,
-     "of --keep inputs or attention: layers of a checkpoint (1)", 4},
+     "with --keep inputs or attention: layers in a checkpoint (1)", 4},
     {"kept-layers", TD_KEY_KEPT_LAYERS, "N", 0,
-     "of --keep inputs or attention: the last N layers keep all and do not run again (1)", 4},
+     "with --keep inputs or attention: the last N layers keep all and do not run again (1)", 4},
     {0}};
 
 static const struct argp_option steps_options[] = {
     {"warmup", TD_KEY_WARMUP, "N", 0, "untimed steps (5)", 3},
     {"steps", TD_KEY_STEPS, "N", 0, "timed steps (10)", 3},
-    {"seed", TD_KEY_SEED, "N", 0, "of weights and tokens (0)", 3},
+    {"seed", TD_KEY_SEED, "N", 0, "seed of weights and tokens (0)", 3},
     {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
-     "transient (the default with one micro-batch): they share memory with activations; or held", 4},
+     "transient: gradients share memory with activations (the default with one micro-batch); held: "
+     "gradients have their own memory",
+     4},
     {0}};
 
 static void take_update_sms(const struct argp_state *state, const char *arg, td_pass_options *pass)
@@ -119,34 +121,35 @@ void td_pass_check(const struct argp_state *state, td_pass_options *pass)
 /* ---- options of bench and trace ---- */
 
 static const struct argp_option options[] = {
-    {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 3},
+    {"mode", KEY_MODE, "NAME", 0,
+     "forward; backward: forward, loss and backward; train: forward, loss, backward and AdamW (the default)",
+     3},
     {"timed", KEY_TIMED, "NAME", 0,
-     "whole (the default of bench): steps back to back, timed by events on the device; phases (the default "
-     "of trace): forward, backward and optimizer separately, each until the device is done; or events: the "
-     "phases back to back, timed by events on the device",
+     "whole: steps back to back, by events on the device (the default of bench); phases: forward, backward "
+     "and optimizer separately, each until the device is done (the default of trace); events: these phases "
+     "back to back, by events on the device",
      4},
     {0}};
 
 static const struct argp_option options_of_pass[] = {
     {0, 0, 0, 0, "The measurement:", 3},
-    {"batch", TD_KEY_BATCH, "N", 0, "sequences a step (4)", 3},
-    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0, "batches of a step, whose gradients are added up (1)", 3},
-    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},
+    {"batch", TD_KEY_BATCH, "N", 0, "sequences in a batch (4)", 3},
+    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0, "batches in a step; their gradients are added up (1)", 3},
+    {0, 0, 0, 0, "How the step runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
-     "along (the default where steps are whole): weights are updated along the backward pass; or after it",
+     "along: weights are updated during the backward pass (the default with --timed whole); after: after "
+     "the backward pass",
      4},
     {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
-     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
-     "default: a table and a formula); auto: the N that is fastest here; 0: after the pass, on all",
+     "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
+     "table and a formula); auto: measure the fastest N; 0: update after the pass, on all SMs",
      4},
     {"queued", TD_KEY_QUEUED, 0, 0,
-     "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
-     "graphs",
-     4},
+     "queue each operation (default: on a GPU a step, or each phase, is captured as a graph)", 4},
     {0}};
 
-/** Fills the configuration from the options of a pass, and refuses choices that do not go together. Updates
- * come along the backward pass unless something says otherwise. */
+/** Fills the configuration from the options of a pass, and refuses options that contradict each other.
+ * Without an option, weights are updated during the backward pass if the mode allows it. */
 static void take_pass(const struct argp_state *state, td_step_options *args)
 {
     td_bench_config *config = args->config;

@@ -146,8 +146,7 @@ typedef struct td_memory_block {
     size_t scores_bytes;                              /* of its attention's score matrix; 0: there is none */
 } td_memory_block;
 
-/** *out = the memory of layer `layer`, from 0. TD_BAD_ARGUMENT: a NULL, a layer out of range. TD_NO_MEMORY.
- * */
+/** *out = the memory of a layer, from 0 on. TD_BAD_ARGUMENT: a NULL, a layer out of range. TD_NO_MEMORY. */
 TD_API td_status td_memory_block_of(const td_memory_recording *recording, int64_t layer,
                                     td_memory_block *out);
 

@@ -253,8 +253,8 @@ def _token(rank: int, run: str) -> str | None:
             token = file.read().strip()
     if token is None and rank == 0:
         print(
-            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
-            "or TANDEM_TOKEN_FILE",
+            f"tandem: {address} is not protected: any program that reaches the port can join or end this run; "
+            "set TANDEM_TOKEN or TANDEM_TOKEN_FILE",
             file=sys.stderr,
         )
     return token
