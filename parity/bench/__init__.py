@@ -10,14 +10,7 @@ from parity.bench.page import report
 from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
 from parity.bench.timings import Phases, Whole, side_of
 from parity.core import Case, grid
-from parity.shared.model import (
-    asked_flops,
-    c_switches,
-    extents,
-    initial_state,
-    torch_model,
-    torch_switches,
-)
+from parity.shared.model import c_switches, extents, initial_state, torch_model, torch_switches
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
