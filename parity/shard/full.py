@@ -7,7 +7,7 @@ import torch
 
 from parity.bridge_fsdp import FullyShardedDataParallel
 from parity.core import DTYPES, Case, Side, equal
-from parity.shared.model import asked_flops, extents, quick_start
+from parity.shared.model import extents, quick_start
 from parity.shared.ranked import (
     BACKENDS,
     RankTrainer,
@@ -175,6 +175,13 @@ def on_toy(case, draw, c):
         "equal": by_turns(draw, c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }
+
+
+def asked_flops(case, c):
+    """What the model asks of a rank: of attention what the mask leaves, backward twice forward."""
+    size = c.struct("td_account_model", case)
+    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
+    return 3 * counted.forward_matmul
 
 
 def leaderboard(case, draw, c):
