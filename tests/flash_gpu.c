@@ -720,9 +720,9 @@ static void owned_multiprocessors_change_no_bit(void **state)
         results all = compute(&run, 0);
 
         for (int j = 0; j < 2; j++) {
-            td_device_share(gpu, TD_SMS_UPDATE, owned[j]);
+            td_device_reserve_sms(gpu, TD_SMS_UPDATE, owned[j]);
             results some = compute(&run, 0);
-            td_device_share(gpu, TD_SMS_UPDATE, 0);
+            td_device_reserve_sms(gpu, TD_SMS_UPDATE, 0);
             assert_identical_results(&run, &all, &some, true);
             free_results(&some);
         }

@@ -246,13 +246,13 @@ static void random_numbers_are_close(void **state)
         reference(&shape, ops_f64(&c, dtype, a, row->batch * mk), ops_f64(&c, dtype, b, row->batch * kn),
                   truth);
         for (int round = 0; round < 3; round++) { /* the last one while other threads work */
-            td_device_share(ops_dev, TD_SMS_COLLECTIVES, round == 2 ? 24 : 0);
+            td_device_reserve_sms(ops_dev, TD_SMS_COLLECTIVES, round == 2 ? 24 : 0);
             memcpy(out, before, (size_t)(row->batch * mn) * td_dtype_size(out_dtype));
             td_fence_poison(work);
             td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work));
             ops_assert_close(&c, "c", out_dtype, out, truth, row->batch * mn, 4);
         }
-        td_device_share(ops_dev, TD_SMS_COLLECTIVES, 0);
+        td_device_reserve_sms(ops_dev, TD_SMS_COLLECTIVES, 0);
         ops_finish(&c);
     }
 }

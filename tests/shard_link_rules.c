@@ -180,7 +180,7 @@ typedef struct ear {
 static td_status listen_to(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
-    const int32_t shared = td_device_shared(shard_dev);
+    const int32_t shared = td_device_reserved_sms(shard_dev);
 
     (void)range, (void)next, (void)where;
     assert_true(shared == 0 || shared == 5);
@@ -216,15 +216,15 @@ static void listen_to_steps(bool captured)
         if (captured || number == 0)
             assert_int_equal(ear.heard[0][!captured], 0);
         assert_true(ear.heard[1][1] > 0);
-        assert_int_equal(td_device_shared(shard_dev), link->gathers.sent > link->gathers.done ? 5 : 0);
+        assert_int_equal(td_device_reserved_sms(shard_dev), link->gathers.sent > link->gathers.done ? 5 : 0);
     }
     td_assert_ok(td_train_settle(train));
-    assert_int_equal(td_device_shared(shard_dev), 0);
-    td_device_share(shard_dev, TD_SMS_COLLECTIVES,
-                    5); /* by a link of gradients: recomputation within the pass ends no collective */
+    assert_int_equal(td_device_reserved_sms(shard_dev), 0);
+    td_device_reserve_sms(shard_dev, TD_SMS_COLLECTIVES,
+                          5); /* by a link of gradients: recomputation within the pass ends no collective */
     td_assert_ok(td_hooks_end(&link->gather, TD_PASS_RECOMPUTE, TD_OK));
-    assert_int_equal(td_device_shared(shard_dev), 5);
-    td_device_share(shard_dev, TD_SMS_COLLECTIVES, 0);
+    assert_int_equal(td_device_reserved_sms(shard_dev), 5);
+    td_device_reserve_sms(shard_dev, TD_SMS_COLLECTIVES, 0);
     td_train_destroy(train);
     td_shard_link_destroy(link);
 }

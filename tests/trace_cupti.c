@@ -537,7 +537,7 @@ TD_BODY(without_cupti_the_trace_goes_on_and_says_why)
          .words = "another profiler is attached: CUPTI for Kineto"},
         {.subscribes = CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED,
          .version = 130001,
-         .words = "another profiler is attached: it has CUPTI"},
+         .words = "another profiler is attached: it uses CUPTI"},
         {.subscribes = CUPTI_ERROR_NOT_INITIALIZED,
          .version = 130001,
          .words = "CUPTI_ERROR_OF_THE_FAKE (15)"},

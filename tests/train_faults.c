@@ -161,7 +161,7 @@ static void note_update(td_device *dev, const td_update_tensors *tensors)
     side.working |= side.current;
     side.on_some += tensors->sms > 0;
     assert_true(side.current || tensors->sms == 0);
-    assert_int_equal(td_device_shared(dev), side.current ? MOST_SMS : 0);
+    assert_int_equal(td_device_reserved_sms(dev), side.current ? MOST_SMS : 0);
     assert_true(tensors->sms == 0 || tensors->sms == MOST_SMS);
 }
 
@@ -463,7 +463,7 @@ static void assert_settled(const kind *k, td_device *dev, const char *failed)
     if (side.working || side.marked || side.current)
         fail_msg("%s: after a failing %s the second stream is left to itself", k->name, failed);
     assert_false(graphs.capturing);
-    assert_int_equal(td_device_shared(dev), 0);
+    assert_int_equal(td_device_reserved_sms(dev), 0);
     td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
 }
 

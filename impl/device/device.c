@@ -111,17 +111,17 @@ void td_device_close(td_device *dev)
     free(dev);
 }
 
-void td_device_share(td_device *dev, td_sm_owner owner, int32_t sms)
+void td_device_reserve_sms(td_device *dev, td_sm_owner owner, int32_t sms)
 {
-    dev->shared[owner] = sms;
+    dev->reserved_sms[owner] = sms;
 }
 
-int32_t td_device_shared(const td_device *dev)
+int32_t td_device_reserved_sms(const td_device *dev)
 {
     int32_t sum = 0;
 
     for (int owner = 0; owner < TD_SM_OWNERS; owner++)
-        sum += dev->shared[owner];
+        sum += dev->reserved_sms[owner];
     return sum;
 }
 
