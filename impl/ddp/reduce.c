@@ -39,7 +39,7 @@ td_status td_ddp_send_stretch(void *user, int64_t stretch)
     TD_TRY(td_comm_all_reduce(ddp->comm, first->grad, first->grad, td_ddp_stretch(ddp, stretch),
                               (td_comm_type)first->grad_dtype, ddp->config.sum ? TD_SUM : TD_AVERAGE, work));
     ddp->buckets.flight.sent++;
-    td_device_share(ddp->dev, TD_SMS_COLLECTIVES, ddp->sms);
+    td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, ddp->sms);
 cleanup:
     return status;
 }
@@ -48,7 +48,7 @@ td_status td_ddp_settle(td_ddp *ddp)
 {
     const td_status status = td_buckets_settle(&ddp->buckets);
 
-    td_device_share(ddp->dev, TD_SMS_COLLECTIVES, 0);
+    td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, 0);
     return status;
 }
 

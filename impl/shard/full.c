@@ -552,7 +552,7 @@ cleanup:
 
 static void share(const td_shard_link *link, bool some)
 {
-    td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
+    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
 
 /** A forward pass begins with empty buffers, because weights are new and graphs run without hooks. A backward

@@ -35,7 +35,7 @@ void td_shard_share(const td_shard_link *link)
     const bool gathers = link->now == TD_SHARD_FORWARD && link->captured && !link->midway;
     const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
 
-    td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
+    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
 
 /* ---- creation ---- */
