@@ -430,7 +430,7 @@ class Program(Cli):
         entry.write_text("no code")
         text = self.succeed(*call)
         self.assertRegex(text, r"compiled 1 pass in")
-        self.assertIn(f"note: '{entry}' is no compiled code, or was cut short", text)
+        self.assertIn(f"note: '{entry}' is not compiled code, or was cut short", text)
         self.assertIn("compiled 2 passes ", self.succeed(*call[:-1], "none"))
         self.assertIn("note: cannot make", self.succeed(*call[:-1], str(entry / "below")))
         done = run(*call, "--compiler", "false")  # its table has begun

@@ -161,7 +161,7 @@ class Ranks(Cli):
             self.skipTest("no Gloo")
         self.assertIn("waits", said)  # it is there
         _, err = start(0).communicate(timeout=60)
-        self.assertRegex(err, "it is taken, another run of that name is there; name this one with --run$")
+        self.assertRegex(err, "another run has this name; name this one with --run$")
         twins = [start(1), start(1)]
         for process in [first, *twins]:
             _, err = process.communicate(timeout=60)

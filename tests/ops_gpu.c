@@ -1,7 +1,7 @@
-/* The operations on a GPU: the groups of test_ops, and what only a GPU has. */
+/* The operations on a GPU: the groups of test_ops, and tests that need a GPU. */
 #include "support/ops_kit.h"
 
-/* The weights of a replayed graph, or of calls, and what their updates read. */
+/* Weights that a replayed graph or calls update, and the inputs of these updates. */
 typedef struct trained {
     td_adamw *adamw;
     td_update_state *now;
@@ -24,7 +24,7 @@ static trained trained_make(ops_case *c, td_adamw adamw, const float *p, int64_t
     return t;
 }
 
-/* A whole step: counted, its gradients averaged and clipped. */
+/* A whole step: it counts itself, and averages and clips its gradients. */
 static void train(const trained *t, const float *g, int64_t count, float gain, float max_norm)
 {
     const td_update_tensors tensors = {
@@ -36,8 +36,8 @@ static void train(const trained *t, const float *g, int64_t count, float gain, f
     td_assert_ok(td_adamw_update(ops_dev, on(t->adamw), on(t->now), &tensors));
 }
 
-/* A captured update sees the step that it has counted itself, other gradients, and the learning rate that was
- * assigned since. */
+/* A captured update uses the step number that it counts itself, new gradients, and the learning rate that was
+ * assigned last. */
 TD_TEST(a_replayed_update_goes_on)
 {
     enum { N = 1009, STEPS = 3 };
@@ -51,7 +51,7 @@ TD_TEST(a_replayed_update_goes_on)
     td_graph *graph = NULL;
 
     for (int i = 0; i < N; i++)
-        g_later[i] /= 64; /* which is not clipped */
+        g_later[i] /= 64; /* small enough that it is not clipped */
     ops_upload();
     td_assert_ok(td_graph_begin(ops_dev));
     train(&replayed, g, N, gain, max_norm);
@@ -80,7 +80,7 @@ TD_TEST(a_replayed_update_goes_on)
     ops_finish(&c);
 }
 
-/* What was captured with the graph is assigned again at each replay, though the host's memory has changed. */
+/* Each replay assigns the bytes that were captured, although the host's memory has changed. */
 TD_TEST(a_replayed_assignment_has_its_bytes)
 {
     ops_case c = ops_begin(TD_F32, "replayed assignment");
@@ -104,8 +104,8 @@ TD_TEST(a_replayed_assignment_has_its_bytes)
     ops_finish(&c);
 }
 
-/* What is kept of a product is bounded: after a thousand others it is forgotten. A graph that has captured it
- * replays, and it is found again, with the same bits. */
+/* The memory for known GEMM shapes is bounded: after a thousand other shapes one is forgotten. A graph that
+ * captured it still replays. A later call finds it again, with the same bits. */
 TD_TEST(a_captured_product_outlives_what_is_kept_of_it)
 {
     enum { M = 33, N = 40, K = 24, OTHERS = 1000, WIDE = 8 };
@@ -143,7 +143,7 @@ TD_TEST(a_captured_product_outlives_what_is_kept_of_it)
     ops_finish(&c);
 }
 
-/* Vectors are 16 bytes: tensors that begin beside them give the same bits. */
+/* Vectors have 16 bytes. Tensors that begin at other addresses give the same bits. */
 TD_TEST(tensors_may_begin_anywhere)
 {
     enum { ROWS = 5, COLS = 80, ALL = ROWS * COLS };
@@ -166,14 +166,14 @@ TD_TEST(tensors_may_begin_anywhere)
     }
 }
 
-/* Weights of an update, and moments. */
+/* Weights and moments of an update. */
 typedef struct updated {
     void *p; /* numbers, or high planes */
     uint16_t *low;
     float *m, *v;
 } updated;
 
-/* `count` of them, drawn, and another `count` with the same bits from number `begin` on. */
+/* Draws `count` numbers, and gives another `count` the same bits from number `begin` on. */
 static void draw_updated(ops_case *c, td_dtype dtype, bool planes, int64_t count, int64_t begin, updated *x,
                          updated *y)
 {
@@ -228,7 +228,7 @@ static const struct {
 
 enum { UPDATE_TYPES = sizeof update_types / sizeof *update_types };
 
-/* The same for updates. */
+/* The same for a list of updates. */
 TD_TEST(updates_may_begin_anywhere)
 {
     enum { ALL = 403 };
@@ -257,14 +257,15 @@ TD_TEST(updates_may_begin_anywhere)
     }
 }
 
-/* Updates on a few SMs have the bits of updates on all: for every combination of types, for sizes on both
- * sides of 16 bytes, of a chunk of 2,048 and of what all SMs take at a time, twice with one work. */
+/* Updates on a few SMs have the bits of updates on all SMs: for every combination of types, for sizes around
+ * 16 bytes, around a chunk of 2,048 and around the elements that all SMs take at a time, twice with one work
+ * area. */
 TD_TEST(updates_on_some_sms_have_the_same_bits)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};
 
     if (!td_update_has_sms(ops_dev))
-        return; /* nothing but the plain kernels, which have tests of their own */
+        return; /* there is only the plain kernel, which has its own tests */
     for (int i = 0; i < UPDATE_TYPES; i++)
         for (size_t j = 0; j < sizeof counts / sizeof *counts; j++)
             for (int sgd = 0; sgd < 2; sgd++) {

@@ -25,7 +25,6 @@ from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.tables import PREAMBLE, Table
 from parity.core.view import Records
-from parity.core.words import MOST_SENTENCES, beyond_limits
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
@@ -49,6 +48,16 @@ IMPLS = {
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_80_gib
 bytes largest mean
 furthest_grad_rel_l2 furthest_weight_rel_l2 swapped compile_ms find_ms""".split()
+
+
+# A number that stands alone: that of bf16, 2.7B or H100 is part of a name.
+NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w|\.\d)")
+
+
+def beyond_limits(sentence):
+    """Whether a sentence has more than 25 words or 3 numbers."""
+    numbers = NUMBER.findall(re.sub(r"`[^`]*`| ± [\d.]+", "", sentence))
+    return len(sentence.split()) > 25 or len(numbers) > 3
 
 
 class PagesTest(unittest.TestCase):
@@ -105,9 +114,9 @@ class PagesTest(unittest.TestCase):
         module.report(page, Records(records))
         for section in page.sections:
             self.assertTrue(section.question)
-            self.assertLessEqual(len(section.answer), MOST_SENTENCES, section.answer)
+            self.assertLessEqual(len(section.answer), 4, section.answer)
             for sentence in section.answer:
-                self.assertEqual(beyond_limits(sentence), "", sentence)
+                self.assertFalse(beyond_limits(sentence), sentence)
                 self.assertNotRegex(sentence, r"\bnan\b|None|\{")
         for section in page.shown():
             for block in section.blocks:
@@ -389,8 +398,7 @@ def plain(module, case, impl, samples=()):
 
 def traced(rng):
     """What a trace leaves in a record."""
-    figures = ("timer", "window", "busy")
-    values = {f"{name} {figure}": 1 + rng.random() for name in trace.PASSES for figure in figures}
+    values = {name: 1 + rng.random() for name in ("forward timer", "forward window", "optimizer busy")}
     for scope in trace.SCOPES:
         values |= {f"{scope} ms {name}": rng.random() for name in ("matmul", "softmax", "elementwise")}
         kernels = [("sm90_xmma_gemm", "matmul", 0.5, 73.0), ("td_softmax", "softmax", 0.1, 12.0)]

@@ -133,11 +133,11 @@ static bool say_waiting(void *user, double seconds, const char *what)
 /** A hint at the option that helps against the error; "": no option helps. */
 static const char *remedy(const char *error)
 {
-    return strstr(error, "another run of that name is there") ? "; name this one with --run"
-           : strstr(error, "both say that they are rank")     ? "; two runs at a time need two names: --run"
-           : strstr(error, "; open_seconds is")               ? " (--open-timeout)"
-           : strstr(error, "; seconds is")                    ? " (--timeout)"
-                                                              : "";
+    return strstr(error, "another run has this name")     ? "; name this one with --run"
+           : strstr(error, "both say that they are rank") ? "; two runs at a time need two names: --run"
+           : strstr(error, "; open_seconds is")           ? " (--open-timeout)"
+           : strstr(error, "; seconds is")                ? " (--timeout)"
+                                                          : "";
 }
 
 /** Chooses this rank's GPU. Fails on every rank of the host if there are fewer GPUs than ranks. */

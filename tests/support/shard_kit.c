@@ -140,9 +140,9 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
     if (t.shard)
         td_assert_ok(td_shard_link_attach(t.shard, shard_dev, t.train));
     if (t.ddp && !s->sharing)
-        td_ddp_link_container(t.ddp)->multiprocessors = 0;
+        td_ddp_link_container(t.ddp)->sms = 0;
     if (t.shard && !s->sharing)
-        t.shard->multiprocessors = 0;
+        t.shard->sms = 0;
     return t;
 }
 

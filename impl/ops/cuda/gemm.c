@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "base/setting.h"
 #include "device/cuda.h"
 #include "device/share.h"
 #include "device/state.h"
@@ -265,21 +266,10 @@ cleanup:
     return status;
 }
 
-/* FNV-1a. */
-static uint64_t hash_of(const key *k)
-{
-    const unsigned char *bytes = (const unsigned char *)k;
-    uint64_t hash = UINT64_C(14695981039346656037);
-
-    for (size_t i = 0; i < sizeof *k; i++)
-        hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
-    return hash;
-}
-
 static td_status find_product(products *all, const key *k, const product **out)
 {
     td_status status = TD_OK;
-    product *set = all->sets[hash_of(k) % SETS], *slot = set, found;
+    product *set = all->sets[td_hash(TD_HASH_BEGIN, k, sizeof *k) % SETS], *slot = set, found;
 
     all->turn++;
     for (int i = 0; i < WAYS; i++) {
@@ -351,7 +341,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(dev, &all));
     key_make(shape, a, b, c, &k);
-    k.sms = sms_left(cuda, td_device_shared(dev));
+    k.sms = sms_left(cuda, td_device_reserved_sms(dev));
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
