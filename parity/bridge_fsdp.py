@@ -8,8 +8,8 @@
     optimizer.step()
     torch.save(model.full_state_dict(), "model.pt")                    # every rank calls it; the names of one process
 
-Each rank keeps a block of rows of each weight, with its gradient and its optimizer state. A weight is gathered right
-before its module runs, and once more right before its backward. At that moment the gather of the next weight begins.
+Each rank keeps a block of rows of each weight, with its gradient and its optimizer state. A weight is gathered before
+its module runs, and again before its backward. At that moment the gather of the next weight begins.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.bridge import DataParallel
-from parity.bridge.device import NAMES, SENT, device_of
-from parity.bridge.ranks import Ranks, ranks_of
+from parity.bridge.device import FLOATS, check_type, device_of_all
+from parity.bridge.ranks import Call, Ranks, ranks_of
+from parity.core.draw import NAMES
 
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 # MultiheadAttention reads the weight of this one and never calls it.
@@ -33,33 +34,9 @@ WHOLE = {"NonDynamicallyQuantizableLinear"}
 COMPUTE = (None, torch.float32, torch.float16, torch.bfloat16)
 
 
-class _Call:
-    """A collective on its way. It holds the memory that the collective reads and writes until it is done."""
-
-    def __init__(self, ranks: Ranks, name: str, result: Tensor, *arguments: Any):
-        self._device, self._arguments, self._work, self.result = ranks.device, arguments, None, result
-        with ranks.device.calls() as c:
-            work = c.ffi.new("td_work **")
-            getattr(c, name)(ranks.comm, *arguments, work)
-            self._work = work
-
-    def wait(self) -> Tensor:
-        """The result. Kernels that are queued from here on see all of it."""
-        work, self._work = self._work, None
-        if work is not None:
-            with self._device.calls() as c:
-                c.td_work_queue_wait(work[0])
-            self._arguments = None
-        return self.result
-
-    def __del__(self):
-        with contextlib.suppress(RuntimeError):  # the communicator's error is reported by its next call
-            self.wait()
-
-
 class _Unit:
-    """A weight that is split by rows. Rank r has `rows` of them from row r * rows on; the last ranks have fewer, or
-    none. `anchor` takes the weight's place in autograd's graph: it has the shape, and no memory."""
+    """A weight that is split by rows. Rank r has `rows` of them from row r * rows on; the last ranks have fewer or
+    none. `anchor` replaces the weight in autograd's graph: it has the shape, and no memory."""
 
     def __init__(
         self, index: int, name: str, weight: nn.Parameter, ranks: Ranks, compute: torch.dtype | None
@@ -72,7 +49,7 @@ class _Unit:
         weight.data = weight.data[self.own].clone(memory_format=torch.contiguous_format)
         self._kept = weight.shape, weight.dtype, weight.device
 
-    def gather(self, dtype: torch.dtype) -> _Call:
+    def gather(self, dtype: torch.dtype) -> Call:
         """Begins to gather the whole weight. This rank's rows are cast first, so that only `dtype` is sent."""
         mine = self.weight.detach()
         if (mine.shape, mine.dtype, mine.device) != self._kept:
@@ -82,16 +59,15 @@ class _Unit:
             )
         return self.gather_like(mine, dtype)
 
-    def gather_like(self, mine: Tensor, dtype: torch.dtype) -> _Call:
+    def gather_like(self, mine: Tensor, dtype: torch.dtype) -> Call:
         """Begins to gather what is split as the weight is, such as a moment of its optimizer."""
         rows = mine.new_empty((self._ranks.ranks * self.rows, *self.shape[1:]), dtype=dtype)
         part = rows[self.own]
         part[: len(mine)] = mine
         return self._call("td_comm_all_gather", rows[: self.shape[0]], part, rows, part.numel(), NAMES[dtype])
 
-    def reduce(self, gradient: Tensor) -> _Call:
-        """Begins to average the whole weight's gradient; the result is this rank's rows. Sums are of the master's
-        type."""
+    def reduce(self, gradient: Tensor) -> Call:
+        """Begins to average the whole weight's gradient, in its master's type; the result is this rank's rows."""
         rows = gradient.detach().to(self.dtype).contiguous()
         if len(rows) < self._ranks.ranks * self.rows:
             padded = rows.new_zeros((self._ranks.ranks * self.rows, *self.shape[1:]))
@@ -102,9 +78,9 @@ class _Unit:
         result = part[: len(self.weight)]
         return self._call("td_comm_reduce_scatter", result, rows, part, count, kind, "average")
 
-    def _call(self, name: str, *arguments: Any) -> _Call:
+    def _call(self, name: str, *arguments: Any) -> Call:
         try:
-            return _Call(self._ranks, name, *arguments)
+            return Call(self._ranks, name, *arguments)
         except RuntimeError as error:
             error.add_note(f"in the collective of {self.name}")
             raise
@@ -127,26 +103,20 @@ class _Use(torch.autograd.Function):
         return gradient, None
 
 
-class _Saved(NamedTuple):
-    """What autograd saves in place of a gathered weight, or of a view of it."""
-
-    unit: _Unit
-    version: int  # of the rank's rows
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+class _Saved(functools.partial):
+    """What autograd saves in place of a gathered weight, or of a view of it: a call that gathers the weight again."""
 
 
 class _Pass:
-    """The weights that a forward or backward pass has gathered: the one in use, and the next one. The next one is known
-    from the last pass of this kind."""
+    """The weights that a forward or backward pass has gathered: the one in use, and the next one, as in the last pass
+    of this kind."""
 
     def __init__(self, model: "FullyShardedDataParallel", kind: str):
         self._model, self._kind = model, kind
         self._order: list[_Unit] = []
         self._last = model._orders.get(kind, [])
-        self._held: dict[_Unit, _Call] = {}
-        self._reducing: tuple[_Unit, _Call] | None = None
+        self._held: dict[_Unit, Call] = {}
+        self._reducing: tuple[_Unit, Call] | None = None
 
     def fetch(self, unit: _Unit) -> Tensor:
         """The whole weight. Gathers of earlier weights are dropped first, then the next weight's gather begins."""
@@ -161,7 +131,7 @@ class _Pass:
                 self._held[u] = self._gather(u)
         return self._held[unit].wait()
 
-    def _gather(self, unit: _Unit) -> _Call:
+    def _gather(self, unit: _Unit) -> Call:
         self._model._note(unit, "gather")
         return unit.gather(unit.compute)
 
@@ -175,25 +145,25 @@ class _Pass:
         if self._reducing is None:
             return
         (unit, call), self._reducing = self._reducing, None
-        part = call.wait()
-        if unit.weight.grad is None:
-            unit.weight.grad = part
-        else:
-            unit.weight.grad.add_(part)
+        part, gradient = call.wait(), unit.weight.grad
+        unit.weight.grad = part if gradient is None else gradient.add_(part)
 
     @torch.no_grad()
     def finish(self) -> None:
         """At the end of a backward pass. Autograd owns the pass until then, so one that fails is dropped at once."""
         self._model._backward = _nothing
-        self.close(complete=True)
+        self.complete()
+        self.close()
         self._settle()
         self._model._average()
 
-    def close(self, complete: bool = False) -> None:
+    def complete(self) -> None:
+        """The next pass of this kind expects this order."""
+        self._model._orders[self._kind] = self._order
+
+    def close(self) -> None:
         """Drops what was gathered."""
         self._held.clear()
-        if complete:
-            self._model._orders[self._kind] = self._order
 
 
 def _nothing() -> None:
@@ -234,23 +204,22 @@ def _class_of(kind: type, names: tuple[str, ...]) -> type:
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, tree)
+    return tree_map(lambda x: x.to(dtype) if _is_float(x) else x, tree)
 
 
 class FullyShardedDataParallel(nn.Module):
     """A module whose Linear and Embedding weights are split by rows among the ranks.
 
-    compute_dtype   of Linear and Embedding: their weights are cast to it, then sent, and their inputs are cast to it.
-                    All other modules compute in the type of their parameters, and return the type of their inputs.
+    compute_dtype   of Linear and Embedding: their weights are cast to it and then sent, and their inputs are cast to
+                    it. Other modules compute in the type of their parameters, and return the type of their inputs.
                     None: nothing is cast
 
-    Every rank gets rank 0's parameters and buffers. Parameters stay the same objects: `parameters()` are what an
-    optimizer takes, also one that was made before. Those that are split hold this rank's rows, in the type that the
-    module had, as does `.grad`; others are whole on every rank. An optimizer works on its rank's rows alone, so it is
-    one that treats each element by itself, as SGD and AdamW do.
+    Every rank gets rank 0's parameters and buffers. Parameters stay the same objects, so an optimizer may be made
+    before or after. Split parameters and their `.grad` hold this rank's rows, in the module's type; others are whole
+    on every rank. The optimizer must treat each element by itself, as SGD and AdamW do.
 
-    loss.backward() averages gradients over all ranks, and adds them to those that are there: micro-batches need no
-    more than several backward passes. Every rank calls the same modules in the same order."""
+    loss.backward() averages gradients over all ranks and adds them to `.grad`: micro-batches are several backward
+    passes. Every rank calls the same modules in the same order."""
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None):
         super().__init__()
@@ -258,8 +227,9 @@ class FullyShardedDataParallel(nn.Module):
         if compute_dtype not in COMPUTE:
             raise TypeError(f"compute_dtype is {compute_dtype}, needs one of {', '.join(map(str, COMPUTE))}")
         parameters = dict(module.named_parameters())  # a shared one once
+        device = device_of_all(parameters)
         _check(module, parameters)
-        self._ranks = ranks_of(device_of(next(iter(parameters.values()))))
+        self._ranks = ranks_of(device)
         self._orders: dict[str, list[_Unit]] = {}
         self._running: _Pass | None = None  # forward
         self._backward: Callable[[], _Pass | None] = _nothing
@@ -313,14 +283,13 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         before, self._running = self._running, _Pass(self, "forward")
-        complete = False
         try:
             result = self.module(*inputs, **named)
-            complete = True
+            self._running.complete()
+            return result
         finally:
-            self._running.close(complete)
+            self._running.close()
             self._running = before
-        return result
 
     # ---- a module's forward ----
 
@@ -357,8 +326,8 @@ class FullyShardedDataParallel(nn.Module):
         return whole
 
     def _saving(self, units: dict[int, _Unit]) -> contextlib.AbstractContextManager:
-        """Autograd saves which weight it needs, not the weight. Other tensors go to the hooks that are set around this
-        module, as checkpoint sets them, or are saved as they are."""
+        """Autograd saves which weight it needs, not the weight. Other tensors go to the hooks around this module, as of
+        checkpoint, or are saved as they are."""
         if not torch.is_grad_enabled():
             return contextlib.nullcontext()
         around = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -367,12 +336,12 @@ class FullyShardedDataParallel(nn.Module):
             unit = units.get(_address(tensor)) if tensor.layout is torch.strided else None
             if unit is not None and tensor.dtype == unit.compute:
                 place = tensor.shape, tensor.stride(), tensor.storage_offset()
-                return _Saved(unit, unit.weight._version, *place)
+                return _Saved(self._regather, unit, unit.weight._version, place)
             return around[0](tensor) if around else (tensor, tensor._version)
 
         def unpack(packed: Any) -> Tensor:
             if isinstance(packed, _Saved):
-                return self._regather(packed)
+                return packed()
             if around:
                 return around[1](packed)
             tensor, version = packed
@@ -385,12 +354,11 @@ class FullyShardedDataParallel(nn.Module):
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def _regather(self, saved: _Saved) -> Tensor:
-        if saved.unit.weight._version != saved.version:
-            raise RuntimeError(f"{saved.unit.name} was changed between forward and backward")
+    def _regather(self, unit: _Unit, version: int, place: tuple) -> Tensor:
+        if unit.weight._version != version:
+            raise RuntimeError(f"{unit.name} was changed between forward and backward")
         with self._passing() as running:
-            whole = running.fetch(saved.unit)
-        return whole.as_strided(saved.shape, saved.stride, saved.offset)
+            return running.fetch(unit).as_strided(*place)
 
     # ---- passes ----
 
@@ -402,14 +370,12 @@ class FullyShardedDataParallel(nn.Module):
     @contextlib.contextmanager
     def _passing(self) -> Iterator[_Pass]:
         running = self._pass()
-        if running is not None:
-            yield running
-            return
-        alone = _Pass(self, "alone")
+        alone = _Pass(self, "alone") if running is None else None
         try:
-            yield alone
+            yield running or alone
         finally:
-            alone.close()
+            if alone:
+                alone.close()
 
     def _backward_pass(self) -> _Pass:
         running = self._backward()
@@ -461,16 +427,8 @@ class FullyShardedDataParallel(nn.Module):
         return torch.zeros((), dtype=torch.float64, device=next(self.parameters()).device)
 
     def _all_reduce(self, tensor: Tensor, how: str) -> None:
-        _Call(
-            self._ranks,
-            "td_comm_all_reduce",
-            tensor,
-            tensor,
-            tensor,
-            tensor.numel(),
-            NAMES[tensor.dtype],
-            how,
-        ).wait()
+        arguments = (tensor, tensor, tensor.numel(), NAMES[tensor.dtype], how)
+        Call(self._ranks, "td_comm_all_reduce", tensor, *arguments).wait()
 
     # ---- for the program ----
 
@@ -484,23 +442,19 @@ class FullyShardedDataParallel(nn.Module):
         mine = [unit.weight.grad for unit in self._units.values() if unit.weight.grad is not None]
         whole = [p.grad for p in self._whole if p.grad is not None]
         power = float(norm_type)
-        parts, both = (
-            torch.stack(
-                [
-                    self._zero(),
-                    *(torch.linalg.vector_norm(g, power, dtype=torch.float64) for g in some if g.numel()),
-                ]
-            )
-            for some in (mine, whole)
-        )
+
+        def norms(gradients: list[Tensor]) -> Tensor:
+            found = (torch.linalg.vector_norm(g, power, dtype=torch.float64) for g in gradients if g.numel())
+            return torch.stack([self._zero(), *found])
+
         if power == torch.inf:
-            total = parts.max()
+            total = norms(mine).max()
             self._all_reduce(total, "max")
-            norm = torch.maximum(total, both.max())
+            norm = torch.maximum(total, norms(whole).max())
         else:
-            total = parts.pow(power).sum()
+            total = norms(mine).pow(power).sum()
             self._all_reduce(total, "sum")
-            norm = (total + both.pow(power).sum()).pow(1 / power)
+            norm = (total + norms(whole).pow(power).sum()).pow(1 / power)
         factor = (max_norm / (norm + 1e-6)).clamp(max=1)
         for gradient in (*mine, *whole):
             gradient.mul_(factor.to(gradient.dtype))
@@ -596,20 +550,15 @@ def _is_split(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     if weight is None or not names & SPLIT or names & WHOLE:
         return False
-    return weight.dim() > 1 and weight.numel() > 0 and NAMES.get(weight.dtype) in SENT[:4]
+    return weight.dim() > 1 and weight.numel() > 0 and NAMES.get(weight.dtype) in FLOATS
 
 
 def _check(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-    if not parameters:
-        raise ValueError("the module has no parameters")
-    places = {parameter.device for parameter in parameters.values()}
-    if len(places) > 1:
-        raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter {name} has no shape yet: run the module once before it is wrapped")
-        if parameter.requires_grad and NAMES.get(parameter.dtype) not in SENT[:4]:
-            raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
+        if parameter.requires_grad:
+            check_type(name, parameter)
         if parameter.grad is not None:
             raise ValueError(f"parameter {name} has a gradient: set it to None before the module is wrapped")
     for name, inner in module.named_modules():

@@ -111,8 +111,8 @@ class Program(Cli):
             ("memory --top 0", "tandem memory: --top: '0' needs to be at least 1"),
             ("memory --snapshot=", "--snapshot: '' is no file name"),
             ("memory --update before", "--update: 'before' needs to be along or after"),
-            ("memory --keep some", "--keep: 'some' needs to be all, most or inputs"),
-            ("memory --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
+            ("memory --keep some", "--keep: 'some' needs to be all, most, inputs or attention"),
+            ("memory --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs or attention"),
             ("trace --top 0", "tandem trace: --top: '0' needs to be at least 1"),
             ("trace --trace=", "tandem trace: --trace: '' is no file name"),
             ("trace --timeline=", "tandem trace: --timeline: '' is no file name"),
@@ -147,7 +147,7 @@ class Program(Cli):
             ("bench --threads 0", "--threads: '0' needs to be at least 1"),
             ("bench --threads 99999", "--threads: '99999' needs to be at most 4096"),
             ("bench --size huge", "tandem bench: --size: "),
-            ("bench --size Small", "'Small', needs small, medium, large, xl, 2.7B or 10B"),
+            ("bench --size Small", "'Small', needs small, medium, large, xl, 2.7B, 8B or 10B"),
             ("bench --mode sideways", "tandem bench: --mode: "),
             ("bench --dtype f8", "'f8' needs to be f32, tf32, bf16, f16 or bf16_mixed"),
             ("bench --dtype bf16_mix", "'bf16_mix' needs to be f32, tf32, bf16"),
@@ -159,8 +159,15 @@ class Program(Cli):
             ("bench --update-sms -1", "tandem bench: --update-sms: '-1' needs to be at least 0"),
             ("bench --update never", "tandem bench: --update: 'never' needs to be along or after"),
             ("bench --timed twice", "tandem bench: --timed: 'twice' needs to be phases, events or whole"),
-            ("bench --keep some", "tandem bench: --keep: 'some' needs to be all, most or inputs"),
-            ("bench --checkpoint-layers 2", "tandem bench: --checkpoint-layers: '2' needs --keep inputs"),
+            ("bench --keep some", "tandem bench: --keep: 'some' needs to be all, most, inputs or attention"),
+            (
+                "bench --checkpoint-layers 2",
+                "tandem bench: --checkpoint-layers: '2' needs --keep inputs or attention",
+            ),
+            (
+                "bench --keep attention --kept-layers 13",
+                "tandem bench: --kept-layers: '13' needs at most the model's 12 layers",
+            ),
             (
                 "bench --keep inputs --checkpoint-layers 13",
                 "tandem bench: --checkpoint-layers: '13' needs at most the model's 12 layers",
@@ -231,7 +238,8 @@ class Program(Cli):
                 "ddp --micro-batches 2 --gradients transient",
                 "tandem ddp: --gradients: 'transient' cannot be added up over --micro-batches 2",
             ),
-            ("ddp --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
+            ("ddp --keep most --kept-layers 2", "--kept-layers: '2' needs --keep inputs or attention"),
+            ("ddp --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs or attention"),
             ("ddp 3", "tandem ddp: '3' is one argument too many"),
             ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors, flat or full"),
             ("shard --strategy naive", "tandem shard: --strategy: 'naive' needs --kind tensors"),
@@ -284,14 +292,22 @@ class Program(Cli):
             1, "tandem bench: ", "bench", "--d-model", "6", "--heads", "2", "--layers", "1"
         )  # odd head size
         self.refuse(
-            1, "more than the machine's", "bench", "--size", "10B", "--batch", "4096", "--context", "2048"
+            1,
+            "but the machine or a control group allows",
+            "bench",
+            "--size",
+            "10B",
+            "--batch",
+            "4096",
+            "--context",
+            "2048",
         )
         self.refuse(1, "tandem bench: update_sms is 8, but cpu", "bench", *TINY, "--update-sms", "8")
         self.refuse(1, "tandem ddp: update_sms is 8, but cpu", "ddp", *TINY, "--update-sms", "8")
         self.refuse(1, "cpu cannot update on a part of its SMs", "bench", *TINY, "--update-sms", "auto")
         self.refuse(1, "tandem flash: dtype is f16", "flash", *SHORT, "--dtype", "f16")
         self.refuse(1, "tandem jit: no compiler '/no/cc'", "jit", *SHORT, "--compiler", "/no/cc")
-        self.refuse(1, "more than the machine's", "allreduce", "--mib", "1000000")
+        self.refuse(1, "but the machine or a control group allows", "allreduce", "--mib", "1000000")
 
     def test_files_that_cannot_be_written_are_refused_before_the_measurement(self):
         step = ["trace", *TINY, "--steps", "1000000000"]
@@ -318,7 +334,7 @@ class Program(Cli):
             (new, self.folder / ".." / self.folder.name / "new"),
         ):
             for options in (("trace", "json", "trace"), ("memory", "events", "snapshot")):
-                message = f"tandem {options[0]}: --{options[1]} and --{options[2]} name one file"
+                message = f"tandem {options[0]}: --{options[1]} and --{options[2]} name the same file"
                 words = [
                     f"--{option}={path}" for option, path in zip(options[1:], (first, second), strict=True)
                 ]
@@ -422,7 +438,7 @@ class Program(Cli):
         entry.write_text("no code")
         text = self.succeed(*call)
         self.assertRegex(text, r"compiled 1 pass in")
-        self.assertIn(f"note: '{entry}' is no compiled code, or was cut short", text)
+        self.assertIn(f"note: '{entry}' is not compiled code, or was cut short", text)
         self.assertIn("compiled 2 passes ", self.succeed(*call[:-1], "none"))
         self.assertIn("note: cannot make", self.succeed(*call[:-1], str(entry / "below")))
         done = run(*call, "--compiler", "false")  # its table has begun

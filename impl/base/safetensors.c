@@ -14,18 +14,18 @@
 
 typedef struct entry {
     td_stored is;
-    int64_t begin, end; /* of its data, from where all data begins */
+    int64_t begin, end; /* of its data, relative to `data` of the file */
 } entry;
 
 struct td_safetensors {
     int descriptor;
     char *path;
-    char *header; /* its text, in which strings stand decoded, each with a 0 behind it */
+    char *header; /* its text; strings are decoded in place, each with a terminating 0 */
     entry *entries;
     int64_t count, room;
     td_stored_text *metadata;
     int64_t metadata_count, metadata_room;
-    int64_t data; /* where it begins in the file */
+    int64_t data; /* the offset of all data in the file */
 };
 
 /* ---- dtypes ---- */
@@ -34,7 +34,7 @@ static const struct {
     const char *name;
     int64_t bytes;
 } dtypes[] = {
-    {"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2}, /* as td_dtype */
+    {"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2}, /* the order of td_dtype */
     {"I64", 8}, {"I32", 4}, {"I16", 2},  {"I8", 1},      {"U64", 8},     {"U32", 4},
     {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"C64", 8},
 };
@@ -44,7 +44,7 @@ const char *td_stored_dtype(td_dtype dtype)
     return dtype >= TD_F64 && dtype <= TD_BF16 ? dtypes[dtype].name : NULL;
 }
 
-/** 0 for a dtype that is not known. */
+/** 0: an unknown dtype. */
 static int64_t element_bytes(const char *dtype)
 {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
@@ -57,7 +57,7 @@ static td_status check_dtype(const char *path, const td_stored *tensor)
 {
     return element_bytes(tensor->dtype) > 0
                ? TD_OK
-               : td_fail(TD_UNSUPPORTED, "'%s': tensor '%.64s' has dtype '%.32s', which is not known", path,
+               : td_fail(TD_UNSUPPORTED, "'%s': tensor '%.64s' has the unknown dtype '%.32s'", path,
                          tensor->name, tensor->dtype);
 }
 
@@ -77,19 +77,19 @@ cleanup:
 
 /* ---- the header's JSON ----
  *
- * Only what the format allows is understood: objects of known depth, strings, and numbers without sign. So
- * nothing is recursive, a header takes a few times its length in memory whatever it holds, and one that does
- * not fit into memory is told from one that is wrong. cJSON would take forty times the length, cut names at
- * \u0000, round numbers, and answer NULL to both. */
+ * This parser accepts only the JSON that the format allows: objects of known depth, strings, and numbers
+ * without sign. It needs no recursion, and its memory is a few times the header's length for any input. It
+ * distinguishes a header that does not fit into memory from an invalid one. cJSON would take forty times the
+ * length, cut names at \u0000, round numbers, and return NULL for both errors. */
 
 typedef struct cursor {
     const char *path;
-    char *text, *at; /* a 0 ends the text, which has no other */
+    char *text, *at; /* the only 0 of the text is at its end */
 } cursor;
 
 static td_status wrong(const cursor *c, const char *needs)
 {
-    return td_fail(TD_BAD_ARGUMENT, "'%s' is no safetensors file: byte %td of its header needs to be %s",
+    return td_fail(TD_BAD_ARGUMENT, "'%s' is not a safetensors file: byte %td of its header needs to be %s",
                    c->path, c->at - c->text, needs);
 }
 
@@ -98,7 +98,7 @@ static void skip_space(cursor *c)
     c->at += strspn(c->at, " \t\n\r");
 }
 
-/** Takes `mark`, and the space on both sides; false if something else is there. */
+/** Skips `mark` and the space around it; false if another character is there. */
 static bool takes(cursor *c, char mark)
 {
     skip_space(c);
@@ -116,7 +116,7 @@ static td_status expect(cursor *c, char mark)
     return takes(c, mark) ? TD_OK : wrong(c, needs);
 }
 
-/** Behind a member: *more if another follows, else the bracket that ends them is taken. */
+/** After a member: *more = another member follows. Otherwise skips the closing bracket. */
 static td_status next_member(cursor *c, char end, bool *more)
 {
     const char needs[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', end, '\'', '\0'};
@@ -142,7 +142,8 @@ static bool hex_digits(const char *at, uint32_t *out)
     return true;
 }
 
-/** The character behind "\u", of which a pair of surrogates is one. 0, which would end a string, is none. */
+/** Decodes the character after "\u"; a pair of surrogates is one character. Refuses 0, which would end a
+ * string. */
 static td_status take_escaped_character(cursor *c, char **to)
 {
     static const uint32_t marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
@@ -184,7 +185,7 @@ static td_status take_escape(cursor *c, char **to)
     return TD_OK;
 }
 
-/** A string, decoded where it stands: none is longer decoded than written. */
+/** Decodes a string in place: a decoded string is never longer than its JSON. */
 static td_status take_string(cursor *c, const char **out)
 {
     td_status status = TD_OK;
@@ -213,7 +214,7 @@ static td_status take_string(cursor *c, const char **out)
         c->at += bytes;
     }
     c->at++;
-    *to = '\0'; /* on the string's end, or before it */
+    *to = '\0'; /* at the closing quote or before it */
     skip_space(c);
 cleanup:
     return status;
@@ -280,9 +281,9 @@ static td_status take_entry(cursor *c, entry *e)
         TD_TRY(take_string(c, &key));
         while (which < KEYS && strcmp(key, keys[which]) != 0)
             which++;
-        TD_CHECK(which < KEYS, "'%s' is no safetensors file: tensor '%.64s' has the key '%.64s'", c->path,
+        TD_CHECK(which < KEYS, "'%s' is not a safetensors file: tensor '%.64s' has the key '%.64s'", c->path,
                  e->is.name, key);
-        TD_CHECK(!seen[which], "'%s' is no safetensors file: tensor '%.64s' has two of %s", c->path,
+        TD_CHECK(!seen[which], "'%s' is not a safetensors file: tensor '%.64s' has two of %s", c->path,
                  e->is.name, key);
         seen[which] = true;
         TD_TRY(expect(c, ':'));
@@ -295,17 +296,18 @@ static td_status take_entry(cursor *c, entry *e)
         TD_TRY(next_member(c, '}', &more));
     }
     for (int i = 0; i < KEYS; i++)
-        TD_CHECK(seen[i], "'%s' is no safetensors file: tensor '%.64s' has no %s", c->path, e->is.name,
+        TD_CHECK(seen[i], "'%s' is not a safetensors file: tensor '%.64s' has no %s", c->path, e->is.name,
                  keys[i]);
-    TD_CHECK(given == 2, "'%s' is no safetensors file: tensor '%.64s' has %" PRId64 " data_offsets, needs 2",
-             c->path, e->is.name, given);
+    TD_CHECK(given == 2,
+             "'%s' is not a safetensors file: tensor '%.64s' has %" PRId64 " data_offsets, needs 2", c->path,
+             e->is.name, given);
     e->begin = offsets[0];
     e->end = offsets[1];
 cleanup:
     return status;
 }
 
-/** Room for one more element of a list, which doubles when it is full. */
+/** Makes room for one more element of a list; doubles a full list. */
 static td_status grow(void **list, int64_t count, int64_t *room, size_t element)
 {
     td_status status = TD_OK;
@@ -362,7 +364,7 @@ static td_status take_tensor(td_safetensors *file, cursor *c, const char *name)
     if (element_bytes(e.is.dtype) > 0)
         TD_TRY(td_stored_measure(c->path, &e.is, &e.is.bytes));
     TD_CHECK(e.begin <= e.end && e.end - e.begin == e.is.bytes,
-             "'%s' is no safetensors file: tensor '%.64s' has data_offsets %" PRId64 " to %" PRId64
+             "'%s' is not a safetensors file: tensor '%.64s' has data_offsets %" PRId64 " to %" PRId64
              ", but its dtype and shape take %" PRId64 " bytes",
              c->path, name, e.begin, e.end, e.is.bytes);
     file->entries[file->count++] = e;
@@ -386,7 +388,7 @@ static td_status take_header(td_safetensors *file, cursor *c)
         TD_TRY(take_string(c, &name));
         TD_TRY(expect(c, ':'));
         if (strcmp(name, TD_STORED_METADATA) == 0) {
-            TD_CHECK(!described, "'%s' is no safetensors file: '%s' is there twice", c->path, name);
+            TD_CHECK(!described, "'%s' is not a safetensors file: '%s' is in it twice", c->path, name);
             described = true;
             TD_TRY(take_metadata(file, c));
         } else {
@@ -400,7 +402,7 @@ cleanup:
     return status;
 }
 
-/* ---- what holds among entries ---- */
+/* ---- checks of all entries ---- */
 
 static int by_place(const void *a, const void *b)
 {
@@ -425,7 +427,7 @@ static void sort(td_safetensors *file, int (*order)(const void *, const void *))
         qsort(file->entries, (size_t)file->count, sizeof *file->entries, order);
 }
 
-/** Each byte of the data belongs to one tensor. */
+/** Checks that each byte of the data belongs to exactly one tensor. */
 static td_status check_places(td_safetensors *file, int64_t data_bytes)
 {
     td_status status = TD_OK;
@@ -436,13 +438,13 @@ static td_status check_places(td_safetensors *file, int64_t data_bytes)
         const entry *e = &file->entries[i];
 
         TD_CHECK(e->begin == end,
-                 "'%s' is no safetensors file: tensor '%.64s' begins at byte %" PRId64
+                 "'%s' is not a safetensors file: tensor '%.64s' begins at byte %" PRId64
                  " of the data, but those before it end at %" PRId64,
                  file->path, e->is.name, e->begin, end);
         end = e->end;
     }
     TD_CHECK(end == data_bytes,
-             "'%s' is no safetensors file: its tensors have %" PRId64 " bytes, its data has %" PRId64,
+             "'%s' is not a safetensors file: its tensors have %" PRId64 " bytes, its data has %" PRId64,
              file->path, end, data_bytes);
 cleanup:
     return status;
@@ -455,13 +457,13 @@ static td_status check_names(td_safetensors *file)
     sort(file, by_name);
     for (int64_t i = 1; i < file->count; i++)
         TD_CHECK(by_name(&file->entries[i - 1], &file->entries[i]) != 0,
-                 "'%s' is no safetensors file: tensor '%.64s' is there twice", file->path,
+                 "'%s' is not a safetensors file: tensor '%.64s' occurs twice", file->path,
                  file->entries[i].is.name);
     if (file->metadata_count > 0)
         qsort(file->metadata, (size_t)file->metadata_count, sizeof *file->metadata, by_key);
     for (int64_t i = 1; i < file->metadata_count; i++)
         TD_CHECK(by_key(&file->metadata[i - 1], &file->metadata[i]) != 0,
-                 "'%s' is no safetensors file: key '%.64s' of its metadata is there twice", file->path,
+                 "'%s' is not a safetensors file: key '%.64s' occurs twice in its metadata", file->path,
                  file->metadata[i].key);
 cleanup:
     return status;
@@ -469,7 +471,7 @@ cleanup:
 
 /* ---- the file ---- */
 
-/** Bytes [at, at + bytes) of the file, which are to be there. */
+/** Reads bytes [at, at + bytes) of the file; all must exist. */
 static td_status read_all(const td_safetensors *file, int64_t at, int64_t bytes, char *dst)
 {
     td_status status = TD_OK;
@@ -498,7 +500,8 @@ static td_status open_file(td_safetensors *file, int64_t *bytes)
     td_status status = TD_OK;
     struct stat info;
 
-    /* O_NONBLOCK is nothing to a regular file, and what is none opens at once, to be refused. */
+    /* O_NONBLOCK has no effect on a regular file. Anything else (a FIFO, say) opens at once and is then
+     * refused. */
     file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->descriptor < 0 || fstat(file->descriptor, &info) != 0) {
         status = td_file_error("open", file->path, errno);
@@ -517,16 +520,16 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
     uint64_t length = 0;
 
     TD_CHECK(bytes >= TD_STORED_LENGTH_BYTES,
-             "'%s' is no safetensors file: it has %" PRId64 " bytes, needs at least 8", file->path, bytes);
+             "'%s' is not a safetensors file: it has %" PRId64 " bytes, needs at least 8", file->path, bytes);
     TD_TRY(read_all(file, 0, TD_STORED_LENGTH_BYTES, (char *)raw));
     for (int i = TD_STORED_LENGTH_BYTES - 1; i >= 0; i--)
         length = length << 8 | raw[i];
     TD_CHECK(length <= TD_STORED_MOST_HEADER,
-             "'%s' is no safetensors file: it says that its header has %" PRIu64 " bytes, at most %" PRId64
+             "'%s' is not a safetensors file: it says that its header has %" PRIu64 " bytes, at most %" PRId64
              " are allowed",
              file->path, length, TD_STORED_MOST_HEADER);
     TD_CHECK((int64_t)length <= bytes - TD_STORED_LENGTH_BYTES,
-             "'%s' is no safetensors file: it says that its header has %" PRIu64
+             "'%s' is not a safetensors file: it says that its header has %" PRIu64
              " bytes, but ends after %" PRId64,
              file->path, length, bytes - TD_STORED_LENGTH_BYTES);
     file->header = malloc((size_t)length + 1);
@@ -534,11 +537,12 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
     TD_TRY(read_all(file, TD_STORED_LENGTH_BYTES, (int64_t)length, file->header));
     file->header[length] = '\0';
     cursor c = {.path = file->path, .text = file->header, .at = file->header};
-    TD_CHECK(strlen(file->header) == length, "'%s' is no safetensors file: byte %zu of its header is 0",
+    TD_CHECK(strlen(file->header) == length, "'%s' is not a safetensors file: byte %zu of its header is 0",
              file->path, strlen(file->header));
     TD_TRY(take_header(file, &c));
     file->data = TD_STORED_LENGTH_BYTES + (int64_t)length;
-    TD_TRY(check_names(file)); /* a tensor that is there twice would be found at the wrong place, too */
+    TD_TRY(
+        check_names(file)); /* before check_places, which would report a repeated tensor as a wrong offset */
     TD_TRY(check_places(file, bytes - file->data));
     sort(file, by_name);
 cleanup:
@@ -563,7 +567,7 @@ td_status td_safetensors_open(const char *path, td_safetensors **out)
     TD_TRY(open_file(file, &bytes));
     TD_TRY(read_header(file, bytes));
 
-    *out = file; /* whole: the caller owns it from here */
+    *out = file; /* complete: the caller owns it from here */
     file = NULL;
 cleanup:
     td_safetensors_close(file);

@@ -17,36 +17,36 @@ struct td_bench_ranks_result {
     td_bench_wait *waits;         /* [ranks, waits] */
 };
 
-/** When something ran, as ranks tell each other. */
+/** The times of a collective or a wait, as ranks exchange them. */
 typedef struct interval {
     double begin_ms, end_ms;
 } interval;
 
 enum {
     AT_ONCE = 2048, /* intervals in an exchange */
-    AHEAD = 2       /* steps that are queued at a time */
+    AHEAD = 2       /* after queueing step i the host waits for step i - AHEAD */
 };
 
-/** What is measured of each step of this rank. */
-typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, WAITS, SERIES } series;
+/** The times that are measured in each step of this rank. */
+typedef enum series { SILENT = 0, STEP, COLLECTIVES, HIDDEN, TAIL, WAITS, SERIES } series;
 
-/** When weights were asked for, and when they could be read. */
+/** A read of weights: when a pass asked for them, and when it could read them. */
 typedef struct reading {
     td_pass pass;
     td_range range;
     td_event *asked, *there;
 } reading;
 
-/** Two links: the first of the chain and the last. */
+/** Two hooks: the first of the chain and the last. */
 typedef struct probe {
-    td_hook hook; /* waits for the device when a pass has ended, before links that communicate */
-    td_hook behind;
+    td_hook before; /* waits for the device at the end of a pass, before hooks that communicate */
+    td_hook after;  /* after all other hooks */
     td_device *dev;
-    bool last;          /* the backward pass's gradients become final */
-    int64_t forward_ns; /* the end of the last forward pass's work */
-    int64_t end_ns;     /* of the last backward pass's, whose gradients became final */
-    td_event *begin;    /* the step's; NULL: readings are not watched */
-    reading *readings;  /* [count] of this step; further ones up to `made` have events */
+    bool last;          /* the gradients of the current backward pass become final */
+    int64_t forward_ns; /* the time when the device had done the last forward pass */
+    int64_t end_ns;     /* the time when the device had done the last backward pass with final gradients */
+    td_event *begin;    /* of the step; NULL: readings are not watched */
+    reading *readings;  /* [count] of this step; readings count to made - 1 have unused events */
     int64_t count, made;
 } probe;
 
@@ -56,15 +56,15 @@ typedef struct run {
     td_comm_info info;
     const td_bench_ranks_config *config;
     int64_t micro_batches;
-    td_train_config trainer; /* with the links of now */
-    bool silent;             /* it has none of them */
+    td_train_config trainer; /* with the current links */
+    bool silent;             /* the trainer does not communicate */
     probe probe;
     td_ddp_link *ddp;     /* NULL: none */
     td_shard_link *shard; /* NULL: none */
     td_train *train;
     int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
     double *samples;        /* [SERIES, steps] */
-    size_t base_bytes;      /* what was on the device */
+    size_t base_bytes;      /* on the device before the run */
     td_bench_rank rank;
     td_bench_timeline timeline; /* without its spans */
     td_bench_span *spans;       /* [rank.calls], of the last watched step */
@@ -72,14 +72,14 @@ typedef struct run {
     td_bench_ranks_progress progress;
     void *user;
     int64_t done;
-    bool watches; /* what comes is the series whose collectives are watched */
+    bool watches; /* the trainer is for the watched series alone */
 } run;
 
 /* ---- trainers ---- */
 
 static td_status probe_begin(td_hook *hook, td_pass pass, bool last)
 {
-    probe *p = (probe *)hook;
+    probe *p = (probe *)hook; /* `before` is its first member */
 
     if (pass == TD_PASS_BACKWARD)
         p->last = last;
@@ -98,7 +98,7 @@ static td_status probe_end(td_hook *hook, td_pass pass, td_status ended)
     return status;
 }
 
-/** Makes the events of one more reading. */
+/** Creates the events of one more reading. */
 static td_status add_reading(probe *p)
 {
     td_status status = TD_OK;
@@ -115,7 +115,7 @@ cleanup:
     return status;
 }
 
-static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status probe_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                               const void **where)
 {
     probe *p = (probe *)hook;
@@ -128,25 +128,25 @@ static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, 
     if (p->count == p->made)
         TD_TRY(add_reading(p));
     p->readings[p->count].pass = pass;
-    p->readings[p->count].range = need->range;
+    p->readings[p->count].range = range;
     TD_TRY(td_event_record(p->readings[p->count].asked));
 cleanup:
     return status;
 }
 
-static td_status probe_there(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status probe_there(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                              const void **where)
 {
-    probe *p = (probe *)((char *)hook - offsetof(probe, behind));
+    probe *p = (probe *)((char *)hook - offsetof(probe, after));
 
     (void)pass;
-    (void)need;
+    (void)range;
     (void)next;
     (void)where;
     return p->begin ? td_event_record(p->readings[p->count++].there) : TD_OK;
 }
 
-static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t ranks)
+static td_train_config trainer_config(const td_bench_ranks_config *config, int32_t ranks)
 {
     return (td_train_config){.model = config->model,
                              .hyper = config->hyper,
@@ -174,12 +174,13 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
     return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups alone, unless it needs the link. */
+/** Makes the trainer's config and its links. silent: removes the links from the config, so that only the
+ * shard's groups stay. TD_BENCH_STATE_FULL keeps its link, because the trainer needs it for its weights. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
 
-    r->trainer = trainer_of(r->config, r->info.ranks);
+    r->trainer = trainer_config(r->config, r->info.ranks);
     r->trainer.capture &= !r->watches;
     if (r->config->state < TD_BENCH_STATE_FLAT) {
         TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
@@ -193,9 +194,9 @@ cleanup:
     return status;
 }
 
-static void drop_trainer(run *r)
+static void destroy_trainer(run *r)
 {
-    if (r->shard) /* after a failure; else all is there */
+    if (r->shard) /* waits only after a failure */
         (void)td_shard_link_wait(r->shard);
     td_train_destroy(r->train);
     td_ddp_link_destroy(r->ddp);
@@ -205,7 +206,7 @@ static void drop_trainer(run *r)
     r->shard = NULL;
 }
 
-static td_status look_at_memory(run *r, td_bench_point point)
+static td_status measure_memory(run *r, td_bench_point point)
 {
     td_status status = TD_OK;
     td_memory_stats memory;
@@ -225,21 +226,21 @@ static td_status make_trainer(run *r, bool silent)
     TD_TRY(td_device_reset_peak(r->dev));
     TD_TRY(make_links(r, silent));
     if (!silent) {
-        r->probe = (probe){.hook = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
-        r->trainer.hooks = &r->probe.hook;
+        r->probe = (probe){.before = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
+        r->trainer.hooks = &r->probe.before;
     }
     if (!silent && r->shard) {
         td_hook **last = &r->trainer.behind;
 
-        r->probe.hook.needed = probe_needed;
-        r->probe.behind.needed = probe_there;
+        r->probe.before.needed = probe_needed;
+        r->probe.after.needed = probe_there;
         while (*last)
             last = &(*last)->next;
-        *last = &r->probe.behind;
+        *last = &r->probe.after;
     }
     TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
     TD_TRY(td_train_init(r->train, r->config->seed));
-    const int64_t windows = r->micro_batches * r->config->model.batch; /* of each rank */
+    const int64_t windows = r->micro_batches * r->config->model.batch; /* of tokens, for each rank */
     if (!r->ids)
         TD_TRY(td_bench_draw(r->dev, r->train, &r->config->model, r->config->seed, r->info.rank * windows,
                              windows, &r->ids, &r->targets));
@@ -251,22 +252,22 @@ static td_status make_trainer(run *r, bool silent)
         TD_TRY(td_train_step(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
         td_shard_silence(r->shard);
     }
-    TD_TRY(look_at_memory(r, TD_BENCH_MADE));
+    TD_TRY(measure_memory(r, TD_BENCH_MADE));
 cleanup:
     return status;
 }
 
 /* ---- steps ---- */
 
-static td_status told(run *r)
+static td_status report_step(run *r)
 {
     const int64_t total = 3 * (r->config->warmup + r->config->steps);
 
     return r->progress ? r->progress(r->user, ++r->done, total) : TD_OK;
 }
 
-/** All ranks begin together, with nothing on its way. */
-static td_status line_up(run *r)
+/** Waits until all queued work is done on all ranks, so that they begin together. */
+static td_status wait_for_ranks(run *r)
 {
     td_status status = TD_OK;
 
@@ -278,7 +279,7 @@ cleanup:
     return status;
 }
 
-/** The time of a step that was queued, for which it waits. */
+/** Waits for a queued step and stores its time, unless it is a warm-up step. */
 static td_status take_sample(run *r, series which, td_event **marks, int64_t step)
 {
     const int64_t sample = step - r->config->warmup;
@@ -292,8 +293,8 @@ cleanup:
     return status;
 }
 
-/** Steps queued one behind the other, timed on the device. A host that was many of them ahead of its device
- * would learn only at their end that a rank has died. */
+/** Queues steps back to back and times them on the device. The host queues few steps before it
+ * waits, because it learns of a dead rank only after all queued steps. */
 static td_status run_series(run *r, series which)
 {
     const td_transformer_config *model = &r->config->model;
@@ -311,12 +312,12 @@ static td_status run_series(run *r, series which)
             r->rank.first_loss = (double)loss;
         }
         if (i + 1 == warmup)
-            TD_TRY(line_up(r));
+            TD_TRY(wait_for_ranks(r));
         TD_TRY(td_event_create(r->dev, &marks[i + 1]));
         TD_TRY(td_event_record(marks[i + 1]));
-        TD_TRY(td_comm_check(r->comm)); /* steps without communication would not see that a rank has died */
+        TD_TRY(td_comm_check(r->comm)); /* steps without communication do not notice a dead rank */
         if (i >= 0)
-            TD_TRY(told(r));
+            TD_TRY(report_step(r));
         if (i >= AHEAD)
             TD_TRY(take_sample(r, which, marks, i - AHEAD));
     }
@@ -324,7 +325,7 @@ static td_status run_series(run *r, series which)
         TD_TRY(take_sample(r, which, marks, i));
     TD_TRY(td_train_loss(r->train, &loss));
     r->rank.last_loss = (double)loss;
-    TD_TRY(line_up(r));
+    TD_TRY(wait_for_ranks(r));
 cleanup:
     for (int64_t i = 0; marks && i <= count; i++)
         td_event_destroy(marks[i]);
@@ -332,7 +333,7 @@ cleanup:
     return status;
 }
 
-/** A step in its parts, with a look at the memory between them. */
+/** Runs a step part by part and measures memory between the parts. */
 static td_status step_in_parts(run *r)
 {
     const td_transformer_config *model = &r->config->model;
@@ -346,25 +347,26 @@ static td_status step_in_parts(run *r)
         TD_TRY(td_train_load(r->train, r->ids + at, r->targets + at, model->batch, model->context));
         TD_TRY(td_train_forward(r->train, NULL));
         if (last && along)
-            TD_TRY(look_at_memory(r, TD_BENCH_BEFORE_UPDATE));
+            TD_TRY(measure_memory(r, TD_BENCH_BEFORE_UPDATE));
         TD_TRY(td_train_backward(r->train));
     }
     if (!along) {
-        TD_TRY(look_at_memory(r, TD_BENCH_BEFORE_UPDATE));
+        TD_TRY(measure_memory(r, TD_BENCH_BEFORE_UPDATE));
         TD_TRY(td_train_update(r->train));
     }
-    TD_TRY(look_at_memory(r, TD_BENCH_AFTER_UPDATE));
+    TD_TRY(measure_memory(r, TD_BENCH_AFTER_UPDATE));
 cleanup:
     return status;
 }
 
-/** What the step's collectives took, in all, before the end of the backward pass and behind it. */
+/** Stores the times of the step's collectives: all, the part before the end of the backward pass, and the
+ * tail. */
 static td_status take_spans(run *r, int64_t step)
 {
     const int64_t steps = r->config->steps, end = r->probe.end_ns;
     const td_comm_span *spans;
     td_status status = TD_OK;
-    int64_t count, all = 0, beside = 0, last = end;
+    int64_t count, all = 0, hidden = 0, last = end;
     td_comm_info now;
 
     TD_TRY(td_comm_watched(r->comm, &spans, &count));
@@ -378,19 +380,19 @@ static td_status take_spans(run *r, int64_t step)
 
         r->rank.bytes += s->bytes;
         all += s->end_ns - s->begin_ns;
-        beside += until > s->begin_ns ? until - s->begin_ns : 0;
+        hidden += until > s->begin_ns ? until - s->begin_ns : 0;
         last = s->end_ns > last ? s->end_ns : last;
     }
     if (step >= 0) {
         r->samples[COLLECTIVES * steps + step] = (double)all / 1e6;
-        r->samples[BESIDE * steps + step] = (double)beside / 1e6;
+        r->samples[HIDDEN * steps + step] = (double)hidden / 1e6;
         r->samples[TAIL * steps + step] = (double)(last - end) / 1e6;
     }
 cleanup:
     return status;
 }
 
-/** How long the step's passes waited for weights. */
+/** Stores the time that the step's passes waited for weights. */
 static td_status take_waits(run *r, int64_t step)
 {
     probe *const p = &r->probe;
@@ -415,7 +417,7 @@ cleanup:
     return status;
 }
 
-/** The step's timeline, which began at begin. */
+/** Keeps the timeline of the step that ran from begin to end. */
 static td_status take_timeline(run *r, int64_t begin, int64_t end)
 {
     const td_comm_span *spans;
@@ -438,19 +440,19 @@ cleanup:
     return status;
 }
 
-/** Each step by itself, its collectives watched. */
+/** Runs steps one by one and watches their collectives. */
 static td_status run_watched(run *r)
 {
-    /* Every parameter is reduced in two calls at most, and gathered in one. Units of TD_SHARD_FULL are fewer,
-     * but each micro-batch gathers them twice. */
+    /* A parameter is reduced in at most two calls and gathered in one. TD_SHARD_FULL gathers fewer units, but
+     * twice in each micro-batch. */
     const int64_t most = 4 * r->micro_batches * td_transformer_parameter_count(td_train_model(r->train)) + 1;
     td_status status = TD_OK;
 
-    r->probe.hook.end = probe_end;
+    r->probe.before.end = probe_end;
     if (r->shard)
         TD_TRY(td_event_create(r->dev, &r->probe.begin));
     for (int64_t i = -r->config->warmup; i < r->config->steps; i++) {
-        TD_TRY(line_up(r));
+        TD_TRY(wait_for_ranks(r));
         TD_TRY(td_comm_watch(r->comm, most));
         const int64_t begin = td_clock_ns();
         r->probe.count = 0;
@@ -465,7 +467,7 @@ static td_status run_watched(run *r)
         TD_TRY(take_waits(r, i));
         if (i == r->config->steps - 1)
             TD_TRY(take_timeline(r, begin, end));
-        TD_TRY(told(r));
+        TD_TRY(report_step(r));
     }
 cleanup:
     (void)td_comm_watch(r->comm, 0);
@@ -488,11 +490,11 @@ static td_status run_all(run *r)
 
     TD_TRY(make_trainer(r, true));
     TD_TRY(run_series(r, SILENT));
-    drop_trainer(r);
+    destroy_trainer(r);
     TD_TRY(make_trainer(r, false));
     TD_TRY(run_series(r, STEP));
     if (r->config->graph) {
-        drop_trainer(r);
+        destroy_trainer(r);
         r->watches = true;
         TD_TRY(make_trainer(r, false));
     }
@@ -518,13 +520,13 @@ cleanup:
     return status;
 }
 
-/* ---- what came of it ---- */
+/* ---- results ---- */
 
 static td_status summarise(run *r, td_bench_ranks_result *result)
 {
     const int64_t steps = r->config->steps, ranks = r->info.ranks;
     td_stats *const of[SERIES] = {&r->rank.silent, &r->rank.step, &r->rank.collectives,
-                                  &r->rank.beside, &r->rank.tail, &r->rank.waits};
+                                  &r->rank.hidden, &r->rank.tail, &r->rank.waits};
     double *all = calloc((size_t)(ranks * steps), sizeof *all);
     td_status status = TD_OK;
 
@@ -549,8 +551,8 @@ cleanup:
     return status;
 }
 
-/** Every rank gets the intervals of all: [count] of this one, and [ranks, count]. */
-static td_status share_intervals(run *r, int64_t count, const interval *mine, interval *all)
+/** Every rank gets the intervals of all ranks. mine: [count]; all: [ranks, count]. */
+static td_status exchange_intervals(run *r, int64_t count, const interval *mine, interval *all)
 {
     const int64_t ranks = r->info.ranks;
     interval *some = calloc((size_t)ranks * AT_ONCE, sizeof *some);
@@ -569,8 +571,8 @@ cleanup:
     return status;
 }
 
-/** Every rank gets the timelines of all, which make the same calls and read the same weights. */
-static td_status share_timelines(run *r, td_bench_ranks_result *result)
+/** Every rank gets the timelines of all ranks. All ranks make the same calls and read the same weights. */
+static td_status exchange_timelines(run *r, td_bench_ranks_result *result)
 {
     const int64_t ranks = r->info.ranks, calls = r->timeline.count, waits = r->timeline.wait_count;
     const int64_t most = (calls > waits ? calls : waits) + 1;
@@ -585,7 +587,7 @@ static td_status share_timelines(run *r, td_bench_ranks_result *result)
     TD_TRY(td_comm_exchange(r->comm, &r->timeline, sizeof r->timeline, result->timelines));
     for (int64_t i = 0; i < calls; i++)
         mine[i] = (interval){r->spans[i].begin_ms, r->spans[i].end_ms};
-    TD_TRY(share_intervals(r, calls, mine, all));
+    TD_TRY(exchange_intervals(r, calls, mine, all));
     for (int64_t i = 0; i < ranks * calls; i++) {
         result->spans[i] = r->spans[i % calls];
         result->spans[i].begin_ms = all[i].begin_ms;
@@ -593,7 +595,7 @@ static td_status share_timelines(run *r, td_bench_ranks_result *result)
     }
     for (int64_t i = 0; i < waits; i++)
         mine[i] = (interval){r->waits[i].begin_ms, r->waits[i].end_ms};
-    TD_TRY(share_intervals(r, waits, mine, all));
+    TD_TRY(exchange_intervals(r, waits, mine, all));
     for (int64_t i = 0; i < ranks * waits; i++) {
         result->waits[i] = r->waits[i % waits];
         result->waits[i].begin_ms = all[i].begin_ms;
@@ -614,7 +616,7 @@ static td_status check_config(const td_bench_ranks_config *config)
     td_status status = TD_OK;
 
     TD_CHECK(config, "config is NULL");
-    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, which is no td_bench_state",
+    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, needs a td_bench_state",
              (int)config->state);
     TD_CHECK(config->warmup >= 0 && config->warmup <= TD_BENCH_MOST_STEPS,
              "warmup is %" PRId64 ", needs 0 to %d", config->warmup, TD_BENCH_MOST_STEPS);
@@ -636,7 +638,7 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_NOT_NULL(dev, comm, out);
     TD_TRY(check_config(config));
     TD_TRY(td_comm_describe(comm, &info));
-    td_train_config trainer = trainer_of(config, info.ranks);
+    td_train_config trainer = trainer_config(config, info.ranks);
     TD_TRY(make_shard(comm, config, &trainer, &shard));
     trainer.hooks = trainer.behind = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
@@ -678,13 +680,13 @@ td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_bench_ranks
                "no host memory for the times of %" PRId64 " steps", config->steps);
     TD_TRY(run_all(&r));
     TD_TRY(summarise(&r, result));
-    TD_TRY(share_timelines(&r, result));
+    TD_TRY(exchange_timelines(&r, result));
 
     *out = result; /* whole: the caller owns it from here */
     result = NULL;
 cleanup:
     td_bench_ranks_result_destroy(result);
-    drop_trainer(&r);
+    destroy_trainer(&r);
     if (dev) { /* each is NULL or a live block of dev, which free accepts */
         (void)td_device_free(dev, r.ids);
         (void)td_device_free(dev, r.targets);

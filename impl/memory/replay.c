@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** The entries that began and have not ended, in no order. */
+/** The entries of blocks and tensors that have begun and not ended, in no order. */
 typedef struct opened {
     int64_t *at, count;
 } opened;
@@ -16,13 +16,15 @@ static const void *end_of(const td_memory_event *event)
     return (const char *)event->address + event->bytes;
 }
 
-static void settle(td_memory_recording *recording, opened *open, int64_t i, int64_t by)
+/** Entry `by` ends the i-th opened one. */
+static void close_entry(td_memory_recording *recording, opened *open, int64_t i, int64_t by)
 {
     recording->entries[open->at[i]].pair = by;
     open->at[i] = open->at[--open->count];
 }
 
-/** The newest opened entry of that action, place and, for a tensor, name; -1: none. */
+/** The place in `open` of an entry with this action, address and size, and for a tensor the same name; -1:
+ * there is none. */
 static int64_t find(const td_memory_recording *recording, const opened *open, td_memory_action action,
                     const td_memory_event *event)
 {
@@ -37,8 +39,8 @@ static int64_t find(const td_memory_recording *recording, const opened *open, td
     return -1;
 }
 
-/** What an entry changes of the tensors that are alive. */
-static void apply(td_memory_recording *recording, opened *open, int64_t i, size_t *live)
+/** Updates the opened entries and the live bytes by entry i. */
+static void replay_entry(td_memory_recording *recording, opened *open, int64_t i, size_t *live)
 {
     td_memory_entry *entry = &recording->entries[i];
     const td_memory_event *event = &entry->event;
@@ -58,7 +60,7 @@ static void apply(td_memory_recording *recording, opened *open, int64_t i, size_
         if (found >= 0) {
             entry->pair = open->at[found];
             live[entry->category] -= event->bytes;
-            settle(recording, open, found, i);
+            close_entry(recording, open, found, i);
         }
         break;
     case TD_MEMORY_FREE:
@@ -66,15 +68,15 @@ static void apply(td_memory_recording *recording, opened *open, int64_t i, size_
         if (found >= 0) {
             entry->pair = open->at[found];
             entry->category = recording->entries[entry->pair].category;
-            settle(recording, open, found, i);
+            close_entry(recording, open, found, i);
         }
-        for (int64_t j = open->count - 1; j >= 0; j--) { /* what stands in it is gone as well */
+        for (int64_t j = open->count - 1; j >= 0; j--) { /* tensors in the block end with it */
             const td_memory_entry *begun = &recording->entries[open->at[j]];
 
             if (begun->event.action == TD_MEMORY_LIVE && begun->event.address >= event->address &&
                 begun->event.address < end_of(event)) {
                 live[begun->category] -= begun->event.bytes;
-                settle(recording, open, j, i);
+                close_entry(recording, open, j, i);
             }
         }
         break;
@@ -96,7 +98,7 @@ static size_t live_after(const td_memory_recording *recording, int64_t i)
 }
 
 /** The peaks of entries [first, end). */
-static void measure(const td_memory_recording *recording, td_memory_span *span)
+static void find_peaks(const td_memory_recording *recording, td_memory_span *span)
 {
     span->peak = -1;
     span->begin_bytes = span->live_bytes = live_after(recording, span->first - 1);
@@ -114,8 +116,8 @@ static void measure(const td_memory_recording *recording, td_memory_span *span)
     }
 }
 
-/** What is alive after entry `until`, by category. */
-static void compose(const td_memory_recording *recording, int64_t until, size_t *by_category)
+/** Adds the bytes of tensors that are alive after entry `until` to their categories. */
+static void add_live(const td_memory_recording *recording, int64_t until, size_t *by_category)
 {
     for (int64_t i = 0; i <= until; i++) {
         const td_memory_entry *entry = &recording->entries[i];
@@ -135,26 +137,26 @@ td_status td_memory_replay(td_memory_recording *recording)
     open.at = calloc((size_t)recording->count + 1, sizeof *open.at);
     TD_FAIL_IF(!open.at, TD_NO_MEMORY, "no host memory to replay %" PRId64 " events", recording->count);
     for (int64_t i = 0; i < recording->count; i++)
-        apply(recording, &open, i, live);
+        replay_entry(recording, &open, i, live);
     summary->entries = recording->count;
     summary->whole =
         (td_memory_span){.end = recording->count, .begin_ns = summary->phases[TD_MEMORY_IN_CREATE].begin_ns};
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
         td_memory_span *span = &summary->phases[phase];
 
-        measure(recording, span);
-        compose(recording, span->peak >= 0 ? span->peak : span->first - 1, span->by_category);
+        find_peaks(recording, span);
+        add_live(recording, span->peak >= 0 ? span->peak : span->first - 1, span->by_category);
         if (span->end_ns > 0)
             summary->whole.end_ns = span->end_ns;
     }
-    measure(recording, &summary->whole);
-    compose(recording, summary->whole.peak, summary->whole.by_category);
+    find_peaks(recording, &summary->whole);
+    add_live(recording, summary->whole.peak, summary->whole.by_category);
 cleanup:
     free(open.at);
     return status;
 }
 
-/* ---- what a recording says ---- */
+/* ---- access ---- */
 
 td_status td_memory_entries(const td_memory_recording *recording, const td_memory_entry **entries,
                             int64_t *count)
@@ -180,7 +182,7 @@ cleanup:
 
 /* ---- the largest tensors ---- */
 
-/** Whether two tensors differ in nothing but their layer. */
+/** Whether two tensors have the same size, and the same name except the layer. */
 static bool alike(const td_memory_event *a, const td_memory_event *b)
 {
     const char *rest_a, *rest_b;
@@ -204,7 +206,7 @@ static td_memory_tensor tensor_of(const td_memory_recording *recording, int64_t 
     return tensor;
 }
 
-/** From the largest; of the same size from the first. */
+/** The largest first; for equal sizes the earliest first. */
 static int by_size(const void *a, const void *b)
 {
     const td_memory_tensor *x = a, *y = b;
@@ -214,7 +216,7 @@ static int by_size(const void *a, const void *b)
     return x->entry < y->entry ? -1 : x->entry > y->entry;
 }
 
-/** Those of the chosen entries that differ in more than their layer, sorted; *out is the caller's. */
+/** Merges chosen tensors that are alike and sorts them by size. The caller frees *out. */
 static td_status collect(const td_memory_recording *recording, const bool *chosen, td_memory_tensor **out,
                          int64_t *count)
 {
@@ -258,7 +260,7 @@ td_status td_memory_largest(const td_memory_recording *recording, td_memory_phas
     int64_t kinds;
 
     TD_CHECK(recording, "recording is NULL");
-    TD_CHECK(td_memory_phase_name(phase), "phase is %d, which is no td_memory_phase", (int)phase);
+    TD_CHECK(td_memory_phase_name(phase), "phase is %d, needs a td_memory_phase", (int)phase);
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
     TD_NOT_NULL(largest, count);
     chosen = calloc((size_t)recording->count + 1, sizeof *chosen);

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "train/state.h"
 #include "transformer/layout.h"
 #include "transformer/owned.h"
 
@@ -9,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Elements of which each rank's part of a piece is a multiple, so that all parts begin where calls in
- * windows may, in the smallest type as well. */
+/** Each rank's part of a piece has a multiple of this number of elements. So all parts begin at a multiple of
+ * TD_COMM_WINDOW_ALIGNMENT bytes, in 16-bit types too. */
 enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
 /** Whether a parameter's masters are planes. */
@@ -22,7 +23,7 @@ static bool has_planes(const td_train_config *config, const td_parameter *parame
     return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
-/** Gives each rank an equal part of a range. What does not divide is the rest, which every rank has. */
+/** Gives each rank an equal part of a range. The elements that do not divide are the rest. */
 static td_shard_piece piece_of(const td_shard_split *split, td_range range, bool planes)
 {
     const int64_t whole = (int64_t)split->ranks * PART_ELEMENTS;
@@ -35,7 +36,7 @@ static td_shard_piece piece_of(const td_shard_split *split, td_range range, bool
                             .rest = {range.begin + split->ranks * part, range.end}};
 }
 
-/** A piece has the parameters of a bucket that touch and are stored alike. */
+/** A piece is a stretch of a bucket: parameters that are neighbours in memory and stored alike. */
 static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
                             const int64_t *order, double bucket_mb)
 {
@@ -59,18 +60,18 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     }
 }
 
-/** Whether an update reads each unit's gradients once they are reduced, and nothing reads them later. */
+/** Whether an update reads each unit's gradients as soon as they are reduced, and nothing else reads them. */
 static bool shares_places(const td_shard_split *split, const td_shard_options *options,
                           const td_train_config *config)
 {
     for (const td_hook *hook = config->hooks; hook; hook = hook->next)
-        if (hook->final) /* it may hold them back */
+        if (hook->final) /* it may keep gradients back */
             return false;
     return split->ranks > 1 && !options->keep_gradients && config->until == TD_TRAIN_UPDATE &&
            config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches <= 1;
 }
 
-/** A piece is a unit: the embedding, a layer's matrices, all norms, the head. Each rank has all norms. */
+/** A piece is a unit: the embedding, a layer's matrices, all norms, or the head. Each rank has all norms. */
 static td_status piece_by_unit(td_shard_split *split, const td_shard_options *options,
                                const td_train_config *config, const td_parameter *all)
 {
@@ -97,10 +98,8 @@ static td_status piece_by_unit(td_shard_split *split, const td_shard_options *op
     split->gaps = calloc((size_t)split->parameters, sizeof *split->gaps);
     split->owned = calloc(2 * (size_t)split->piece_count, sizeof *split->owned);
     split->grad_places = calloc(2 * (size_t)split->piece_count, sizeof *split->grad_places);
-    if (!split->gaps || !split->owned || !split->grad_places) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", split->piece_count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!split->gaps || !split->owned || !split->grad_places, TD_NO_MEMORY,
+               "no host memory for %" PRId64 " units", split->piece_count);
     for (int64_t i = 0; i < split->parameters; i++)
         split->gaps[i] = (td_range){all[i].offset + all[i].numel, split->ranges[i].end};
     for (int64_t i = 0; i < split->piece_count; i++) {
@@ -122,7 +121,7 @@ cleanup:
     return status;
 }
 
-/** A piece is a parameter, which one rank updates. */
+/** A piece is a parameter. One rank updates it. */
 static td_status piece_by_parameter(td_shard_split *split, const td_train_config *config,
                                     const td_parameter *all)
 {
@@ -131,10 +130,7 @@ static td_status piece_by_parameter(td_shard_split *split, const td_train_config
     int32_t *owners = calloc((size_t)count, sizeof *owners);
     td_status status = TD_OK;
 
-    if (!elements || !owners) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!elements || !owners, TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
     for (int64_t i = 0; i < count; i++)
         elements[i] = split->ranges[i].end - split->ranges[i].begin;
     TD_TRY(td_shard_assign(count, elements, split->ranks, loads, owners));
@@ -157,13 +153,9 @@ static int by_group(const void *a, const void *b)
     return x->range.begin < y->range.begin ? -1 : x->range.begin > y->range.begin;
 }
 
-/** Adds what the trainer's groups have of a range. */
-static void add_groups(td_shard_split *split, const td_train_config *config, td_range range)
+/** Adds the parts of the range that the trainer's groups have. */
+static void add_groups(td_shard_split *split, int64_t count, const td_optimizer_group *groups, td_range range)
 {
-    const td_optimizer_group all = {.range = {0, split->elements}, .hyper = config->hyper};
-    const td_optimizer_group *groups = config->groups ? config->groups : &all;
-    const int64_t count = config->groups ? config->group_count : 1;
-
     for (int64_t i = 0; i < count; i++) {
         const td_range both = td_range_both(groups[i].range, range);
 
@@ -178,18 +170,18 @@ static void add_groups(td_shard_split *split, const td_train_config *config, td_
 
 static td_status make_groups(td_shard_split *split, const td_train_config *config)
 {
-    const int64_t each = config->groups ? config->group_count : 1;
+    const td_optimizer_group *groups;
+    td_optimizer_group all;
+    const int64_t count = td_train_groups(config, split->elements, &all, &groups);
     td_status status = TD_OK;
 
-    split->groups = calloc((size_t)(2 * split->piece_count * each) + 1, sizeof *split->groups);
-    if (!split->groups) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for groups of %" PRId64 " pieces", split->piece_count);
-        goto cleanup;
-    }
+    split->groups = calloc((size_t)(2 * split->piece_count * count) + 1, sizeof *split->groups);
+    TD_FAIL_IF(!split->groups, TD_NO_MEMORY, "no host memory for groups of %" PRId64 " pieces",
+               split->piece_count);
     for (int64_t i = 0; i < split->piece_count; i++) {
-        add_groups(split, config, split->pieces[i].own);
+        add_groups(split, count, groups, split->pieces[i].own);
         const int64_t updated = split->updated;
-        add_groups(split, config, split->pieces[i].rest);
+        add_groups(split, count, groups, split->pieces[i].rest);
         split->repeated += split->updated - updated;
     }
     qsort(split->groups, (size_t)split->group_count, sizeof *split->groups, by_group);
@@ -197,7 +189,7 @@ cleanup:
     return status;
 }
 
-/** *elements: of the block. */
+/** *elements: the elements of the block. */
 static td_status check_config(const td_train_config *config, int64_t *elements)
 {
     const td_model_size *size = &config->model.size;
@@ -214,7 +206,7 @@ cleanup:
     return status;
 }
 
-/** Whether the groups have all weights. */
+/** Whether the config's groups have all weights. */
 static bool has_all(const td_train_config *config, int64_t elements)
 {
     int64_t end = 0;
@@ -240,24 +232,19 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     order = calloc((size_t)count, sizeof *order);
     out->ranges = calloc((size_t)count, sizeof *out->ranges);
     out->pieces = calloc((size_t)count, sizeof *out->pieces);
-    if (!all || !order || !out->ranges || !out->pieces) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all || !order || !out->ranges || !out->pieces, TD_NO_MEMORY,
+               "no host memory for %" PRId64 " parameters", count);
     out->parameters = count;
     const td_transformer_config *const model = &config->model;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
     TD_TRY(td_place(count, all, out->elements, out->ranges, order));
-    if (config->groups) /* as the trainer of all weights would check them */
+    if (config->groups) /* the checks of a trainer of all weights */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
-    if (kind == TD_SHARD_FLAT && !has_all(config, out->elements)) {
-        status = td_fail(TD_UNSUPPORTED,
-                         "groups leave out some of the %" PRId64
-                         " elements: what of a bucket is nobody's cannot be gathered",
-                         out->elements);
-        goto cleanup;
-    }
+    TD_FAIL_IF(kind == TD_SHARD_FLAT && !has_all(config, out->elements), TD_UNSUPPORTED,
+               "groups leave out some of the %" PRId64
+               " elements: TD_SHARD_FLAT cannot gather weights that no rank updates",
+               out->elements);
     if (kind == TD_SHARD_FLAT) {
         TD_TRY(td_buckets_alloc(&out->buckets, count));
         piece_by_bucket(out, config, all, order, options->bucket_mb);

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 
-/** The address of element `index` of those at `base`; NULL of NULL. */
+/** The address of element `index` of the array at `base`; NULL for NULL. */
 static void *element(void *base, int64_t index, size_t size)
 {
     return base ? (char *)base + (size_t)index * size : NULL;
@@ -55,24 +55,22 @@ td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
     return first;
 }
 
-td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
+td_status td_hooks_needed(td_hook *chain, td_pass pass, td_range range, const td_range *next,
                           const void **where)
 {
     td_status status = TD_OK;
 
-    TD_NOT_NULL(need, where);
-    TELL(needed, (hook, pass, need, next, where));
+    TD_NOT_NULL(where);
+    TELL(needed, (hook, pass, range, next, where));
 cleanup:
     return status;
 }
 
-td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need)
+td_status td_hooks_done(td_hook *chain, td_pass pass, td_range range)
 {
     td_status status = TD_OK;
 
-    TD_NOT_NULL(need);
-    TELL(done, (hook, pass, need));
-cleanup:
+    TELL(done, (hook, pass, range));
     return status;
 }
 

@@ -9,13 +9,9 @@ course's tests call.
     model.finish_gradient_synchronization()
     optimizer.step()
 
-The ranks come from torch.distributed's default process group. Without one, mpirun, torchrun or srun has started them.
-They send through libtandem: NCCL on GPUs, and on a CPU MPI under mpirun or else Gloo (TANDEM_BACKEND names another).
-The library is build/default's, or TANDEM_LIBRARY's.
-
-Limits are arguments of DataParallel and ShardedOptimizer, or environment variables: open_seconds (TANDEM_OPEN_SECONDS;
-60) for all ranks to come, seconds (TANDEM_SECONDS; 30) for a call and for the other ranks to make it. A rank that
-waits for 2 s says for what. Ctrl-C ends the wait.
+The ranks are those of torch.distributed's default process group, else of mpirun, torchrun or srun. docs/pytorch.md has
+the limits of a wait, and the environment variables. TANDEM_BACKEND names the backend: NCCL on GPUs, MPI under mpirun,
+else Gloo. TANDEM_LIBRARY names the library, if it is not build/default's.
 """
 
 from parity.bridge.attention import FlashAttention

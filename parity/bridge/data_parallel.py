@@ -1,6 +1,7 @@
 """Gradients that are averaged over all ranks while backward runs."""
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.bridge.device import NAMES, SENT, Device, device_of
+from parity.bridge.device import Device, check_type, device_of_all
 from parity.bridge.ranks import ranks_within
+from parity.core.draw import NAMES
 from parity.core.library import Session
 
 
@@ -36,7 +38,7 @@ def _memory_order(name: str, tensor: Tensor) -> list[int]:
 
 
 def _release(device: Device, ddp: Any, hooks: list, parameters: list, gradients: list) -> None:
-    """What a DataParallel holds, without the object itself: it may be gone."""
+    """Gives back what a DataParallel holds. The object itself may be gone."""
     for hook in hooks:
         hook.remove()
     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -50,26 +52,23 @@ def _release(device: Device, ddp: Any, hooks: list, parameters: list, gradients:
 class DataParallel(nn.Module):
     """A module whose gradients are averaged over all ranks while backward runs.
 
-    strategy   "naive": each gradient by itself behind the backward pass; "flat": all in one call then; "overlap": each
-               as soon as it is there; "bucketed": buckets of bucket_mb, each as soon as its last gradient is there
+    strategy   "naive": one call per gradient after the backward pass; "flat": one call for all after it; "overlap":
+               each gradient as soon as it is complete; "bucketed": each bucket as soon as its last gradient is complete
     bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
-    broadcast_buffers   every forward pass with gradients begins with rank 0's buffers, outside of no_sync()
+    broadcast_buffers   every forward pass with gradients begins with rank 0's buffers, except within no_sync()
 
-    Every rank gets rank 0's parameters and buffers. Parameters without elements take no part; others lie in memory in
-    any order of their dimensions, without gaps. Gradients live where they are sent from: `.grad` is a view of it,
-    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0.
+    Every rank gets rank 0's parameters and buffers. Parameters may lie in memory in any order of dimensions, without
+    gaps. `.grad` is a view of the memory that is sent, also after zero_grad(set_to_none=True). The gradient of a
+    parameter that a pass did not use is 0.
 
-    Each backward pass ends the reduction that it began, so that several may follow each other, as with PyTorch's
-    DistributedDataParallel. If this rank used no parameter in a pass, only finish_gradient_synchronization() takes part
-    in the other ranks' reduction; call it before the optimizer. Backward passes within no_sync() only add up. The next
-    forward pass drops a backward pass that an exception ended.
+    Each backward pass ends the reduction that it began. If this rank used no parameter in a pass, it must call
+    finish_gradient_synchronization() before the optimizer. Backward passes within no_sync() only add up. The next
+    forward pass drops a backward pass that an exception ended. If a parameter was replaced, frozen or unfrozen, or has
+    another type, the next pass names it.
 
-    Parameters stay the same ones: if one was replaced, unfrozen or frozen since, or has another type, then the next
-    pass says so by its name.
-
-    A copy (copy.deepcopy, AveragedModel) and a saved one (torch.save) are of the module alone. They join the ranks in
-    their first forward pass with gradients, all ranks together. What this holds is given back by close(), or when
-    nobody refers to it."""
+    Copies (copy.deepcopy, AveragedModel, torch.save) are of the module alone. They join the ranks in their first
+    forward pass with gradients, all ranks together. close() or the end of the object gives back what the library
+    holds."""
 
     def __init__(
         self,
@@ -97,16 +96,10 @@ class DataParallel(nn.Module):
 
     def _join(self) -> None:
         """All ranks together."""
-        module = self.module
-        parameters = {name: p for name, p in module.named_parameters() if p.numel()}  # a shared one once
-        if not parameters:
-            raise ValueError("the module has no parameters")
-        places = {parameter.device for parameter in parameters.values()}
-        if len(places) > 1:
-            raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
+        parameters = {name: p for name, p in self.module.named_parameters() if p.numel()}  # a shared one once
+        device = device_of_all(parameters)
         self._orders = [_memory_order(name, parameter) for name, parameter in parameters.items()]
         self._parameters_of = list(parameters.values())
-        device = device_of(self._parameters_of[0])
         self._ranks = ranks_within(device, **self._limits)
         self._model = next(self._ranks.models)
         self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
@@ -116,8 +109,7 @@ class DataParallel(nn.Module):
         self._ended = False  # one has since the last finish_gradient_synchronization()
         self._seen: set[int] = set()  # what it has marked
         with self._ranks.device.calls() as c:
-            self._c = c
-            self._ddp = self._create(c, parameters, self._options["strategy"], self._options["bucket_mb"])
+            self._ddp = self._create(c, parameters)
         self._send_buffers()
         self._gradients = [
             self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
@@ -139,16 +131,11 @@ class DataParallel(nn.Module):
         self._place_gradients()
 
     def _compare_orders(self, names: list[str]) -> None:
-        """The library compares shapes, as they lie in memory: orders may differ where extents are alike."""
-        mine = torch.tensor(
-            [0, *(dim for order in self._orders for dim in order)], device=self._parameters_of[0].device
-        )
-        theirs = [mine.clone() for _ in range(self._ranks.ranks)]
-        self._ranks.broadcast((orders, rank) for rank, orders in enumerate(theirs))
-        for rank, orders in enumerate(theirs):
-            rest = orders.tolist()[1:]
+        """The library has compared shapes as they lie in memory. Orders may differ still if extents are alike."""
+        mine = bytes(dim for order in self._orders for dim in order)
+        for rank, theirs in enumerate(map(iter, self._ranks.exchange(mine))):
             for name, order in zip(names, self._orders, strict=True):
-                found, rest = rest[: len(order)], rest[len(order) :]
+                found = [*itertools.islice(theirs, len(order))]
                 if found != order:
                     raise ValueError(
                         f"parameter {name} lies in memory by dimensions {order}, on rank {rank} by {found}"
@@ -157,12 +144,11 @@ class DataParallel(nn.Module):
     def _send_buffers(self) -> None:
         self._ranks.broadcast((buffer, 0) for buffer in self.module.buffers() if buffer.numel())
 
-    def _create(self, c: Session, parameters: dict, strategy: str, bucket_mb: float | None):
+    def _create(self, c: Session, parameters: dict):
         tensors = c.ffi.new("td_ddp_tensor[]", len(parameters))
         names = []
         for tensor, (name, parameter), order in zip(tensors, parameters.items(), self._orders, strict=True):
-            if NAMES.get(parameter.dtype) not in SENT[:4]:
-                raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
+            check_type(name, parameter)
             names.append(c.ffi.new("char[]", name.encode()))
             tensor.name, tensor.dims = names[-1], parameter.dim()
             for dim, extent in enumerate(parameter.permute(order).shape):
@@ -170,9 +156,13 @@ class DataParallel(nn.Module):
             tensor.dtype = tensor.grad_dtype = c.enum("td_dtype", NAMES[parameter.dtype])
             tensor.data = c.ffi.cast("void *", parameter.data_ptr())
             tensor.frozen = not parameter.requires_grad
-        fields = {"bucket_mb": bucket_mb or 0.0, "strategy": c.value("td_ddp_strategy_parse", strategy)}
-        config = c.struct("td_ddp_config", {}, count=len(parameters), **fields)
-        config.tensors = tensors
+        config = c.struct(
+            "td_ddp_config",
+            bucket_mb=self._options["bucket_mb"] or 0.0,
+            strategy=c.value("td_ddp_strategy_parse", self._options["strategy"]),
+            tensors=tensors,
+            count=len(parameters),
+        )
         return c.value("td_ddp_create", c.device, self._ranks.comm, config)
 
     def _gradient(self, index: int, parameter: Tensor) -> Tensor:
@@ -183,7 +173,7 @@ class DataParallel(nn.Module):
             return found.permute([order.index(dim) for dim in range(len(order))])
 
     def _place_gradients(self) -> None:
-        """Gradients come to where they are sent from, as 0 if zero_grad() dropped them."""
+        """Puts gradients into the memory that is sent, as 0 if zero_grad() dropped them."""
         for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
             if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
                 continue
@@ -194,7 +184,7 @@ class DataParallel(nn.Module):
             parameter.grad = gradient
 
     def _check(self, ending: bool = False) -> None:
-        """What all ranks agreed on still holds. A frozen parameter does no harm until a pass ends that used others."""
+        """Nothing has changed since all ranks agreed. A frozen parameter matters only at the end of a pass."""
         for name, parameter in self.module.named_parameters():
             if not parameter.numel():
                 continue
@@ -226,8 +216,8 @@ class DataParallel(nn.Module):
         return self.module(*inputs, **named)
 
     def _before_adding(self, index: int, _: Tensor) -> None:
-        """Autograd is about to add to a gradient. If this pass has marked it already, as reentrant checkpointing may,
-        then its reduction ends first. To average again what is the same on all ranks changes nothing."""
+        """Autograd is about to add to a gradient. If this pass has marked it, as with reentrant checkpointing, its
+        reduction ends first. A second average of equal gradients changes nothing."""
         if index in self._seen:
             self._finish()
 
@@ -251,7 +241,7 @@ class DataParallel(nn.Module):
             self._ranks.carry(self._model, self._passes, self._finishes)
 
     def _end(self) -> None:
-        """A backward pass has come to its end."""
+        """A backward pass ends."""
         if self._running:
             self._finish()
 
@@ -271,8 +261,7 @@ class DataParallel(nn.Module):
         self._passes += self._last
 
     def finish_gradient_synchronization(self) -> None:
-        """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
-        backward pass used no parameter."""
+        """Takes part in the other ranks' reduction, if this rank's backward pass used no parameter."""
         if self._joins:
             self._join()
         self._check()
@@ -282,8 +271,8 @@ class DataParallel(nn.Module):
         self._finishes += 1
 
     def on_train_batch_start(self) -> None:
-        """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
-        from. forward() does the same."""
+        """Before a batch, as in forward(): drops a backward pass that an exception ended, and puts gradients into the
+        memory that is sent."""
         if self._joins:
             self._join()
         if self._ddp is None:  # closed
@@ -298,7 +287,7 @@ class DataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here are micro-batches before the last: their gradients add up, and nothing is sent."""
+        """Within it gradients of backward passes only add up, for all micro-batches but the last."""
         self._last = False
         try:
             yield
@@ -306,7 +295,7 @@ class DataParallel(nn.Module):
             self._last = True
 
     def close(self) -> None:
-        """Gives back what the library holds; `.grad` becomes the module's own. All ranks together."""
+        """Gives back what the library holds; `.grad` is a copy then. All ranks together."""
         if self._ddp is not None:
             self._ddp = None
             self._at_exit()

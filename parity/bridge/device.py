@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parity.core.draw import DTYPES
+from parity.core.draw import NAMES
 from parity.core.library import Library, Session, TandemError
 
-NAMES = {kind: name for name, kind in DTYPES.items()}
-SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
+FLOATS = ("f64", "f32", "f16", "bf16")
+SENT = (*FLOATS, "i64")  # types that collectives know
 LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 
 
@@ -79,3 +79,19 @@ def _device(device: torch.device) -> Device:
 
 def device_of(tensor: Tensor) -> Device:
     return _device(torch.device("cpu") if tensor.device.type == "cpu" else tensor.device)
+
+
+def device_of_all(parameters: dict[str, Tensor]) -> Device:
+    """The device of a module's parameters."""
+    if not parameters:
+        raise ValueError("the module has no parameters")
+    places = sorted({str(parameter.device) for parameter in parameters.values()})
+    if len(places) > 1:
+        raise ValueError(f"parameters on {len(places)} devices: {', '.join(places)}")
+    return device_of(next(iter(parameters.values())))
+
+
+def check_type(name: str, parameter: Tensor) -> None:
+    """TypeError if gradients of the parameter's type cannot be sent."""
+    if NAMES.get(parameter.dtype) not in FLOATS:
+        raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")

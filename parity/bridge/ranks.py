@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parity.bridge.device import LIMITS, NAMES, SENT, Device
-from parity.core.library import Session
+from parity.bridge.device import LIMITS, SENT, Device
+from parity.core.draw import NAMES
 
 # What mpirun, torchrun and srun set: the rank, how many there are, and what names the run.
 LAUNCHERS = (
@@ -28,6 +28,30 @@ LAUNCHERS = (
 )
 MOST_CALLS = 512  # on their way at a time
 MOST_BYTES = 32768  # of an exchange
+
+
+class Call:
+    """A collective on its way. It holds the memory that the collective reads and writes until it is done."""
+
+    def __init__(self, ranks: "Ranks", name: str, result: Tensor, *arguments: Any):
+        self._device, self._arguments, self._work, self.result = ranks.device, arguments, None, result
+        with ranks.device.calls() as c:
+            work = c.ffi.new("td_work **")
+            getattr(c, name)(ranks.comm, *arguments, work)
+            self._work = work
+
+    def wait(self) -> Tensor:
+        """The result. Kernels that are queued from here on see all of it."""
+        work, self._work = self._work, None
+        if work is not None:
+            with self._device.calls() as c:
+                c.td_work_queue_wait(work[0])
+            self._arguments = None
+        return self.result
+
+    def __del__(self):
+        with contextlib.suppress(RuntimeError):  # the communicator's error is reported by its next call
+            self.wait()
 
 
 class Ranks:
@@ -44,25 +68,18 @@ class Ranks:
         self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
         with device.calls() as c:
-            options = c.struct(
-                "td_comm_options",
-                {},
-                backend=backend,
-                rank=rank,
-                ranks=ranks,
-                run=run,
-                directory=os.environ.get("TANDEM_DIRECTORY") or None,
-                address=os.environ.get("TANDEM_ADDRESS") or None,
-                token=_token(rank, run),
-                nccl_host=os.environ.get("NCCL_HOSTID"),
-                waiting=self._hears,
-                **{name: limit for name, limit in self.limits.items() if limit is not None},
-            )
+            where = {
+                name: os.environ.get(f"TANDEM_{name.upper()}") or None for name in ("directory", "address")
+            }
+            limits = {name: limit for name, limit in self.limits.items() if limit is not None}
+            fields = dict(backend=backend, rank=rank, ranks=ranks, run=run, token=_token(rank, run))
+            fields |= dict(nccl_host=os.environ.get("NCCL_HOSTID"), waiting=self._hears)
+            options = c.struct("td_comm_options", **fields, **where, **limits)
             self.comm = c.value("td_comm_open", c.device, options)
 
     def _hear(self, _, seconds: float, what) -> bool:
-        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop. On another
-        thread than the main one, as autograd's of a GPU, Python runs none: there an interrupt ends the wait."""
+        """C's call waits. On the main thread Python runs the handlers of signals here; their exceptions go to _stop. On
+        other threads, as autograd's of a GPU, Python runs no handlers: there an interrupt ends the wait."""
         if seconds >= 2 and not self._told:
             text = self.device.c.ffi.string(what).decode(errors="replace")
             print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
@@ -79,22 +96,19 @@ class Ranks:
 
     def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
         """Each tensor becomes that of its rank, whatever its type and strides."""
-        later, works = [], []
-        with self.device.calls() as c:
+        calls = []
+        with self.device.calls():  # no other thread sends in between
             for tensor, root in tensors:
                 data = tensor.detach()
                 flat = data if data.is_contiguous() and NAMES.get(data.dtype) in SENT else _as_words(data)
-                work = c.ffi.new("td_work **")
-                count, kind = flat.numel(), NAMES[flat.dtype]
-                c.td_comm_broadcast(self.comm, flat, count, kind, root, work)
-                works.append(work)
-                if flat is not data:
-                    later.append((data, flat))
-                if len(works) == MOST_CALLS:
-                    _wait(c, works)
-            _wait(c, works)
-        for data, flat in later:
-            data.copy_(_from_words(flat, data))
+                call = Call(self, "td_comm_broadcast", flat, flat, flat.numel(), NAMES[flat.dtype], root)
+                calls.append((data, call))
+                if len(calls) >= MOST_CALLS:
+                    calls[-MOST_CALLS][1].wait()
+        for data, call in calls:
+            flat = call.wait()
+            if flat.data_ptr() != data.data_ptr():
+                data.copy_(_from_words(flat, data))
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """Each rank's bytes, as many on every rank, in the order of the ranks. All ranks together."""
@@ -117,19 +131,17 @@ class Ranks:
         """On rank `to` each rank's bytes, in the order of the ranks; elsewhere an empty list. All ranks together."""
         parts = []
         for rank, size in enumerate(self.exchange(len(mine).to_bytes(8, "little"))):
-            size = int.from_bytes(size, "little")
-            words = torch.zeros(-(-size // 8), dtype=torch.int64)
+            part = torch.empty(int.from_bytes(size, "little"), dtype=torch.uint8)
             if rank == self.rank:
-                words.view(torch.uint8)[:size] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-            words = words.to(self.device.c.on.torch)
-            self.broadcast([(words, rank)])
-            if self.rank == to:
-                parts.append(words.cpu().view(torch.uint8)[:size].numpy().tobytes())
+                part = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+            part = part.to(self.device.c.on.torch)
+            self.broadcast([(part, rank)])
+            parts += [part.cpu().numpy().tobytes()] if self.rank == to else []
         return parts
 
     def close(self) -> None:
-        """At the end of the process, which is a failure if this fails. A program that failed says so once: the others
-        hear of it, and nothing more is raised."""
+        """At the end of the process. If this fails, the process fails. A program that failed tells the other ranks, and
+        raises nothing more."""
         failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
         try:
             with self.device.calls() as c:
@@ -147,7 +159,7 @@ class Ranks:
 
 @functools.cache
 def _signals() -> int | None:
-    """A pipe with the numbers of signals as they come; None: somebody else has them, as an event loop."""
+    """A pipe with the numbers of signals as they come; None if the program, as an event loop, has one of its own."""
     if threading.current_thread() is not threading.main_thread():
         return None
     reads, writes = os.pipe()
@@ -197,11 +209,6 @@ def sampled(tensor: Tensor | None) -> bytes:
     return digest(content) if any(content) else bytes(8)
 
 
-def _wait(c: Session, works: list) -> None:
-    while works:
-        c.td_work_queue_wait(works.pop(0)[0])
-
-
 def _as_words(data: Tensor) -> Tensor:
     """A copy as whole numbers of 8 bytes."""
     raw = data.contiguous().view(-1).view(torch.uint8)
@@ -224,12 +231,8 @@ def who() -> tuple[int, int, str]:
         return rank, ranks, names[0]
     for rank, ranks, *names in LAUNCHERS:
         if rank in os.environ and ranks in os.environ:
-            run = ".".join(os.environ.get(name, "") for name in names)
-            return (
-                int(os.environ[rank]),
-                int(os.environ[ranks]),
-                hashlib.sha256(run.encode()).hexdigest()[:16],
-            )
+            run = ".".join(os.environ.get(name, "") for name in names).encode()
+            return int(os.environ[rank]), int(os.environ[ranks]), hashlib.sha256(run).hexdigest()[:16]
     for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
         raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
@@ -238,8 +241,8 @@ def who() -> tuple[int, int, str]:
 
 
 def _token(rank: int, run: str) -> str | None:
-    """What keeps strangers out of a run with an address: random, if torch.distributed spread the run's name, else
-    TANDEM_TOKEN's or of the file that TANDEM_TOKEN_FILE names. Rank 0 says if there is none."""
+    """What keeps strangers out of a run with an address: random if torch.distributed spread the run's name, else from
+    TANDEM_TOKEN or the file TANDEM_TOKEN_FILE. Rank 0 warns if there is none."""
     token, path = os.environ.get("TANDEM_TOKEN"), os.environ.get("TANDEM_TOKEN_FILE")
     address = os.environ.get("TANDEM_ADDRESS")
     if not address:
@@ -253,8 +256,8 @@ def _token(rank: int, run: str) -> str | None:
             token = file.read().strip()
     if token is None and rank == 0:
         print(
-            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
-            "or TANDEM_TOKEN_FILE",
+            f"tandem: {address} is not protected: any program that reaches the port can join or end this run; "
+            "set TANDEM_TOKEN or TANDEM_TOKEN_FILE",
             file=sys.stderr,
         )
     return token
@@ -270,12 +273,12 @@ def _usual_backend(device: Device) -> str:
 def ranks_of(device: Device) -> Ranks:
     """The communicator of a device; it ends with the process, together with the other ranks'."""
     ranks = Ranks(device)
-    Finalize(None, ranks.close, exitpriority=1)  # behind what uses it
+    Finalize(None, ranks.close, exitpriority=1)  # after all that use it
     return ranks
 
 
 def ranks_within(device: Device, **limits: float | None) -> Ranks:
-    """The same; limits that are named are what the ranks meet with, and are refused if they have met with others."""
+    """The same with limits; ValueError if the communicator was opened with others."""
     named = {name: limit for name, limit in limits.items() if limit is not None}
     device.limits |= named
     ranks = ranks_of(device)

@@ -13,18 +13,15 @@ from parity.bridge.ranks import digest, ranks_within, sampled
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Any optimizer of PyTorch, whose state is split among the ranks: each parameter has an owner, which updates it and
-    sends it to all.
+    """Any optimizer of PyTorch, with its state split among the ranks: each parameter has an owner, which updates it and
+    sends it to all. `ShardedOptimizer(params, torch.optim.AdamW, lr=..., ...)`.
 
-    `ShardedOptimizer(params, torch.optim.AdamW, lr=..., ...)`. Groups of parameters with options of their own may be
-    given, and added at any time. Owners are chosen by size, the largest first to the rank that has the least. Gradients
-    are the same on every rank when step() is called, as DataParallel leaves them.
+    Groups of parameters may have options, and may be added at any time. The largest parameter goes first, to the rank
+    that has the fewest bytes. step() needs the same gradients on every rank, as DataParallel leaves them. All ranks
+    need the same parameters in the same order, and the same hyperparameters, else step() fails on all of them.
 
-    All ranks give the same parameters in the same order, and the same hyperparameters at each step; else the step is
-    refused on all of them.
-
-    state_dict() is this rank's part. consolidate_state_dict() makes the state of all ranks, which any number of ranks
-    and the plain optimizer load."""
+    state_dict() is this rank's part. consolidate_state_dict() makes the whole state, which any number of ranks and the
+    plain optimizer can load."""
 
     def __init__(
         self,
@@ -70,8 +67,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group.setdefault(name, value)  # defaults of the class, for schedulers to see
 
     def _part(self, group: dict) -> dict:
-        """A group with this rank's parameters alone. Hyperparameters are kept in self.param_groups only: the inner
-        optimizer gets them before each call, and what the call changes is taken back."""
+        """A group with this rank's parameters alone. self.param_groups has the hyperparameters: the inner optimizer
+        gets them before each call, and changes of the call are taken back."""
         return _hyper(group) | {"params": [p for p in group["params"] if self._is_mine(p)]}
 
     def _is_mine(self, parameter: Tensor) -> bool:
@@ -98,8 +95,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _agree(self) -> None:
-        """Before the first step of parameters: all ranks have the same ones, in the same order. If they have no names,
-        then their weights and gradients tell them apart."""
+        """Before the first step of parameters: all ranks have the same ones in the same order. Without names, weights
+        and gradients tell them apart."""
         described = self._described()
         if self._agreed == len(described):
             return
@@ -129,12 +126,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The rank that updates a parameter."""
         return self._owners[parameter]
 
-    # A saved state numbers parameters through all groups, as the plain optimizer's does, and "parameters"
-    # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
+    # A saved state numbers parameters through all groups, as the plain optimizer's does; "parameters" describes each.
+    # A part also has "rank" and "ranks", and its groups name this rank's parameters only.
 
     def state_dict(self) -> dict:
-        """This rank's part, which only this rank among as many ranks can load. From consolidate_state_dict() to the
-        next step(), on the rank that it was for: the state of all ranks."""
+        """This rank's part, which only this rank of as many ranks can load; or the whole state, on the rank `to` of
+        consolidate_state_dict(), until the next step()."""
         return self._whole or self._saved(whole=False)
 
     def _saved(self, whole: bool) -> dict:
@@ -160,8 +157,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         ]
 
     def consolidate_state_dict(self, to: int = 0) -> dict | None:
-        """The state of all ranks, in the CPU's memory on rank `to`; None elsewhere. All ranks call it together. Until
-        the next step(), state_dict() gives it too, as PyTorch's ZeroRedundancyOptimizer does."""
+        """The whole state, in the CPU's memory on rank `to`; None elsewhere. All ranks call it together. Until the next
+        step(), state_dict() returns it too, as PyTorch's ZeroRedundancyOptimizer does."""
         if not 0 <= to < self._ranks.ranks:
             raise ValueError(f"to is rank {to} of {self._ranks.ranks}")
         saved = self._saved(whole=True)
@@ -175,9 +172,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self._whole
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Loads this rank's part, or a state of all ranks: that of consolidate_state_dict() or of the plain optimizer.
-        Each rank loads by itself. ValueError: the part of another rank, of another number of ranks, or of other
-        parameters; nothing was loaded then."""
+        """Loads this rank's part, or a whole state of consolidate_state_dict() or of the plain optimizer. Each rank
+        loads by itself. ValueError, and nothing is loaded: the part of another rank or of other parameters."""
         rank, ranks = self._ranks.rank, self._ranks.ranks
         whole = state_dict.get("ranks", 1) == 1
         if not whole and (state_dict["rank"], state_dict["ranks"]) != (rank, ranks):
@@ -218,12 +214,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def _hyper(group: dict) -> dict:
-    """What a group of an optimizer has beside its parameters."""
+    """The hyperparameters of a group."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _plain(value: Any) -> Any:
-    """A hyperparameter in words that are the same on every rank. One on a GPU is not looked at: that would wait."""
+    """A hyperparameter in words that are the same on every rank. One on a GPU is not read: that would wait."""
     if isinstance(value, Tensor):
         return value.tolist() if value.device.type == "cpu" else str(value.dtype)
     if isinstance(value, (list, tuple)):

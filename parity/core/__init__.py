@@ -1,161 +1,101 @@
 """What a module provides, and what it gets.
 
-A module is a file parity/<name>.py, or a package parity/<name>/, with three names. It imports torch, ref, what
-modules share (parity/shared/) and this package. It has no path, clock or file of its own: drawing, calling C,
-judging, timing, recording and writing pages are core's. A package has its cases and run() in __init__.py, its
-tolerances and the bars that its figures are held against in rules.py, and its page in page.py; several pages end in
-_page.py. Pages may import from the rest. No result depends on them: an edit of a page has nothing measured again.
+A module is a file parity/<name>.py or a package parity/<name>/. It imports torch, ref, parity/shared/ and this package.
+It has no path, clock or file of its own: core draws, calls C, judges, times, records and writes pages. A package has
+cases and run() in __init__.py, tolerances in rules.py and its page in page.py or *_page.py. Pages may import the rest.
+No result depends on a page: after an edit of a page nothing is measured again.
 
-    cases(profile, device)   yields Case objects for "quick" (5 minutes in all), "standard" (15 minutes; ci/test judges
-                             their errors) or "full" (whole grids), for the "cpu" or for "cuda", one GPU
-    run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
-    runs(case)               optional: the modules of libtandem that the case calls, apart from the one of its own name
-                             and those that this one calls. After an edit of them the case is measured again
-    report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
+    cases(profile, device)   yields the Case objects of "quick" (5 minutes in all), "standard" (15 minutes) or "full"
+                             (the handouts' whole grids), for the "cpu" or for "cuda", one GPU
+    run(case, draw, c)       computes one case on every side: {impl: side, ...}, see below
+    runs(case)               optional: the modules of libtandem that the case calls, besides its own and what that one
+                             calls. After an edit of them the case is measured again
+    ahead(case, draw)        of cases with ahead=True: what the disk keeps, such as compiling
+    report(page, records)    writes reports/<machine>/<name>.md from records alone; runs nothing
+    RUNS_RANKS = True        the module counts ranks or starts them itself
 
-Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alternate, again, together, stage, ahead,
-     reference, config, **keys)
-    keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
-                 with the meaning and spelling of docs/parity.md, "Records". `case.seq` reads one
-                 (`case["pass"]`, where the name is a word of Python), `case.get("seq_k", 0)` with a default.
-                 Values are JSON scalars.
-                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks. The
-                 core starts so many processes on this host, each of which calls run() and measures in step with the
-                 others: a sample begins when all have come and is the time of the slowest; a side's status and error
-                 are those of the worst rank. Such a case says its `repeats` if it is timed. On GPUs each rank has
-                 one; too few are `unsupported`. A module that only counts ranks has a name RUNS_RANKS = True
-    measure      words of "error time memory", in one string; default "error"
-    seconds      the time one run of the case is expected to take; default 0.2. Earlier records know better
-    repeats      timed repetitions of each side; default: as many as a time budget allows. The case key `warmup`,
-                 where there is one, is the number of untimed calls before them
-    alone        True: a fresh process of its own under a memory limit, for cases that are hungry or must be cold
-    needs_bytes  memory that the hungriest side is known to need; where the machine has less, every side whose
-                 own `needs_bytes` does not say otherwise is `oom` without being tried
-    in_turn      True: one side after the other is opened, measured and closed, where together they would not fit;
-                 else their calls alternate
-    alternate    of a case in turn: sides whose calls alternate all the same, as many of them from the left as there is
-                 memory for by their `needs_bytes`. One of them may be PyTorch's: the record's `ratio` is over it
-    again        of a case in turn: sides that wait for the host, and whose times differ from process to process. They
-                 are timed in a second process as well. The record's time is that of the faster one, and `processes`
-                 has both
-    together     calls in a row that make up one timed sample, default 1: steps that nothing waits for in between. A
-                 sample is their mean
-    stage        cases of a lower stage run first, whatever their module; default 0. A sweep that is cut short has them
-    ahead        True: the module also has ahead(case, draw), which does what is kept on disk from then on,
-                 such as compiling. It is called before the case is timed, in a process of its own, beside those of
-                 other cases. Until all are done only cases whose errors alone are measured run, whatever their stage
-    reference    the name that run() will give as its "reference", where this was not always so: only records that say
-                 the same are results of the case as it is now. default: whatever run() gives
-    config       {impl: {"graph": True, "keep": "all", ...}}: the switches that run() gives its sides, which takes them
-                 from here (`case.config["c"]`). They stand in the side's record, and a case whose newest record has
-                 others is measured again. default: none, for sides whose names say all
+Case(deliverable, *, measure, seconds, ..., **keys)
+    keys         the record's "case": batch, heads, seq, head_dim, dtype, causal, pass, size, ... as docs/parity.md
+                 spells them; JSON scalars. `case.seq`, `case["pass"]` and `case.get("seq_k", 0)` read one.
+                 `ranks`: so many processes of this host compute the case together. Each calls run(). A sample begins
+                 when all ranks have come, and is the time of the slowest. Status and error are the worst rank's. Such a
+                 case needs `repeats` if it is timed. On GPUs each rank has one GPU; with too few it is `unsupported`
+    measure      words of "error time memory" in one string; default "error"
+    seconds      the expected time of one run, if no record tells; default 0.2
+    repeats      timed calls of each side; default: as many as a time budget allows. The case key `warmup` is the number
+                 of untimed calls before them
+    alone        True: a fresh process under a memory limit, for cases that need much memory or must be cold
+    needs_bytes  memory that the largest side needs. If the machine has less, each side is `oom` untried, unless its own
+                 `needs_bytes` says otherwise
+    in_turn      True: one side after the other is opened, measured and closed, if they do not fit together.
+                 False: their calls alternate
+    alternate    sides of a case in_turn whose calls alternate still: as many from the left as memory allows. The
+                 record's `ratio` is over PyTorch's among them
+    again        sides of a case in_turn that wait for the host: their times differ from process to process. They are
+                 timed in a second process too. The faster time counts, and `processes` has both
+    together     calls in a row that make one timed sample, which is their mean; default 1
+    stage        cases of a lower stage run first, whatever their module; default 0
+    ahead        True: ahead() runs first, in a process of its own beside those of other cases. Until all are done only
+                 cases run whose errors alone are measured
+    reference    the name of run()'s "reference", if it was another once: only records that name it count as results
+    config       {impl: {"graph": True, ...}}: switches of sides. run() takes them from here, and records have them. A
+                 case whose newest record has other switches is measured again
 
-draw             inputs seeded by the case's name and the tensor's, so a case is the same alone, in a sweep, and on
-                 every device: the CPU draws them, and they are then on the device
-    draw.device                                          where they are, a torch.device, for a module's own tensors
+draw             inputs, seeded by the names of the case and the tensor: the same alone, in a sweep and on every device
+    draw.device                                          where they are, a torch.device
     draw.normal(name, shape, dtype, std=1.0, mean=0.0)   draw.uniform(name, shape, dtype, low=0.0, high=1.0)
-    draw.integers(name, shape, dtype="i64", low=0, high=...)      tokens (i64), or small whole numbers in any dtype
-    draw.quickly(name, shape, dtype, std=1.0, mean=0.0)  normal, drawn by the device itself: weights of a large model
-                                                         whose time alone matters
+    draw.integers(name, shape, dtype="i64", low=0, high=...)
+    draw.quickly(name, shape, dtype, std=1.0, mean=0.0)  normal, drawn by the device: other numbers on each kind of it
     draw.poisoned(shape, dtype)                          an output: 0xFF bytes between fences, for C to overwrite
-    Inputs belong to both sides and must not be written: hand an operation that works in place a .clone().
+    No side may write inputs: an operation that works in place gets a .clone().
 
-c                libtandem. `c.td_xyz(...)` calls the function of that name; a td_status other than TD_OK is raised
-                 as TandemError with td_last_error(). A tensor is passed as its address, no copy, after checking that
-                 it is contiguous, on C's device, and of the pointer's type (void * takes any dtype); None is NULL.
-                 Host memory is a c.ffi.new("float *")
-    c.device                                the handle of the device; on a GPU it queues on PyTorch's current stream
-    c.own_stream(own)                       True: C queues on its device's own stream instead, which goes ahead of its
-                                            others; False: on PyTorch's again. The device is waited for first
-    c.on                                    what parity.core.device says of it: c.on.kind, c.on.synchronize()
-    c.struct("td_x_shape", case, field=...) a struct whose fields are filled by name: keywords first, then the
-                                            case's keys, else 0. "bf16" becomes TD_BF16, and so for every enum
-                                            ("course2025" -> TD_ADAMW_COURSE2025); of "tf32" and "bf16_mixed" a td_dtype
-                                            becomes TD_F32 and TD_BF16, a field tf32 is set, and a td_precision says
-                                            all of it. A nested struct takes the same case, or a dict given by keyword
-    c.value("td_x_work_bytes", c.device, desc)   calls a function that ends in an `out` pointer, returns what it got
-    c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over, or with
-                                            c.destroy(object)
-    c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over;
-                                            c.free(block) gives it back before
-    c.ranks                                 of a case of several ranks: .rank and .ranks; .comm("mpi"), libtandem's
-                                            communicator over that backend, which lives as long as the processes, and
-                                            .comm("nccl", nccl_ctas=40), one with that many multiprocessors;
-                                            .library("mpi"), its name; .barrier(); .same(tensor), whether all ranks
-                                            have the same bits; .gathered(value), every rank's; .session, a `c` on the
-                                            communicators' own device, for what queues collectives itself, and is
-                                            destroyed by the side's close. torch.distributed is ready, over Gloo and on
-                                            GPUs NCCL
-    c.bound("td_xyz", ...)                  that call with arguments looked up once, to time what takes microseconds
+c                libtandem, parity.core.library.Session. `c.td_xyz(...)` calls a function; a td_status other than TD_OK
+                 raises TandemError. A tensor is passed as its address if it is contiguous, on C's device and of the
+                 pointer's type; None is NULL. Host memory is a c.ffi.new("float *")
+    c.device, c.on                          C's handle of the device; parity.core.device's object
+    c.own_stream(own)                       True: C queues on its device's own stream, else on PyTorch's current one
+    c.struct("td_x_shape", case, field=...) a struct filled by field names: keywords, then case keys, else 0. "bf16"
+                                            becomes TD_BF16, and so for every enum. "tf32" and "bf16_mixed" set the
+                                            fields dtype, tf32 and precision
+    c.value("td_x_work_bytes", c.device, desc)     calls a function that ends in an `out` pointer; returns what it gave
+    c.create("td_transformer_create", c.device, config)   likewise; destroyed with the case or by c.destroy(object)
+    c.work(nbytes)                          scratch on the device, freed with the case or by c.free(block)
+    c.ranks                                 of a case of ranks: parity.core.rank.Ranks: .rank, .ranks, .comm("mpi"),
+                                            .barrier(), .same(tensor), .gathered(value), .session
+    c.bound("td_xyz", ...)                  a call with its arguments looked up once, to time a few microseconds
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
-    c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
+    c.tensor(address, shape, dtype)         a tensor over C's memory
     c.bytes_peak()                          peak bytes of the device since the case began
-    c.ffi                                   the cffi object, for the rest: c.ffi.sizeof("td_adamw")
+    c.ffi                                   the cffi object
 
-run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Impl names are "c",
-"torch_eager" and the others of docs/parity.md, "Records"; a side whose name starts with "c" and is alone or followed
-by "_" is judged.
-    outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings. All sides of a case have the
-                 same output names, shapes and dtypes; "truth" has them in float64 and may lack some
-    side         outputs, or a function of no arguments that returns them (needed for time and memory; the function
-                 must do its whole work each time it is called, C's twice where it is judged, and return tensors that
-                 later calls may overwrite),
-                 or Side(call, before=..., open=..., close=..., flops=..., nbytes=..., needs_bytes=..., holds=...,
-                 record={...}):
-        before       called untimed before each call of `call`: a forward pass before a timed backward
-        open, close  called before the first call and after the last: what the side needs, and its giving back. A side
-                     that failed, in its open as well, is closed too
+run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Names of sides are in
+parity/core/sides.py. "c" and names that begin with "c_" are judged.
+    outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings; the same names, shapes and dtypes
+                 on all sides. "truth" has them in float64 and may lack some
+    side         outputs; or, for time and memory, a function that returns them and does its whole work at each call; or
+                 Side(call, before=..., open=..., close=..., ...):
+        before       called untimed before each call
+        open, close  called before the first call and after the last, close also after a failure
         flops        of one call, for "tflops";  nbytes: that one call must move, for "gb_s"
-        needs_bytes  memory this side needs, against the case's
-        holds        a function that lists the side's own tensors that live on between calls (parameters, gradients,
-                     moments; no inputs), for its memory. What C allocates on its device need not be listed
-        record       further keys of the record, such as {"series": {"loss": [...]}}, or a function that
-                     returns them after the calls
-    truth        float64 outputs, or a function that returns them (called only when the error is measured)
-    rule         optional {output name or pattern: rule}: the default is parity() of docs/parity.md; also
-                 equal() (same bits as torch), equal("truth") (exactly the truth), within(rel_l2=..., max_abs=...)
-                 (against the truth where it has that output, else against the first torch side), and
-                 amid("torch_other") (as near to the reference as that side is, for what has no truth but noise)
-    equal        optional: a function that returns outputs, or some of them, by the reference's formula. It runs
-                 several times under parity.core.equals.Sequential, with another order of every sum each time:
-                 answers as good as PyTorch's. Default: the reference side itself
-    reference    optional: the name of the side that C is judged against; default "torch_eager", else the first
-                 torch side. It must be the case's `reference`, where that has one
+        needs_bytes  memory of this side, in place of the case's
+        holds        lists the side's tensors that live between calls and are no inputs, for its memory. Blocks on C's
+                     device need not be listed
+        record       further keys of the record, or a function that returns them after the calls
+    truth        float64 outputs, or a function that returns them
+    rule         {output name or pattern: rule}; default parity(). Others: equal() (torch's bits), equal("truth"),
+                 within(rel_l2=..., max_abs=...) and amid("torch_other") (as near to the reference as that side)
+    equal        returns outputs by the reference's formula. It runs under parity.core.equals.Sequential, several times,
+                 with other orders of sums. Default: the reference side
+    reference    the side that C is judged against; default "torch_eager", else the first torch side
 
 Memory is what `before` and `call` need beyond the inputs: outputs, saved tensors, scratch, and what the side holds. C's
-is the device recorder's peak since the case began plus the outputs that live outside the device; PyTorch's is its
-allocator's peak during the call, and of a side in its turn on a GPU also all that it has allocated since it was opened,
-so that `holds` need not list it. A second C variant in one case works on a device of its own, c.side("c_naive"), so
-that its memory is its own.
+is the device's peak plus outputs elsewhere. PyTorch's is its allocator's peak in the call; in_turn on a GPU, all that
+it has allocated since the side was opened.
 
-page             the report of one module
-    page.section(row, question="")          begins the answer to a row of core/handouts.py, or to a row of the module's
-                                            own with its question. page.question(text): a section of no row
-    page.say(**values)                      the answer, by the template "## row" of parity/words/<module>.j2: a line is
-                                            a sentence, at most four of 25 words and 3 numbers. A sentence whose values
-                                            are missing or None is left out. page.working(**values): "## row working"
-    page.table(rows, name, columns={...}, units={...}, digits={...}, more=False, expected=0)   rows are dicts;
-                                            columns selects, orders and titles.
-                                            `more`: nobody asks for it, it stands in <module>_tables.md. `expected`:
-                                            how many rows the question asks for
-    page.note(text)                         a line that explains the table or the picture that follows
-    page.plot(name, curves, x=..., y=..., title=..., log=True, ceilings={...})   curves {impl: (xs, ys)} or {panel:
-                                            {impl: (xs, ys)}}. core/plot.py knows what each impl looks like
-    page.timeline, page.stack, page.bars    other pictures, as core/plot.py has them
-    page.lacks(text)                        what the question asks for and nobody measured
-    page.method(part="", **values)          a paragraph of the last section, how it was measured, by "## method part"
-
-records          a Records object: the newest result of each (case, impl) of the module
-    records.only(deliverable, impl=..., **keys)   a Records with fewer rows; a list means any of its values
-    records.where(wanted)                   those records of which wanted(record) is true
-    records.values(key)                     the values of a case key, in order;  records.impls() likewise
-    records.value(column, impl="c", **keys) one number, NaN where nothing was measured
-    records.wide(keys, column, base=None)   a row a case: the keys, a number an impl (oom and failures in words) and,
-                                            with base="torch_eager", "c / torch_eager"
-    records.curve(x, column, impl)          (values of the case key x, the number at each), for a plot
-    records.ratio(column, over="torch_eager", impl="c")    array of column(impl) / column(over) over the cases
-    A column is one of view.MEASURED, such as ms (the median), or a key of the record, as "error.outputs.lse.rel_l2".
-    Records may be few: a page is written from whatever was measured so far.
+page             the report of one module, parity.core.report.Page: section, question, say, working, table, note, plot,
+                 timeline, stack, bars, lacks, method
+records          parity.core.view.Records: the newest result of each (case, impl) of the module. Records may be few: a
+                 page is written from whatever was measured
 
 A complete example is ci/module/template/: ci/new-module NAME makes a module of it, with its words in parity/words/.
 """

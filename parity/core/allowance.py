@@ -1,39 +1,24 @@
-"""How far from the truth an answer may be: as far as PyTorch, or as an answer that is as good as PyTorch's.
+"""How far from the truth an answer may be. docs/parity.md, "The rule", has the formulas; here is why they are so.
 
-Equals are such answers: PyTorch's own formula under parity.core.equals.Sequential, which adds the terms of
-every sum one after the other in f32, each equal in an order of its own. With u half of the last place of the
-output's dtype, relative to the number (2^-24 in f32), e the errors of the equals, and rms over the equals:
+"Equals" are answers as good as PyTorch's: its formula under parity.core.equals.Sequential, each with its sums in
+another order. Their errors e are measured. "Around" are 4 rows and columns to each side. PyTorch's other ways to the
+answer, such as its fused softmax, count as PyTorch: maxima are over all, and by element their errors are among e.
 
-    by norm     rel_l2(c) <= max(1.1 rel_l2(torch), 1.25 rms rel_l2(e) + 4 std rel_l2(e)) + u
-    by element  |c - t|   <= max(|torch - t|, 10 rms(e here), 10 rms(e around), 10 rms(e in its row),
-                                 10 |t| rms(e) / rms(t), 5 rms(e)) + u |t|
+Constants: the error of a sequential f32 sum has an rms of 0.4 u G for all signs and lengths, where G^2 is the sum of
+its squared partial sums. The largest error of 100,000 such sums is 2.1 u G, five times that. 4 u G by element is ten
+times the rms, 0.5 u G by norm is 1.25 times (theory: Hallman and Ipsen, arXiv 2107.01604). The std by norm, and the
+terms after the first two by element, are there because the rms of a few numbers is itself noise.
 
-Around are 4 rows and columns to each side.
+Equals round each intermediate result up or down at random. In 16 bits this is most of their error, with twice the
+variance of rounding to nearest: by norm 1.1 / sqrt(2) replaces 1.25. By element, e is what exceeds the last rounding,
+2 u |t| in an equal, which C is allowed too, plus 5 roundings to f32 of a number of typical size.
 
-PyTorch's own other ways to the answer, such as its fused softmax, are PyTorch as well: the maxima are over all
-of them, and their errors count among e by element.
+A few equals say little of a number that alone in its row is noisy: one number in 32,768 may be off by 3 times the
+largest error of PyTorch or an equal anywhere. Of fewer numbers none may.
 
-Equals round each intermediate result up or down at random, so that their errors differ. In 16 bits that is
-most of their error, and has twice the variance of rounding to nearest: in the first line 1.1 / sqrt(2) stands
-for 1.25 then. In the second, e is what is left beyond the last rounding, which in an equal is 2 u |t|; C is
-allowed that too, and 5 roundings to f32 of a number of typical size, which every formula has on its way.
-
-Where the constants come from: the error of a sequential f32 sum has an rms of 0.4 u G, G^2 being the sum of
-its squared partial sums, whatever the signs and the number of its terms. Of 100,000 such sums the worst is off
-by 2.1 u G, five times that. Allowed are 4 u G by element, ten times the rms, and 0.5 u G by norm, 1.25 times.
-Hallman and Ipsen (arXiv 2107.01604) have the theory. The norm of a few numbers is itself noise: hence the std.
-The terms beyond the first two by element are there because the rms of a few numbers is noise as well.
-
-A handful of equals says little of a number that alone in its row is noisy: one number in 32,768 may be off by
-3 times the largest error of PyTorch or an equal anywhere. Of fewer numbers none may.
-
-In 16 bits the last rounding is nearly all of the error, and a common factor of 1.001 hides in it. It shows in
-the sum of the products of errors and truth, which chance leaves near 0:
-
-    |z| <= 5,  z = sum(e t) / sqrt(sum(e^2 t^2)),  of 4096 numbers or more, where PyTorch keeps to it
-
-That holds for errors that are independent of each other, as roundings are: where C, but for a common factor,
-is off by little more than its last rounding.
+In 16 bits a common factor of 1.001 hides in the last rounding. It shows in z = sum(e t) / sqrt(sum(e^2 t^2)), which is
+small if errors are independent, as roundings are: |z| <= 5 is asked of 4096 numbers or more, if PyTorch keeps to it and
+C, but for a common factor, is off by little more than its last rounding.
 """
 
 import math
@@ -73,8 +58,8 @@ def allow(
     dtype: torch.dtype,
     eps: float | None = None,
 ) -> Allowance:
-    """For a finite `truth` in float64, PyTorch's answers, that which C is judged against first, and its equals.
-    Numbers of theirs that are not finite allow nothing. `eps` in place of the dtype's own."""
+    """For a finite `truth` in float64, PyTorch's answers, the reference first, and its equals. Their numbers that are
+    not finite allow nothing. `eps` replaces the dtype's own."""
     u = (torch.finfo(dtype).eps if eps is None else eps) / 2
     theirs = [_off(answer, truth) for answer in torchs]
     off = [_off(equal, truth) for equal in equals]
@@ -124,7 +109,7 @@ def only_rounded(value: torch.Tensor, truth: torch.Tensor) -> bool:
 
 
 def factor(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """That by which all of the truth would have to be multiplied to come nearest to the answer."""
+    """The factor that brings the truth nearest to the answer."""
     power = float(truth.square().sum())
     return float((value * truth).sum()) / power if power > 0 else 1.0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MEASURES = ("error", "time", "memory")
+BAD = ("failed", "error")  # status of a record that says that something is wrong
 
 
 class ParityError(RuntimeError):
@@ -81,6 +82,11 @@ class Case:
         return f"<Case {self.name}>"
 
 
+def is_judged(impl: str) -> bool:
+    """Whether a side is C's."""
+    return impl == "c" or impl.startswith("c_")
+
+
 def case_name(deliverable: str, keys: Mapping[str, Any]) -> str:
     words = (f"{key}={json.dumps(value).strip(chr(34))}" for key, value in keys.items())
     return f"{deliverable}/{','.join(words)}"
@@ -141,6 +147,4 @@ def within(*, rel_l2: float | None = None, max_abs: float | None = None) -> Rule
 
 def amid(against: str) -> Rule:
     """No further from the reference, in the mean and at the most, than the side `against` is: within its noise."""
-    if not against:
-        raise ValueError("amid() needs the name of a side")
     return Rule("amid", against)

@@ -1,8 +1,7 @@
 """One clock for every side of a case: calls interleaved A B A B ..., the same threads, no garbage collection.
 
-On a GPU a call is timed by two events on the stream that both sides queue on, after the second-level cache was
-overwritten and with the host ahead of the call; several calls in a row may share one pair of events, so that nothing
-waits between them.
+On a GPU two events time a call, on the stream of both sides, after the L2 cache was overwritten and with the host ahead
+of the device. Several calls in a row may share one pair of events, so that nothing waits between them.
 """
 
 import gc
@@ -23,19 +22,19 @@ FEWEST, MOST = 5, 200
 
 @dataclass
 class Timing:
-    """The samples of one side, in ms and in order, and what ended them early (None: nothing)."""
+    """The samples of one side, in ms and in order, and the exception that ended them."""
 
     samples: list[float] = field(default_factory=list)
     failure: Exception | None = None
-    first_ms: float | None = None  # of the very first call, the host's time: compiling, loading, allocating
-    queue_ms: float = math.inf  # that the quickest call so far kept the host
+    first_ms: float | None = None  # the host's time of the first call, which compiles, loads and allocates
+    queue_ms: float = math.inf  # the host's time of the quickest call so far
 
     def stats(self) -> dict:
         return statistics(self.samples)
 
 
 def others_running() -> int:
-    """How many tasks of the machine run or wait for a processor now, without the one that asks."""
+    """How many other tasks run or wait for a processor now."""
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
 
 
@@ -116,14 +115,14 @@ def _round(sides, timings, calling, device: Device, together: int, keep: bool = 
         except DeviceLost:
             raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep
-            # Its traceback would keep the side's tensors alive, which the others may need the room of.
+            # Its traceback would keep the side's tensors alive.
             timing.failure = error.with_traceback(None)
             device.check_alive()
             device.release()
             continue
         if timing.first_ms is None:
             timing.first_ms = (time.perf_counter_ns() - begun) / 1e6
-        # A call that waits for the device waits for a lead too: the least is that of a call without one.
+        # A call that waits for the device waits for the host's lead too. The first call has no lead.
         timing.queue_ms = min(timing.queue_ms, queue_ms)
         if keep:
             timing.samples.append(sample)

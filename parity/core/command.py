@@ -23,9 +23,6 @@ from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load, prune
 from parity.core.worker import Settings, Worker, WorkerError
 
-MOST_THREADS = 4096  # as the program's --threads
-MOST_RANKS = 128  # as core/rank.py's MOST
-MOST_SECONDS = 86400
 BUDGETS = {"cpu": {"quick": 0.25, "standard": 0.5, "full": 2.0}, "cuda": dict.fromkeys(sweep.PROFILES, 0.1)}
 MACHINES = {"cpu": "local", "cuda": "local-cuda"}
 
@@ -117,9 +114,8 @@ def prune_records(package: str, options: argparse.Namespace, console: Console) -
     dropped, stay = prune(_folder(options), wanted, write=write)
     verb = "dropped" if write else "would drop"
     counts = Counter((*key_of(record), record["status"]) for record in dropped)
-    _say(
-        console, (f"{verb}: {m}/{case} {impl}: {n} {status}" for (m, case, impl, status), n in counts.items())
-    )
+    for (module, case, impl, status), count in counts.items():
+        _say(console, [f"{verb}: {module}/{case} {impl}: {count} {status}"])
     modules = Counter(record["module"] for record in dropped)
     words = ", ".join(f"{module} {count}" for module, count in sorted(modules.items()))
     console.print(f"{verb} {len(dropped)} records{f' ({words})' if words else ''}; {stay} stay")
@@ -141,10 +137,10 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
         surroundings = None
     left = []
     for item in items:
-        done = "done" if surroundings and sweep.is_done(item, finished, surroundings, settings) else "    "
-        left += [item] if done == "    " else []
-        seconds = sweep.expected_seconds(item, finished)
-        _say(console, [f"{done} {seconds:7.1f} s  {' '.join(item.case.measure):<18} {item.name}"])
+        done = surroundings and sweep.is_done(item, finished, surroundings, settings)
+        left += [] if done else [item]
+        words = f"{'done' if done else '':<4} {sweep.expected_seconds(item, finished):7.1f} s"
+        _say(console, [f"{words}  {' '.join(item.case.measure):<18} {item.name}"])
     console.print(f"profile {options.profile}: {sweep.describe(items, finished)}")
     console.print(f"to run: {sweep.describe(left, finished)}")
     return 0
@@ -161,14 +157,9 @@ def _say(console: Console, lines: Any) -> int:
 
 
 def _selected(package: str, options: argparse.Namespace) -> list[sweep.Item]:
-    how = (
-        options.profile,
-        options.module,
-        options.case,
-        options.measure or MEASURES,
-        kind_of(options.device),
-    )
-    return sweep.select(sweep.discover(package), *how)
+    measures, kind = options.measure or MEASURES, kind_of(options.device)
+    modules = sweep.discover(package)
+    return sweep.select(modules, options.profile, options.module, options.case, measures, kind)
 
 
 def _folder(options: argparse.Namespace) -> Path:
@@ -187,150 +178,108 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function: Callable, words: str, *parents: argparse.ArgumentParser) -> Callable:
+    def command(name: str, function: Callable, words: str, *parents: argparse.ArgumentParser) -> tuple:
         made = commands.add_parser(name, parents=parents, help=words)
         made.set_defaults(command=function)
-        return made.add_argument
+        return adding(made)
 
-    def parent() -> argparse.ArgumentParser:
-        return argparse.ArgumentParser(add_help=False)
+    def adding(made: argparse.ArgumentParser) -> tuple[Callable, Callable]:
+        """What adds an option of a value, and a flag."""
+
+        def add(name: str, words: str | None = None, **how: Any) -> None:
+            made.add_argument(name, help=words, **how)
+
+        return add, lambda name, words: add(name, words, action="store_true")
 
     several = dict(action="append", default=[], metavar="NAME")
-    folders, machine, modules, where, few = (parent() for _ in range(5))
-    folders.add_argument("--reports", type=Path, default=ROOT / "reports", help="where machines' folders are")
-    machine.add_argument(
-        "--machine", help="the folder of reports/ to use (default: local, on a GPU local-cuda)"
+    folders, machine, modules, where, few = (argparse.ArgumentParser(add_help=False) for _ in range(5))
+    add, _ = adding(folders)
+    add("--reports", "where machines' folders are", type=Path, default=ROOT / "reports")
+    add, _ = adding(machine)
+    add("--machine", "the folder of reports/ to use (default: local, on a GPU local-cuda)")
+    add, _ = adding(modules)
+    add("--module", "only this module; repeatable", **several)
+    add, _ = adding(few)
+    words = (
+        "quick: 5 minutes on two cores; standard: more shapes and the model `small`, 15 minutes; full: the "
+        "handout's whole grids, hours (default: %(default)s). `list` and `run` print the expected time"
     )
-    modules.add_argument("--module", **several, help="only this module; repeatable")
-    few.add_argument(
-        "--profile",
-        choices=sweep.PROFILES,
-        default="quick",
-        help="quick: 5 minutes on two cores; standard: more shapes and the model `small`, 15 minutes; full: the "
-        "handout's whole grids, hours (default: %(default)s). `list` and `run` print the expected time",
-    )
-    few.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
-    few.add_argument(
-        "--measure",
-        action="append",
-        choices=MEASURES,
-        help="only this of each case, and its error; repeatable",
-    )
-    where.add_argument(
-        "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"
-    )
-    where.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
-    where.add_argument(
-        "--threads",
-        type=_number("1 to 4096", lambda n: 1 <= n <= MOST_THREADS, int),
-        default=2,
-        help="of both sides (default: %(default)s)",
-    )
+    add("--profile", words, choices=sweep.PROFILES, default="quick")
+    add("--case", "only cases whose module/name this finds", default="", metavar="REGEX")
+    add("--measure", "only this of each case, and its error; repeatable", action="append", choices=MEASURES)
+    add, _ = adding(where)
+    add("--device", "cpu, cuda or cuda:INDEX (default: %(default)s)", type=_device, default="cpu")
+    add("--library", "libtandem.so (default: that of the preset)", type=Path)
+    threads = _number("1 to 4096", lambda n: 1 <= n <= 4096, int)
+    add("--threads", "of both sides (default: %(default)s)", type=threads, default=2)
 
-    add = command("run", run, "measure what is not measured yet", few, where, modules, machine, folders)
-    add("--redo", action="store_true", help="repeat finished cases; reports use the newest result")
-    add(
-        "--keep",
-        action="store_true",
-        help="results of other builds count as finished too; pages name the builds that theirs are of",
-    )
-    add(
-        "--any-machine",
-        action="store_true",
-        help="append to a folder that holds results of another machine; pages name both",
-    )
-    add(
-        "--budget",
-        type=_number("to be above 0 and at most 86400, which is a day", lambda n: 0 < n <= MOST_SECONDS),
-        metavar="SECONDS",
-        help="of timing a side (default: by profile)",
-    )
-    add(
-        "--within",
-        type=_number("at least 0", lambda n: n >= 0),
-        default=math.inf,
-        metavar="SECONDS",
-        help="start no case that is expected to end later; the exit status is 3 where cases are left",
-    )
-    add("--fail-fast", action="store_true", help="end after the first case that has a bad result")
-    add("--verbose", action="store_true", help="print a line for every case")
-    add("--report", action="store_true", help="write the pages after the run")
-    add(
-        "--dump",
-        type=Path,
-        metavar="FOLDER",
-        help="save the tensors of each judged case there: inputs, every side's outputs and the truth, for torch.load",
-    )
+    add, flag = command("run", run, "measure what is not measured yet", few, where, modules, machine, folders)
+    flag("--redo", "repeat finished cases; reports use the newest result")
+    flag("--keep", "results of other builds count as finished too; pages name the builds that theirs are of")
+    flag("--any-machine", "append to a folder that holds results of another machine; pages name both")
+    a_day = _number("to be above 0 and at most 86400, which is a day", lambda n: 0 < n <= 86400)
+    add("--budget", "of timing a side (default: by profile)", type=a_day, metavar="SECONDS")
+    words = "start no case that is expected to end later; the exit status is 3 where cases are left"
+    seconds = _number("at least 0", lambda n: n >= 0)
+    add("--within", words, type=seconds, default=math.inf, metavar="SECONDS")
+    flag("--fail-fast", "end after the first case that has a bad result")
+    flag("--verbose", "print a line for every case")
+    flag("--report", "write the pages after the run")
+    words = "save the tensors of each judged case there: inputs, every side's outputs and the truth, for torch.load"
+    add("--dump", words, type=Path, metavar="FOLDER")
 
-    add = command("report", write_report, "rewrite every page from the records", modules, machine, folders)
-    add(
-        "--format",
-        choices=TABLES,
-        default="md",
-        help="md writes the pages; latex, typst and csv write them and each table as a file (default: %(default)s)",
+    words = "rewrite every page from the records"
+    add, _ = command("report", write_report, words, modules, machine, folders)
+    words = (
+        "md writes the pages; latex, typst and csv write them and each table as a file (default: %(default)s)"
     )
-    add("--out", type=Path, metavar="FOLDER", help="write there instead")
+    add("--format", words, choices=TABLES, default="md")
+    add("--out", "write there instead", type=Path, metavar="FOLDER")
 
-    add = command("writeup", write_up, "every answer to the handouts in one document", folders)
-    add(
-        "--machine",
-        **several,
-        help="only the records of this folder; repeatable (default: all but local ones)",
-    )
-    add("--format", choices=DOCUMENTS, default="md", help="of the document (default: %(default)s)")
-    add("--id", **several | {"metavar": "ID"}, help="only this id of the handouts; repeatable")
-    add("--out", type=Path, metavar="FILE", help="write there, not to reports/WRITEUP.md")
+    add, _ = command("writeup", write_up, "every answer to the handouts in one document", folders)
+    add("--machine", "only the records of this folder; repeatable (default: all but local ones)", **several)
+    add("--format", "of the document (default: %(default)s)", choices=DOCUMENTS, default="md")
+    add("--id", "only this id of the handouts; repeatable", **several | {"metavar": "ID"})
+    add("--out", "write there, not to reports/WRITEUP.md", type=Path, metavar="FILE")
 
     words = "what moved between two runs; exits 1 if something got worse"
-    add = command("compare", compare_records, words, modules)
-    add("old", type=Path, metavar="OLD", help="a folder of reports/ or a record file")
+    add, flag = command("compare", compare_records, words, modules)
+    add("old", "a folder of reports/ or a record file", type=Path, metavar="OLD")
     add("new", type=Path, metavar="NEW")
-    add(
-        "--band",
-        type=_number("at least 0, and to be finite", lambda n: 0 <= n < math.inf),
-        default=0.15,
-        help="noise: changes of time and memory up to this are none (default: %(default)s)",
-    )
-    add(
-        "--growth",
-        type=_number("at least 1, and to be finite", lambda n: 1 <= n < math.inf),
-        default=2.0,
-        help="errors that grow by more are worse (default: %(default)s)",
-    )
-    add("--common", action="store_true", help="cases that NEW lacks are no matter")
-    add(
-        "--missing",
-        action="store_true",
-        help="name the cases that NEW lacks, which are otherwise only counted",
-    )
+    words = "noise: changes of time and memory up to this are none (default: %(default)s)"
+    band = _number("at least 0, and to be finite", lambda n: 0 <= n < math.inf)
+    add("--band", words, type=band, default=0.15)
+    growth = _number("at least 1, and to be finite", lambda n: 1 <= n < math.inf)
+    add("--growth", "errors that grow by more are worse (default: %(default)s)", type=growth, default=2.0)
+    flag("--common", "cases that NEW lacks are no matter")
+    flag("--missing", "name the cases that NEW lacks, which are otherwise only counted")
 
     words = "the first operation of a training step whose output is wrong; exits 1 if there is one"
-    add = command("diverge", diverge, words, where)
+    add, flag = command("diverge", diverge, words, where)
     count = _number("at least 1", lambda n: n >= 1, int)
-    add("--size", default="tiny", help="tiny, laptop, or a size of the handout (default: %(default)s)")
-    add("--layers", type=count, help="in place of the size's own")
-    add("--batch", type=count, default=2, help="sequences of a rank (default: %(default)s)")
-    add("--context", type=count, default=16, help="tokens of a sequence (default: %(default)s)")
+    add("--size", "tiny, laptop, or a size of the handout (default: %(default)s)", default="tiny")
+    add("--layers", "in place of the size's own", type=count)
+    add("--batch", "sequences of a rank (default: %(default)s)", type=count, default=2)
+    add("--context", "tokens of a sequence (default: %(default)s)", type=count, default=16)
     add("--dtype", choices=["f32", "tf32", "bf16", "bf16_mixed"], default="f32")
     add("--attention", choices=["flash", "naive", "jit"], default="flash")
-    add("--keep", choices=["most", "all", "inputs"], default="most", help="what forward keeps for backward")
-    add("--checkpoint", type=count, metavar="LAYERS", help="of a checkpoint; implies --keep inputs")
-    add("--optimizer", choices=["adamw", "sgd"], default="adamw", help="sgd shows a wrong scale of gradients")
-    add("--until", choices=["loss", "backward", "update"], default="update", help="where the step ends")
+    add("--keep", "what forward keeps for backward", choices=["most", "all", "inputs"], default="most")
+    add("--checkpoint", "of a checkpoint; implies --keep inputs", type=count, metavar="LAYERS")
+    add("--optimizer", "sgd shows a wrong scale of gradients", choices=["adamw", "sgd"], default="adamw")
+    add("--until", "where the step ends", choices=["loss", "backward", "update"], default="update")
     add("--seed", type=_number("to be a whole number", lambda n: True, int), default=0)
-    add("--ranks", type=_number("1 to 128", lambda n: 1 <= n <= MOST_RANKS, int), default=1, help="processes")
+    add("--ranks", "processes", type=_number("1 to 128", lambda n: 1 <= n <= 128, int), default=1)
     add("--strategy", choices=["naive", "flat", "overlap", "bucketed"], default="bucketed")
-    add("--shard", choices=["tensors", "flat", "full"], help="what ranks split (default: nothing)")
-    add("--backend", choices=["gloo", "mpi", "nccl"], help="of ranks (default: gloo, on GPUs nccl)")
-    add("--all", action="store_true", help="print every output, in the order of the step")
+    add("--shard", "what ranks split (default: nothing)", choices=["tensors", "flat", "full"])
+    add("--backend", "of ranks (default: gloo, on GPUs nccl)", choices=["gloo", "mpi", "nccl"])
+    flag("--all", "print every output, in the order of the step")
 
     words = "remove results of deleted cases from the records; pages leave them out anyway"
-    add = command("prune", prune_records, words, machine, folders)
-    add("--dry-run", action="store_true", help="name what would go, and write nothing")
+    _, flag = command("prune", prune_records, words, machine, folders)
+    flag("--dry-run", "name what would go, and write nothing")
 
-    command(
-        "list", list_cases, "the cases of a profile and their time", few, where, modules, machine, folders
-    )
+    words = "the cases of a profile and their time"
+    command("list", list_cases, words, few, where, modules, machine, folders)
     return parser
 
 

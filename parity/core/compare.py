@@ -9,12 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from parity.core.case import ParityError
-from parity.core.judge import is_judged
+from parity.core.case import BAD, ParityError, is_judged
 from parity.core.record import FILE, key_of, load
 from parity.core.view import number
 
-# In the order in which they are said: what is worse first, and what is merely not there last.
+# In the order in which they are printed.
 KINDS = (
     *("new failure", "error grew", "more time", "more memory"),
     *("other status", "other config", "fixed", "error fell", "less time", "less memory", "new", "missing"),
@@ -51,13 +50,12 @@ class Settings:
 
 def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
     """Prints what moved, faults first; 1 if something got worse, else 0."""
-    before, after = _newest(old), _newest(new)
-    if settings.modules:
-        before, after = _only(settings.modules, before, after)
+    before, after = _only(settings.modules, _newest(old), _newest(new))
     places = [{place(record) for record in records.values()} for records in (before, after)]
     same_machine = places[0] == places[1] and None not in places[0]
-    found = list(moves(before, after, settings, same_machine=same_machine))
-    found.sort(key=lambda move: KINDS.index(move.kind))
+    found = sorted(
+        moves(before, after, settings, same_machine=same_machine), key=lambda move: KINDS.index(move.kind)
+    )
     console.print(
         f"{len(before.keys() & after.keys())} results in both, {len(before.keys() - after.keys())} only in {old}, "
         f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory "
@@ -72,7 +70,7 @@ def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
         )
         console.print(f"{why}: times are compared as ratios to PyTorch's only")
     for kind in dict.fromkeys(move.kind for move in found):
-        # What lacks is counted below, and would hide the rest: a run of one module lacks all others.
+        # Missing cases are counted below. They would hide the rest, as in a run of one module.
         if kind != "missing" or settings.missing:
             _print(kind, [move for move in found if move.kind == kind], console)
     _count(found, console)
@@ -90,7 +88,8 @@ def _only(modules: Sequence[str], *sides: dict) -> list[dict]:
     unknown = [name for name in modules if name not in there]
     if unknown:
         raise CompareError(f"no results of module {', '.join(unknown)}; there are: {', '.join(there)}")
-    return [{key: record for key, record in records.items() if key[0] in modules} for records in sides]
+    wanted = modules or there
+    return [{key: record for key, record in records.items() if key[0] in wanted} for records in sides]
 
 
 def place(record: Mapping) -> str | None:
@@ -101,92 +100,83 @@ def place(record: Mapping) -> str | None:
 
 
 def moves(before: Mapping, after: Mapping, settings: Settings, *, same_machine: bool) -> Iterable[Move]:
-    """The differences, by kind. Only C is held to account; PyTorch is the measure."""
-    keys = [key for key in before if is_judged(key[2])]
-    shared = [key for key in keys if key in after]
-    for key in shared:
-        yield from _status(key, before[key], after[key])
-        yield from _config(key, before[key], after[key])
-    yield from (
-        Move("missing", *_name(key), before[key]["status"], "", not settings.common)
-        for key in keys
-        if key not in after
-    )
-    ok = [key for key in shared if before[key]["status"] == after[key]["status"] == "ok"]
-    for key in ok:
-        yield from _error(key, before[key], after[key], settings.growth)
-    band = settings.band
-    for key in ok:
-        yield from _time(key, before[key], after[key], band, same_machine)
-    for key in ok:
-        yield from _change(
-            "memory", key, number(before[key], "peak_mib"), number(after[key], "peak_mib"), band, "MiB"
-        )
-    fresh = [key for key in after if key not in before and is_judged(key[2])]
-    for key in fresh:
-        bad = after[key]["status"] in ("failed", "error")
-        yield Move("new failure" if bad else "new", *_name(key), "", _outcome(after[key]), bad)
+    """The differences, case by case. Only C is held to account; PyTorch is the measure."""
+    for key in dict.fromkeys([*before, *after]):
+        module, case, impl = key
+        if is_judged(impl):
+            for kind, *rest in _differences(before.get(key), after.get(key), settings, same_machine):
+                yield Move(kind, f"{module}/{case}", impl, *rest)
 
 
-def _status(key, before: Mapping, after: Mapping) -> Iterable[Move]:
-    was, now = before["status"], after["status"]
-    if was == now:
-        return
-    if now == "ok":
-        yield Move("fixed", *_name(key), was, now, False)
+def _differences(
+    was: Mapping | None, now: Mapping | None, settings: Settings, same_machine: bool
+) -> Iterable:
+    """(kind, before, after, worse) of two records, one of which may be missing."""
+    if now is None:
+        yield "missing", was["status"], "", not settings.common
+    elif was is None:
+        bad = now["status"] in BAD
+        yield "new failure" if bad else "new", "", _outcome(now), bad
     else:
+        yield from _status(was, now)
+        yield from _config(was, now)
+        if was["status"] == now["status"] == "ok":
+            yield from _error(was, now, settings.growth)
+            yield from _time(was, now, settings.band, same_machine)
+            yield from _change("memory", was, now, "peak_mib", settings.band, "MiB")
+
+
+def _status(before: Mapping, after: Mapping) -> Iterable:
+    was, now = before["status"], after["status"]
+    if now == "ok" != was:
+        yield "fixed", was, now, False
+    elif was != now:
         # A run that used to fail and now says so differently is not worse.
-        worse = was == "ok" or (now in ("failed", "error") and was not in ("failed", "error"))
-        yield Move("new failure" if worse else "other status", *_name(key), was, _outcome(after), worse)
+        worse = was == "ok" or (now in BAD and was not in BAD)
+        yield "new failure" if worse else "other status", was, _outcome(after), worse
 
 
-def _config(key, before: Mapping, after: Mapping) -> Iterable[Move]:
-    """Switches that differ; a record from before results named their build had none to name."""
+def _config(before: Mapping, after: Mapping) -> Iterable:
+    """Switches that differ; records that name no build have none."""
     was, now = before.get("config", {}), after.get("config", {})
     if "build" in before and "build" in after and was != now:
         names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
-        yield Move("other config", *_name(key), *(_switches(config, names) for config in (was, now)), False)
+        yield "other config", *(_switches(config, names) for config in (was, now)), False
 
 
 def _switches(config: Mapping, names: Iterable[str]) -> str:
     return ", ".join(f"{name} {json.dumps(config[name])}" for name in names if name in config)
 
 
-def _error(key, before: Mapping, after: Mapping, growth: float) -> Iterable[Move]:
+def _error(before: Mapping, after: Mapping, growth: float) -> Iterable:
     for name in ("rel_l2", "max_abs"):
         was, now = number(before, name), number(after, name)
-        if was is None or now is None or was == now:
+        if was is None or now is None:
             continue
-        if now > growth * was:
-            yield Move("error grew", *_name(key), f"{name} {was:.3g}", f"{now:.3g}", True)
-            return
-        if was > growth * now:
-            yield Move("error fell", *_name(key), f"{name} {was:.3g}", f"{now:.3g}", False)
+        if now > growth * was or was > growth * now:
+            kind = "error grew" if now > was else "error fell"
+            yield kind, f"{name} {was:.3g}", f"{now:.3g}", now > was
             return
 
 
-def _time(key, before: Mapping, after: Mapping, band: float, same_machine: bool) -> Iterable[Move]:
-    """Slower is what took longer and also fell back against PyTorch, where that ran beside it: a machine that is busy
+def _time(before: Mapping, after: Mapping, band: float, same_machine: bool) -> Iterable:
+    """A change of the time counts if the ratio to PyTorch's, where there is one, changes the same way: a busy machine
     slows both."""
-    times = [number(before, "ms"), number(after, "ms")]
-    ratios = [number(before, "ratio"), number(after, "ratio")]
-    by_time = list(_change("time", key, *times, band, "ms")) if same_machine else []
-    by_ratio = list(_change("time", key, *ratios, band, "x PyTorch")) if None not in ratios else None
-    if by_ratio is None:
+    by_time = [*_change("time", before, after, "ms", band, "ms")] if same_machine else []
+    by_ratio = [*_change("time", before, after, "ratio", band, "x PyTorch")]
+    if None in (number(before, "ratio"), number(after, "ratio")):
         yield from by_time
     elif not same_machine:
         yield from by_ratio
-    elif by_time and by_ratio and by_time[0].worse == by_ratio[0].worse:
+    elif by_time and by_ratio and by_time[0][0] == by_ratio[0][0]:
         yield by_time[0]
 
 
-def _change(what: str, key, was, now, band: float, unit: str) -> Iterable[Move]:
-    if not was or not now:
-        return
-    if now > was * (1 + band):
-        yield Move(f"more {what}", *_name(key), f"{was:.4g} {unit}", f"{now:.4g} ({now / was:.2f}x)", True)
-    elif was > now * (1 + band):
-        yield Move(f"less {what}", *_name(key), f"{was:.4g} {unit}", f"{now:.4g} ({now / was:.2f}x)", False)
+def _change(what: str, before: Mapping, after: Mapping, name: str, band: float, unit: str) -> Iterable:
+    was, now = number(before, name), number(after, name)
+    if was and now and max(was, now) > min(was, now) * (1 + band):
+        words = f"{'more' if now > was else 'less'} {what}"
+        yield words, f"{was:.4g} {unit}", f"{now:.4g} ({now / was:.2f}x)", now > was
 
 
 def _newest(path: Path) -> dict:
@@ -197,11 +187,6 @@ def _newest(path: Path) -> dict:
     if not loaded.records:
         raise CompareError(f"{file} holds no records")
     return {key_of(record): record for record in loaded.newest()}
-
-
-def _name(key) -> tuple[str, str]:
-    module, case, impl = key
-    return f"{module}/{case}", impl
 
 
 def _outcome(record: Mapping) -> str:

@@ -29,8 +29,8 @@ class Comparison:
 
     @classmethod
     def of(cls, mine: Mapping | None, theirs: Mapping | None) -> "Comparison | None":
-        """Of two records; None unless both have a time that is not noisy. The range is that of the ratio's quartiles
-        where samples were paired, else from the fastest sample over the slowest to the slowest over the fastest."""
+        """Of two records; None unless both have a time that is not noisy. The range of the ratio is that of its
+        quartiles if samples were paired, else it comes from the fastest and slowest samples."""
         if not (clean(mine) and clean(theirs)):
             return None
         ms, other = mine["ms"], theirs["ms"]
@@ -50,13 +50,13 @@ def noisy(record: Mapping) -> bool:
 
 
 def loaded(record: Mapping) -> bool:
-    """Whether others worked on the CPU that it was measured on."""
+    """Whether other programs ran on the CPU meanwhile."""
     cores = record.get("host", {}).get("cores", 1)
     return record.get("device") != "cuda" and record.get("others", 0) > cores / 2
 
 
 def clean(record: Mapping | None) -> bool:
-    """Whether it has a time that a sentence may be formed of. A wrong answer's is none."""
+    """Whether it has a time that a sentence may use; a wrong answer has none."""
     return record is not None and "ms" in record and record["status"] == "ok" and not noisy(record)
 
 
@@ -96,10 +96,8 @@ class Rates:
         if the record has FLOPs and the machine no GEMM rate of that dtype."""
         if record is None or "ms" not in record:
             return None
-        rate, flops = (
-            self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed")),
-            record.get("tflops"),
-        )
+        flops = record.get("tflops")
+        rate = self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed"))
         if flops and not rate:
             return None
         shares = [flops / rate] if flops else []

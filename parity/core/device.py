@@ -1,6 +1,6 @@
-"""What a run computes on: where its tensors live, how calls are timed there, and how memory is counted.
+"""What a run computes on: where tensors live, how calls are timed, and how memory is counted.
 
-The CPU and a CUDA GPU answer the same questions. Nothing of CUDA is touched before a Cuda is made.
+Cpu and Cuda have the same methods. CUDA is not touched before a Cuda is made.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from parity.core import memory
 
-FLUSH_BYTES = 256 * 2**20  # several times the second-level cache of any GPU so far
+FLUSH_BYTES = 256 * 2**20  # several times the L2 cache of any GPU so far
 KEPT_BYTES = 2**30  # that PyTorch's allocator may keep from case to case
-FLUSHES = 6  # about 0.4 ms on an H200: PyTorch queues some thirty operations in that time
-LEAD_MS = 20.0  # that the host is put ahead of a call at most
-LEAD = 2.0  # times what the quickest call so far took the host, which is not always as quick
-CYCLES_PER_MS = 2_000_000  # of a data centre's GPU at its fastest; a slower one spins for longer
+FLUSHES = 6  # about 0.4 ms on an H200: PyTorch queues about 30 operations in that time
+LEAD_MS = 20.0  # the longest lead of the host
+LEAD = 2.0  # times the host's time for the quickest call so far
+CYCLES_PER_MS = 2_000_000  # of a data centre's GPU at its fastest clock
 
 
 class DeviceError(RuntimeError):
@@ -34,7 +34,7 @@ class DeviceError(RuntimeError):
 
 
 class DeviceLost(RuntimeError):
-    """The GPU ended this process's work, as after an access to memory that is not there: only a new process helps."""
+    """The GPU's context is broken, as after an access to unmapped memory: only a new process helps."""
 
 
 class Cpu:
@@ -45,21 +45,21 @@ class Cpu:
     torch = torch.device("cpu")
 
     def stream(self) -> int | None:
-        """PyTorch's current stream, for C to queue on; None where there are none."""
+        """PyTorch's current stream, for C to queue on."""
         return None
 
     def precision(self, dtype: str | None) -> None:
-        """Sets how PyTorch multiplies f32 for a case of this dtype: what an earlier case left is no matter."""
+        """Sets how PyTorch multiplies f32 in a case of this dtype."""
 
     def get_ahead(self, queue_ms: float) -> None:
-        """Called, untimed, before the caches are cleared for a timed call that takes the host `queue_ms` to queue: so
-        that the host has queued all of it before the device begins. On a CPU nothing is queued."""
+        """Called untimed before clear_caches(), so that the host queues a call of `queue_ms` before the device begins
+        with it."""
 
     def clear_caches(self) -> None:
-        """Called, untimed, before each timed call. What the inputs' caches hold stays: nothing flushes a CPU's."""
+        """Called untimed before each timed call. A CPU's caches stay as they are."""
 
     def timed_ms(self, call: Callable[[], Any], together: int = 1) -> tuple[float, float]:
-        """Milliseconds of one of `together` calls in a row, and those that it kept the host. The result is freed after
+        """Milliseconds of one of `together` calls in a row, of the device and of the host. The result is freed after
         the clock was read."""
         start = time.perf_counter_ns()
         for _ in range(together - 1):
@@ -71,42 +71,42 @@ class Cpu:
         return ms, ms
 
     def synchronize(self) -> None:
-        """Waits for queued work; an error of it is raised here."""
+        """Waits for queued work and raises its error."""
 
     def check_alive(self) -> None:
-        """DeviceLost if nothing can run here any more."""
+        """DeviceLost if nothing can run on the device any more."""
 
     def peak_of_torch(self, call: Callable[[], Any]) -> dict[str, int]:
-        """Peak bytes of PyTorch's allocator during the call, beyond what was allocated before: `peak`, and where the
-        allocator rounds what was requested up, `requested`."""
+        """Peak bytes of PyTorch's allocator during the call, beyond what was allocated before: `peak`, and `requested`
+        if the allocator rounds up."""
         return {"peak": memory.peak_of_torch(call)}
 
     def held_by_torch(self) -> dict[str, int]:
-        """Bytes that PyTorch has allocated now, in the same terms; none where it keeps no account."""
+        """Bytes that PyTorch has allocated now, by the same names; none if it does not count them."""
         return {}
 
     def available_bytes(self) -> int:
-        """What a side may still allocate."""
+        """How much a side may still allocate."""
         return memory.available_bytes()
 
     def limit_process(self) -> None:
-        """Makes allocations beyond what is there fail, instead of the machine."""
+        """Makes allocations beyond the machine's memory fail. A GPU needs no limit: nobody else uses its memory."""
         memory.limit_process()
 
     def release(self) -> None:
-        """Returns what nobody uses any more, so that the next side finds it."""
+        """Returns unused memory, so that the next side can have it."""
 
     def end_case(self) -> None:
-        """Leaves nothing behind for the next case."""
+        """Called after each case."""
 
     def surroundings(self) -> dict[str, Any]:
-        """What records say of it beside the processor's: `machine`, further `versions`, `device`."""
+        """Keys of records: `machine`, further `versions`, `device`."""
         return {}
 
 
 class Cuda:
-    """A GPU: calls are queued on one stream, PyTorch's and C's alike, and timed by events on it. Steps of ranks are
-    timed by the host, and C's on its own stream (Session.own_stream)."""
+    """A GPU. PyTorch and C queue on one stream, and events on it time the calls. The host times steps of ranks, and C's
+    calls on its own stream (Session.own_stream)."""
 
     kind = "cuda"
 
@@ -117,15 +117,15 @@ class Cuda:
             )
         if index >= torch.cuda.device_count():
             raise DeviceError(f"cuda:{index} of {torch.cuda.device_count()} CUDA devices")
-        gc.freeze()  # what is imported so far: release() looks for garbage between sides
+        gc.freeze()  # release() collects garbage between sides: not among what is imported so far
         self.name = f"cuda:{index}"
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(index)
-        # The default stream cannot be captured in a graph, and waits for all others. This one goes ahead of
-        # C's other streams, where updates run beside a backward pass, as C's own would.
+        # The default stream cannot be captured, and waits for all others. This stream has the priority of C's own: it
+        # runs before C's other streams, on which weights are updated during the backward pass.
         torch.cuda.set_stream(torch.cuda.Stream(priority=priority))
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Taken now, so that it is never counted among what a side has allocated.
+        # Allocated now, so that it counts to no side.
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.torch)
 
     def stream(self) -> int | None:
@@ -137,18 +137,15 @@ class Cuda:
         torch.backends.cudnn.allow_tf32 = tf32
 
     def get_ahead(self, queue_ms: float) -> None:
-        """Keeps the GPU busy, before the first event, for longer than the host needs to queue the call: many small
-        kernels are then timed without the gaps between their launches, which depend on the host alone. What clearing
-        the caches takes comes on top, and is enough for a call of a few kernels.
-
-        A call that keeps the host for longer than LEAD_MS is bound by the host by nature, and is timed as it is. One
-        that waits for the GPU inside (a number read back) loses nothing: it waits for the lead as well, which ends
-        before the first event, and then takes what it would have taken."""
+        """Keeps the GPU busy, before the first event, for longer than the host needs to queue the call. Then small
+        kernels have no gaps between them, which depend on the host alone. A call that keeps the host for more than
+        LEAD_MS is bound by the host, and gets no lead. A call that waits for the GPU loses nothing: the lead ends
+        before the first event."""
         if queue_ms <= LEAD_MS:
             torch.cuda._sleep(int(min(LEAD * queue_ms, LEAD_MS) * CYCLES_PER_MS))
 
     def clear_caches(self) -> None:
-        """Overwrites the second-level cache, several times over: for so long the host is ahead of any call."""
+        """Overwrites the L2 cache several times, which also gives the host a lead."""
         for _ in range(FLUSHES):
             self._flush.zero_()
 
@@ -174,8 +171,7 @@ class Cuda:
             raise DeviceLost(str(error).splitlines()[0]) from None
 
     def peak_of_torch(self, call: Callable[[], Any]) -> dict[str, int]:
-        """The allocator's account of allocated blocks, which are rounded up to 512 bytes, and of what was asked for.
-        PyTorch's workspace for the matrix library is a block of it from its first use on."""
+        """Blocks of the allocator are multiples of 512 bytes. PyTorch's workspace for cuBLAS is one of them."""
         before = self.held_by_torch()
         torch.cuda.reset_peak_memory_stats()
         result = call()
@@ -204,21 +200,19 @@ class Cuda:
         return torch.cuda.mem_get_info()[0]
 
     def limit_process(self) -> None:
-        """Nothing to do: a GPU's memory has no other users to protect, and its driver reserves far more addresses than
-        the machine has memory."""
+        pass
 
     def release(self) -> None:
-        """What PyTorch's allocator keeps for itself is memory that C lacks. Its workspace for the matrix library goes
-        too: each side that needs one allocates it again, and counts it."""
+        """Also PyTorch's workspace for cuBLAS: each side that needs one allocates it, and counts it."""
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def end_case(self) -> None:
-        """Compiled code goes too: for the shapes of a second case torch.compile would make one that fits all shapes."""
+        """Drops compiled code: torch.compile would make code for all shapes at the second case."""
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
-        if torch.cuda.memory_reserved() > KEPT_BYTES:  # to look for it takes longer than a small case does
+        if torch.cuda.memory_reserved() > KEPT_BYTES:  # release() takes longer than a small case
             self.release()
 
     def surroundings(self) -> dict[str, Any]:
@@ -244,8 +238,8 @@ Device = Cpu | Cuda
 
 
 def open_device(name: str, priority: int = -1) -> Device:
-    """The device that "cpu", "cuda" or "cuda:1" names. priority: of the stream that PyTorch and C queue on: lower
-    goes first, and PyTorch's own streams have 0, the last."""
+    """The device of the name "cpu", "cuda" or "cuda:1". priority: of the stream; PyTorch's own streams have 0, the
+    last."""
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if not found:
         raise DeviceError(f"{name!r} is no device: cpu, cuda or cuda:INDEX")
@@ -253,27 +247,22 @@ def open_device(name: str, priority: int = -1) -> Device:
 
 
 def kind_of(name: str) -> str:
-    """ "cuda" for "cuda:1", for whoever only lists cases."""
+    """ "cuda" for "cuda:1"."""
     return name.partition(":")[0]
 
 
 def is_shared() -> bool:
-    """Whether ranks share the GPUs that there are (TD_SHARE_GPU). Their results and their memory are those of ranks
-    with a GPU each; their times are not."""
+    """Whether ranks share GPUs (TD_SHARE_GPU): their results and memory are valid, their times are not."""
     return "TD_SHARE_GPU" in os.environ
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The GPU driver's own version, which decides what CUDA can run."""
-    try:
-        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", path.read_text())
-    except OSError:
-        found = None
-    if found:
-        return found.group(1)
+    """The version of the GPU's driver."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", path.read_text()):
+            return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"
+        return next(iter(done.stdout.strip().splitlines()), "unknown")
+    return "unknown"

@@ -103,7 +103,11 @@ class Markdown:
         self.parts.append(self.SMALL.format(self.inline(words)))
 
     def link(self, before: str, words: str, target: str) -> None:
-        self.parts.append(f"<sub>{before} [{words}]({target})</sub>\n")
+        """In Markdown alone: a document of another form stands by itself."""
+        if self.form == "md":
+            self.parts.append(f"<sub>{before} [{words}]({target})</sub>\n")
+        else:
+            self.small(before)
 
     def working(self, lines: str) -> None:
         self.parts.append(self.WORKING.format(self.verbatim(lines)))
@@ -135,14 +139,7 @@ class Markdown:
         return path.relative_to(self.folder).as_posix()
 
 
-class Alone(Markdown):
-    """A document beside which there are no pages to link."""
-
-    def link(self, before: str, words: str, target: str) -> None:
-        self.small(before)
-
-
-class Html(Alone):
+class Html(Markdown):
     """One file without outside references."""
 
     suffix, form = ".html", "html"
@@ -175,7 +172,7 @@ code{background:#f2f2f2;padding:0 .2em}"""
         self.parts.append(f'<p><img alt="{title}" src="data:image/svg+xml;base64,{data}"></p>')
 
 
-class Latex(Alone):
+class Latex(Markdown):
     suffix, form = ".tex", "latex"
     SMALL = "{{\\footnotesize {}\\par}}\n"
     WORKING = "{{\\scriptsize\\begin{{verbatim}}\n{}\n\\end{{verbatim}}}}\n"
@@ -212,7 +209,7 @@ class Latex(Alone):
         ]
 
 
-class Typst(Alone):
+class Typst(Markdown):
     suffix, form = ".typ", "typst"
     SMALL = "#text(size: 8pt, fill: gray)[{}]\n"
 

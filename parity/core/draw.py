@@ -109,8 +109,13 @@ class Draw:
 
 def left_poisoned(tensor: torch.Tensor) -> int:
     """How many elements still have every bit set, as poisoned() left them."""
+    return int((bits(tensor) == -1).sum())
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes as whole numbers of the same size."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int((tensor.contiguous().view(width) == -1).sum())
+    return tensor.detach().contiguous().view(width)
 
 
 def _wide(dtype: str) -> torch.dtype:
@@ -119,8 +124,7 @@ def _wide(dtype: str) -> torch.dtype:
 
 def _checksum(tensor: torch.Tensor) -> int:
     """Of the bits and their places: each element counts times an odd number of its own."""
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    pieces = tensor.detach().contiguous().view(-1).view(width).split(PIECE)
+    pieces = bits(tensor).view(-1).split(PIECE)
     odd = torch.arange(1, 2 * min(PIECE, tensor.numel()) + 1, 2, device=tensor.device)
     sums = torch.stack([(piece * odd[: len(piece)]).sum() for piece in pieces])
     return int((sums * torch.arange(1, 2 * len(sums) + 1, 2, device=tensor.device)).sum())

@@ -1,9 +1,9 @@
 """Another answer as good as PyTorch's: the same formula with every sum formed one term after the other in f32.
 
-Which order a library sums in depends on the processor, and no order is the right one. How far such answers lie from the
-truth is therefore measured: `Sequential` is a mode under which PyTorch's products and sums add their terms one by one,
-in a random order. Hallman and Ipsen (arXiv 2107.01604) show why this is a fair measure: the error of such a sum grows
-with the root of the sum of its squared partial sums, whatever the order.
+The order of a library's sums depends on the processor, and no order is the right one. So the errors of such answers are
+measured: under the mode `Sequential`, PyTorch's products and sums add their terms one by one, in a random order. The
+error of such a sum grows with the root of the sum of its squared partial sums, whatever the order (Hallman and Ipsen,
+arXiv 2107.01604).
 """
 
 import torch
@@ -12,29 +12,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ref.ops import as_tf32
 
 PIECE = 4096  # terms of a longer sum are added in pieces of this many, and then the pieces' sums
-BLOCK = (
-    2**17
-)  # elements of a product that are formed together: they stay in the processor's cache, and threads share them
+BLOCK = 2**17  # elements of a product that are formed together: they fit the cache, and threads share them
 LARGE = 2**27  # multiplications; a larger product is formed UNIT terms at a time
 UNIT = 16  # terms that are added at once: by a GPU's matrix units, and in a large product
-
 # Operations whose every result is rounded once.
-ROUNDED = set(
-    "add sub rsub mul div addcmul addcdiv exp log sqrt rsqrt reciprocal sigmoid pow sigmoid_backward lerp".split()
-)
+ROUNDED = {
+    *"add sub rsub mul div addcmul addcdiv exp log sqrt rsqrt reciprocal".split(),
+    *"sigmoid pow sigmoid_backward lerp".split(),
+}
 
 aten = torch.ops.aten
 
 
 class Sequential(TorchDispatchMode):
-    """Inside it, matrix products and sums of floating-point tensors narrower than f64 are sequential f32 sums.
+    """Inside it, matrix products and sums of floating-point tensors narrower than f64 are sequential f32 sums. Any
+    other result is moved by at most half of its last place: another rounding of it.
 
-    The result of any other arithmetic is moved by at most half of its last place: another rounding of it.
-
-    `tf32`: products of f32 round their inputs to TF32. `truncates`: products of 16 bits and of TF32 are
-    formed as a GPU's matrix units may form them: UNIT terms are added exactly, and the sum so far is cut
-    off, not rounded.
-    """
+    `tf32`: products of f32 round their inputs to TF32. `truncates`: products of 16 bits and of TF32 are formed as by a
+    GPU's matrix units: UNIT terms are added exactly, and the sum so far is truncated."""
 
     def __init__(self, seed: int, tf32: bool = False, truncates: bool = False):
         super().__init__()
@@ -44,8 +39,7 @@ class Sequential(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch's question. To keep its compiler out of this mode it would import it first, for seconds in each
-        process, and nothing here is compiled."""
+        """PyTorch asks. True would import its compiler, which takes seconds; nothing here is compiled."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -94,8 +88,8 @@ class Sequential(TorchDispatchMode):
         return total
 
     def large(self, a: torch.Tensor, b: torch.Tensor, order: list[int]) -> torch.Tensor:
-        """UNIT terms at a time. That spares all but one in UNIT of the roundings, whose squares add up: the error of
-        one term after the other is the root of UNIT times as large."""
+        """UNIT terms at a time: this has one in UNIT of the roundings. Their squares add up, so the error of one term
+        after the other is the root of UNIT times as large."""
         total = torch.zeros(a.shape[0], a.shape[1], b.shape[2], device=a.device)
         for terms in torch.tensor(order).split(UNIT):
             total += a[:, :, terms] @ b[:, terms]
@@ -143,7 +137,7 @@ class Sequential(TorchDispatchMode):
 
 
 def _mm(mode, a, b):
-    return mode.rounded(mode.product(a[None], b[None])[0], a.dtype)
+    return _bmm(mode, a[None], b[None])[0]
 
 
 def _bmm(mode, a, b):
@@ -151,11 +145,11 @@ def _bmm(mode, a, b):
 
 
 def _mv(mode, a, x):
-    return mode.rounded(mode.product(a[None], x[None, :, None])[0, :, 0], a.dtype)
+    return _mm(mode, a, x[:, None])[:, 0]
 
 
 def _dot(mode, x, y):
-    return mode.rounded(mode.product(x[None, None], y[None, :, None])[0, 0, 0], x.dtype)
+    return _mm(mode, x[None], y[:, None])[0, 0]
 
 
 def _addmm(mode, c, a, b, *, beta=1, alpha=1):

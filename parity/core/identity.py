@@ -1,8 +1,7 @@
 """What a result is a result of: the code on both sides, the configuration, the machine.
 
-A result's `build.id` is a hash of the sources that it depends on, in C as the library itself was told when it was built
-(td_build_info), in Python as they are here. It changes with each of them, and with nothing else: an edit of accounting
-or of a page's words leaves every result of attention as it is.
+A result's `build.id` is a hash of the sources that it depends on: in C as the library names them (td_build_info), in
+Python as the files are now. An edit of anything else, such as a page, leaves the result valid.
 """
 
 import ast
@@ -10,24 +9,22 @@ import hashlib
 import importlib.util
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from parity.core.library import ROOT, Library
+from parity.core.library import Library
 
-# Raise one if results from before are no longer comparable. MEASURING: how inputs are drawn and sides are
-# called, timed and weighed, for example what a sample of clock.py is. JUDGING: the rule for errors. Other
-# edits of parity/core leave results as they are.
+# Raise one if older results are no longer comparable. MEASURING: how inputs are drawn and sides are called, timed and
+# weighed. JUDGING: the rule for errors. Other edits of parity/core leave results valid.
 MEASURING, JUDGING = 1, 1
 PAGE = re.compile(r"(^|[._])pages?($|[.])")  # in the name of a file that writes pages: page, cpu_page, pages
-# The sets of instructions that libraries choose their kernels by, weakest first.
+# The instruction sets by which libraries choose kernels, weakest first.
 SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
 L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-# Variables that have a library use less than the processor has: it then computes as another processor would.
+# Variables that limit a library: it then computes as on another processor.
 LIMITS = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
@@ -35,8 +32,8 @@ def host(
     cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """The processor, in the keys and words that `tandem` writes too (impl/cli/output.c)."""
-    lines = re.findall(r"^([^\t:\n]*?)[\t ]*: ?(.*)$", cpuinfo.read_text().split("\n\n")[0], re.MULTILINE)
-    said = dict(lines)
+    first = cpuinfo.read_text().split("\n\n")[0]
+    said = dict(re.findall(r"^([^\t:\n]*?)[\t ]*: ?(.*)$", first, re.MULTILINE))
     found: dict[str, Any] = {"name": said.get("model name", "unknown processor").strip()}
     for key, name in (("cpu family", "family"), ("model", "model"), ("stepping", "stepping")):
         if said.get(key, "").strip().isdigit():
@@ -61,8 +58,8 @@ def host_words(host: Mapping[str, Any]) -> str:
 
 
 def build_of(library: Library) -> dict[str, Any]:
-    """Which build the loaded library is, from its own td_build_info(): version, commit, dirty, library (the id of all
-    of it), and for build_for() compiler and modules."""
+    """The build of the loaded library, from td_build_info(): version, commit, dirty, library (a hash of all sources),
+    and for build_for() compiler and modules."""
     info = library.lib.td_build_info()
 
     def text(pointer) -> str:
@@ -82,9 +79,8 @@ def build_of(library: Library) -> dict[str, Any]:
 def build_for(
     build: Mapping[str, Any], path: str, kind: str, measure: Iterable[str], runs: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The record's `build`: of build_of(), what a case of the module `path` ("parity.flash") on a kind of device
-    depends on, with the modules of libtandem that it `runs` beside its own. A module that the library does not know by
-    its name depends on all of it."""
+    """The record's `build` for a case of the module `path` ("parity.flash") on a kind of device, which `runs` further
+    modules of libtandem. A module whose name the library does not know depends on all of the library."""
     ids = build.get("modules", {})
     mine = [ids.get(name, {}).get(kind) or build["library"] for name in (path.rpartition(".")[2], *runs)]
     core = f"{MEASURING} {JUDGING if 'error' in measure else ''}"
@@ -98,7 +94,7 @@ def is_here(record: Mapping, here: Mapping, keep: bool = False) -> bool:
 
 
 def same_machine(record: Mapping, here: Mapping) -> bool:
-    """A GPU is known by its name; a processor by its host too, where both name one."""
+    """A GPU is known by its name, a processor also by its host if both records name one."""
     if record.get("machine", here.get("machine")) != here.get("machine"):
         return False
     if "device" in here or "host" not in record or "host" not in here:
@@ -111,27 +107,9 @@ def _id(record: Mapping) -> str | None:
     return build.get("id") if isinstance(build, Mapping) else None
 
 
-def commit() -> str:
-    """The commit of the checkout that measures, "-dirty" where the code differs from it, "unknown" outside one."""
-    name = output_of(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"])
-    if not name:
-        return "unknown"
-    code = ["impl", "kernels", "ref", "parity", "CMakeLists.txt", "cmake"]
-    changed = output_of(["git", "--no-optional-locks", "-C", str(ROOT), "status", "--porcelain", "--", *code])
-    return f"{name}-dirty" if changed else name
-
-
-def output_of(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
 @cache
 def _python(path: str) -> str:
-    """A hash of the files that the module is made of, without their comments, and of the module's own file without
-    what only its page needs."""
+    """A hash of the module's files, without comments, and without what only its page needs in its own file."""
     text = ""
     for name, file in sorted(sources_of(path).items()):
         tree = ast.parse(file.read_text())
@@ -140,7 +118,7 @@ def _python(path: str) -> str:
 
 
 def _measuring(tree: ast.Module) -> ast.Module:
-    """The statements that bind what cases(), run(), runs() and ahead() name, and what these need in turn."""
+    """The statements that cases(), run(), runs() and ahead() need."""
     bound: dict[str, list[ast.stmt]] = {}
     for node in tree.body:
         names = [getattr(node, "name", "")]
@@ -165,8 +143,8 @@ def _measuring(tree: ast.Module) -> ast.Module:
 
 
 def sources_of(path: str) -> Mapping[str, Path]:
-    """The files that the module `path` is made of, by their names: itself, and what it imports of the package that
-    it stands in and of ref/. Pages and core are left out."""
+    """The files of the module `path` by name: itself and what it imports from its package and from ref/, without pages
+    and core."""
     package = path.rpartition(".")[0]
     found: dict[str, Path] = {}
     left = [path]
@@ -187,20 +165,20 @@ def sources_of(path: str) -> Mapping[str, Path]:
 
 
 def _with_packages(names: Iterable[str]) -> Iterable[str]:
-    """The names, and before each of them those of its packages, whose files are run first."""
+    """The names, each after those of its packages, whose files run first."""
     for name in names:
         words = name.split(".")
         yield from (".".join(words[: count + 1]) for count in range(len(words)))
 
 
 def _is_part(name: str, package: str) -> bool:
-    """Whether results depend on the file of this name: of the package or of ref/, but no page and not core's."""
+    """Whether results depend on the file of this name."""
     ours = name.startswith((f"{package}.", "ref."))
     return ours and not f"{name}.".startswith(f"{package}.core.") and not PAGE.search(name)
 
 
 def _file_of(name: str) -> Path | None:
-    """The file of a module, of a package its __init__.py; None for the name of something inside a module."""
+    """The file of a module, of a package its __init__.py; None for a name inside a module."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -1,14 +1,11 @@
-"""Whether an answer is right: errors against a float64 truth, and the rule that they must obey.
+"""Whether an answer is right: its errors against a float64 truth, and the rule that they must obey.
 
-The rule is docs/parity.md's ("The rule"): non-finite values match in place and sign; then an answer may be as far
-from the truth as PyTorch's is, or as PyTorch's would be if it added the same terms in another order.
-parity/core/allowance.py has the limits, their derivation and their sources. A record says which share of
-them its error uses.
+docs/parity.md has the rule. parity/core/allowance.py has its limits, where they come from, and their sources. A record
+says which share of its limit an error uses.
 
-A case of dtype TF32 asks for products of inputs that were rounded to TF32, and eps is TF32's. Where a shape does not
-suit the matrix units PyTorch silently multiplies in f32, which is more than was asked for: modules whose products
-follow one another, so that their roundings add up, bring a side that rounds the inputs of each product itself, and eps
-is the output's again.
+A case of dtype TF32 rounds the inputs of products to TF32, and eps is TF32's. For shapes that do not suit the matrix
+units PyTorch multiplies in f32 without a word, which is more than the case asks for. Modules whose products follow one
+another bring a side that rounds the inputs of each product itself. Then eps is the output's again.
 """
 
 import math
@@ -20,8 +17,8 @@ from typing import Any
 import torch
 
 from parity.core.allowance import LEANING, RARE, Allowance, allow, factor, leaning, only_rounded, relative
-from parity.core.case import Outputs, Rule, parity
-from parity.core.draw import NAMES, left_poisoned
+from parity.core.case import Outputs, Rule, is_judged, parity
+from parity.core.draw import NAMES, bits, left_poisoned
 
 EPS = {"tf32": 2.0**-10}  # of dtypes that are no output's
 
@@ -46,19 +43,14 @@ class Verdict:
         measured = {name: found for name, found in self.outputs.items() if found}
         if not measured:
             return {}
-        keys = ("max_abs", "rel_l2", "ulp_max")
-        worst: dict[str, Any] = {key: _largest(found[key] for found in measured.values()) for key in keys}
-        used = [found["used"] for found in measured.values() if "used" in found]
-        if used:
-            worst["used"] = _largest(used)
+        worst: dict[str, Any] = {}
+        for key in ("max_abs", "rel_l2", "ulp_max", "used"):
+            values = [found[key] for found in measured.values() if key in found]
+            worst |= {key: _max(torch.tensor(values, dtype=torch.float64))} if values else {}
         worst["truth"] = "float64"
         if len(measured) > 1:
             worst["outputs"] = measured
         return worst
-
-
-def is_judged(impl: str) -> bool:
-    return impl == "c" or impl.startswith("c_")
 
 
 def judge(
@@ -68,28 +60,25 @@ def judge(
     reference: str | None,
     eps: float | None = None,
     equals: Sequence[Outputs] = (),
-):
-    """{impl: Verdict}. PyTorch's sides get their errors measured; C's are held to the rules as well, with the eps of
-    each output's dtype unless another is given. `equals` are answers of the reference's formula, each with its sums in
-    another order; they may lack outputs."""
+) -> dict[str, Verdict]:
+    """The verdict of each side. PyTorch's sides get their errors measured; C's are held to the rules as well, with the
+    eps of each output's dtype unless another is given. `equals` are answers of the reference's formula, each with its
+    sums in another order; they may lack outputs."""
     sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
     truth = _tensors(truth)
-    equals = [_tensors(outputs) for outputs in equals]
+    judged = _Judge(sides, truth, rules, reference, eps, [_tensors(outputs) for outputs in equals])
     verdicts = {}
     for impl, outputs in sides.items():
-        verdicts[impl] = Verdict()
-        used: dict[str, float] = {}
-        if is_judged(impl):
-            case = _Judged(reference, sides, truth, rules, eps, equals, used)
-            verdicts[impl].complaints = _complaints(outputs, case)
+        found = verdicts[impl] = Verdict()
+        used = judged.judge(outputs, found.complaints) if is_judged(impl) else {}
         for name, value in outputs.items():
             if name not in truth or isinstance(value, str):
                 continue
             if value.shape == truth[name].shape:
-                verdicts[impl].outputs[name] = _measure(value, truth[name])
+                found.outputs[name] = _measure(value, truth[name])
                 if name in used:
-                    verdicts[impl].outputs[name]["used"] = used[name]
-            elif verdicts[impl].passed:
+                    found.outputs[name]["used"] = used[name]
+            elif found.passed:
                 raise ProtocolError(
                     f"{impl}: {name} is {list(value.shape)}, its truth {list(truth[name].shape)}"
                 )
@@ -102,36 +91,76 @@ def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """What the outputs of one side are held to."""
+class _Judge:
+    """What C's outputs are held to."""
 
-    reference: str | None
     sides: Mapping[str, Outputs]
     truth: Outputs
     rules: Mapping[str, Rule]
+    reference: str | None
     eps: float | None
     equals: Sequence[Outputs]
-    used: dict[str, float]  # by output: the share of the allowance that its error takes
 
+    def judge(self, got: Outputs, complaints: list[str]) -> dict[str, float]:
+        """Adds what is wrong. Returns the share of the allowance that the error takes, of outputs under parity()."""
+        reference = self.sides.get(self.reference)
+        expected = self.truth if reference is None else reference
+        if set(got) != set(expected) or not got:
+            complaints.append(f"outputs are {_listed(got)}, expected {_listed(expected)}")
+            return {}
+        used = {}
+        for name, value in got.items():
+            complaint = _shape_complaint(value, expected[name], reference is not None)
+            if not complaint and not isinstance(value, str):
+                theirs = None if reference is None else reference[name]
+                complaint, share = self.compare(rule_of(name, self.rules), name, value, theirs)
+                used |= {} if share is None else {name: share}
+            if complaint:
+                complaints.append(f"{name}: {complaint}")
+        return used
 
-def _complaints(got: Outputs, case: _Judged) -> list[str]:
-    found = []
-    reference = case.sides.get(case.reference)
-    expected = reference if reference is not None else case.truth
-    if set(got) != set(expected) or not got:
-        return [f"outputs are {_listed(got)}, expected {_listed(expected)}"]
-    for name, value in got.items():
-        rule = rule_of(name, case.rules)
-        complaint = _shape_complaint(value, expected[name], reference is not None)
-        if not complaint and rule.kind == "amid":
-            complaint = _amid(name, value, reference, case.sides.get(rule.against), rule.against)
-        elif not complaint:
-            complaint = _rule_complaint(
-                rule, name, value, None if reference is None else reference[name], case
-            )
-        if complaint:
-            found.append(f"{name}: {complaint}")
-    return found
+    def compare(self, rule: Rule, name: str, value, theirs) -> tuple[str, float | None]:
+        if rule.kind == "amid":
+            noise = None if theirs is None else self.sides.get(rule.against, {}).get(name)
+            return _amid(name, value, theirs, noise, rule.against), None
+        truth = self.truth.get(name)
+        if truth is not None and truth.shape != value.shape:
+            raise ProtocolError(f"an output of shape {list(value.shape)} has a truth of {list(truth.shape)}")
+        unwritten = left_poisoned(value) if value.is_floating_point() else 0
+        if unwritten:
+            return f"{unwritten} of {value.numel()} elements were never written", None
+        if rule.kind == "parity":
+            if truth is None:
+                raise ProtocolError(
+                    "the parity rule on an output that the truth lacks; name another rule for it"
+                )
+            equals = [outputs[name] for outputs in self.equals if name in outputs]
+            return _parity(value, self.torchs(name, value, theirs), truth, equals, self.eps)
+        if rule.kind == "within":
+            target = theirs if truth is None else truth
+            if target is None:
+                raise ProtocolError("rule within() without a truth or a torch side to compare with")
+            return _within(rule, value, target.double()), None
+        if rule.against == "torch":
+            if theirs is None:
+                raise ProtocolError("rule equal() without a torch side to compare with")
+            return _different(bits(value) != bits(theirs), value, theirs), None
+        if truth is None:
+            raise ProtocolError('rule equal("truth") on an output that the truth lacks')
+        wide = value.double()
+        return _different((wide != truth) & ~(wide.isnan() & truth.isnan()), value, truth), None
+
+    def torchs(self, name: str, value, theirs) -> list[torch.Tensor]:
+        """PyTorch's answers in the dtype of this one, the reference's first. Those in another precision are no
+        measure."""
+        if theirs is None:
+            return []
+        others = [
+            outputs[name]
+            for impl, outputs in self.sides.items()
+            if not is_judged(impl) and impl != self.reference and name in outputs and self.eps is None
+        ]
+        return [theirs, *(x for x in others if x.shape == value.shape and x.dtype == value.dtype)]
 
 
 def _shape_complaint(value, expected, same_dtype: bool) -> str:
@@ -142,50 +171,6 @@ def _shape_complaint(value, expected, same_dtype: bool) -> str:
     if same_dtype and value.dtype != expected.dtype:
         return f"dtype is {value.dtype}, expected {expected.dtype}"
     return ""
-
-
-def _rule_complaint(rule: Rule, name: str, value, reference, case: _Judged) -> str:
-    if isinstance(value, str):
-        return ""  # compared with the shapes
-    truth = case.truth.get(name)
-    if truth is not None and truth.shape != value.shape:
-        raise ProtocolError(f"an output of shape {list(value.shape)} has a truth of {list(truth.shape)}")
-    unwritten = left_poisoned(value) if value.is_floating_point() else 0
-    if unwritten:
-        return f"{unwritten} of {value.numel()} elements were never written"
-    if rule.kind == "equal":
-        if rule.against == "torch":
-            if reference is None:
-                raise ProtocolError("rule equal() without a torch side to compare with")
-            return _different(_bits(value) != _bits(reference), value, reference)
-        if truth is None:
-            raise ProtocolError('rule equal("truth") on an output that the truth lacks')
-        wide = value.double()
-        return _different((wide != truth) & ~(wide.isnan() & truth.isnan()), value, truth)
-    if rule.kind == "within":
-        target = truth if truth is not None else reference
-        if target is None:
-            raise ProtocolError("rule within() without a truth or a torch side to compare with")
-        return _within(rule, value, target.double())
-    if truth is None:
-        raise ProtocolError("the parity rule on an output that the truth lacks; name another rule for it")
-    equals = [outputs[name] for outputs in case.equals if name in outputs]
-    complaint, case.used[name] = _parity(
-        value, _torchs(name, value, reference, case), truth, equals, case.eps
-    )
-    return complaint
-
-
-def _torchs(name: str, value, reference, case: _Judged) -> list[torch.Tensor]:
-    """PyTorch's answers like this one, that of the reference first. In another precision they are no measure."""
-    if reference is None:
-        return []
-    others = [
-        outputs[name]
-        for impl, outputs in case.sides.items()
-        if not is_judged(impl) and impl != case.reference and name in outputs and case.eps is None
-    ]
-    return [reference, *(x for x in others if x.shape == value.shape and x.dtype == value.dtype)]
 
 
 def _parity(
@@ -292,20 +277,18 @@ def _within(rule: Rule, value: torch.Tensor, target: torch.Tensor) -> str:
     finite = target.isfinite()
     mine = _errors(value.double()[finite], target[finite])
     limits = {"rel_l2": rule.rel_l2, "max_abs": rule.max_abs}
-    over = [
+    return "; ".join(
         f"{key} {mine[key]:.3g} exceeds {limit:.3g}"
         for key, limit in limits.items()
         if limit is not None and not mine[key] <= limit
-    ]
-    return "; ".join(over)
+    )
 
 
-def _amid(name: str, value, reference: Outputs | None, other: Outputs | None, other_name: str) -> str:
+def _amid(name: str, value, reference, other, other_name: str) -> str:
     """The distances, from one side, of an answer and of another whose distance is noise."""
-    if reference is None or other is None or name not in other:
+    if other is None:
         return f"not judged: there is no {name} of {other_name} to say how much is noise"
-    base = reference[name].double()
-    mine, noise = ((x.double() - base).abs() for x in (value, other[name]))
+    mine, noise = ((x.double() - reference.double()).abs() for x in (value, other))
     return "; ".join(
         f"{what} distance {got:.3g} exceeds {limit:.3g}, that of {other_name}"
         for what, got, limit in (
@@ -328,7 +311,8 @@ def _kind_complaint(value: torch.Tensor, truth: torch.Tensor) -> str:
     ):
         wrong = mine != theirs
         if bool(wrong.any()):
-            return f"{name} at {int(mine.sum())} elements, expected at {int(theirs.sum())} ({_first(wrong)})"
+            counts, first = (int(mine.sum()), int(theirs.sum())), wrong.nonzero()[0].tolist()
+            return "{} at {} elements, expected at {} (first difference at {})".format(name, *counts, first)
     return ""
 
 
@@ -373,20 +357,14 @@ def _tensors(outputs: Outputs) -> Outputs:
             result[name] = value.detach()
         elif isinstance(value, str):
             result[name] = value
-        elif isinstance(value, (bool, int)):
-            result[name] = torch.tensor(value, dtype=torch.int64)
-        elif isinstance(value, float):
-            result[name] = torch.tensor(value, dtype=torch.float64)
+        elif isinstance(value, (int, float)):
+            dtype = torch.float64 if isinstance(value, float) else torch.int64
+            result[name] = torch.tensor(value, dtype=dtype)
         else:
             raise ProtocolError(
                 f"output {name} is a {type(value).__name__}, needs a tensor, number or string"
             )
     return result
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.contiguous().view(width)
 
 
 def _different(wrong: torch.Tensor, value: torch.Tensor, expected: torch.Tensor) -> str:
@@ -400,18 +378,9 @@ def _different(wrong: torch.Tensor, value: torch.Tensor, expected: torch.Tensor)
     )
 
 
-def _first(wrong: torch.Tensor) -> str:
-    return f"first difference at {wrong.nonzero()[0].tolist()}"
-
-
 def _max(values: torch.Tensor) -> float:
     """The largest; 0 of none; NaN if one is NaN."""
     return float(values.max()) if values.numel() else 0.0
-
-
-def _largest(values) -> float:
-    values = list(values)
-    return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
 def _listed(outputs: Outputs) -> str:

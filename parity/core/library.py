@@ -1,7 +1,7 @@
-"""libtandem through cffi: prototypes read from the headers, tensors passed without a copy.
+"""libtandem through cffi: prototypes are read from the headers, tensors are passed without a copy.
 
-torch is imported before the library is loaded, and must be: both want libgomp.so.1 by that name, and the loader gives
-the second the copy that the first brought, so that one OpenMP runtime and one pool of threads serves both sides.
+torch must be imported before the library is loaded. Both need libgomp.so.1, and the loader gives the library the copy
+of torch: one OpenMP runtime and one pool of threads for both sides.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "impl"
 PRESET = "default"
 
-# What a typed pointer of a prototype takes; void * takes any tensor.
+# The tensors that a typed pointer takes; void * takes any tensor.
 POINTEES = {
     "float": torch.float32,
     "double": torch.float64,
@@ -33,11 +33,8 @@ POINTEES = {
     "uint8_t": torch.uint8,
 }
 
-# dtypes of cases that are more than a td_dtype: the fields that say the same in a struct of C.
-WAYS = {
-    "tf32": {"dtype": "f32", "tf32": True},
-    "bf16_mixed": {"dtype": "bf16"},
-}
+# dtypes of cases that are no td_dtype, as fields of C's structs.
+WAYS = {"tf32": {"dtype": "f32", "tf32": True}, "bf16_mixed": {"dtype": "bf16"}}
 
 
 class TandemError(RuntimeError):
@@ -49,12 +46,12 @@ class TandemError(RuntimeError):
 
 
 def public_headers(impl: Path) -> list[Path]:
-    """The headers that declare the library's interface; those internal to impl/ have no C linkage block."""
+    """The headers of the library's interface: the internal ones have no block of C linkage."""
     return [path for path in sorted(impl.glob("*/*.h")) if "\nTD_BEGIN_DECLS" in path.read_text()]
 
 
 def interface_of(impl: Path) -> str:
-    """The hash that td_build_interface() has if a library was built from these headers (cmake/build.cmake)."""
+    """td_build_interface() of a library that was built from these headers (cmake/build.cmake)."""
     paths = sorted(public_headers(impl), key=lambda path: path.relative_to(impl).as_posix())
     plain = re.sub(
         rb"/\*[^*]*\*+([^/*][^*]*\*+)*/|[ \t\r\n]", b"", b"".join(path.read_bytes() for path in paths)
@@ -77,7 +74,7 @@ def read_prototypes(impl: Path) -> str:
         ) from error
     if done.returncode != 0:
         raise RuntimeError(f"cc could not preprocess the headers of {impl}:\n{done.stderr}")
-    # cffi takes a const object for a constant, and a loaded library has none but integers.
+    # cffi takes a const object for an integer constant.
     return done.stdout.replace("extern const ", "extern ")
 
 
@@ -86,7 +83,7 @@ def default_library() -> Path:
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP runtimes mapped into this process; more than one means two pools of threads."""
+    """The OpenMP runtimes of this process; more than one means two pools of threads."""
     names = ("libgomp", "libiomp", "libomp")
     files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     return sorted(file for file in files if Path(file).name.startswith(names))
@@ -98,9 +95,9 @@ class Library:
     def __init__(self, path: Path | None = None, headers: Path = HEADERS):
         self.path = Path(path) if path else default_library()
         if not self.path.is_file():
+            build = f"cmake --preset {PRESET} && cmake --build --preset {PRESET}"
             raise FileNotFoundError(
-                f"no library at {self.path}: build it with cmake --preset {PRESET} && "
-                f"cmake --build --preset {PRESET}, or name one with --library"
+                f"no library at {self.path}: build it with {build}, or name one with --library"
             )
         self.ffi = cffi.FFI()
         self.ffi.cdef(read_prototypes(headers))
@@ -111,7 +108,7 @@ class Library:
             raise RuntimeError(f"two OpenMP runtimes in one process: {', '.join(runtimes)}")
 
     def _check_interface(self, headers: Path) -> None:
-        """Of a library from other headers a call may end the process: structs differ."""
+        """A call of a library from other headers may crash: structs differ."""
         try:
             theirs = self.ffi.string(self.lib.td_build_interface()).decode()
         except AttributeError:
@@ -155,8 +152,8 @@ class Session:
             self.td_device_set_stream(self.device, self._stream)
 
     def own_stream(self, own: bool) -> None:
-        """Whether C queues on its device's own stream, in place of PyTorch's. The two are in no order, so the device is
-        waited for first."""
+        """Whether C queues on its device's own stream, not on PyTorch's. It waits for the device first, because the two
+        streams are in no order."""
         if self._stream is not None:
             self.on.synchronize()
             self.td_device_set_stream(self.device, None if own else self._stream)
@@ -204,8 +201,8 @@ class Session:
         return call
 
     def bound(self, name: str, *arguments):
-        """A call of a function that returns a td_status, with arguments that are looked up once: for calls so short
-        that looking takes as long. The tensors among them must outlive it."""
+        """A call of a function that returns a td_status, with its arguments converted once, to time short calls. The
+        tensors among them must outlive it."""
         function = getattr(self.library.lib, name)
         given = self._given(name, self.ffi.typeof(function), arguments)
 
@@ -217,7 +214,7 @@ class Session:
         return call
 
     def side(self, impl: str) -> "Session":
-        """The session of the C variant `impl` of this case: this one for "c", else one with its own device."""
+        """The session of the C variant `impl`: this one for "c", else one with its own device."""
         if impl == "c":
             return self
         if impl not in self._sides:
@@ -237,8 +234,8 @@ class Session:
         return found[0]
 
     def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
-        """A struct filled by name from keywords, then from the case; what neither has is 0."""
-        keys = dict(getattr(case, "keys", None) or {}) if not isinstance(case, Mapping) else dict(case)
+        """A struct filled by name from keywords, then from the case, else with 0."""
+        keys = dict(case) if isinstance(case, Mapping) else dict(getattr(case, "keys", ()))
         if "dtype" in keys:
             keys |= {"precision": keys["dtype"]} | WAYS.get(keys["dtype"], {})
         pointer = self.ffi.new(f"{kind} *")
@@ -253,14 +250,14 @@ class Session:
         return pointer
 
     def value(self, name: str, *arguments):
-        """Calls a function whose last argument is an `out` pointer and returns what it was given."""
+        """Calls a function whose last argument is an `out` pointer; returns the value that it gave."""
         kind = self.ffi.typeof(getattr(self.library.lib, name))
         out = self.ffi.new(kind.args[-1].cname)
         getattr(self, name)(*arguments, out)
         return out[0]
 
     def create(self, name: str, *arguments):
-        """Calls a td_<noun>_create; the object's _destroy runs when the case is over."""
+        """Calls a td_<noun>_create. The object's _destroy runs when the case is over."""
         if not name.endswith("_create"):
             raise ValueError(f"{name} is no _create")
         handle = self.value(name, *arguments)
@@ -268,7 +265,7 @@ class Session:
         return handle
 
     def destroy(self, handle) -> None:
-        """Destroys what create() made before the case is over."""
+        """Destroys an object of create() before the case is over."""
         name = next(name for name, made in self._later if made == handle)
         self._later.remove((name, handle))
         getattr(self, name)(handle)
@@ -282,7 +279,7 @@ class Session:
         return block
 
     def free(self, block) -> None:
-        """Gives back what work() gave before the case is over; None is nothing."""
+        """Frees a block of work() before the case is over; accepts None."""
         if block is not None:
             del self._blocks[self._number(block)]
             self.td_device_free(self.device, block)
@@ -305,7 +302,7 @@ class Session:
         return self.value("td_device_memory", self.device).peak_bytes
 
     def on_device(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor looks at a block that work() gave."""
+        """Whether a tensor lies in a block of work()."""
         address = tensor.data_ptr()
         return any(start <= address < start + nbytes for start, nbytes in self._blocks.items())
 
@@ -361,15 +358,11 @@ class Session:
 
 
 class _Memory:
-    """Bytes on a GPU as PyTorch takes them, by the CUDA array interface."""
+    """Bytes on a GPU, for PyTorch, by the CUDA array interface."""
 
     def __init__(self, address: int, nbytes: int):
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        place = {"data": (address, False), "shape": (nbytes,)}
+        self.__cuda_array_interface__ = {"typestr": "|u1", "version": 3} | place
 
 
 def _check(library: Library, function: str, status: int) -> None:

@@ -1,8 +1,10 @@
 """How much memory a side needs, how much there is, and how a case that wants more is stopped in time."""
 
+import contextlib
+import itertools
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -32,32 +34,24 @@ def peak_of_torch(call: Callable[[], object]) -> int:
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: Path = CGROUPS) -> int:
     """What this process may still allocate: MemAvailable, or less where a control group allows less."""
-    limits = [_meminfo(meminfo)["MemAvailable"] * 1024]
-    for folder in _cgroup_folders(cgroups):
-        for limit, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            try:
-                # Version 2 writes "max" for no limit, version 1 a number beyond any machine.
-                limits.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
-            except (OSError, ValueError):
-                continue
+    available = re.search(r"^MemAvailable: +(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    limits = [int(available[1]) * 1024]
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for folder, (limit, used) in itertools.product(_cgroup_folders(cgroups), names):
+        # Version 2 writes "max" for no limit, version 1 a number beyond any machine.
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
     return max(0, min(limits) - KEPT_FREE)
 
 
 def oom_kills(vmstat: Path = Path("/proc/vmstat"), cgroups: Path = CGROUPS) -> int | None:
-    """How many processes the kernel has ended so far because memory was out: of this control group where it counts
-    them, else of the machine. None where neither is told. The kernel counts before it kills."""
+    """How many processes the kernel has killed so far because memory was out: of this control group if it counts
+    them, else of the machine; None if neither is known. The kernel counts before it kills."""
     names = ("memory.events", "memory.oom_control")  # version 2 and version 1
-    files = [folder / name for folder in _cgroup_folders(cgroups) for name in names]
-    for file in [*files, vmstat]:
-        try:
-            found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        if found:
-            return int(found.group(1))
+    for file in [*(folder / name for folder in _cgroup_folders(cgroups) for name in names), vmstat]:
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE):
+                return int(found.group(1))
     return None
 
 
@@ -89,12 +83,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
 
 
-def outside_bytes(outputs, on_device: Callable[[torch.Tensor], bool]) -> int:
-    """Bytes of the output tensors that lie outside the device's blocks; views of one storage count once."""
-    found = {}
-    for value in outputs.values():
-        if isinstance(value, torch.Tensor) and not on_device(value):
-            found[value.data_ptr()] = max(found.get(value.data_ptr(), 0), value.nbytes)
+def outside_bytes(tensors: Iterable[torch.Tensor], on_device: Callable[[torch.Tensor], bool]) -> int:
+    """Bytes of the tensors that lie outside the device's blocks. Views of one storage count once."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        if not on_device(tensor):
+            found[tensor.data_ptr()] = max(found.get(tensor.data_ptr(), 0), tensor.nbytes)
     return sum(found.values())
 
 
@@ -104,11 +98,6 @@ def _allocations(events):
         if event.tag == torch._C._profiler._EventType.Allocation and event.extra_fields.device.type == "cpu":
             yield event.start_time_ns, event.extra_fields.alloc_size
         yield from _allocations(event.children)
-
-
-def _meminfo(path: Path) -> dict[str, int]:
-    pairs = (line.split(":") for line in path.read_text().splitlines())
-    return {name: int(rest.split()[0]) for name, rest in pairs}
 
 
 def _cgroup_folders(root: Path):

@@ -16,6 +16,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 
+from parity.core.tables import is_number
+
 STYLE = {
     "svg.hashsalt": "tandem",  # else the ids of clip paths are random
     "svg.fonttype": "none",  # text stays text: small files, and diffs that can be read
@@ -93,8 +95,10 @@ METADATA = {
 
 def points(xs: Sequence, ys: Sequence, log: bool) -> list[tuple[float, float]]:
     """The pairs that can be drawn: without what is no number, and on logarithmic axes without what is not above 0."""
-    numbers = [(x, y) for x, y in zip(xs, ys, strict=True) if _is_finite(x) and _is_finite(y)]
-    return [(x, y) for x, y in numbers if not log or (x > 0 and y > 0)]
+    pairs = [
+        pair for pair in zip(xs, ys, strict=True) if all(is_number(v) and math.isfinite(v) for v in pair)
+    ]
+    return [(x, y) for x, y in pairs if not log or (x > 0 and y > 0)]
 
 
 def look(label: str) -> tuple[str, str | None, str]:
@@ -112,6 +116,7 @@ def fill(name: str) -> str:
     return FILLS.get(name, SPARE[sum(name.encode()) % len(SPARE)])
 
 
+@plt.rc_context(STYLE)
 def curves(
     panels: Mapping[str, Mapping[str, list[tuple[float, float]]]],
     *,
@@ -124,32 +129,31 @@ def curves(
 ) -> Any:
     """{panel: {curve: points}} side by side. log: both axes, "x" the horizontal one alone; it is of base 2. `ceilings`
     are dotted lines across every panel."""
-    with plt.rc_context(STYLE):
-        size = (3.0 + 3.4 * len(panels), 4.4) if len(panels) > 1 else (7.2, 4.6)
-        figure, found = _figure(1, len(panels), size, title, under, sharex=True, sharey=True)
-        places = sorted({at for lines in panels.values() for pairs in lines.values() for at, _ in pairs})
-        drawn = {}
-        for axes, (panel, lines) in zip(found[0], panels.items(), strict=True):
-            looks = [look(label) for label in lines]
-            if len(set(looks)) < len(looks):
-                raise ValueError(f"two curves of {', '.join(lines)} look the same")
-            for (label, pairs), (colour, marker, line) in zip(lines.items(), looks, strict=True):
-                xs, ys = zip(*pairs, strict=True)
-                hollow = marker.startswith("open ")
-                how = dict(color=colour, marker=marker.removeprefix("open "), linestyle=line)
-                how |= {"markersize": 9, "fillstyle": "none"} if hollow else {"markersize": 4}
-                if len(pairs) > 40:
-                    how |= {"marker": None, "linestyle": ":" if hollow else "-"}
-                drawn.setdefault(label, axes.plot(xs, ys, linewidth=1.5, label=label, **how)[0])
-            for words, height in (ceilings or {}).items():
-                line = axes.axhline(height, color="#888888", linestyle=":", linewidth=1.2, label=words)
-                drawn.setdefault(words, line)
-            _scale(axes, log, places)
-            axes.set_xlabel(x)
-            axes.set_title(panel, fontsize=10)
-            axes.tick_params(axis="x", labelsize=9 if len(panels) == 1 else 8)
-        found[0][0].set_ylabel(y)
-        return _legend(figure, drawn)
+    size = (3.0 + 3.4 * len(panels), 4.4) if len(panels) > 1 else (7.2, 4.6)
+    figure, found = _figure(1, len(panels), size, title, under, sharex=True, sharey=True)
+    places = sorted({at for lines in panels.values() for pairs in lines.values() for at, _ in pairs})
+    drawn = {}
+    for axes, (panel, lines) in zip(found[0], panels.items(), strict=True):
+        looks = [look(label) for label in lines]
+        if len(set(looks)) < len(looks):
+            raise ValueError(f"two curves of {', '.join(lines)} look the same")
+        for (label, pairs), (colour, marker, line) in zip(lines.items(), looks, strict=True):
+            xs, ys = zip(*pairs, strict=True)
+            hollow = marker.startswith("open ")
+            how = dict(color=colour, marker=marker.removeprefix("open "), linestyle=line)
+            how |= {"markersize": 9, "fillstyle": "none"} if hollow else {"markersize": 4}
+            if len(pairs) > 40:
+                how |= {"marker": None, "linestyle": ":" if hollow else "-"}
+            drawn.setdefault(label, axes.plot(xs, ys, linewidth=1.5, label=label, **how)[0])
+        for words, height in (ceilings or {}).items():
+            line = axes.axhline(height, color="#888888", linestyle=":", linewidth=1.2, label=words)
+            drawn.setdefault(words, line)
+        _scale(axes, log, places)
+        axes.set_xlabel(x)
+        axes.set_title(panel, fontsize=10)
+        axes.tick_params(axis="x", labelsize=9 if len(panels) == 1 else 8)
+    found[0][0].set_ylabel(y)
+    return _legend(figure, drawn)
 
 
 def _scale(axes: Any, log: bool | str, places: list[float]) -> None:
@@ -170,6 +174,7 @@ def _scale(axes: Any, log: bool | str, places: list[float]) -> None:
         axes.set_ylim(bottom=0)
 
 
+@plt.rc_context(STYLE)
 def timeline(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]],
     *,
@@ -178,32 +183,31 @@ def timeline(
     under: str = "",
 ) -> Any:
     """{panel: {row: {fill: [(begin, end)]}}} one below the other, on one axis. The end of each row is written there."""
-    with plt.rc_context(STYLE):
-        lines = sum(len(rows) for rows in panels.values())
-        size = (9.6, 1.9 + 0.3 * lines + 0.35 * len(panels))
-        figure, found = _figure(len(panels), 1, size, title, under, sharex=True)
-        drawn, last = {}, 0.0
-        for axes, (panel, rows) in zip(found[:, 0], panels.items(), strict=True):
-            for place, bars in enumerate(rows.values()):
-                ends = [end for intervals in bars.values() for _, end in intervals]
-                for name, intervals in bars.items():
-                    spans = [(begin, end - begin) for begin, end in intervals]
-                    # The edge shows bars that are too short for a pixel.
-                    how = dict(facecolors=fill(name), edgecolors=fill(name), linewidth=0.1)
-                    drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
-                if ends:
-                    last = max(last, *ends)
-                    shown = f"{max(ends):.3g}" if max(ends) < 1000 else f"{max(ends):,.0f}"
-                    axes.text(max(ends), place, f"  {shown} ms", va="center", fontsize=8)
-            axes.set_yticks(range(len(rows)), list(rows))
-            axes.invert_yaxis()
-            axes.grid(visible=False, axis="y")
-            axes.set_title(panel, fontsize=10, loc="left")
-        found[-1, 0].set_xlim(0, 1.1 * last or 1)
-        found[-1, 0].set_xlabel(x)
-        return _legend(figure, drawn)
+    lines = sum(len(rows) for rows in panels.values())
+    size = (9.6, 1.9 + 0.3 * lines + 0.35 * len(panels))
+    figure, found = _figure(len(panels), 1, size, title, under, sharex=True)
+    drawn, last = {}, 0.0
+    for axes, (panel, rows) in zip(found[:, 0], panels.items(), strict=True):
+        for place, bars in enumerate(rows.values()):
+            ends = [end for intervals in bars.values() for _, end in intervals]
+            for name, intervals in bars.items():
+                spans = [(begin, end - begin) for begin, end in intervals]
+                # The edge shows bars that are too short for a pixel.
+                how = dict(facecolors=fill(name), edgecolors=fill(name), linewidth=0.1)
+                drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
+            if ends:
+                last = max(last, *ends)
+                axes.text(max(ends), place, f"  {_short(max(ends), 1000)} ms", va="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_title(panel, fontsize=10, loc="left")
+    found[-1, 0].set_xlim(0, 1.1 * last or 1)
+    found[-1, 0].set_xlabel(x)
+    return _legend(figure, drawn)
 
 
+@plt.rc_context(STYLE)
 def stack(
     panels: Mapping[str, tuple[Mapping[str, Sequence[float]], Mapping[str, float]]],
     *,
@@ -214,94 +218,89 @@ def stack(
 ) -> Any:
     """{panel: ({layer: values at equal distances}, {band: where it ends, 0 to 1})}: layers stacked, bands behind
     them with their names on top, and the peak written."""
-    with plt.rc_context(STYLE):
-        size = (7.2, 4.8) if len(panels) == 1 else (2.0 + 4.0 * len(panels), 4.8)
-        figure, found = _figure(1, len(panels), size, title, under, sharey=True)
-        drawn = {}
-        for axes, (panel, (layers, bands)) in zip(found[0], panels.items(), strict=True):
-            count = len(next(iter(layers.values())))
-            places = [100 * (i + 0.5) / count for i in range(count)]
-            areas = axes.stackplot(places, *layers.values(), colors=[fill(name) for name in layers])
-            drawn |= dict(zip(layers, areas, strict=True))
-            begin = 0.0
-            passed = {band: end for band, end in bands.items() if end > 0}
-            for i, (band, end) in enumerate(passed.items()):
-                axes.axvspan(100 * begin, 100 * end, color="#f0f0f0" if i % 2 else "#ffffff", zorder=-2)
-                if end - begin > 0.04:
-                    axes.annotate(
-                        band,
-                        (50 * (begin + end), 1.0),
-                        xycoords=("data", "axes fraction"),
-                        ha="center",
-                        va="bottom",
-                        fontsize=8,
-                    )
-                begin = end
-            totals = [sum(values) for values in zip(*layers.values(), strict=True)]
-            peak = max(range(count), key=totals.__getitem__)
-            axes.annotate(
-                f"peak {totals[peak]:,.0f}" if totals[peak] >= 100 else f"peak {totals[peak]:.3g}",
-                (places[peak], totals[peak]),
-                xytext=(0, 4),
-                textcoords="offset points",
-                ha="left" if places[peak] < 25 else "right" if places[peak] > 75 else "center",
-                va="bottom",
-                fontsize=9,
-            )
-            axes.set_ylim(0, 1.15 * max(totals))
-            axes.set_xlim(0, 100)
-            axes.set_xlabel(x)
-            axes.set_title(panel, fontsize=10, pad=16)
-        found[0][0].set_ylabel(y)
-        return _legend(figure, drawn)
+    size = (7.2, 4.8) if len(panels) == 1 else (2.0 + 4.0 * len(panels), 4.8)
+    figure, found = _figure(1, len(panels), size, title, under, sharey=True)
+    drawn = {}
+    for axes, (panel, (layers, bands)) in zip(found[0], panels.items(), strict=True):
+        count = len(next(iter(layers.values())))
+        places = [100 * (i + 0.5) / count for i in range(count)]
+        areas = axes.stackplot(places, *layers.values(), colors=[fill(name) for name in layers])
+        drawn |= dict(zip(layers, areas, strict=True))
+        begin = 0.0
+        passed = {band: end for band, end in bands.items() if end > 0}
+        for i, (band, end) in enumerate(passed.items()):
+            axes.axvspan(100 * begin, 100 * end, color="#f0f0f0" if i % 2 else "#ffffff", zorder=-2)
+            if end - begin > 0.04:
+                how = dict(xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
+                axes.annotate(band, (50 * (begin + end), 1.0), **how)
+            begin = end
+        totals = [sum(values) for values in zip(*layers.values(), strict=True)]
+        peak = max(range(count), key=totals.__getitem__)
+        axes.annotate(
+            f"peak {_short(totals[peak])}",
+            (places[peak], totals[peak]),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="left" if places[peak] < 25 else "right" if places[peak] > 75 else "center",
+            va="bottom",
+            fontsize=9,
+        )
+        axes.set_ylim(0, 1.15 * max(totals))
+        axes.set_xlim(0, 100)
+        axes.set_xlabel(x)
+        axes.set_title(panel, fontsize=10, pad=16)
+    found[0][0].set_ylabel(y)
+    return _legend(figure, drawn)
 
 
+@plt.rc_context(STYLE)
 def bars(
     groups: Mapping[str, Mapping[str, float]], *, y: str, title: str, under: str = "", stacked: bool = True
 ) -> Any:
     """{bar: {part: height}}: parts stacked, and the sum written on top. Not stacked: bars beside each other."""
-    with plt.rc_context(STYLE):
-        figure, found = _figure(1, 1, (max(7.2, 1.6 + 1.1 * len(groups)), 4.6), title, under)
-        axes, drawn = found[0, 0], {}
-        parts = list(dict.fromkeys(part for heights in groups.values() for part in heights))
-        for place, heights in enumerate(groups.values()):
-            bottom = 0.0
-            for i, part in enumerate(parts):
-                height = heights.get(part, 0.0)
-                at = place if stacked else place + (i - (len(parts) - 1) / 2) * 0.8 / len(parts)
-                width = 0.6 if stacked else 0.8 / len(parts)
-                colour = LOOKS[part][0] if part in LOOKS else fill(part)
-                drawn.setdefault(
-                    part, axes.bar(at, height, width, bottom if stacked else 0.0, color=colour)[0]
-                )
-                if not stacked and height:
-                    shown = f"{height:,.0f}" if height >= 100 else f"{height:.3g}"
-                    axes.text(at, height, f" {shown}", ha="center", va="bottom", fontsize=7, rotation=90)
-                bottom += height
-            if stacked:
-                axes.text(place, bottom, f"{bottom:,.0f}", ha="center", va="bottom", fontsize=9)
-        axes.set_xticks(range(len(groups)), [textwrap.fill(name, 14) for name in groups], fontsize=9)
-        axes.grid(visible=False, axis="x")
-        axes.margins(y=0.1)
-        axes.set_ylabel(y)
-        return _legend(figure, drawn)
+    figure, found = _figure(1, 1, (max(7.2, 1.6 + 1.1 * len(groups)), 4.6), title, under)
+    axes, drawn = found[0, 0], {}
+    parts = list(dict.fromkeys(part for heights in groups.values() for part in heights))
+    for place, heights in enumerate(groups.values()):
+        bottom = 0.0
+        for i, part in enumerate(parts):
+            height = heights.get(part, 0.0)
+            at = place if stacked else place + (i - (len(parts) - 1) / 2) * 0.8 / len(parts)
+            width = 0.6 if stacked else 0.8 / len(parts)
+            colour = LOOKS[part][0] if part in LOOKS else fill(part)
+            bar = axes.bar(at, height, width, bottom if stacked else 0.0, color=colour)[0]
+            drawn.setdefault(part, bar)
+            if not stacked and height:
+                how = dict(ha="center", va="bottom", fontsize=7, rotation=90)
+                axes.text(at, height, f" {_short(height)}", **how)
+            bottom += height
+        if stacked:
+            axes.text(place, bottom, f"{bottom:,.0f}", ha="center", va="bottom", fontsize=9)
+    axes.set_xticks(range(len(groups)), [textwrap.fill(name, 14) for name in groups], fontsize=9)
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=0.1)
+    axes.set_ylabel(y)
+    return _legend(figure, drawn)
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float], title: str, under: str, **share) -> tuple:
     """An empty figure with its title; long titles are wrapped, so that none is cut."""
-    wide = int(size[0] * 12)
-    lines = textwrap.wrap(title, wide)
+    lines = textwrap.wrap(title, int(size[0] * 12))
     height = 0.22 * len(lines) + (0.2 if under else 0) + 0.1
-    figure, found = plt.subplots(
-        rows, columns, figsize=(size[0], size[1] + height), layout="constrained", squeeze=False, **share
-    )
     whole = size[1] + height
+    how = dict(figsize=(size[0], whole), layout="constrained", squeeze=False)
+    figure, found = plt.subplots(rows, columns, **how, **share)
     figure.get_layout_engine().set(rect=(0, 0, 1, 1 - height / whole))
     figure.text(0.01, 1 - 0.05 / whole, "\n".join(lines), fontsize=11, va="top", gid="title")
     if under:
         place = 1 - (0.22 * len(lines) + 0.06) / whole
         figure.text(0.01, place, under, fontsize=8.5, color="#666666", va="top", gid="under")
     return figure, found
+
+
+def _short(value: float, whole: float = 100) -> str:
+    """Three significant digits, or from `whole` on a whole number."""
+    return f"{value:,.0f}" if value >= whole else f"{value:.3g}"
 
 
 def _legend(figure: Any, drawn: Mapping[str, Any]) -> Any:
@@ -325,7 +324,3 @@ def save(figure: Any, form: str = "svg") -> bytes:
     # matplotlib ends some lines with blanks, which would show up in every diff check.
     text = drawing.getvalue().decode()
     return "".join(line.rstrip() + "\n" for line in text.splitlines()).encode()
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,11 +8,10 @@ import hashlib
 import importlib
 import mmap
 import os
-import signal
 import sys
-import threading
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -26,7 +25,7 @@ from parity.core.device import open_device
 from parity.core.library import Library, Session
 from parity.core.measure import measure_case
 from parity.core.ranks import gpu_of
-from parity.core.worker import _die_with_listener
+from parity.core.worker import open_library, serve
 
 MOST = 128  # ranks
 SPINS = 1000  # between two looks at the clock
@@ -98,40 +97,29 @@ class Ranks:
 
     def __init__(self, folder: Path, rank: int, ranks: int, library: Library, device, together: Together):
         self.rank, self.ranks, self._folder, self._together = rank, ranks, folder, together
-        self._session = Session(library, device)
+        self.session = Session(
+            library, device
+        )  # of the communicators: what shares streams with collectives uses it
         self._comms: dict[tuple[str, int], Any] = {}
 
     def comm(self, backend: str, nccl_ctas: int = 0):
-        """libtandem's communicator over "mpi", "gloo" or "nccl"; nccl_ctas: multiprocessors that NCCL has at the
-        least, 0: as many as it likes."""
+        """libtandem's communicator over "mpi", "gloo" or "nccl". nccl_ctas: SMs that NCCL uses at least; 0: NCCL's own
+        choice."""
         if (backend, nccl_ctas) not in self._comms:
             if backend == "mpi" and "OMPI_COMM_WORLD_SIZE" not in os.environ:
                 raise NotImplementedError("MPI needs mpirun, which is not installed here")
-            options = self._session.struct(
-                "td_comm_options",
-                {},
-                backend=backend,
-                rank=self.rank,
-                ranks=self.ranks,
-                local_ranks=self.ranks,
-                run=f"{self._folder.name}-{backend}-{nccl_ctas}",
-                seconds=self._together.wait,
-                nccl_host=os.environ.get("NCCL_HOSTID"),
-                nccl_ctas=nccl_ctas,
-            )
-            opened = self._session.value("td_comm_open", self._session.device, options)
+            fields = dict(backend=backend, rank=self.rank, ranks=self.ranks, local_ranks=self.ranks)
+            fields |= dict(nccl_host=os.environ.get("NCCL_HOSTID"), nccl_ctas=nccl_ctas)
+            fields |= dict(run=f"{self._folder.name}-{backend}-{nccl_ctas}", seconds=self._together.wait)
+            options = self.session.struct("td_comm_options", **fields)
+            opened = self.session.value("td_comm_open", self.session.device, options)
             self._comms[backend, nccl_ctas] = opened
         return self._comms[backend, nccl_ctas]
 
-    @property
-    def session(self) -> Session:
-        """Whose device the communicators are of: what shares streams with collectives is made on it."""
-        return self._session
-
     def library(self, backend: str) -> str:
         """Its name and version: "Open MPI 4.1.4"."""
-        found = self._session.value("td_comm_describe", self.comm(backend))
-        return self._session.ffi.string(found.library).decode()
+        found = self.session.value("td_comm_describe", self.comm(backend))
+        return self.session.ffi.string(found.library).decode()
 
     def barrier(self) -> None:
         self._together.barrier()
@@ -150,22 +138,21 @@ class Ranks:
     def close(self) -> None:
         """Together with the other ranks."""
         while self._comms:
-            self._session.td_comm_close(self._comms.popitem()[1])
+            self.session.td_comm_close(self._comms.popitem()[1])
         dist.destroy_process_group()
 
 
 def main(folder: Path) -> None:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0")))
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     pipe = Client(str(folder / "parent"), "AF_UNIX")
     pipe.send(rank)
     settings = pipe.recv()
-    threading.Thread(target=_die_with_listener, args=(pipe.fileno(),), daemon=True).start()
-    warnings.filterwarnings("ignore", module="torch")
-    try:
-        library = Library(settings.library, settings.headers)
-        library.set_threads(settings.threads)
+    opened: list[Ranks] = []
+
+    def start() -> tuple[str, Callable]:
+        warnings.filterwarnings("ignore", module="torch")
+        library = open_library(settings)
         cuda = settings.device.startswith("cuda")
         together = Together(folder / "together", rank, ranks, settings.wait)
         # PyTorch's passes have the priority of its collectives, which is what its users have.
@@ -179,22 +166,13 @@ def main(folder: Path) -> None:
         )
         mine = Ranks(folder, rank, ranks, library, device, together)
         together.barrier()
-        pipe.send("")
-    except Exception as error:  # anything that keeps it from starting is told to whoever started it
-        pipe.send(f"{type(error).__name__}: {error}")
-        return
-    while True:
-        item = pipe.recv()
-        if item is None:
-            mine.close()
-            return
-        name, case = item
-        module = importlib.import_module(name)
-        pipe.send(
-            measure_case(
-                module, case, library, budget=settings.budget, device=device, ranks=mine, dump=settings.dump
-            )
-        )
+        opened.append(mine)
+        how = dict(budget=settings.budget, device=device, ranks=mine, dump=settings.dump)
+        return "", lambda name, case: measure_case(importlib.import_module(name), case, library, **how)
+
+    serve(pipe, start)
+    for mine in opened:
+        mine.close()
 
 
 if __name__ == "__main__":

@@ -84,9 +84,7 @@ class Group:
         end = time.monotonic() + CASE_S + 10 * case.seconds
         lost: dict[int, str] = {}
         while len(answers) + len(lost) < self.ranks:
-            waited = {
-                pipe: rank for rank, pipe in self._pipes.items() if rank not in answers and rank not in lost
-            }
+            waited = {pipe: rank for rank, pipe in self._pipes.items() if rank not in answers | lost}
             ready = multiprocessing.connection.wait([*waited], timeout=max(0.0, end - time.monotonic()))
             if not ready:
                 lost |= dict.fromkeys(waited.values(), "did not answer in time")
@@ -126,10 +124,7 @@ class Group:
         folder = Path(self._folder.name)
         listener = multiprocessing.connection.Listener(str(folder / "parent"), "AF_UNIX", backlog=self.ranks)
         command = [sys.executable, "-m", module, str(folder)]
-        environment = dict(os.environ) | {
-            "OMP_WAIT_POLICY": "passive",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
+        environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(sys.path)}
         mpirun = shutil.which("mpirun") if kind_of(settings.device) == "cpu" else None
         with listener:
             if mpirun:
@@ -141,14 +136,9 @@ class Group:
 
     def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         with self._said().open("ab") as said:
+            streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
             process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                start_new_session=True,
+                command, cwd=ROOT, env=dict(environment), start_new_session=True, **streams
             )
         self._processes.append(process)
 
@@ -167,9 +157,8 @@ class Group:
             pipe = listener.accept()
             rank, process = pipe.recv(), _process_of(pipe)
             if rank in self._pipes or process in processes or not 0 <= rank < self.ranks:
-                raise GroupError(
-                    f"rank {rank} of {self.ranks} came twice, or its process is another rank too"
-                )
+                words = "came twice, or its process is another rank too"
+                raise GroupError(f"rank {rank} of {self.ranks} {words}")
             processes.add(process)
             self._pipes[rank] = pipe
             pipe.send(settings)
@@ -203,12 +192,8 @@ def _process_of(pipe) -> int:
 
 def rank_variables(rank: int, ranks: int) -> dict[str, str]:
     """What torchrun would set for a rank of one host; of ranks that share a GPU, what makes NCCL take them."""
-    found = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-    }
+    found = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    found |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
     return found | ({"NCCL_HOSTID": f"rank-{rank}"} if is_shared() else {})
 
 

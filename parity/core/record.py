@@ -1,13 +1,11 @@
-"""reports/<machine>/records.jsonl: one JSON line a result, appended, flushed to the disk, never rewritten.
+"""reports/<machine>/records.jsonl: one JSON line per result, appended, flushed to the disk, never rewritten.
 
-The keys are those of docs/parity.md, "Records"; `build`, `host` and what makes a result one of here and now, is
-identity.py's. Beside them core writes `message` (why a status is not "ok"), `samples` (the raw times, ms), `together`
-(calls that a sample is the mean of), `first_ms` (of the very first call, with what is compiled and loaded then),
-`ratio` (over the time of a side that it alternated with, pair by pair), `processes` (the median of each, where a side
-was timed in several; `ms` is of the fastest), `gb_s`, `requested_mib` (a GPU's `peak_mib` before its allocator
-rounds), `series` (curves), `device` ("cuda"; left out on the CPU), and what a restarted sweep needs to know:
-`measure`, `threads`, `seconds` (the case took), `sides` (records that the case wrote) and, of cases that say so,
-`reference` (what C was judged against).
+The keys are those of docs/parity.md, "Records". identity.py writes `build` and `host`. Further keys are `message`
+(why a status is not "ok"), `samples` (times in ms), `together` (calls of a sample), `first_ms` (of the first call),
+`ratio` (over the time of a side that it alternated with), `processes` (medians, if a side was timed in two processes),
+`gb_s`, `requested_mib` (a GPU's `peak_mib` before its allocator rounds), `series` (curves), `device` ("cuda"; left out
+on the CPU). A restarted sweep needs `measure`, `threads`, `seconds` (of the case), `sides` (records of the case) and
+`reference` (what C was judged against, of cases that name it).
 """
 
 import contextlib
@@ -30,7 +28,7 @@ import torch
 from parity.core.case import ParityError, case_name
 from parity.core.device import Cpu, Device
 from parity.core.files import write_whole
-from parity.core.identity import build_of, commit, host, is_here
+from parity.core.identity import build_of, host, is_here
 from parity.core.library import Library
 from parity.core.schema import SchemaError, check, parse
 
@@ -42,8 +40,7 @@ MEASURED = {
     "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "processes", "samples"),
     "memory": ("peak_mib", "requested_mib"),
 }
-# Variables by which the environment changes what a library computes; where they are set they are part of a
-# result.
+# Environment variables that change what a library computes. Records name them among versions.
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
@@ -65,9 +62,9 @@ class Loaded:
     torn_at: int | None = None  # where a last line without its end begins
 
     def newest(self) -> list[dict]:
-        """The newest record of each (module, case, impl), in the order in which the cases first appeared. Where that
-        run did not measure time or memory, they are of the newest one that did, if it was of the same machine and
-        configuration; `earlier` then holds that record."""
+        """The newest record of each (module, case, impl), in the order in which the cases first appeared. If that run
+        did not measure time or memory, they are taken from the newest run of this machine and configuration that did;
+        `earlier` then has the build and time of that run."""
         latest: dict[tuple, dict] = {}
         for record in self.records:
             key = key_of(record)
@@ -76,16 +73,14 @@ class Loaded:
 
 
 def _with_measured(record: dict, before: Mapping) -> dict:
-    """The record, with the times and the memory that it lacks and `before` has. A side that ended has none."""
+    """The record, with the times and the memory of `before` that were not measured again."""
     asked = record.get("measure", "").split()
     same = before.get("machine") == record.get("machine")
     same = same and ("build" not in before or before.get("config") == record.get("config"))
     if not asked or not same or not record["status"] == before["status"] == "ok":
         return record
-    found = {}
-    for measure, names in MEASURED.items():
-        if measure not in asked:
-            found |= {name: before[name] for name in names if name in before}
+    lacks = (name for measure, names in MEASURED.items() if measure not in asked for name in names)
+    found = {name: before[name] for name in lacks if name in before}
     if not found:
         return record
     earlier = before.get("earlier", before)
@@ -125,13 +120,12 @@ def _open(path: Path, flags: int) -> int:
     # O_NONBLOCK, which a regular file ignores: a FIFO opens at once, to be refused.
     file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(file).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(file)
-        what = (
-            (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Not a regular file")
-        )
-        raise OSError(*what)
-    return file
+    if stat.S_ISREG(mode):
+        return file
+    os.close(file)
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, "Is a directory")
+    raise OSError(errno.EINVAL, "Not a regular file")
 
 
 class RecordFile:
@@ -189,8 +183,7 @@ class RecordFile:
                 written += os.write(self._file, lines[written:])
             os.fsync(self._file)
         except OSError as error:
-            # Under the lock nobody else has written behind `before`. What stays if this fails too, _mend()
-            # finds.
+            # Nobody else writes under the lock. If this fails too, _mend() finds the rest.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, before)
             raise RecordError(
@@ -219,9 +212,8 @@ class RecordFile:
 
 
 def prune(folder: Path, wanted: Callable[[Mapping], bool], *, write: bool = True) -> tuple[list[dict], int]:
-    """Takes the records that `wanted` refuses out of the file, or nothing where it cannot all be written again; returns
-    them, and how many stay. Every other line stays byte for byte, one that is no record too. As a writer it takes the
-    lock, and refuses where another has it. write=False: only looks."""
+    """Removes the records that `wanted` refuses, or nothing if the file cannot be written again; returns them, and how
+    many stay. All other lines stay byte for byte. It takes the writer's lock. write=False: only looks."""
     path = folder / FILE
     if not path.exists():
         raise RecordError(f"{path}: there is no such file")
@@ -230,15 +222,14 @@ def prune(folder: Path, wanted: Callable[[Mapping], bool], *, write: bool = True
         try:
             with open(_open(path, os.O_RDONLY), "rb") as file:
                 for line in file.read().split(b"\n"):
-                    try:
-                        record = parse(line) if line.strip() else None
-                    except SchemaError:
-                        record = None
+                    record = None
+                    with contextlib.suppress(SchemaError):
+                        record = parse(line)
                     if record is not None and not wanted(record):
                         dropped.append(record)
-                        continue
-                    stay += record is not None
-                    lines.append(line)
+                    else:
+                        stay += record is not None
+                        lines.append(line)
             if dropped and write:
                 write_whole(path.resolve(), b"\n".join(lines))  # a link goes on to point at the file
         except OSError as error:
@@ -263,24 +254,25 @@ class Finished:
         records = self._newest_run(module, case.name)
         if not records or len(records) != records[0].get("sides", -1):
             return False
-        for record in records:
-            if record["status"] not in FINISHED or record.get("threads") != threads:
-                return False
-            if record.get("reference") != case.reference:
-                return False
-            if not is_here(record, here, keep):
-                return False
-            if "build" in record and record.get("config") != case.config.get(record["impl"]):
-                return False
-            if not set(case.measure) <= set(record.get("measure", "").split()):
-                return False
+
+        def fits(record: Mapping) -> bool:
+            same_config = "build" not in record or record.get("config") == case.config.get(record["impl"])
+            return (
+                record["status"] in FINISHED
+                and record.get("threads") == threads
+                and record.get("reference") == case.reference
+                and is_here(record, here, keep)
+                and same_config
+                and set(case.measure) <= set(record.get("measure", "").split())
+                and (record["status"] != "ok" or is_timed(record))
+            )
+
+        def is_timed(record: Mapping) -> bool:
             twice = record["impl"] in case.again and "time" in case.measure
-            if record["status"] == "ok" and twice and "processes" not in record:
-                return False
             few = record.get("ms", {}).get("n", math.inf) < (case.repeats or 0)
-            if record["status"] == "ok" and few:
-                return False
-        return True
+            return not few and ("processes" in record or not twice)
+
+        return all(map(fits, records))
 
     def seconds(self, module: str, case) -> float | None:
         """How long the newest run of the case took."""
@@ -295,11 +287,11 @@ class Finished:
 
 
 def surroundings(library: Library, device: Device | None = None) -> dict:
-    """What core adds to every record: machine (a GPU's own name, else the processor's), host, versions, commit; and
-    build, of which each record names its own module's part."""
+    """What core adds to every record: machine (a GPU's own name, else the processor's), host, versions, and build, of
+    which each record names its own module's part."""
     more = (device or Cpu()).surroundings()
     build = build_of(library)
-    found = {"machine": machine_name(), "host": host(), "build": build, "commit": commit()} | more
+    found = {"machine": machine_name(), "host": host(), "build": build} | more
     return found | {"versions": versions(build) | more.get("versions", {})}
 
 
@@ -311,29 +303,17 @@ def machine_name() -> str:
 
 
 def versions(build: Mapping) -> dict[str, str]:
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    onednn = re.search(r"/libdnnl\.so\.([\d.]+)$", _mapped_files(), re.MULTILINE)
-    if onednn:
-        found["onednn"] = onednn.group(1)
-    for name in OVERRIDES:
-        if name in os.environ:
-            found[name] = os.environ[name]
-    if "compiler" in build:
-        found["cc"] = build["compiler"]
-    return found
+    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    files = "\n".join(str(Path(line.split()[-1]).resolve()) for line in maps if "libdnnl" in line)
+    if onednn := re.search(r"/libdnnl\.so\.([\d.]+)$", files, re.MULTILINE):
+        found["onednn"] = onednn[1]
+    found |= {name: os.environ[name] for name in OVERRIDES if name in os.environ}
+    return found | ({"cc": build["compiler"]} if "compiler" in build else {})
 
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _mapped_files() -> str:
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return "\n".join(str(Path(line.split()[-1]).resolve()) for line in maps if "libdnnl" in line)
 
 
 def _finite(value):

@@ -6,7 +6,6 @@ Nothing here runs, measures or looks at the clock: the same records give the sam
 
 import csv
 import io
-import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,14 +14,13 @@ from types import ModuleType
 from typing import Any
 
 from parity.core import plot, words
-from parity.core.case import ParityError, case_name
+from parity.core.case import ParityError, case_name, is_judged
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
 from parity.core.escape import escape
 from parity.core.files import write_whole
 from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
-from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.sides import explained, sides_note
 from parity.core.tables import SUFFIXES, Table, columns_of, has, titles_of
@@ -119,17 +117,7 @@ class Page:
             self.note(sides_note(names, self.module))
         self._add(tabled)
 
-    def plot(
-        self,
-        name: str,
-        curves: Mapping,
-        *,
-        x: str,
-        y: str,
-        title: str,
-        log: bool | str = True,
-        ceilings: Mapping[str, float] | None = None,
-    ) -> None:
+    def plot(self, name: str, curves: Mapping, *, log: bool | str = True, **how: Any) -> None:
         """{implementation: (xs, ys)}, or {panel: {implementation: (xs, ys)}}; nothing if none has a point. After an
         implementation may come a comma and a word, as "c, arithmetic", which is drawn as open markers."""
         panels = curves if any(isinstance(found, Mapping) for found in curves.values()) else {"": curves}
@@ -138,22 +126,22 @@ class Page:
             found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in curves_of.items()}
             drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
         drawn = {panel: found for panel, found in drawn.items() if found}
-        self._picture(plot.curves, name, drawn, title, x=x, y=y, log=log, ceilings=ceilings)
+        self._picture(plot.curves, name, drawn, log=log, **how)
 
-    def timeline(self, name: str, panels: Mapping, *, x: str, title: str) -> None:
-        self._picture(plot.timeline, name, panels, title, x=x)
+    def timeline(self, name: str, panels: Mapping, **how: Any) -> None:
+        self._picture(plot.timeline, name, panels, **how)
 
-    def stack(self, name: str, panels: Mapping, *, x: str, y: str, title: str) -> None:
-        self._picture(plot.stack, name, panels, title, x=x, y=y)
+    def stack(self, name: str, panels: Mapping, **how: Any) -> None:
+        self._picture(plot.stack, name, panels, **how)
 
-    def bars(self, name: str, groups: Mapping, *, y: str, title: str, stacked: bool = True) -> None:
-        self._picture(plot.bars, name, groups, title, y=y, stacked=stacked)
+    def bars(self, name: str, groups: Mapping, **how: Any) -> None:
+        self._picture(plot.bars, name, groups, **how)
 
-    def _picture(self, draw: Callable, name: str, content: Mapping, title: str, **how: Any) -> None:
-        """Nothing if there is no content."""
-        how |= {"title": title, "under": escape(self.machine, "mathtext")}
+    def _picture(self, draw: Callable, name: str, content: Mapping, **how: Any) -> None:
+        """A picture of core/plot.py; nothing if there is no content."""
+        how |= {"under": escape(self.machine, "mathtext")}
         if content:
-            self._add(Figure(f"{self.module}_{name}", title, lambda: draw(content, **how)))
+            self._add(Figure(f"{self.module}_{name}", how["title"], lambda: draw(content, **how)))
 
     def _add(self, block: Tabled | Figure) -> None:
         self._now.blocks += [*map(Text, self._notes), block]
@@ -189,13 +177,17 @@ def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
     return _write(path, out.getvalue())
 
 
+def of_module(records: Iterable[Mapping], name: str) -> list[Mapping]:
+    return [record for record in records if record["module"] == name]
+
+
 def pages_of(
     modules: Mapping[str, ModuleType], records: Sequence[Mapping], only: Sequence[str] = ()
 ) -> tuple[dict[str, Page], list[str]]:
     """The pages of the modules that have records, unwritten, and what went wrong."""
     pages, broken, rates = {}, [], Rates.of(records)
     for name, module in modules.items():
-        mine = [record for record in records if record["module"] == name]
+        mine = of_module(records, name)
         if not mine or (only and name not in only):
             continue
         page = Page(name, machine_of(mine, "plain"), rates)
@@ -222,10 +214,7 @@ def write(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, page in pages.items():
-            mine = [record for record in records if record["module"] == name]
-            written += _write_page(
-                page, folder, mine, [record for record in gone if record["module"] == name]
-            )
+            written += _write_page(page, folder, of_module(records, name), of_module(gone, name))
         if form != "md":
             written += export(pages.values(), folder / "tables", form)
         if not only:
@@ -264,11 +253,12 @@ def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequ
     document.parts += [*page.methods, provenance(records), *_gone(gone)]
     troubles = _troubles(records)
     if troubles:
-        title, few = "Results without a number or with a message", len(troubles) <= MOST_TROUBLES
-        if not few:
+        title, place = "Results without a number or with a message", document
+        if len(troubles) > MOST_TROUBLES:
             document.text(f"[{title}: {len(troubles)}]({page.module}{GRIDS}#{anchor(title)})")
-        (document if few else more).heading(2, title)
-        (document if few else more).table(Table(troubles))
+            place = more
+        place.heading(2, title)
+        place.table(Table(troubles))
     written = [_write(folder / f"{page.module}.md", document.whole()), *document.files]
     second = folder / f"{page.module}{GRIDS}"
     if more.parts:
@@ -305,15 +295,13 @@ def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
 
 def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records: Sequence[Mapping]) -> str:
     """What was measured on the machine, a line a row."""
+    order = {row: place for place, row in enumerate(QUESTIONS)}
+    found = [(section, name) for name, page in pages.items() for section in page.shown() if section.row]
     lines = []
-    for name, page in pages.items():
-        mine = [record for record in records if record["module"] == name]
-        for section in (section for section in page.shown() if section.row):
-            found = [r for r in mine if r["deliverable"] == deliverable_of(section.row)]
-            line = {"row": f"[{section.row}]({place_of(name, section)})", "question": section.question}
-            lines.append(line | {"verdict": verdict(found)})
-    order = {row: i for i, row in enumerate(QUESTIONS)}
-    lines.sort(key=lambda line: order.get(re.sub(r"^\[(.*)\]\(.*$", r"\1", line["row"]), len(order)))
+    for section, name in sorted(found, key=lambda pair: order.get(pair[0].row, len(order))):
+        mine = [r for r in of_module(records, name) if r["deliverable"] == deliverable_of(section.row)]
+        row = f"[{section.row}]({place_of(name, section)})"
+        lines.append({"row": row, "question": section.question, "verdict": verdict(mine)})
     document = Markdown(Path(), title=f"C and PyTorch on {machine_of(records)}")
     document.parts.append(_summary(records))
     document.table(Table(lines or [{"row": "", "question": "", "verdict": ""}]))
@@ -391,26 +379,28 @@ def when(records: Sequence[Mapping]) -> str:
 
 def _summary(records: Sequence[Mapping]) -> str:
     """Machine, versions and dates, for the head of a page."""
-    names = ("torch", "cuda")
-    versions = {
-        name: {r["versions"][name]: None for r in records if name in r.get("versions", {})} for name in names
-    }
-    words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in versions.items() if found]
-    parts = [machine_of(records), *([", ".join(words)] if words else []), f"measured {when(records)}"]
-    return f"*{'; '.join(parts)}.*\n"
+    versions = _versions(records)
+    words = ", ".join(versions[name] for name in ("torch", "cuda") if name in versions)
+    parts = [machine_of(records), words, f"measured {when(records)}"]
+    return f"*{'; '.join(filter(None, parts))}.*\n"
+
+
+def _versions(records: Sequence[Mapping]) -> dict[str, str]:
+    """{"torch": "torch 2.12.0/2.13.0"} by name."""
+    found: dict[str, dict] = {}
+    for record in records:
+        for name, version in record.get("versions", {}).items():
+            found.setdefault(name, {})[version] = None
+    return {name: escape(f"{name} {'/'.join(found[name])}", "md") for name in sorted(found)}
 
 
 def provenance(records: Sequence[Mapping]) -> str:
     """Where the numbers come from: machine, versions, builds."""
-    versions: dict[str, dict] = {}
-    for record in records:
-        for name, version in record.get("versions", {}).items():
-            versions.setdefault(name, {})[version] = None
-    words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in sorted(versions.items())]
+    words = ", ".join(_versions(records).values())
     on_cpu = any("device" not in record for record in records)
     threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
     return (
-        f"Measured {when(records)} on {_distinct(map(_place, records))}; {threads}{', '.join(words)}. "
+        f"Measured {when(records)} on {_distinct(map(_place, records))}; {threads}{words}. "
         f"{' '.join(builds_of(records))}\n"
     )
 

@@ -87,7 +87,7 @@ RECORD = Keys(
         "status": _one_of("ok", "failed", "error", "oom", "unsupported"),
     },
     may={
-        **dict.fromkeys(("measure", "message", "machine", "commit", "time"), TEXT),
+        **dict.fromkeys(("measure", "message", "machine", "time"), TEXT),
         "reference": NAME,
         "device": _one_of("cpu", "cuda"),
         "versions": Each(TEXT),

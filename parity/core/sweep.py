@@ -1,6 +1,7 @@
 """Which cases there are, how long they take, and the run over those that are not finished."""
 
 import importlib
+import itertools
 import math
 import os
 import pkgutil
@@ -14,14 +15,13 @@ from types import ModuleType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from parity.core.case import MEASURES, Case, ParityError
+from parity.core.case import BAD, MEASURES, Case, ParityError, is_judged
 from parity.core.comparison import geomean
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
-from parity.core.judge import is_judged
 from parity.core.ranks import runs_ranks
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
 from parity.core.view import number
@@ -30,7 +30,6 @@ from parity.core.worker import Ahead, Settings, Worker
 PROFILES = ("quick", "standard", "full")
 NO_MODULES = ("__main__", "bridge", "bridge_fsdp", "core", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
-BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
 SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
 
@@ -62,19 +61,17 @@ def discover(package: str) -> dict[str, ModuleType]:
 
 
 def listed(modules: Mapping[str, ModuleType]) -> dict[tuple[str, str], dict]:
-    """{(module, case): keys} of every case that there is, in any profile and on any kind of device."""
-    kinds = [(profile, device) for profile in PROFILES for device in ("cpu", "cuda")]
+    """{(module, case): keys} of every case, in any profile and on any kind of device."""
     return {
         (name, case.name): case.keys
         for name, module in modules.items()
-        for kind in kinds
+        for kind in itertools.product(PROFILES, ("cpu", "cuda"))
         for case in module.cases(*kind)
     }
 
 
 def is_listed(record: Mapping, listed: Mapping[tuple[str, str], dict]) -> bool:
-    """Whether the record is of a case that there is: the keys as well as the name, which says the same of 16 and of
-    "16"."""
+    """Whether the record's case is listed. Keys are compared as well: the name is the same for 16 and "16"."""
     return listed.get(key_of(record)[:2]) == record["case"]
 
 
@@ -92,9 +89,9 @@ def select(
     measures: Sequence[str] = MEASURES,
     device: str = "cpu",
 ) -> list[Item]:
-    """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, cut down to what is
-    to be measured, in the order in which they run: of a stage the lowest module first. Cases of more than two ranks
-    come after all others, so that so many ranks are started once."""
+    """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, with the measures
+    that are asked for, in the order in which they run: by stage, then by module from the lowest up. Cases of more than
+    two ranks come last in a stage, so that their ranks are started once."""
     refuse_unknown(only, modules)
     try:
         pattern = re.compile(regex)
@@ -108,8 +105,10 @@ def select(
         twice = [item for item, count in Counter(item.name for item in cases).items() if count > 1]
         if twice:
             raise SelectionError(f"parity/{name} lists a case twice: {twice[0]}")
-        for item in cases:
-            item.case.measure = _asked(item.case.measure, measures)
+        for case in (item.case for item in cases):
+            # The answers of a case that runs are always judged: its newest record would lack the error otherwise.
+            asked = {*measures, "error"} if {*measures} & {*case.measure} else ()
+            case.measure = tuple(measure for measure in case.measure if measure in asked)
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]
     if not items:
         raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
@@ -122,13 +121,6 @@ def started_ranks(item: Item) -> int:
     return item.case.ranks if runs_ranks(sys.modules.get(item.path), item.case) else 1
 
 
-def _asked(has: Sequence[str], measures: Sequence[str]) -> tuple[str, ...]:
-    """What is asked for of what a case has. Answers are judged wherever the case runs at all: its newest record is the
-    one that counts, and would otherwise lack the error that an earlier run has found."""
-    found = tuple(name for name in has if name in measures)
-    return tuple(name for name in has if name in found or (found and name == "error"))
-
-
 def expected_seconds(item: Item, finished: Finished) -> float:
     """What the case took last time, else what its module says."""
     seconds = finished.seconds(item.module, item.case)
@@ -136,7 +128,7 @@ def expected_seconds(item: Item, finished: Finished) -> float:
 
 
 def describe(items: Iterable[Item], finished: Finished) -> str:
-    """ "412 cases, about 6 min (380 of them measured before)"."""
+    """ "412 cases, about 6 min (380 of them timed in earlier runs)"."""
     items = list(items)
     known = sum(finished.seconds(item.module, item.case) is not None for item in items)
     total = sum(expected_seconds(item, finished) for item in items)
@@ -147,9 +139,7 @@ def describe(items: Iterable[Item], finished: Finished) -> str:
 def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True)
@@ -175,15 +165,11 @@ def run_sweep(
     with Worker(settings, timed) as worker:
         if not how.any_machine:
             _refuse_others(file, worker.surroundings)
-        pending = [
-            item
-            for item in items
-            if how.redo or not is_done(item, finished, worker.surroundings, settings, how.keep)
-        ]
+        common = (finished, worker.surroundings, settings)
+        pending = [item for item in items if how.redo or not is_done(item, *common, how.keep)]
         if len(pending) < len(items):
             console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
-        older = () if how.redo else pending
-        older = sum(is_done(item, finished, worker.surroundings, settings, keep=True) for item in older)
+        older = 0 if how.redo else sum(is_done(item, *common, keep=True) for item in pending)
         if older:
             console.print(
                 f"{older} cases were measured with another build and are measured again; --keep keeps them"
@@ -200,7 +186,7 @@ def run_sweep(
 
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
-    """What a record of the item would have in common with all of a run, its own part of the build among it."""
+    """The keys that all records of an item have in common."""
     runs = getattr(sys.modules.get(item.path), "runs", lambda case: ())(item.case)
     kind = kind_of(settings.device)
     build = build_for(surroundings["build"], item.path, kind, item.case.measure, runs)
@@ -237,7 +223,7 @@ def _run_pending(
             return how.within - (time.monotonic() - started)
 
         def fits(item: Item) -> bool:
-            # The first case is always tried: a time that fits none would otherwise never end.
+            # The first case always runs: otherwise a time that fits no case would never end.
             return not watch.done or expected[item.name] <= left()
 
         while pending and not (how.fail_fast and bad):
@@ -269,8 +255,7 @@ def _run_pending(
 
 
 def places(items: Sequence[Item]) -> Callable[[str], int]:
-    """Where a module stands among those of its package, the lowest first; one that the package does not place comes
-    last."""
+    """The place of a module in its package's FLOORS; unknown modules come last."""
     package = items[0].path.rpartition(".")[0] if items else ""
     floors = getattr(importlib.import_module(package), "FLOORS", ()) if package else ()
     found = {name: floor for floor, name in enumerate(floors)}
@@ -286,24 +271,22 @@ def lowest_floor(bad: Sequence[tuple[Item, Mapping]], place: Callable[[str], int
 
 
 def _refuse_others(file: RecordFile, surroundings: Mapping) -> None:
-    """Pages compare what stands in one file as if one machine had measured all of it."""
-    others = [record for record in file.loaded.records if not same_machine(record, surroundings)]
-    if not others:
-        return
+    """A page compares all results of a file, so they have to be of one machine."""
 
     def words(record: Mapping) -> str:
         name = record.get("machine", "another machine")
         return name if "device" in record or "host" not in record else host_words(record["host"])
 
-    names = sorted(set(map(words, others)))
-    raise RecordError(
-        f"{file.path} holds records of {' and of '.join(names)}; this is {words(surroundings)}. Name another folder "
-        "with --machine, remove that file, or append to it all the same with --any-machine"
-    )
+    names = sorted({words(r) for r in file.loaded.records if not same_machine(r, surroundings)})
+    if names:
+        raise RecordError(
+            f"{file.path} holds records of {' and of '.join(names)}; this is {words(surroundings)}. Name another "
+            "folder with --machine, remove that file, or append to it all the same with --any-machine"
+        )
 
 
 def _is_measured(item: Item) -> bool:
-    """Whether a clock or a scale is set on the case, which wants the machine to itself."""
+    """Whether time or memory of the case are measured, which needs the whole machine."""
     return item.case.measure != ("error",)
 
 
@@ -317,6 +300,7 @@ class _Tally:
     """What is known of the cases of one module."""
 
     total: int
+    task: TaskID
     done: int = 0
     bad: int = 0
     seconds: float = 0.0
@@ -330,8 +314,8 @@ class _Tally:
 
 
 class _Watch:
-    """Says how far the run is: a line a module, rewritten in place on a terminal, written when the module is done in a
-    pipe. A case that is bad has a line of its own; with `verbose` every case has one."""
+    """Prints how far the run is: one line per module, rewritten in place on a terminal; in a pipe it is printed when
+    the module is done. A bad case has a line of its own; with `verbose` every case has one."""
 
     def __init__(
         self,
@@ -344,10 +328,9 @@ class _Watch:
         self.progress, self.console, self.expected, self.verbose = progress, console, expected, verbose
         self.started = self.begun = time.monotonic()
         self.done, self.past = 0, 0.0  # cases, and the seconds they were expected to take
-        self.tallies = {name: _Tally(total) for name, total in Counter(item.module for item in items).items()}
-        self.tasks = {
-            name: progress.add_task(name, total=tally.total, visible=False, words="")
-            for name, tally in self.tallies.items()
+        self.tallies = {
+            name: _Tally(total, progress.add_task(name, total=total, visible=False, words=""))
+            for name, total in Counter(item.module for item in items).items()
         }
 
     def begin(self, item: Item) -> None:
@@ -370,15 +353,14 @@ class _Watch:
             self.console.print(line, style="red" if bad else None, markup=False, highlight=False)
         if tally.done == tally.total and not self.console.is_terminal:
             left = f"; about {duration(self._left())} left" if self.done < len(self.expected) else ""
-            line = (
-                f"{item.module:<12} {tally.total:>4} cases: {tally.words()}, {duration(tally.seconds)}{left}"
-            )
+            words = f"{tally.words()}, {duration(tally.seconds)}{left}"
+            line = f"{item.module:<12} {tally.total:>4} cases: {words}"
             self.console.print(line, markup=False, highlight=False)
 
     def _show(self, module: str, more: str) -> None:
         tally = self.tallies[module]
         words = escape(tally.words() + more)
-        self.progress.update(self.tasks[module], completed=tally.done, visible=True, words=words)
+        self.progress.update(tally.task, completed=tally.done, visible=True, words=words)
 
     def _left(self) -> float:
         """The expected time of the rest, corrected by how the finished ones did."""

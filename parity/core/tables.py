@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parity.core.escape import escape
@@ -53,15 +53,13 @@ class Table:
         self.digits = [(digits or {}).get(name, DIGITS) for name in names]
         self.rows = [[row.get(name) if has(row, name) else None for name in names] for row in rows]
         self.numeric = [
-            any(_is_number(row[i]) or isinstance(row[i], Spread) for row in self.rows)
+            any(is_number(row[i]) or isinstance(row[i], Spread) for row in self.rows)
             for i in range(len(names))
         ]
 
     def render(self, form: str, caption: str = "", label: str = "") -> str:
-        """The table in a format; LaTeX's and Typst's have the caption."""
-        if form == "latex":
-            return self._latex(caption, label)
-        return {"md": self._markdown, "html": self._html, "typst": self._typst, "csv": self._csv}[form]()
+        """The table in a format; LaTeX's has the caption and the label."""
+        return self._latex(caption, label) if form == "latex" else getattr(self, f"_{form}")()
 
     def _cells(self, form: str) -> list[list[str]]:
         return [
@@ -69,7 +67,7 @@ class Table:
             for row in self.rows
         ]
 
-    def _markdown(self) -> str:
+    def _md(self) -> str:
         def line(cells):
             return "| " + " | ".join(cells) + " |"
 
@@ -142,13 +140,14 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         pairs = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.titles))]
-        head = [
-            _two_titles(title) if pair else [title] for title, pair in zip(self.titles, pairs, strict=True)
-        ]
-        writer.writerow(itertools.chain(*head))
+
+        def line(cells: Iterable, two: Callable) -> list:
+            whole = [two(cell) if pair else [cell] for cell, pair in zip(cells, pairs, strict=True)]
+            return ["" if cell is None else cell for cell in itertools.chain(*whole)]
+
+        writer.writerow(line(self.titles, _two_titles))
         for row in self.rows:
-            cells = [_two_cells(value) if pair else [value] for value, pair in zip(row, pairs, strict=True)]
-            writer.writerow("" if value is None else value for value in itertools.chain(*cells))
+            writer.writerow(line(row, lambda cell: cell if isinstance(cell, Spread) else (cell, None)))
         return out.getvalue()
 
 
@@ -173,10 +172,6 @@ def _two_titles(title: str) -> list[str]:
     return [f"{name} {what}{bracket}{unit}" for what in Spread._fields]
 
 
-def _two_cells(value: Any) -> list:
-    return list(value) if isinstance(value, Spread) else [value, None]
-
-
 def text(value: Any, digits: int = DIGITS) -> str:
     """A value as a reader wants it: 1234567, 0.0123, 4.56e-08, yes, and nothing for what is missing."""
     if value is None:
@@ -199,7 +194,7 @@ def text(value: Any, digits: int = DIGITS) -> str:
     return str(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from parity.core.case import is_judged
+from parity.core.tables import is_number
+
 # Name of a number -> where the record has it. `ms` alone is the median.
 SPEEDS = ("ms", "ratio", "tflops", "gb_s")
 MEASURED = {"ms": ("ms", "median")}
@@ -41,12 +44,12 @@ class Records:
     def values(self, key: str) -> list:
         """The values of a case key: numbers ascending, words in the order in which they first ran."""
         found = dict.fromkeys(record["case"][key] for record in self.records if key in record["case"])
-        return sorted(found) if all(_is_number(value) for value in found) else list(found)
+        return sorted(found) if all(is_number(value) for value in found) else list(found)
 
     def impls(self) -> list[str]:
         """C's first, then the others, each in the order in which they first ran."""
         found = dict.fromkeys(record["impl"] for record in self.records)
-        return sorted(found, key=lambda impl: not _is_c(impl))
+        return sorted(found, key=lambda impl: not is_judged(impl))
 
     def value(self, name: str, impl: str = "c", **keys: Any) -> float:
         """One number; NaN if there is none. ValueError if the keys leave more than one case."""
@@ -81,7 +84,7 @@ class Records:
         def place(combination: tuple) -> list[int]:
             return [ranks[key].get(word, -1) for key, word in zip(keys, combination, strict=True)]
 
-        ratios = {f"{impl} / {base}": impl for impl in filter(_is_c, self.impls()) if base}
+        ratios = {f"{impl} / {base}": impl for impl in filter(is_judged, self.impls()) if base}
         for row in rows.values():
             row |= {title: _quotient(row.get(impl), row.get(base)) for title, impl in ratios.items()}
         names = [*keys, *self.impls(), *ratios]
@@ -131,19 +134,11 @@ def number(record: Mapping, name: str) -> float | None:
         if not isinstance(value, Mapping) or key not in value:
             return None
         value = value[key]
-    return value if _is_number(value) else None
+    return value if is_number(value) else None
 
 
 def _quotient(mine: Any, theirs: Any) -> float | None:
-    return mine / theirs if _is_number(mine) and _is_number(theirs) and theirs else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_c(impl: str) -> bool:
-    return impl == "c" or impl.startswith("c_")
+    return mine / theirs if is_number(mine) and is_number(theirs) and theirs else None
 
 
 def _matches(value: Any, want: Any) -> bool:

@@ -6,7 +6,6 @@ what was is noisy, is left out.
 """
 
 import math
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ import jinja2
 from parity.core.tables import Spread, text
 
 FOLDER = Path(__file__).resolve().parents[1] / "words"
-MOST_SENTENCES, MOST_WORDS, MOST_NUMBERS = 4, 25, 3
-# A number that stands alone: that of bf16, 2.7B or H100 is part of a name.
-NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w|\.\d)")
 
 
 class MissingError(ValueError):
@@ -87,11 +83,3 @@ def filled(line: str, values: dict[str, Any]) -> str | None:
         return ENVIRONMENT.from_string(line).render(values).rstrip() if "{" in line else line
     except (MissingError, jinja2.UndefinedError, TypeError):
         return None
-
-
-def beyond_limits(sentence: str) -> str:
-    """What is too much of a sentence; nothing where it keeps to the limits."""
-    words = len(sentence.split())
-    numbers = len(NUMBER.findall(re.sub(r"`[^`]*`| ± [\d.]+", "", sentence)))
-    too_much = [f"{words} words"] if words > MOST_WORDS else []
-    return ", ".join(too_much + ([f"{numbers} numbers"] if numbers > MOST_NUMBERS else []))

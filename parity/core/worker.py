@@ -11,9 +11,10 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from parity.core.case import Case, ParityError
 from parity.core.device import DeviceLost, kind_of, open_device
 from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
-from parity.core.measure import measure_case
+from parity.core.measure import completed, measure_case
 from parity.core.memory import oom_kills
 from parity.core.ranks import Group, GroupError, combined, missing, runs_ranks
 from parity.core.record import surroundings
@@ -108,7 +109,7 @@ class Worker:
                     pass
             impl, end = self._called.value.decode(), self._bury(kills)
             if not impl or impl in given_up:
-                return [self._dead(module, case, impl or "c", *end)]
+                return self._dead(module, case, impl or "c", *end)
             given_up[impl] = end
         if case.alone:
             self._stop()
@@ -120,7 +121,7 @@ class Worker:
         ranks = case.ranks
         lacks = missing(case, self.settings.device)
         if lacks:
-            return [self._dead(module, case, "c", "unsupported", lacks)]
+            return self._dead(module, case, "c", "unsupported", lacks)
         try:
             for other in self._groups.keys() - {ranks}:
                 if other > 2 or kind_of(self.settings.device) != "cpu":
@@ -130,7 +131,7 @@ class Worker:
             records = combined(self._groups[ranks].run(module, case))
         except GroupError as error:
             self._end_group(ranks)
-            return [self._dead(module, case, "c", "error", str(error))]
+            return self._dead(module, case, "c", "error", str(error))
         if any(record["status"] == "error" for record in records):
             self._end_group(ranks)  # what a call that failed has left behind is nobody's to know
         return records
@@ -139,21 +140,10 @@ class Worker:
         if ranks in self._groups:
             self._groups.pop(ranks).close()
 
-    def _dead(self, module: str, case: Case, impl: str, status: str, message: str) -> dict:
-        """The record of a case that no process survives."""
-        found = {
-            "deliverable": case.deliverable,
-            "module": module.rpartition(".")[2],
-            "case": case.keys,
-            "impl": impl,
-            "status": status,
-            "message": message,
-            "measure": " ".join(case.measure),
-            "threads": self.settings.threads,
-            "sides": 1,
-        }
-        found |= {"config": case.config[impl]} if impl in case.config else {}
-        return found | ({"reference": case.reference} if case.reference else {})
+    def _dead(self, module: str, case: Case, impl: str, status: str, message: str) -> list[dict]:
+        """The records of a case that no process survives."""
+        record = {"impl": impl, "status": status, "message": message}
+        return completed([record], module, case, self.settings.threads)
 
     def _start(self) -> None:
         self._called = self._context.Array(ctypes.c_char, NAME_BYTES, lock=False)
@@ -196,10 +186,8 @@ class Worker:
         if code < 0:
             return "error", f"the process died of {signal.Signals(-code).name}"
         if code == LOST:
-            return (
-                "error",
-                "the GPU ended the process's work: an access to memory that is not there, or a failed launch",
-            )
+            words = "an access to memory that is not there, or a failed launch"
+            return "error", f"the GPU ended the process's work: {words}"
         return "error", f"the process ended with status {code}"
 
 
@@ -242,23 +230,19 @@ class Ahead:
         return self
 
     def __exit__(self, *_) -> None:
-        for _case, process in self._running:
-            process.kill()
-            process.join()
-        self._running = []
+        self.wait(0)
 
     def busy(self) -> bool:
         return any(process.exitcode is None for _case, process in self._running)
 
     def wait(self, seconds: float) -> list[Case]:
-        """Returns when all are done, or have had `seconds` or AHEAD_S; those that failed, which costs their cases no
-        more than time."""
+        """Waits until all are done, `seconds` and AHEAD_S at most, and ends the others. Returns the cases that failed;
+        this costs these cases no more than time."""
         end = time.monotonic() + min(seconds, AHEAD_S)
         for _case, process in self._running:
             process.join(timeout=max(0.0, end - time.monotonic()))
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
         failed = [case for case, process in self._running if process.exitcode != 0]
         self._running = []
         return failed
@@ -287,50 +271,56 @@ def _go_ahead(name: str, case: Case, settings: Settings) -> None:
     importlib.import_module(name).ahead(case, Draw(case.name, device.torch))
 
 
-def _serve(pipe, called, settings: Settings) -> None:
-    """The worker's side: answers each case with its records for as long as somebody listens."""
+def serve(pipe, start: Callable[[], tuple[Any, Callable]]) -> None:
+    """What a process that measures does. start() returns what the parent hears first, and a function that answers each
+    item of the pipe; an error of start() is said to the parent. The item None ends it."""
     threading.Thread(target=_die_with_listener, args=(pipe.fileno(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    try:
+        said, answer = start()
+        pipe.send(said)
+    except Exception as error:  # whatever it is, the parent says it
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    # An error of the pipe: the watching thread ends the process as well, a moment later.
+    with contextlib.suppress(EOFError, OSError):
+        while (item := pipe.recv()) is not None:
+            pipe.send(answer(*item))
+
+
+def open_library(settings: Settings) -> Library:
+    library = Library(settings.library, settings.headers)
+    library.set_threads(settings.threads)
+    return library
+
+
+def _serve(pipe, called, settings: Settings) -> None:
+    """The worker's process."""
 
     def calling(impl: str) -> None:
         called.value = impl.encode()[: NAME_BYTES - 1]
 
-    try:
-        library = Library(settings.library, settings.headers)
-        library.set_threads(settings.threads)
-        # PyTorch's own threads say so when they first multiply; nothing is wrong.
-        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
-        warnings.filterwarnings(
-            "ignore", message="Warning: Profiler clears events"
-        )  # of which there is one cycle
+    def start() -> tuple[dict, Callable]:
+        library = open_library(settings)
+        # PyTorch's threads warn at their first product, and its profiler at each of its single cycles.
+        for words in ("Attempting to run cuBLAS", "Warning: Profiler clears events"):
+            warnings.filterwarnings("ignore", message=words)
         device = open_device(settings.device)
         library.open(device).close()  # a build without CUDA, or an old driver, is an error of the whole run
-        pipe.send(surroundings(library, device))
-    except Exception as error:  # anything that keeps it from starting is told to whoever started it
-        pipe.send(f"{type(error).__name__}: {error}")
-        return
-    with contextlib.suppress(
-        EOFError, OSError
-    ):  # the watching thread ends the process as well, a moment later
-        while True:
-            name, case, given_up, only = pipe.recv()
+        how = dict(budget=settings.budget, calling=calling, device=device, dump=settings.dump)
+
+        def answer(name: str, case: Case, given_up: Mapping, only: Sequence[str]) -> list[dict]:
             calling("")
             device.limit_process()
             module = importlib.import_module(name)
-            how = dict(
-                budget=settings.budget,
-                given_up=given_up,
-                calling=calling,
-                device=device,
-                dump=settings.dump,
-                only=only,
-            )
             try:
-                pipe.send(measure_case(module, case, library, **how))
+                return measure_case(module, case, library, given_up=given_up, only=only, **how)
             except DeviceLost:
-                os._exit(
-                    LOST
-                )  # whoever listens starts another process, and leaves out the side that was called
+                os._exit(LOST)  # the parent starts another process, and leaves out the side that was called
+
+        return surroundings(library, device), answer
+
+    serve(pipe, start)
 
 
 def _die_with_listener(pipe: int) -> None:

@@ -19,6 +19,7 @@ from parity.core.tables import Table
 
 NAME = "WRITEUP"
 FIGURES = "figures"
+MISSING = "What the answers lack"
 RULE = (
     "The machine of an answer is chosen by a rule. A machine that measured everything the question asks for "
     "comes first. If none did, more sentences of the answer come first. Then the order is H100 (the handout's "
@@ -210,11 +211,15 @@ def builds_of(records: Sequence[Mapping]) -> str:
 
 
 def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
-    lacks = {row: "; ".join(found.section.lacks) if found else "everything" for row, found in chosen.items()}
-    rows = [{"id": row, "what": what} for row, what in lacks.items() if what]
-    document.heading(1, "What no machine has measured")
+    rows = []
+    for row, found in chosen.items():
+        what = "; ".join(found.section.lacks) if found else "everything"
+        if what:
+            rows.append({"id": row, "machine": found.machine.name if found else "", "what": what})
+    document.heading(1, MISSING)
     if rows:
-        document.table(Table(rows), "What no machine has measured.", "missing")
+        document.text("An answer is of one machine, so another machine may have measured what it lacks.")
+        document.table(Table(rows), f"{MISSING}.", "missing")
     else:
         document.text("Nothing is missing.")
 

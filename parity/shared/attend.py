@@ -85,8 +85,8 @@ def by_autograd(attend, q, k, v, dout):
 
 
 def nan_sides(case, draw, c, way, saved_name, saved_shape, saved_dtype, block):
-    """Where a NaN in row `nan_row` of the input `nan` gets to, as attention.h has it: [elements that depend on it and
-    are none, elements that are one and could not depend on it if the mask hid whole blocks alone] of every output."""
+    """Where a NaN in row `nan_row` of the input `nan` arrives, as attention.h says. Of every output: [elements that
+    depend on it and are no NaN, NaNs that could not depend on it even if the mask hid only whole blocks]."""
     clean = inputs(case, draw)
     of = dict(zip(("q", "k", "v", "dout"), clean, strict=True))
     head, column = (case.batch - 1, case.heads - 1), case.head_dim // 2
@@ -107,11 +107,8 @@ def nan_sides(case, draw, c, way, saved_name, saved_shape, saved_dtype, block):
             counts[name] = torch.stack([missing, stray])
         return counts
 
-    def nowhere():
-        return {
-            name: torch.zeros(2, dtype=torch.float64) for name in least if name != "lse" or way == "flash"
-        }
-
+    names = [name for name in least if name != "lse" or way == "flash"]
+    nowhere = {name: torch.zeros(2, dtype=torch.float64) for name in names}
     return {"c": placed, "truth": nowhere, "rule": {"*": equal("truth")}}
 
 
@@ -126,9 +123,8 @@ def nan_reach(case, column, block):
     seen = sees[rows].any(dim=0)
     all_columns = torch.ones(case.head_dim, dtype=torch.bool)
     own = torch.arange(case.head_dim) == column
-    columns = {"q": (all_columns, all_columns), "k": (all_columns, all_columns)}
-    columns |= {"v": (own, ~all_columns), "dout": (~all_columns, own)}  # of o, of dv
-    o, dv = columns[case.nan]
+    columns = {"v": (own, ~all_columns), "dout": (~all_columns, own)}
+    o, dv = columns.get(case.nan, (all_columns, all_columns))
     return {
         "o": rows[:, None] & o,
         "lse": rows & (case.nan in ("q", "k")),
@@ -139,11 +135,8 @@ def nan_reach(case, column, block):
 
 
 class TandemAttention:
-    """C's forward and backward for the clock and the scales.
-
-    Memory is taken at the first call and stays, for C plans it once, until the side is closed; `fleeting` gives it back
-    after every call, so that sides which each fill the machine can take turns.
-    """
+    """C's forward and backward, to be timed and weighed. Blocks are allocated at the first call and kept until the side
+    is closed; `fleeting`: until the call ends, so that sides can take turns which each need most of the memory."""
 
     def __init__(self, case, c, way, tensors, fleeting=False):
         self.c, self.prefix, self.fleeting = c, WAYS[way], fleeting
@@ -154,16 +147,15 @@ class TandemAttention:
         self.o = None
 
     def side(self, phase, **options):
-        def both():
-            return self.forward() | self.backward()
+        def call():
+            forward = {} if phase == "backward" else self.forward()
+            outputs = forward if phase == "forward" else forward | self.backward()
+            if self.fleeting:
+                self.close()
+            return outputs
 
-        calls = {
-            "forward": lambda: self.done(self.forward()),
-            "backward": lambda: self.done(self.backward()),
-            "both": lambda: self.done(both()),
-        }
         before = self.forward if phase == "backward" else None
-        return Side(calls[phase], before=before, close=self.close, **options)
+        return Side(call, before=before, close=self.close, **options)
 
     def forward(self):
         self.o = torch.empty_like(self.q)
@@ -173,26 +165,18 @@ class TandemAttention:
         return {"o": self.o}
 
     def backward(self):
-        grads = {
-            name: torch.empty_like(x) for name, x in zip(GRADIENTS, (self.q, self.k, self.v), strict=True)
-        }
+        inputs = (self.q, self.k, self.v)
+        grads = [torch.empty_like(x) for x in inputs]
         saved, work = self.block("saved"), self.block("backward_work")
         backward = getattr(self.c, f"{self.prefix}_backward")
-        backward(
-            self.c.device, self.desc, self.q, self.k, self.v, self.o, self.dout, saved, *grads.values(), work
-        )
-        return grads
+        backward(self.c.device, self.desc, *inputs, self.o, self.dout, saved, *grads, work)
+        return dict(zip(GRADIENTS, grads, strict=True))
 
     def block(self, name):
         nbytes = getattr(self.sizes, name)
         if name not in self.blocks and nbytes:
             self.blocks[name] = self.c.work(nbytes)
         return self.blocks.get(name)
-
-    def done(self, outputs):
-        if self.fleeting:
-            self.close()
-        return outputs
 
     def close(self):
         for block in self.blocks.values():
@@ -210,27 +194,23 @@ class Eager:
         self.graph = []
 
     def side(self, phase, **options):
-        def forward():
-            return {"o": self.attend(*self.leaves)}
-
-        def both():
-            self.before()
+        def call():
+            if phase == "forward":
+                return {"o": self.attend(*self.leaves)}
+            if phase == "both":
+                self.forward()
             return self.backward()
 
-        options |= {"close": self.graph.clear}
-        if phase == "backward":
-            return Side(self.backward, before=self.before, **options)
-        return Side(forward if phase == "forward" else both, **options)
+        before = self.forward if phase == "backward" else None
+        return Side(call, before=before, close=self.graph.clear, **options)
 
-    def before(self):
+    def forward(self):
         self.graph[:] = [self.attend(*self.leaves)]
 
     def backward(self):
         o = self.graph.pop()
-        return {
-            "o": o.detach(),
-            **dict(zip(GRADIENTS, torch.autograd.grad(o, self.leaves, self.dout), strict=True)),
-        }
+        grads = torch.autograd.grad(o, self.leaves, self.dout)
+        return {"o": o.detach(), **dict(zip(GRADIENTS, grads, strict=True))}
 
 
 def account(case, c, matrices):

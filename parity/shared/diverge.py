@@ -1,9 +1,9 @@
 """`python -m parity diverge`: the first output of a training step that is wrong.
 
 C hands out what each operation writes (td_hook.output). PyTorch's model names the same tensors
-(ref.transformer.listen). Each output is judged by the rule of docs/parity.md. The truth is the same step in float64.
-The loss and its gradient are judged by what follows from C's own logits: they would multiply the noise of a few
-numbers. New weights are judged by an update with C's own gradients, averaged over the ranks.
+(ref.transformer.listen). Each output is judged by the rule of docs/parity.md; the truth is the same step in float64.
+The loss and its gradient are judged from C's own logits, because they would multiply the noise of a few numbers. New
+weights are judged by an update with C's own gradients, averaged over the ranks.
 """
 
 import math
@@ -145,11 +145,11 @@ def run(case, draw, c):
 
 
 def weights_of(model, c):
-    if isinstance(model, RankTrainer):
-        if model.shard is not None:
-            c.td_shard_link_finish(model.shard)
-        return model.weights()
-    return state_dict(c, model.model)
+    if not isinstance(model, RankTrainer):
+        return state_dict(c, model.model)
+    if model.shard is not None:
+        c.td_shard_link_finish(model.shard)
+    return model.weights()
 
 
 # ---- the command ----
@@ -160,11 +160,9 @@ def case_of(options):
     if options.size not in sizes:
         raise ParityError(f"--size is {options.size!r}, needs one of: {', '.join(sizes)}")
     size = sizes[options.size] | ({"layers": options.layers} if options.layers else {})
-    how = dict(
-        keep="inputs" if options.checkpoint else options.keep, checkpoint_layers=options.checkpoint or 0
-    )
-    if options.until == "loss":
-        how["update"] = "none"
+    keep = "inputs" if options.checkpoint else options.keep
+    how = dict(keep=keep, checkpoint_layers=options.checkpoint or 0)
+    how |= {"update": "none"} if options.until == "loss" else {}
     backend = options.backend or ("gloo" if kind_of(options.device) == "cpu" else "nccl")
     names = ["batch", "context", "dtype", "attention", "optimizer", "until", "seed"]
     keys = size | {name: getattr(options, name) for name in names} | how
@@ -227,9 +225,8 @@ def say(of_ranks, options, console):
     what = f"{options.size} in {options.dtype}: {len(names)} outputs"
     if not bad:
         name, rank, used, *_ = max(rows, key=lambda row: row[2])
-        put(
-            f"{what}, and all are within the rule. The largest error is {used:.0%} of what is allowed: {name}"
-        )
+        words = f"The largest error is {used:.0%} of what is allowed: {name}"
+        put(f"{what}, and all are within the rule. {words}")
         return 0
     name, rank, used, mine, theirs = bad[0]
     where = f" of rank {rank}" if len(of_ranks) > 1 else ""

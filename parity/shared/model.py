@@ -19,6 +19,7 @@ ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 # ---- sizes ----
 
 SIZES = {size: (*extents, 10_000) for size, extents in ref.SIZES.items()}
+SIZES["8B"] = (4096, 11008, 34, 32, 151_936)  # of the 2026 leaderboard
 SIZES["laptop"] = (256, 1024, 4, 4, 2000)  # trains in milliseconds on two cores
 
 
@@ -33,10 +34,10 @@ def extents(size):
 
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
-    """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
-    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held"; "shared", if units
-    of full sharding have the same memory; or "transient", in the memory of dead activations. update: "after" the
-    backward pass, "along" with it, or "none"."""
+    """Of a step of libtandem. keep: what forward keeps for backward: "all"; "most", without the norms' outputs and
+    silu(gate) up; the "inputs" of checkpoints of `checkpoint_layers` layers; or "attention": inputs and attention's
+    results. The last `kept_layers` layers keep all. gradients: "held"; "shared" by units of full sharding; or
+    "transient", in the memory of dead activations. update: "after" the backward pass, "along" with it or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
 
 
@@ -57,6 +58,7 @@ def train_options(switches, attention="flash"):
             "attention": switches.get("attention", attention),
             "keep": switches.get("keep", "most"),
             "checkpoint_layers": switches.get("checkpoint_layers", 0),
+            "kept_layers": switches.get("kept_layers", 0),
             "transient_gradients": switches.get("gradients") == "transient",
         },
     }
@@ -71,10 +73,8 @@ def torch_switches(dtype, compiled=False, graph=False):
 
 def parameters(c, model):
     """name: td_parameter, in state-dict order."""
-    found = [
-        c.value("td_transformer_parameter", model, index)
-        for index in range(c.td_transformer_parameter_count(model))
-    ]
+    count = c.td_transformer_parameter_count(model)
+    found = (c.value("td_transformer_parameter", model, index) for index in range(count))
     return {c.ffi.string(parameter.name).decode(): parameter for parameter in found}
 
 
@@ -161,13 +161,12 @@ class TandemTrainer:
         self.c.td_train_update(self.train)
 
     def step(self, ids, targets):
-        """All of it, without waiting: nobody asks for the loss. ids and targets are of all micro-batches."""
+        """A whole step, without waiting for the loss. ids and targets are of all micro-batches."""
         batch = len(ids) // self.case.get("micro_batches", 1)
         self.c.td_train_step(self.train, ids, targets, batch, ids.shape[1])
 
     def moments(self):
-        """The first moments by name, as new tensors: (1 - beta1) times the gradient after a first step, also where
-        nobody sees gradients."""
+        """The first moments by name, as new tensors. After the first step they are (1 - beta1) times the gradient."""
         found, optimizer = {}, self.c.td_train_optimizer(self.train)
         for name, parameter in parameters(self.c, self.model).items():
             pointers = self.c.ffi.new("float *[2]")
@@ -187,8 +186,8 @@ def sizes_of(case):
 
 
 def torch_model(case, state, dtype=None, **options):
-    """PyTorch's model with these weights, on their device, in the case's dtype or another. Drawing others first would
-    take seconds at the size of `small`."""
+    """PyTorch's model with these weights, on their device, in the case's dtype or another. Its own initial weights are
+    not drawn: that takes seconds."""
     with torch.device("meta"):
         model = ref.Transformer(*sizes_of(case), **options)
     model = model.to(dtype or DTYPES[case.dtype]).to_empty(device=next(iter(state.values())).device)
@@ -209,8 +208,8 @@ def torch_adamw(model):
 
 @contextlib.contextmanager
 def quick_start(c, ranks=1):
-    """All threads of the host, of which every rank has as many, where C draws weights of its own and computes on a GPU:
-    nothing else is the host's then, and two threads take seconds a model."""
+    """While C draws its own weights for a GPU, the host has all its threads, shared by the ranks: two threads take
+    seconds for a model."""
     threads = c.td_cpu_threads()
     if c.on.name != "cpu":
         c.td_cpu_set_threads(max(threads, len(os.sched_getaffinity(0)) // ranks))
