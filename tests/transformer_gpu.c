@@ -242,7 +242,7 @@ static void run_steps(twin *t, int count)
  * GEMMs leave the same SMs in both. */
 static void a_captured_step_is_the_queued_one(void **state)
 {
-    static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
+    static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS, TD_KEEP_ATTENTION};
     const int *choice = ((const td_combination *)*state)->choice;
     const bool along = choice[1] == 1;
     td_train_config config = training(config_of(EVEN, &kinds[choice[0]], "naive"), TD_UPDATE_AFTER);
@@ -250,7 +250,7 @@ static void a_captured_step_is_the_queued_one(void **state)
 
     config.clip = choice[2] ? 0.05f : 0;
     config.update_sms = td_update_has_sms(gpu) ? 20 : 0;
-    if (keeps[choice[3]] == TD_KEEP_INPUTS) /* the recomputation in backward leaves the SMs too */
+    if (keeps[choice[3]] >= TD_KEEP_INPUTS) /* the recomputation in backward leaves the SMs too */
         config.model.keep = TD_KEEP_INPUTS;
     twin queued = twin_open(EVEN, &config);
     config.time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
@@ -272,7 +272,7 @@ static const td_cases captured_steps = {.group = "a captured step is the queued 
                                         .axes = {KINDS,
                                                  {"after", "along, transient gradients"},
                                                  {"not clipped", "clipped"},
-                                                 {"most kept", "all kept", "inputs kept"}},
+                                                 {"most kept", "all kept", "inputs kept", "attention kept"}},
                                         .leaves_out = is_too_much_where_small};
 
 /* Three micro-batches. Single sequences would have other shapes, so the same batch comes three times. */

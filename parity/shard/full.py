@@ -1,20 +1,24 @@
 """Fully sharded weights, next to PyTorch's fully_shard: C's trainer, and the bridge's wrapper of PyTorch modules."""
 
 import os
+from functools import partial
 
 import torch
 
 from parity.bridge_fsdp import FullyShardedDataParallel
 from parity.core import DTYPES, Case, Side, equal
-from parity.shared.model import asked_flops, extents, quick_start
+from parity.shared.model import extents, quick_start
 from parity.shared.ranked import (
     BACKENDS,
     RankTrainer,
     by_turns,
     configs,
+    differ,
     draw_batches,
     sides_of,
     switches_of,
+    toy,
+    toy_outputs,
     whole_of,
 )
 from ref import ddp, shard
@@ -105,18 +109,11 @@ def on_toy(case, draw, c):
         for i in range(case.steps)
     ]
 
-    def made(dtype=torch.float32):
-        model = shard.Toy().to(draw.device, dtype)
-        model.load_state_dict(state)
-        return model
+    made = partial(toy, shard.Toy, state, draw.device)
 
     def parts(step):
         """Each rank's batch."""
         return list(zip(*(tensor.split(each) for tensor in steps[step]), strict=True))
-
-    def outputs(losses, weights, apart, dtype=torch.float32):
-        found = {f"weight.{name}": weights[name].detach().clone() for name in state}
-        return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
 
     def split(wrap, weights_of, seen=lambda weights: None):
         """The steps of a module that wrap() has split. `seen` gets the whole weights."""
@@ -134,14 +131,13 @@ def on_toy(case, draw, c):
                 losses.append(float(loss.detach()))
             weights = weights_of(model)
             seen(weights)
-            every = torch.cat([weights[name].reshape(-1) for name in state])
-            return outputs(losses, weights, not c.ranks.same(every))
+            return toy_outputs(weights, losses, differ(c, weights.values()))
 
         return call
 
     def trained_alone(dtype=torch.float32, batches=parts):
         """(losses, weights) of one process that averages the gradients of these batches of a step."""
-        model, losses = made(dtype), []
+        model, losses = made(dtype=dtype), []
         for step in range(case.steps):
             how = compute if dtype == torch.float32 else None
             by_batch = (shard.loss_alone(model, *batch, how) for batch in batches(step))
@@ -151,7 +147,7 @@ def on_toy(case, draw, c):
 
     def in_one(dtype=torch.float32):
         losses, weights = trained_alone(dtype)
-        return [outputs(of_rank, weights, False, dtype) for of_rank in zip(*losses, strict=True)]
+        return [toy_outputs(weights, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
 
     values = {"weights": sum(tensor.numel() for tensor in state.values())}
 
@@ -179,6 +175,13 @@ def on_toy(case, draw, c):
         "equal": by_turns(draw, c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }
+
+
+def asked_flops(case, c):
+    """What the model asks of a rank: of attention what the mask leaves, backward twice forward."""
+    size = c.struct("td_account_model", case)
+    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
+    return 3 * counted.forward_matmul
 
 
 def leaderboard(case, draw, c):

@@ -2,8 +2,8 @@
 
 from parity.core.comparison import NOISY, loaded, ms_of
 from parity.ddp.page import MINE, bars_of
-from parity.shared.bench_ranks import CALLS, MIB
-from parity.shared.pages import extent, peak_of, ran_with, report_proofs, setup, tabled
+from parity.shared.bench_ranks import CALLS
+from parity.shared.pages import MIB, extent, peak_of, report_proofs, setup, tabled
 from parity.shared.ranked import whole_of
 
 SHAPE = ("size", "dtype", "batch", "context", "ranks")
@@ -35,7 +35,7 @@ def report(page, records):
             told |= numbers_of(largest) | in_time(largest.get("series", {}))
         draw(page, largest)
     page.say(**told)
-    page.method("fsdp", switches=ran_with(records.only("fsdp_accounting")))
+    page.method("fsdp")
     report_leaderboard(page, records.only("leaderboard"))
 
 
@@ -73,7 +73,7 @@ def report_leaderboard(page, records):
     page.table(rows, "leaderboard_2026")
     if told:
         page.say(**told, published=PUBLISHED_MS, naive=NAIVE_MS, machine=page.machine)
-        page.method("leaderboard", **told, switches=ran_with(records))
+        page.method("leaderboard", **told)
 
 
 # ---- memory ----

@@ -181,13 +181,6 @@ class TandemTrainer:
         return torch.tensor([loss], device=self.c.on.torch)
 
 
-def asked_flops(case, c):
-    """What the model asks for in all micro-batches: of attention what the mask leaves, backward twice forward."""
-    size = c.struct("td_account_model", case)
-    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
-    return 3 * counted.forward_matmul * case.get("micro_batches", 1)
-
-
 def sizes_of(case):
     return case.d_model, case.d_ff, case.layers, case.heads, case.vocab, case.context
 
