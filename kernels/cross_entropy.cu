@@ -8,18 +8,21 @@ namespace
 
 using namespace tile;
 
-/* Blocks that should fit on a multiprocessor, which has 64 Ki registers: some compute while others wait for
- * memory. More of a row's pieces at a time would push each other out of the second-level cache before they
- * are read again. */
+/* Blocks that should fit on an SM, which has 64 Ki registers. Some blocks compute while others wait for
+ * memory. With more blocks, the pieces of their rows would evict each other from the L2 cache before the
+ * second read. */
 template <typename G> constexpr int RESIDENT = (G::WHOLE && G::HELD <= 5 ? 1536 : 1024) / G::BLOCK;
 
-/* A block has a row. Without dlogits reading it is what takes the time: 2,048 rows of 10,000 in bf16 take
- * 18.1 us where a loop that only reads them takes 17.5, both after a write of 256 MB, which has the cache
- * write back what they push out, and 14.9 and 13.4 after a read of as much. With the next row on its way to
- * shared memory, or prefetched, they take 18.4 to 25 after the write (H200, 22 November 2026).
+/* A block has a row. Without dlogits most of the time goes into reading the row. 2,048 rows of 10,000 in
+ * bf16, and a loop that only reads them, take (H200, 22 November 2026):
  *
- * loss[r] = top - logit + log(sum) in float64: lse - logit would lose the loss of a confident row to the
- * rounding of lse. A target outside the vocabulary makes the loss and the row of dlogits NaN. */
+ *   18.1 and 17.5 us   after a write of 256 MB, whose dirty lines the L2 cache must write back
+ *   14.9 and 13.4 us   after a read of 256 MB
+ *
+ * A copy of the next row to shared memory, or its prefetch, took 18.4 to 25 us after the write.
+ *
+ * loss[r] = top - logit + log(sum) in float64. lse - logit would lose the small loss of a confident row in
+ * the rounding of lse. A target outside the vocabulary makes the loss and the row of dlogits NaN. */
 template <typename T, int W, typename G>
 __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     td_softmax_cross_entropy(int vocab, const T *logits, const int64_t *targets, float scale, double *loss,
@@ -36,12 +39,12 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
         in.take(logits + (r * vocab + (int64_t)first * W), count);
         all = all + sum_piece<T, W, G>(in, count);
     });
-    /* After the loads above, which would wait for this one; before the barrier, behind which the row may be
-     * written over. */
+    /* This load comes after the loads above, because they would wait for it. It comes before the barrier in
+     * reduce, because after the barrier other threads may overwrite the row. */
     const int target = wanted >= 0 && wanted < vocab ? (int)wanted : -1;
     const float of_target = target >= 0 ? widen(logits[r * vocab + target]) : NAN;
     all = reduce<G>(all, add(), scratch);
-    if (all.top == -INFINITY) /* nothing has a share of nothing */
+    if (all.top == -INFINITY) /* all logits are -infinity: there are no probabilities */
         all.sum = NAN;
     if (threadIdx.x == 0) {
         const double log_sum = log((double)all.sum);
@@ -52,7 +55,7 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     }
     if (!dlogits)
         return;
-    /* The row's sum, not lse: rounded to f32, lse would put an error of its own on every probability. */
+    /* By the row's sum, not by lse: the rounding of lse to f32 would change every probability. */
     const float factor = target >= 0 ? scale / all.sum : NAN;
     for_pieces<G>(packs, [&](int first, int count) {
         if (!G::WHOLE)
@@ -65,8 +68,8 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
             store(dlogits + (r * vocab + (int64_t)first * W), index, rounded<T>(result));
         });
     });
-    /* The target's probability less one, without the others' rounding, by the thread that wrote the pack
-     * around it. */
+    /* The target's element, probability - 1, in float64, because the difference may be small. The thread that
+     * wrote its pack above writes it. */
     if (target >= 0 && target / W % G::THREADS == G::thread()) {
         const double share = exp((double)of_target - (double)all.top) / (double)all.sum;
         dlogits[r * vocab + target] = narrow<T>((float)(scale * (share - 1.0)));
@@ -87,9 +90,9 @@ __global__ void __launch_bounds__(1024) td_reduce_loss(int64_t rows, const doubl
         *loss = (float)(sum / (double)rows);
 }
 
-/* Calls f with the packs' width and the group: the course's vocabulary of 10,000 is 1,250 packs of 16 bits,
- * 2,500 of f32 (2,048 rows of those: forward 25.7 us and backward 43.5, where 512 threads of 5 packs took
- * 34.9 and 47.4; H200, 21 November 2026). */
+/* Calls f with the packs' width and the group. The course's vocabulary of 10,000 is 1,250 packs of 16-bit
+ * elements, or 2,500 of f32. 2,048 f32 rows take 25.7 us forward and 43.5 backward. With 512 threads of 5
+ * packs they took 34.9 and 47.4 (H200, 21 November 2026). */
 template <typename T, typename F>
 cudaError_t by_shape(int64_t vocab, const void *logits, const void *dlogits, F f)
 {

@@ -10,7 +10,7 @@ TD_BEGIN_DECLS
 
 size_t td_cuda_cross_entropy_work_bytes(const td_cross_entropy_shape *shape);
 
-/** What is not wanted is NULL: loss (then work is not used), lse, dlogits. */
+/** loss, lse and dlogits may be NULL: not wanted. Without loss, work is not used. */
 cudaError_t td_cuda_cross_entropy(cudaStream_t stream, const td_cross_entropy_shape *shape,
                                   const void *logits, const int64_t *targets, float scale, float *loss,
                                   float *lse, void *dlogits, void *work);

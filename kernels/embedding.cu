@@ -16,7 +16,7 @@ __device__ inline bool is_row(int64_t id, int64_t vocab)
     return id >= 0 && id < vocab;
 }
 
-/* Packs are counted through the tokens, `packs` to a row. */
+/* A thread copies one pack. Packs are numbered through all tokens; a row has `packs` of them. */
 template <typename T, int W>
 __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, int packs, int64_t vocab,
                                                                    const int64_t *ids, const T *weight, T *y)
@@ -38,13 +38,14 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
 
 /* ---- backward ----
  *
- * A block sorts a chunk of the tokens by their rows of the table, stably, so that the order of every sum
- * is the same every time. Most calls are one chunk; several are put together afterwards. Then each row
- * that has tokens is summed and written once. The others become 0: which they are any block can tell from
- * the ids, and so that is done while one sorts. The time does not depend on which ids they are: it grows
- * with the tokens and, beyond one chunk, with chunks times vocabulary, as the work area does. A row of
- * many tokens ("the") would be a long wait for one warp: rows beyond FEW are summed by a block for every
- * piece of their columns. */
+ * 1. Each block sorts a chunk of tokens by their rows of the table. The sort is stable, so that every sum
+ *    always has the same order. Most calls have one chunk. Several chunks are merged afterwards.
+ * 2. Each row that has tokens is summed and written once.
+ * 3. The other rows become 0. Any block finds them from the ids, so other blocks do this during the sort.
+ *
+ * The time depends on the number of tokens, not on their ids. With several chunks, time and work area also
+ * grow with chunks * vocabulary. A warp would need long for a row of many tokens ("the"), so blocks sum rows
+ * of more than FEW tokens, each block a piece of the columns. */
 
 constexpr int FEW = 16;
 /* A row's tokens in a list. */
@@ -52,15 +53,16 @@ struct range {
     int start, count;
 };
 
-/* A token whose id is no row counts as one of row `vocab`, which is not there and is left out. */
+/* A token whose id is outside the table belongs to row `vocab`, which does not exist and is not summed. */
 struct lists {
-    int *used;      /* [2] entries of `ordered`, where chunks are put together, and of `crowded` */
+    int *used;      /* [2] number of used entries of `ordered` (during the merge) and of `crowded` */
     int *rows;      /* [tokens] the row of each token of `ordered` */
     int *ordered;   /* [tokens] the tokens, row by row, ascending within a row */
-    range *crowded; /* [tokens / FEW] in `ordered`, of rows of more than FEW tokens */
-    /* Where there are several chunks: */
-    int *listed;   /* [tokens] a chunk's tokens, row by row */
-    range *chunks; /* [chunks][vocab + 1] in `listed`; `start` becomes the way from there to `ordered` */
+    range *crowded; /* [tokens / FEW] ranges of `ordered`: rows of more than FEW tokens */
+    /* Only with several chunks: */
+    int *listed;   /* [tokens] each chunk's tokens, row by row */
+    range *chunks; /* [chunks][vocab + 1] ranges of `listed`; td_reduce_place replaces `start` by
+                    * the distance from `listed` to `ordered` */
 };
 
 __device__ inline int row_of(int64_t id, int vocab)
@@ -70,12 +72,12 @@ __device__ inline int row_of(int64_t id, int vocab)
 
 /* The table's gradient, as bytes. */
 struct table {
-    char *start; /* NULL: nothing becomes 0 */
+    char *start; /* NULL: rows without tokens keep their values */
     int64_t row_bytes;
     int vocab;
 };
 
-/* The rows of [begin, end) whose bit is not set become 0. */
+/* Sets rows [begin, end) to 0 if their bit is not set. */
 __device__ inline void clear_rows(const table &t, int begin, int end, const uint32_t *bits)
 {
     const auto clear = [&](auto zero) {
@@ -92,7 +94,7 @@ __device__ inline void clear_rows(const table &t, int begin, int end, const uint
         clear(uint16_t());
 }
 
-/* A block's share of the rows of no token becomes 0. */
+/* Sets the rows without tokens in a block's share of the table to 0. */
 __device__ inline void clear_share(const table &t, int share, int shares, int tokens, const int64_t *ids)
 {
     constexpr int MOST = 8192; /* rows at a time */
@@ -117,7 +119,7 @@ __device__ inline void clear_share(const table &t, int share, int shares, int to
     }
 }
 
-/* Sorts a chunk for each block. */
+/* Each block sorts one chunk. */
 __global__ void __launch_bounds__(SORT_BLOCK)
     td_reduce_sort(int tokens, int vocab, const int64_t *ids, lists l)
 {
@@ -175,8 +177,8 @@ __global__ void __launch_bounds__(SORT_BLOCK)
     }
 }
 
-/* Gives every row a place in `ordered`, and its tokens of every chunk one in it. Which row comes first there
- * is chance, and makes no difference. */
+/* Gives every row a range of `ordered`, and each chunk's tokens of the row a part of that range. The order of
+ * rows depends on timing, but no sum does. */
 __global__ void __launch_bounds__(BLOCK) td_reduce_place(int chunks, table t, lists l)
 {
     __shared__ uint32_t bits[BLOCK / 32];
@@ -185,7 +187,7 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_place(int chunks, table t, li
 
     wait_for_first();
     let_begin();
-    range *const found = l.chunks + row; /* in the first chunk, the next a pitch away */
+    range *const found = l.chunks + row; /* found[chunk * pitch] is the row's range in a chunk */
     const int64_t pitch = t.vocab + 1;
 #pragma unroll 4
     for (int chunk = 0; row <= t.vocab && chunk < chunks; chunk++)
@@ -228,9 +230,9 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, c
     l.rows[place] = row;
 }
 
-/* Adds PIECES packs of `count` tokens to `sum`, in the tokens' order, 32 packs apart and the first of them
- * number `first` of a row of `packs`; the loads of AT_ONCE tokens are under way at a time. token_of(n) is the
- * n-th. */
+/* Adds PIECES packs of each of `count` tokens to `sum`, in the tokens' order. The packs have numbers first,
+ * first + 32, ... in a row of `packs`. token_of(n) is the n-th token. The loads of AT_ONCE tokens are in
+ * flight together. */
 template <int PIECES, int AT_ONCE, typename T, int W, typename F>
 __device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first, int count,
                                   F token_of)
@@ -257,7 +259,7 @@ __device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int pack
     }
 }
 
-/* Writes a sum to pack `at` of dweight, or adds it to what is there. */
+/* Writes a sum to pack `at` of dweight, or adds it to the pack. */
 template <typename D, int W>
 __device__ inline void finish(float (&sum)[W], bool accumulate, D *dweight, int64_t at)
 {
@@ -272,13 +274,14 @@ __device__ inline void finish(float (&sum)[W], bool accumulate, D *dweight, int6
 
 template <int W> constexpr int PIECES = W == 8 ? 2 : 4;
 
-/* A warp's piece of the columns of the row whose tokens begin at `at` of the list, if some do. */
+/* A warp sums a piece of the columns of the row whose tokens begin at `at` of the list. It does nothing if no
+ * row begins there, or if the row has more than FEW tokens. */
 template <typename T, typename D, int W>
 __device__ inline void sum_few(int64_t at, int begin, int tokens, int vocab, int packs, const T *dy,
                                bool accumulate, D *dweight, const lists &l)
 {
     const int lane = threadIdx.x % 32;
-    const int64_t mine = lane == 31 ? at - 1 : at + lane; /* the last lane looks back */
+    const int64_t mine = lane == 31 ? at - 1 : at + lane; /* the last lane reads the entry before `at` */
     const bool there = mine >= 0 && mine < tokens;
     const int row = there ? l.rows[mine] : -1, token = there ? l.ordered[mine] : -1;
     const int this_row = __shfl_sync(0xFFFFFFFFu, row, 0);
@@ -297,8 +300,8 @@ __device__ inline void sum_few(int64_t at, int begin, int tokens, int vocab, int
             finish(sum[piece], accumulate, dweight, (int64_t)this_row * packs + first + 32 * piece);
 }
 
-/* A block's piece of a crowded row: NARROW packs. So many threads side by side have a share of the row's
- * tokens; the shares are nearly equal, and the tokens of each follow each other. */
+/* A block sums NARROW packs of a crowded row. The row's tokens are cut into SHARES nearly equal shares of
+ * consecutive tokens. NARROW neighbouring threads sum one share. */
 constexpr int NARROW = 4, SHARES = BLOCK / NARROW;
 
 template <typename T, typename D, int W>
@@ -334,11 +337,11 @@ __device__ inline void sum_crowded(range mine, int begin, int packs, const T *dy
     __syncthreads();
 }
 
-/* Three blocks fit on each of the 132 multiprocessors of an H100. The first clear, for which they need not
- * wait; then come the crowded rows, which take longest. */
+/* Three blocks fit on each of the 132 SMs of an H100. The first blocks clear rows, which needs no wait. The
+ * next blocks sum crowded rows, which take longest. */
 constexpr int CLEAR_BLOCKS = 132 * 3, CROWD_BLOCKS = 132 * 3;
 
-/* Places of the list for a warp: where there are many tokens, few of them are the first of their row. */
+/* Entries of the list for each warp. Of many tokens only few are the first of their row. */
 __host__ __device__ inline int positions_of(int tokens)
 {
     const int chunks = (tokens - 1) / CHUNK + 1;
@@ -354,8 +357,8 @@ __global__ void __launch_bounds__(BLOCK, 3)
     constexpr int PIECE = 32 * PIECES<W>;
     const int pieces = (packs - 1) / PIECE + 1, narrow_pieces = (packs - 1) / NARROW + 1;
 
-    /* They touch nothing that the first kernel does, and it was launched in the stream's order: they need not
-     * wait. */
+    /* These blocks need not wait: they share no memory with the sort, and the sort itself was launched in
+     * stream order after all earlier kernels. */
     if (blockIdx.x < clears) {
         clear_share(t, blockIdx.x, clears, tokens, ids);
         return;
@@ -375,7 +378,7 @@ __global__ void __launch_bounds__(BLOCK, 3)
                              accumulate, dweight, l);
 }
 
-/* Where the arrays stand in work; the bytes of it all. */
+/* Places the arrays in work; returns the bytes of all. */
 size_t place_lists(const td_embedding_shape *shape, void *work, lists *l)
 {
     const int64_t chunks = (shape->tokens - 1) / CHUNK + 1;
@@ -458,7 +461,7 @@ cudaError_t td_cuda_embedding_backward(cudaStream_t stream, const td_embedding_s
         code = launch_behind(stream, (tokens - 1) / BLOCK + 1, BLOCK, td_reduce_list, tokens, vocab, ids, l);
     if (code != cudaSuccess)
         return code;
-    /* Beside f32 the table's gradient may be narrow; a narrow dy has one of its own type. */
+    /* An f32 dy may have a 16-bit gradient of the table. A 16-bit dy has a gradient of its own type. */
     return by_dtype_and_wide(shape->dweight_dtype, shape->dtype, [&](auto dweight_dtype, auto dtype) {
         using T = typename decltype(dtype)::element;
         using D = typename decltype(dweight_dtype)::element;

@@ -1,4 +1,4 @@
-/** Embedding on CUDA. `shape` is resolved: dweight_dtype is filled in; tokens and vocab are at most 2^30.
+/** Embedding on CUDA. The caller has filled in shape->dweight_dtype. tokens and vocab are at most 2^30.
  * Tensors and scratch as in ops/ops.h. */
 #ifndef TD_KERNELS_EMBEDDING_H
 #define TD_KERNELS_EMBEDDING_H

@@ -5,7 +5,7 @@
 namespace
 {
 
-/* A larger fill takes longer than the GPU waits for it. */
+/* A larger fill takes longer than the waits before and after it, so replacing it saves little. */
 constexpr size_t MOST_BYTES = 64 << 10;
 constexpr int THREADS = 256;
 
@@ -31,7 +31,7 @@ template <typename T> cudaError_t add(cudaGraphNode_t *node, cudaGraph_t graph, 
     return cudaGraphAddKernelNode(node, graph, nullptr, 0, &kernel);
 }
 
-/* A list that CUDA gives: first its length, then the nodes. */
+/* A list of nodes. CUDA's functions return its length in a first call and the nodes in a second. */
 struct nodes {
     cudaGraphNode_t *all = nullptr;
     size_t count = 0;
@@ -55,7 +55,7 @@ struct nodes {
     }
 };
 
-/* Since CUDA 13 these functions also give the data of edges. An edge from or to a fill has none. */
+/* Since CUDA 13 these functions have an argument for the data of edges. Edges of a fill have no data. */
 #if CUDART_VERSION >= 13000
 #define NO_DATA nullptr,
 #else

@@ -9,9 +9,9 @@
 TD_BEGIN_DECLS
 
 /** Replaces each small fill of the graph (cudaMemsetAsync) by a kernel that does the same. cuBLASLt clears a
- * counter of 4 bytes before each product of many tiles. In a graph the GPU waits about 5 us before and after
- * a fill, but 0.3 us between two kernels. 192 such fills took 0.9 of the 61.8 ms of xl's step (H100,
- * 25 November 2026). After an error the graph is not to be used. */
+ * counter of 4 bytes before each GEMM of many tiles. In a graph the GPU waits about 5 us before and after a
+ * fill, but 0.3 us between two kernels. 192 such fills took 0.9 of the 61.8 ms of xl's step (H100,
+ * 25 November 2026). After an error do not use the graph. */
 cudaError_t td_cuda_fills_to_kernels(cudaGraph_t graph);
 
 TD_END_DECLS

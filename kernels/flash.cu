@@ -24,10 +24,10 @@ int64_t whole(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/** Steps below which a part is not worth its launch and traffic, where it fills an idle SM, and
- * where it only evens blocks out. Measured on an H200, one head, head_dim 64, causal (2026-11-21): bf16
- * backward at seq 1024 takes 17 us with parts of 2 steps, 32 with 8; f32 backward at seq 2048 60 us with 1,
- * 86 with 4, f32 forward 43 and 40. */
+/** The fewest steps of a part. `filling`: the part runs on an SM that would be idle. `evening`: the part
+ * only makes the times of the blocks more equal. Measured on an H200, one head, head_dim 64, causal
+ * (2026-11-21): bf16 backward at seq 1024 takes 17 us with parts of 2 steps, 32 with 8. f32 backward at
+ * seq 2048 takes 60 us with 1 step, 86 with 4. f32 forward takes 43 and 40. */
 struct shortest {
     int64_t filling, evening;
 };
@@ -42,8 +42,9 @@ constexpr shortest shortest_backward(kind k)
     return k == kind::f32 ? shortest{1, 1} : shortest{2, 8};
 }
 
-/** Parts are made only where tiles leave SMs idle: as many as fill the machine once, and where a
- * causal mask makes blocks unequal, up to four times as many, so that they even out. */
+/** Parts are made only if tiles leave SMs idle: as many parts as fill the GPU once. A causal mask makes
+ * blocks unequal. Then there are up to four times as many parts, so that the times of the SMs become
+ * equal. */
 cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t slots, bool causal,
            shortest least)
 {
@@ -57,9 +58,9 @@ cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t 
         parts = std::clamp<int64_t>(std::max(filling, balancing), 1, MOST);
     }
     const int64_t per = whole(steps, parts);
-    /* Under a causal mask the first tile is the longest. Where the machine is filled only a few times over,
-     * the long tiles of all heads come first, so that the short ones even out what is left. Longer sequences
-     * go head by head, as the tiles of a head read the same memory. */
+    /* Under a causal mask the first tile is the longest. If the blocks fill the GPU only a few times, the
+     * long tiles of all heads come first. The short tiles then end at about the same time. Longer
+     * sequences go head by head, because the tiles of a head read the same memory. */
     const bool by_tile = causal && tiles < 32 && blocks < 8 * slots;
     return {(int)tiles, (int)whole(steps, per), (int)per, by_tile ? (int)heads : 0};
 }
@@ -83,7 +84,7 @@ cut cut_forward(int sms, const td_attention_shape *shape)
 cut cut_backward(int sms, const td_attention_shape *shape, bool by_keys, int capability)
 {
     const kind k = kind_of_shape(shape);
-    const int width = width_of(shape->head_dim);
+    const int width = width_of(shape->head_dim, capability);
     const tiling c = tiling_of(pass::backward, k, width, capability);
 
     return cut_of(whole(by_keys ? shape->seq_k : shape->seq, c.rows), shape->batch * shape->heads,
@@ -103,7 +104,7 @@ bool backward_takes_hopper(td_gpu gpu, const td_attention_shape *shape)
            (!shape->deterministic || tiles > gpu.sms);
 }
 
-/** Gives out 256-byte aligned pieces of the caller's scratch, or, without any, counts them. */
+/** Gives out parts of the caller's scratch, each 256-byte aligned. If base is NULL, it only counts bytes. */
 struct scratch {
     char *base;
     size_t used;
@@ -145,8 +146,11 @@ backward_plan plan_backward(td_gpu gpu, const td_attention_shape *shape, void *w
     plan.lse = rest.floats(heads * rows_padded);
     plan.dot = rest.floats(heads * rows_padded);
     plan.counter = reinterpret_cast<int *>(rest.floats(1));
-    if (plan.takes_hopper && shape->deterministic)
-        plan.turns = 2 * heads * whole(shape->seq, tiling_of(pass::backward, kind::bf16, width, 90).others);
+    if (plan.takes_hopper && shape->deterministic) {
+        const tiling c = tiling_of(pass::backward, kind::bf16, width_of(shape->head_dim, 90), 90);
+        plan.turns = 2 * heads * whole(shape->seq, c.others);
+    }
+    /* The portable width: it is at least Hopper's, and the portable kernels may have to take over. */
     if (plan.takes_hopper || (!shape->deterministic && kind_of_shape(shape) != kind::f32))
         plan.dq_sums = rest.floats(heads * rows_padded * width + plan.turns);
     if (shape->deterministic && plan.by_queries.parts > 1)
@@ -167,7 +171,7 @@ template <typename T> __device__ float to_float(T x)
     return static_cast<float>(x);
 }
 
-/** As products read it. */
+/** An element as a GEMM reads it. */
 template <kind K, typename T> __device__ float as_operand(T x)
 {
     return K == kind::tf32 ? __uint_as_float(tile::to_tf32(to_float(x))) : to_float(x);
@@ -188,11 +192,12 @@ __device__ inline void clear(float *to, int64_t count)
 /** Rows for which a thread of the next kernel has all its loads in flight at once. */
 constexpr int ROWS_AT_ONCE = 4;
 
-/** dot = rowsum(dO * O), lse in base 2, and zeros for the sums of dQ. `lanes` threads share a row. Rows come
- * in the order of o's memory. A row after the end of the sequence gets an lse of infinity, and so no weight.
+/** dot = rowsum(dO * O), lse in base 2, and zeros for the sums of dQ. `lanes` threads share a row. Rows
+ * come in the order of o's memory. A row after the end of the sequence gets an lse of infinity, so its P
+ * is 0.
  *
- * In TF32 dO is rounded here as products round it: what that does to dP it does to D, and dP - D has less of
- * it. */
+ * In TF32, dO is rounded here as in the GEMMs. dP and D then have the same rounding error of dO, and it
+ * cancels in dP - D. */
 template <typename T, kind K>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o, const T *dout,
                                                                       const float *lse, float *lse2,
@@ -265,7 +270,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     }
 }
 
-/** O of the parts' O, a warp a row. */
+/** Adds up the O of the parts. A warp computes a row. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, const forward_args args)
 {
@@ -291,7 +296,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, cons
         float sum = 0.0f;
         for (int part = 0; part < parts; part++) {
             const float by = __shfl_sync(~0u, weight, part);
-            if (by != 0.0f && c < head_dim) /* true of NaN */
+            if (by != 0.0f && c < head_dim) /* NaN passes */
                 sum += by * args.part_o[(part * rows + row) * head_dim + c];
         }
         if (c < head_dim)
@@ -299,7 +304,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, cons
     }
 }
 
-/** A gradient of the parts' sums; blockIdx.y 0 and 1 for dK and dV. */
+/** Adds up the parts of a gradient. blockIdx.y 0 is dK, 1 is dV. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(const float *sums, T *first,
                                                                         T *second, int64_t count, int parts,
@@ -316,9 +321,9 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(const fl
     store_value((blockIdx.y ? second : first) + i, blockIdx.y ? sum : scale * sum);
 }
 
-/** dQ of its sums, which lie in the order of accumulators: 128 floats for each 16 rows by 8 columns, of which
- * row g or g + 8 has its pairs of columns 4 floats apart. A warp has two blocks side by side, a thread 8
- * columns of a row. */
+/** Rounds the sums of dQ. They lie in the order of accumulators: 128 floats for each 16 rows by 8 columns.
+ * Rows g and g + 8 have their pairs of columns 4 floats apart. A warp has two such blocks of the same
+ * rows, a thread 8 columns of a row. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const float *sums, T *dq,
                                                                          const backward_args args)
@@ -382,7 +387,7 @@ float hidden_of(const td_attention_shape *shape)
     return shape->mask == TD_MASK_INF ? -INFINITY : -1e6f / shape->scale;
 }
 
-/** Cuts a forward pass into those blocks, and gives it the scratch of their parts. */
+/** Sets the blocks of a forward pass, and gives it the scratch of their parts. */
 void place_parts(const td_attention_shape *shape, cut blocks, scratch &rest, forward_args &args)
 {
     const int64_t rows = shape->batch * shape->heads * shape->seq;
@@ -452,7 +457,8 @@ cudaError_t add_parts(cudaStream_t stream, const backward_args &args, void *firs
     return cudaGetLastError();
 }
 
-/** What prepare sets to 0: the sums of dQ, which are scratch or in f32 dQ itself, and the turns. */
+/** How many floats prepare sets to 0: the sums of dQ and the turns. In f32 the sums are dQ itself,
+ * otherwise scratch. */
 int64_t zeros_of(const backward_args &args, kind k, int64_t turns)
 {
     if (!args.dq_sums)
@@ -478,19 +484,20 @@ cudaError_t prepare(cudaStream_t stream, const backward_args &args, const backwa
     return cudaGetLastError();
 }
 
+/** prepare, then dK and dV of all keys or of parts of them, and the sums of dQ if args has a place for them.
+ * cudaErrorNotSupported: the driver refuses Hopper's tensor maps. */
 template <typename T>
-cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, const backward_plan &plan,
-                         backward_args args, const void *o, const float *lse, td_gpu gpu)
+cudaError_t run_by_keys(cudaStream_t stream, const td_attention_shape *shape, const backward_plan &plan,
+                        backward_args &args, const void *o, const float *lse, td_gpu gpu, bool on_hopper)
 {
     const kind k = kind_of_shape(shape);
     cudaError_t error;
 
-    bool on_hopper = plan.takes_hopper && args.vectors;
-
-    if (!shape->deterministic)
-        args.dq_sums = k == kind::f32 ? static_cast<float *>(args.dq) : plan.dq_sums;
-    else if (on_hopper)
-        args.dq_sums = plan.dq_sums;
+    args.width = width_of(shape->head_dim, on_hopper ? 90 : 80);
+    args.blocks = on_hopper ? plan.on_hopper : plan.by_keys;
+    args.dq_sums = k == kind::f32 ? static_cast<float *>(args.dq) : plan.dq_sums;
+    if (shape->deterministic && !on_hopper)
+        args.dq_sums = nullptr;
     if (plan.turns > 0)
         args.turns =
             reinterpret_cast<int *>(plan.dq_sums + (int64_t)args.heads * args.rows_padded * args.width);
@@ -499,20 +506,23 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
                                : prepare<T, kind::tf32>(stream, args, plan, o, lse);
     else
         error = prepare<T, kind::bf16>(stream, args, plan, o, lse); /* f16 needs nothing else */
-
     if (error != cudaSuccess)
         return error;
-    if (on_hopper) {
-        args.blocks = plan.on_hopper;
-        error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, gpu, args);
-        on_hopper = error != cudaErrorNotSupported;
-    }
-    if (!on_hopper) {
-        if (shape->deterministic)
-            args.dq_sums = nullptr;
-        args.blocks = plan.by_keys;
-        error = run_pass(stream, k, args, true);
-    }
+    if (on_hopper)
+        return (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, gpu, args);
+    return run_pass(stream, k, args, true);
+}
+
+template <typename T>
+cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, const backward_plan &plan,
+                         backward_args args, const void *o, const float *lse, td_gpu gpu)
+{
+    cudaError_t error = cudaErrorNotSupported;
+
+    if (plan.takes_hopper && args.vectors)
+        error = run_by_keys<T>(stream, shape, plan, args, o, lse, gpu, true);
+    if (error == cudaErrorNotSupported)
+        error = run_by_keys<T>(stream, shape, plan, args, o, lse, gpu, false);
     if (error == cudaSuccess && args.blocks.parts > 1)
         error = add_parts<T>(stream, args, args.dk, args.dv, args.seq_k);
     if (error != cudaSuccess || args.dq_sums == args.dq)
@@ -525,7 +535,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
                                    args);
     }
     args.blocks = plan.by_queries;
-    error = run_pass(stream, k, args, false);
+    error = run_pass(stream, kind_of_shape(shape), args, false);
     if (error == cudaSuccess && args.blocks.parts > 1)
         error = add_parts<T>(stream, args, args.dq, nullptr, args.seq);
     return error;
@@ -593,8 +603,8 @@ bool td_cuda_flash_fits(const td_attention_shape *shape)
            heads * longest * shape->head_dim / THREADS <= MOST;
 }
 
-/* Tensors that do not start at 16 bytes take the portable kernels on any GPU, so there is scratch for both.
- * */
+/* Tensors that do not start at 16 bytes take the portable kernels on any GPU, so the scratch is large
+ * enough for both. */
 size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape)
 {
     const hopper_plan plan = plan_hopper_forward(gpu, shape);
@@ -674,7 +684,6 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_att
     args.seq = (int)shape->seq;
     args.seq_k = (int)shape->seq_k;
     args.head_dim = (int)shape->head_dim;
-    args.width = width_of(shape->head_dim);
     args.rows_padded = (int)(whole(shape->seq, ROWS_PADDING) * ROWS_PADDING);
     args.scale = shape->scale;
     args.exponent = exponent_of(shape);

@@ -1,9 +1,9 @@
-/** FlashAttention-2 on CUDA, sm_80 and later. `shape` is resolved: seq_k and scale are filled in; dtype is
- * TD_F32 (with or without tf32), TD_BF16 or TD_F16, head_dim at most 256. Tensors and their order are
- * flash/flash.h's; `work` is 256-byte aligned and has as many bytes as the function beside says for the same
- * arguments, may be NULL where that is 0.
+/** FlashAttention-2 on CUDA, sm_80 and later. `shape` is resolved: seq_k and scale are filled in. dtype is
+ * TD_F32 (with or without tf32), TD_BF16 or TD_F16, head_dim at most 256. flash/flash.h describes the
+ * tensors and their order. `work` is 256-byte aligned. It has as many bytes as td_cuda_flash_*_bytes
+ * returns for the same arguments, and may be NULL if that is 0.
  *
- * The GPU's SMs decide how many blocks a sequence is cut into, and so in what order sums run. */
+ * The number of SMs decides how many parts a sequence has, and so the order of sums. */
 #ifndef TD_KERNELS_FLASH_H
 #define TD_KERNELS_FLASH_H
 
@@ -21,7 +21,7 @@ typedef struct td_gpu {
     int capability;
 } td_gpu;
 
-/** Whether a grid has blocks for all tiles of the shape; the functions below take no other. */
+/** Whether a grid has blocks for all tiles of the shape. The functions below need such a shape. */
 bool td_cuda_flash_fits(const td_attention_shape *shape);
 
 size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape);

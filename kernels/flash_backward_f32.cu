@@ -11,7 +11,7 @@ template <int D> constexpr int backward_bytes()
     return 4 * (2 * (G::ROWS + G::OTHERS) * G::PITCH + G::ROWS * G::P_PITCH);
 }
 
-/** The block's rows of a gradient, or of this part's share of it. */
+/** Stores the block's rows of a gradient, or of this part's sums of it. */
 template <typename G>
 __device__ inline void store_sums(float *to, const float (&sum)[G::R][G::M][4], int row, int rows, int column,
                                   const backward_args &args, float scale)
@@ -28,7 +28,7 @@ __device__ inline void store_sums(float *to, const float (&sum)[G::R][G::M][4], 
     }
 }
 
-/** sum += p v over the whole of a tile. */
+/** sum += p v over a whole tile. */
 template <typename G>
 __device__ inline void add_tile(float (&sum)[G::R][G::M][4], const float *p, const float *v)
 {
@@ -51,8 +51,8 @@ __device__ inline void add_tile(float (&sum)[G::R][G::M][4], const float *p, con
     }
 }
 
-/** dq += dS K of the block's keys, for a tile of queries: adds it to the rows of dQ that lie in device
- * memory. A thread has neighbouring queries here, so that it reads dS^T [keys, queries] as it reads K. */
+/** dq += dS K of the block's keys, for a tile of queries. Adds to the rows of dQ in device memory. A
+ * thread has neighbouring queries here, so that it reads dS^T [keys, queries] in the same way as K. */
 template <typename G>
 __device__ inline void add_dq(const backward_args &args, float *dq, const float *ds, const float *k, int down,
                               int across, int rows)
@@ -119,8 +119,8 @@ __device__ inline void add_dq(const backward_args &args, float *dq, const float 
     }
 }
 
-/** By keys, dK and dV of a tile of keys, and what it adds to dQ if there are dq_sums; by queries, dQ of a
- * tile of queries: as on tensor cores, but that dq_sums is dQ itself. */
+/** By keys: dK and dV of a tile of keys, and adds to dQ if dq_sums is not NULL. By queries: dQ of a tile
+ * of queries. The kernel on tensor cores does the same, but here dq_sums is dQ itself. */
 template <int D, bool BY_KEYS>
 __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     void td_attention_flash_backward_f32(const backward_args args)
@@ -224,8 +224,8 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
                 x = weight * tile::exp2_fast(fmaf(x, args.exponent.high, low));
             }
         }
-        /* Of a query that sees one key P is 1 whatever the score, and dS is 0; or both are NaN. This spares
-         * them the rounding of lse and of two equal sums. */
+        /* A query that sees one key has P = 1 and dS = 0 for any score, or both are NaN. Here both are
+         * exact: neither has the rounding of lse or of two equal sums. */
         const auto sees_one = [&](int r, int n) {
             return args.seq_k == 1 || (args.causal && 0 == (BY_KEYS ? first_moving + across + G::ACROSS * n
                                                                     : first + down + G::DOWN * r));
@@ -256,14 +256,14 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
                     if (sees_one(r, n))
                         ds[r][n] *= 0.0f;
         }
-        __syncthreads(); /* all are done with the second tile */
+        __syncthreads(); /* all warps have read the second tile */
         if (j + 1 < end)
             fetch_moving(moving_b, from_b, pitch_b, j + 1);
         share<G>(p_tile + down * G::P_PITCH + across, ds);
         add_tile<G>(first_sum, p_tile + down * G::P_PITCH, moving_a + 4 * across);
         if constexpr (BY_KEYS) {
             if (args.dq_sums) {
-                __syncthreads(); /* dS^T of all warps is there */
+                __syncthreads(); /* all warps have written dS^T */
                 add_dq<G>(args,
                           args.dq_sums + ((int64_t)here.head * moving_rows + first_moving) * args.head_dim,
                           p_tile, fixed_a, down, across, moving_rows - first_moving);

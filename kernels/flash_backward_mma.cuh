@@ -1,13 +1,13 @@
 /** Backward on tensor cores: algorithm 2 of Dao 2023. Included once per element type.
  *
- * One kernel serves both directions. By keys, a block owns a tile of K and V, computes S^T = K Q^T and dP^T =
- * V dO^T, and sums dV += P^T dO and dK += dS^T Q; by queries, it owns a tile of Q and dO, computes S = Q K^T
- * and dP = dO V^T, and sums dQ += dS K. Either way the scores' accumulators are left operands as they stand,
- * and P never leaves the registers.
+ * One kernel serves both directions. By keys, a block owns a tile of K and V. It computes S^T = K Q^T and
+ * dP^T = V dO^T, and sums dV += P^T dO and dK += dS^T Q. By queries, a block owns a tile of Q and dO. It
+ * computes S = Q K^T and dP = dO V^T, and sums dQ += dS K. In both directions the accumulators of the
+ * scores are left operands without a change, and P never leaves the registers.
  *
- * dQ by keys (5 products instead of 7, half the exponentials) contracts over what a block's warps have
- * between them: dS^T goes through shared memory, and the sums of many blocks meet in f32 atomics in device
- * memory. */
+ * dQ by keys takes 5 GEMMs instead of 7, and half the exponentials. Its contraction runs over the keys of
+ * all warps of a block. So dS^T goes through shared memory, and many blocks add to the same f32 sums in
+ * device memory by atomics. */
 #ifndef TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 #define TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 
@@ -29,7 +29,8 @@ template <typename T, int D, bool BY_KEYS> struct backward_layout {
     static constexpr int BYTES = DSCORES + (BY_KEYS ? C.rows * tile::PITCH<T, C.others> : 0);
 };
 
-/** Rows 8 h + g of the block's results, times `scale`: to the gradient, or to this part's share of it. */
+/** Stores rows 8 h + g of the block's results, times `scale`, to the gradient or to this part's sums of
+ * it. */
 template <typename T, int BLOCKS, int ON>
 __device__ inline void store_sums(const backward_args &args, T *gradient, float *part,
                                   const float (&sum)[BLOCKS][ON][4], int row, int rows, int column,
@@ -69,7 +70,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     constexpr int SLICES = D / C.columns;
     const place here = place_of(args.blocks, SLICES);
-    /* The longest tiles first, where the mask is causal: the first keys, the last queries. */
+    /* Under a causal mask the longest tiles come first: the first keys, the last queries. */
     const int first = (BY_KEYS ? here.rank : args.blocks.tiles - 1 - here.rank) * C.rows;
     const int own = first + warp * 16 * BLOCKS + g; /* this lane's first row */
     const int fixed_rows = BY_KEYS ? args.seq_k : args.seq, moving_rows = BY_KEYS ? args.seq : args.seq_k;
@@ -117,7 +118,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
         }
     };
 
-    /* dS^T to shared memory, if dQ is made of it. */
+    /* Writes dS^T to shared memory if this kernel computes dQ of it. */
     const auto share_dscores = [&](int chunk, const float(&ds)[BLOCKS][NB][4]) {
         if (!BY_KEYS || !args.dq_sums)
             return;
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
 #pragma unroll 1
     for (int j = begin, stage = 0; j < end; j++) {
         tile::copy_wait<0>();
-        __syncthreads(); /* the tile is there, and all warps are done with the one before */
+        __syncthreads(); /* the tile has arrived, and all warps have read the tile before it */
         if constexpr (C.stages == 2) {
             if (j + 1 < end)
                 fetch_moving(j + 1, stage ^ 1);
@@ -167,7 +168,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
         const uint32_t buffers = stage * 2 * layout::STAGE;
         const uint32_t stats_lane = stats + stage * 8 * C.others + 8 * t;
         const int first_moving = j * C.others;
-        /* The last key of the tile against the first query, and the end of the keys. */
+        /* Whether the tile has a key after the tile's first query, or after the last key. */
         const bool masked =
             BY_KEYS ? first + C.rows > args.seq_k || (args.causal && first + C.rows - 1 > first_moving)
                     : first_moving + C.others > args.seq_k ||
@@ -226,7 +227,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
                     }
             }
             if (sizeof(T) == 4 && masked) {
-                /* Of a query that sees one key P is 1 whatever the score: dS is 0, or NaN, without the
+                /* A query that sees one key has P = 1 for any score. Its dS is 0, or NaN, without the
                  * rounding of two equal sums. */
 #pragma unroll
                 for (int i = 0; i < BLOCKS; i++)
@@ -246,7 +247,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
 
         if constexpr (BY_KEYS) {
             if (args.dq_sums) {
-                /* A warp has 16 QB queries and every CGth pair of 8 columns. */
+                /* A warp has 16 QB queries and every CG-th pair of 8 columns. */
                 constexpr int RB = C.others / 16, PAIRS = C.columns / 16;
                 constexpr int QB = RB >= 2 && C.warps * 2 / RB <= PAIRS ? 2 : 1;
                 constexpr int RG = RB / QB, CG = C.warps / RG, MINE = (PAIRS + CG - 1) / CG;
@@ -258,7 +259,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
                                           tile::lanes<T, PITCH>::right_by_rows(lane);
                 float dq[MINE][QB][2][4] = {};
 
-                __syncthreads(); /* dS^T of all warps is there */
+                __syncthreads(); /* all warps have written dS^T */
 #pragma unroll 2
                 for (int step = 0; step < C.rows / tile::STEP<T>; step++) {
                     uint32_t a[QB][4];

@@ -1,4 +1,4 @@
-/** The products of flash attention in true f32, on CUDA cores. */
+/** The GEMMs of flash attention in true f32, on CUDA cores. */
 #ifndef TD_KERNELS_FLASH_F32_CUH
 #define TD_KERNELS_FLASH_F32_CUH
 
@@ -10,23 +10,24 @@ namespace
 
 using namespace flash;
 
-/** What follows from a pass and a head dimension. A thread at (down, across) of the grid has the rows down
- * + DOWN i of the block, the columns across + ACROSS n of the scores, and the columns 4 across + 4 ACROSS m +
- * 0..3 of the outputs. */
+/** Sizes for a pass and a head dimension. A thread at (down, across) of the grid has the rows down + DOWN
+ * i of the block. It has the columns across + ACROSS n of the scores, and the columns 4 across + 4 ACROSS
+ * m + 0..3 of the outputs. */
 template <pass P, int D_> struct grid_f32 {
     static constexpr tiling C = tiling_of(P, kind::f32, D_);
     static constexpr int THREADS = 32 * C.warps, ACROSS = C.across, ROWS = C.rows, OTHERS = C.others, D = D_;
     static constexpr int DOWN = THREADS / ACROSS, R = ROWS / DOWN, N = OTHERS / ACROSS;
     static constexpr int M = (D + 4 * ACROSS - 1) / (4 * ACROSS), COLUMNS = M * 4 * ACROSS;
-    /* A sum loses the more the longer it is, so a score is the sum of two halves. */
+    /* The rounding of a sum grows with its length, so a score is the sum of two halves. */
     static constexpr int HALF = D > 32 ? D / 2 : D;
-    /* Sums over keys or queries have parts of so many rows. Parts need registers, which wide heads have not
-     * to spare; 16 columns or fewer lose least in their scores, so that these sums are most of the error, and
-     * of 80 columns a single query over hundreds of keys misses the rule without them. */
+    /* Sums over keys or queries have parts of so many rows. Parts need registers, of which wide heads have
+     * none left. With 16 columns or fewer the scores round least, so these sums are most of the error.
+     * With 80 columns and without parts, a single query over hundreds of keys breaks parity's rule. */
     static constexpr int PART = D == 16 ? 16 : D == 80 ? 32 : OTHERS;
     static constexpr int PITCH =
-        tile::PITCH<float, COLUMNS> / 4;            /* floats from row to row of an input's tile */
-    static constexpr int P_PITCH = OTHERS + ACROSS; /* and of the scores': no bank is hit twice */
+        tile::PITCH<float, COLUMNS> / 4; /* floats from row to row of an input's tile */
+    static constexpr int P_PITCH =
+        OTHERS + ACROSS; /* floats from row to row of the scores' tile: no bank is hit twice */
 };
 
 __device__ inline float part_of(const float4 &x, int i)
@@ -105,7 +106,7 @@ __device__ inline void add_products(float (&sum)[G::R][G::M][4], const float *p,
     }
 }
 
-/** The scores to shared memory, for the threads of the same rows, which are lanes of one warp. */
+/** Writes the scores to shared memory, for the threads of the same rows. These are lanes of one warp. */
 template <typename G> __device__ inline void share(float *p, const float (&s)[G::R][G::N])
 {
     __syncwarp();
@@ -117,7 +118,7 @@ template <typename G> __device__ inline void share(float *p, const float (&s)[G:
     __syncwarp();
 }
 
-/** Four neighbouring values of a row, times `scale`. */
+/** Stores four neighbouring values of a row, times `scale`. */
 __device__ inline void store_four(float *row, int column, int columns, bool vectors, const float (&x)[4],
                                   float scale)
 {

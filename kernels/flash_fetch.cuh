@@ -7,9 +7,9 @@
 namespace flash
 {
 
-/** Starts to copy a tile of ROWS x D, whose rows lie `pitch` elements apart. Rows from `rows` on and columns
- * from `columns` on become 0. With `vectors` every row starts at a multiple of 16 bytes; otherwise elements
- * are copied one by one, and are there after the next barrier. */
+/** Starts to copy a tile of ROWS x D, whose rows lie `pitch` elements apart. Rows from `rows` on and
+ * columns from `columns` on become 0. With `vectors` every row starts at a multiple of 16 bytes. Otherwise
+ * elements are copied one by one, and are visible after the next barrier. */
 template <typename T, int ROWS, int D, int THREADS, typename Pitch>
 __device__ inline void fetch(uint32_t dst, const T *src, Pitch pitch, int rows, int columns, bool vectors)
 {

@@ -11,14 +11,14 @@ template <int D> constexpr int forward_bytes()
     return 4 * ((G::ROWS + 2 * G::OTHERS) * G::PITCH + G::ROWS * G::P_PITCH);
 }
 
-/** 2^(score * scale). Relative to the row's largest score, which is then exactly 1. */
+/** 2^(score * scale). `score` is relative to the row's largest score, whose exponential is then exactly 1. */
 __device__ inline float exp2_scaled(float score, const split_scale &scale)
 {
     return tile::exp2_fast(fmaf(score, scale.high, score * scale.low));
 }
 
 /** One tile of queries by one part of the keys, from the last tile of keys to the first. The next keys are
- * fetched while the values are used, and the other way round. */
+ * fetched while the values are used, and the next values while the keys are used. */
 template <int D>
 __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     void td_attention_flash_forward_f32(const forward_args args)
@@ -37,7 +37,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     const int64_t queries = (int64_t)here.head * args.seq, keys = (int64_t)here.head * args.seq_k;
     const int64_t part_row = ((int64_t)here.part * args.heads + here.head) * args.seq;
 
-    if (begin >= end) { /* of a causal mask, and of several parts */
+    if (begin >= end) { /* under a causal mask a part may have no visible key */
         for (int row = first + (int)threadIdx.x; row < min(args.seq, first + G::ROWS); row += G::THREADS)
             args.part_sums[part_row + row] = make_float2(-INFINITY, 0.0f);
         return;
@@ -60,8 +60,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     __syncthreads();
     fetch_rows(v_tile, args.v, end - 1);
 
-    /* A tile of keys has sums of its own at least: this costs nothing, as what is there is rescaled
-     * anyway. */
+    /* Each tile of keys has at least one sum of its own. This costs nothing, because O is rescaled anyway. */
     float o[G::R][G::M][4] = {}, max[G::R], sum[G::R] = {};
 #pragma unroll
     for (int r = 0; r < G::R; r++)
@@ -73,7 +72,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
 
         products<G>(s, q_tile + down * G::PITCH, k_tile + across * G::PITCH);
         tile::copy_wait<0>();
-        __syncthreads(); /* V is there, and all are done with K */
+        __syncthreads(); /* V has arrived, and all warps have read K */
         if (j > begin)
             fetch_rows(k_tile, args.k, j - 1);
 
@@ -99,7 +98,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
 #pragma unroll
             for (int step = G::ACROSS / 2; step > 0; step /= 2)
                 top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-            /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
+            /* Before the first finite score the maximum is -inf, and -inf - -inf would be NaN. */
             const float base = top == -INFINITY ? 0.0f : top;
             alpha[r] = exp2_scaled(max[r] - base, args.exponent);
             max[r] = top;
@@ -127,7 +126,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
             }
         }
         tile::copy_wait<0>();
-        __syncthreads(); /* the next K is there, and all are done with V */
+        __syncthreads(); /* the next K has arrived, and all warps have read V */
         if (j > begin)
             fetch_rows(v_tile, args.v, j - 1);
     }

@@ -26,7 +26,7 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
     constexpr int THREADS = forward_layout<T, D>::THREADS, BLOCKS = C.rows / 16 / C.warps, NB = C.others / 8,
                   PITCH = tile::PITCH<T, D>;
     constexpr int STAGE = C.others * PITCH;
-    /* The fragments of Q stay in registers where those suffice. */
+    /* The fragments of Q stay in registers if there are enough registers. */
     constexpr bool KEEP_Q = sizeof(T) == 2 && D <= 64;
     extern __shared__ uint4 memory[];
 
@@ -39,7 +39,7 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
     const int begin = here.part * args.blocks.steps;
     const int end = min((visible + C.others - 1) / C.others, begin + args.blocks.steps);
 
-    if (begin >= end) { /* of a causal mask, and of several parts */
+    if (begin >= end) { /* under a causal mask a part may have no visible key */
         for (int row = first + (int)threadIdx.x; row < min(args.seq, first + C.rows); row += THREADS)
             args.part_sums[((int64_t)here.part * args.heads + here.head) * args.seq + row] =
                 make_float2(-INFINITY, 0.0f);
@@ -89,7 +89,7 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
         float s[BLOCKS][NB][4];
 
         tile::copy_wait<0>();
-        __syncthreads(); /* the tile is there, and all warps are done with the one before */
+        __syncthreads(); /* the tile has arrived, and all warps have read the tile before it */
         if (j > begin)
             fetch_keys(j - 1, stage ^ 1);
         tile::copy_commit();
@@ -132,9 +132,9 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
                     }
         }
 
-        /* Exponents are relative to a maximum of the scores so far. While no row of the warp has outgrown its
-         * own by more than a factor of 2^8, which f32 sums and all types of P have room for, it stays, and O
-         * with it. */
+        /* Exponents are relative to a maximum of the scores so far. The maximum and O stay while no row of
+         * the warp exceeds its maximum by more than a factor of 2^8. f32 sums and all types of P have room
+         * for this factor. */
         float top[BLOCKS][2];
         bool outgrown = false;
 #pragma unroll
@@ -155,7 +155,7 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const float now = fmaxf(top[i][h], max[i][h]);
-                    /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
+                    /* Before the first finite score the maximum is -inf, and -inf - -inf would be NaN. */
                     const float shift = now == -INFINITY ? 0.0f : now * args.exponent.high;
                     const float alpha = tile::exp2_fast(__fmul_rn(max[i][h], args.exponent.high) - shift);
                     max[i][h] = now;
@@ -197,8 +197,9 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
             if (row >= args.seq)
                 continue;
             const float inverse = 1.0f / all;
-            /* The sum is relative to the rounded exponent of the largest score; less what was rounded away it
-             * is relative to the score itself, of which a row with one visible key has its lse. */
+            /* The sum is relative to the rounded exponent of the largest score. Without the part that was
+             * rounded away it is relative to the score itself: a row with one visible key has that score
+             * for its lse. */
             const float base = max[i][h] == -INFINITY ? 0.0f : max[i][h];
             const float rounded = LN2 * fmaf(base, args.exponent.high, -__fmul_rn(base, args.exponent.high));
             if (args.blocks.parts == 1) {

@@ -1,4 +1,4 @@
-/** Flash attention on Hopper: the passes that kernels/flash.cu takes instead of the portable ones. Arguments
+/** Flash attention on Hopper: kernels/flash.cu uses these passes instead of the portable ones. Arguments
  * are as in kernels/flash.h. Every tensor starts at a multiple of 16 bytes. */
 #ifndef TD_KERNELS_FLASH_HOPPER_H
 #define TD_KERNELS_FLASH_HOPPER_H
@@ -14,8 +14,8 @@ bool hopper_runs(td_gpu gpu);
 /** A cluster of 8 has fewer SMs to run on, and was never the fastest. */
 constexpr int MOST_PARTS = 4;
 
-/** How the forward pass cuts a shape. A tile of queries has 64 rows for each of `groups` warpgroups. The keys
- * that it sees are shared out among `parts` (1, 2 or 4) blocks of a cluster, which add up their results. */
+/** How the forward pass cuts a shape. A tile of queries has 64 rows for each of `groups` warpgroups. Its
+ * keys are cut into `parts` (1, 2 or 4), one for each block of a cluster. The blocks add up their results. */
 struct hopper_plan {
     int groups; /* 0: there is no kernel for this shape */
     cut blocks; /* heads: as many keys and values as the L2 cache holds */

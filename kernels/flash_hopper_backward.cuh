@@ -3,24 +3,24 @@
  * The schedule starts from FlashAttention-3 (Shah et al. 2024) and the order of GEMMs of TLX (Triton pull
  * request 3465): dK starts before the kernel waits for dV.
  *
- * A task is 128 keys and the queries that see them. Two warpgroups have 64 keys each and compute S^T = K Q^T
- * and dP^T = V dO^T for a tile of queries. P^T and dS^T then are the left operands of dV += P^T dO and
- * dK += dS^T Q as they lie in registers. dS also goes to shared memory, because dQ = dS K sums over the keys
- * of both warpgroups.
+ * A task is 128 keys and the queries that see them. Two warpgroups have 64 keys each. They compute S^T = K
+ * Q^T and dP^T = V dO^T for a tile of queries. P^T and dS^T then lie in registers as the left operands of
+ * dV += P^T dO and dK += dS^T Q. dS also goes to shared memory, because dQ = dS K sums over the keys of
+ * both warpgroups.
  *
- * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is dV
- * and dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS of the
- * other warpgroup, and both would compute P at the same time. FlashAttention-3 does that. With turns 16 heads
- * of 16384, causal, take 2.41 ms instead of 2.57 at head_dim 64, and 4.40 instead of 4.74 at 128 (H100,
+ * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is
+ * dV and dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS
+ * of the other warpgroup, and both would compute P at the same time. FlashAttention-3 does that. 16 heads
+ * of 16384, causal, take 2.41 ms with turns and 2.57 without at head_dim 64, 4.40 and 4.74 at 128 (H100,
  * bf16, 2026-11-26). dQ one tile later alone brings nothing.
  *
- * A third warpgroup gives its registers away. Of its warps one loads K, V and Q, one loads dO. Two add the
- * dQ of a warpgroup to the sums in global memory (copies.cuh: bulk_add). If each thread adds its own
- * accumulators instead, the kernel takes 4 % longer.
+ * A third warpgroup gives its registers away. One of its warps loads K, V and Q, another loads dO. The
+ * other two add the dQ of a warpgroup to the sums in global memory (copies.cuh: bulk_add). If each thread
+ * adds its own accumulators instead, the kernel takes 4 % longer.
  *
- * There are as many blocks as free SMs. A block takes one task after the other, so that the next
- * task's tiles load while the last one's gradients are stored. 4 x 25 heads of 512, head_dim 64, take 49 us
- * so, and 55 us with a block for each task. */
+ * There are as many blocks as free SMs. A block takes one task after another. The tiles of the next task
+ * load while the gradients of the task before are stored. 4 x 25 heads of 512, head_dim 64, take 49 us,
+ * and 55 us with a block for each task. */
 #ifndef TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 
@@ -65,7 +65,7 @@ template <int D> struct shapes {
     static constexpr int BYTES = BARRIERS + (6 + 4 * STAGES) * 8 + 2 * 4;
 };
 
-/** Named barriers. All but the last are two, one for each warpgroup. */
+/** Named barriers. Each has a number for each warpgroup, except the last, which is one barrier. */
 enum { DQ_FULL = 1, DQ_EMPTY = 3, GROUP_WRITTEN = 5, TURN = 7, DSCORES_FULL = 9 };
 
 /** Barriers in shared memory, and the block's tasks. */
@@ -222,8 +222,8 @@ template <int D> __device__ constexpr int columns_of(int group)
     return S::BY_ROWS || D - group * S::PANEL > S::PANEL ? S::PANEL : D - group * S::PANEL;
 }
 
-/** For a warp: waits until `count` other warps have passed the turn on. Then their reduce-adds have ended,
- * and this warp's come later. */
+/** For a warp: waits until `count` other warps have called pass_on. Their reduce-adds have then ended, and
+ * this warp's come later. */
 __device__ inline void wait_until(const int *turn, int count)
 {
     int passed;
@@ -235,7 +235,7 @@ __device__ inline void wait_until(const int *turn, int count)
     __syncwarp();
 }
 
-/** Each lane has waited for its own adds. */
+/** Gives the turn to the next warp. Each lane has waited for its own adds. */
 __device__ inline void pass_on(int *turn)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -542,8 +542,8 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
                           args.seq_k, args.head_dim);
             continue;
         }
-        /* dV takes this warpgroup's panels of the buffers of dS that the last dQ did not read; dK that of its
-         * dQ. */
+        /* dV goes to this warpgroup's panels of the two buffers of dS that the last dQ does not read. dK
+         * goes to the place of dQ. */
         const int row = mine.first_key + group * 64;
         store_gradient<T, D>(
             dv, 1.0f,
@@ -643,7 +643,7 @@ cudaError_t backward_of_width(cudaStream_t stream, td_gpu gpu, const backward_ar
 
 template <typename T> cudaError_t hopper_backward(cudaStream_t stream, td_gpu gpu, const backward_args &args)
 {
-    return with_width<16, 32, 64, 80, 128>(
+    return with_width<16, 32, 64, 80, 96, 128>(
         args.width, [&](auto width) { return backward_of_width<T, width.value>(stream, gpu, args); });
 }
 

@@ -1,10 +1,10 @@
 /** Forward on Hopper: algorithm 1 of Dao 2023 with wgmma, tensor copies and specialised warps, after
  * FlashAttention-3 (Shah et al. 2024). Included once per element type.
  *
- * A block stays on its SM and takes tiles of queries by turns. One thread loads queries, keys and values.
- * Each of GROUPS warpgroups has 64 queries of the tile. It walks over the keys, from the last tile that its
- * queries see to the first, so only its first tile of keys needs a mask. S = Q K^T of a tile of keys runs on
- * the tensor cores at the same time as O += P V of the tile before, and both run during the softmax of
+ * A block stays on its SM and takes one tile of queries after another. One thread loads queries, keys and
+ * values. Each of GROUPS warpgroups has 64 queries of the tile. It reads the tiles of keys from the last
+ * that its queries see to the first, so only its first tile needs a mask. S = Q K^T of a tile of keys runs
+ * on the tensor cores at the same time as O += P V of the tile before, and both run during the softmax of
  * another warpgroup. */
 #ifndef TD_KERNELS_FLASH_HOPPER_FORWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_FORWARD_CUH
@@ -115,7 +115,7 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args, 
     ring<1> turn;
     ring<L::TILES> queue;
 
-    tile::wait_for_first(); /* of the stream: the others wait for this thread's loads */
+    tile::wait_for_first(); /* all other threads wait for this thread's loads */
     const auto load = [&](void *to, const CUtensorMap *map, int key, int head, uint64_t *full,
                           uint64_t *empty, uint32_t parity) {
         barrier_wait(empty, parity ^ 1);
@@ -161,9 +161,9 @@ struct softmax {
     float exponent; /* scale * log2(e) */
     float max[2], sum[2];
 
-    /** Turns scores into exponentials. Exponents are relative to a maximum of the scores so far. While no row
-     * of the warp has outgrown its maximum by more than a factor of 2^8, it stays, as in the portable kernel.
-     * Otherwise returns true, and O has to be multiplied by alpha. */
+    /** Turns scores into exponentials. Exponents are relative to a maximum of the scores so far. The
+     * maximum stays while no row of the warp exceeds it by more than a factor of 2^8, as in the portable
+     * kernel. Otherwise the function returns true, and O must be multiplied by alpha. */
     template <bool FIRST> __device__ bool step(float (&s)[KEYS / 2], float (&alpha)[2])
     {
         float top[2];
@@ -243,7 +243,7 @@ __device__ void add_parts(typename L::memory &shared, const hopper_args &args, c
             sum += weight;
 #pragma unroll
             for (int c = 0; c < PER; c++)
-                o[c] = fmaf(weight, weight != 0.0f ? of[c] : 0.0f, o[c]); /* true of NaN */
+                o[c] = fmaf(weight, weight != 0.0f ? of[c] : 0.0f, o[c]); /* NaN passes */
         }
         if (query >= args.seq || column >= args.head_dim)
             continue;
@@ -339,7 +339,7 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
         if (all <= 0)
             continue;
         barrier_wait(&shared.q_full, turn.parity);
-        /* Tiles of keys that other warpgroups need, and this one does not. */
+        /* Tiles of keys that other warpgroups need, but not this one. */
         for (int j = all; j > max(tiles, 0); j--) {
             barrier_wait(&shared.k_full[k.place], k.parity);
             leave(&shared.k_empty[k.place]);

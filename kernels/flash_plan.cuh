@@ -14,28 +14,30 @@
 namespace flash
 {
 
-/** In what arithmetic products are made; all of them sum in f32. */
+/** The arithmetic of the GEMMs. All of them sum in f32. */
 enum class kind { bf16, f16, tf32, f32 };
 
 constexpr double LOG2E = 1.4426950408889634;
 constexpr float LN2 = 0.69314718055994530942f;
 
-/** Head dimensions with kernels of their own; others are filled up with zeros to the next. */
-constexpr int WIDTHS[] = {16, 32, 64, 80, 128, 256};
+/** Head dimensions that have a kernel. Others are filled up with zeros to the next. Only Hopper has a kernel
+ * for 96. */
+constexpr int WIDTHS[] = {16, 32, 64, 80, 96, 128, 256};
 
-inline int width_of(int64_t head_dim)
+/** `gpu` as in tiling. */
+inline int width_of(int64_t head_dim, int gpu = 80)
 {
     for (int width : WIDTHS)
-        if (head_dim <= width)
+        if (head_dim <= width && (width != 96 || gpu == 90))
             return width;
     return 0;
 }
 
 enum class pass { forward, backward };
 
-/** A kernel's block keeps `rows` rows (of queries, or in backward of keys) in shared memory. It walks over
- * the other side `others` rows at a time. Two blocks should fit an SM if they can, so that one computes
- * while the other waits: `residents` is what fits an H100. */
+/** A kernel's block keeps `rows` rows (of queries, or in backward of keys) in shared memory. It reads the
+ * other side `others` rows at a time. Two blocks should fit an SM if they can, so that one computes while
+ * the other waits: `residents` is how many fit an H100. */
 struct tiling {
     pass of;
     kind in;   /* bf16 stands for f16 too */
@@ -49,18 +51,18 @@ struct tiling {
     int across = 0;  /* f32, see below */
 };
 
-/* Tensor cores. A warp of 32 rows reads half as much shared memory per product as one of 16, and is taken
- * where its accumulators fit 255 registers: 2 rows * width / 32 of them for the outputs of the backward pass.
- * 64 keys at width 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward at
- * width 64 takes 3.36 ms with one stage and two blocks an SM, 4.20 with two stages and one; at width 80 4.87
- * ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512, causal: 105 us with 4 warps
- * and chunks of 16, which leave registers for 32 rows a warp, 122 with 8 warps and chunks of 64, 110 to 116
- * with tiles of 64 rows.
+/* Tensor cores. A warp of 32 rows reads half as much shared memory for a multiplication as one of 16. It
+ * is used if its accumulators fit 255 registers: the outputs of backward take 2 rows * width / 32 of them.
+ * 64 keys at width 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward
+ * at width 64 takes 3.36 ms with one stage and two blocks an SM, 4.20 with two stages and one block. At
+ * width 80 it takes 4.87 ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512,
+ * causal, takes 105 us with 4 warps and chunks of 16, which leave registers for 32 rows a warp. It takes
+ * 122 with 8 warps and chunks of 64, and 110 to 116 with tiles of 64 rows.
  *
- * f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`; a thread has every
- * `across`th column of the scores, and 4 neighbouring columns of the outputs every 4 * across. The products
- * are bound by reads of shared memory, of which a thread's 8 x 8 block of scores needs 16 per 256
- * multiplications, 4 x 8 24.
+ * f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`. A thread has every
+ * `across`th column of the scores. Of every 4 * across columns of the outputs it has 4 neighbours. Reads
+ * of shared memory bound these GEMMs: a thread's 8 x 8 block of scores needs 16 reads for 256
+ * multiplications, 4 x 8 needs 24.
  *
  * Hopper. In forward a tile of queries has `rows` for each of its warpgroups, see hopper_plan. */
 constexpr tiling TILINGS[] = {
@@ -103,23 +105,25 @@ constexpr tiling tiling_of(pass of, kind in, int width, int gpu = 80)
     return {};
 }
 
-/** The stationary rows times what they walk over, cut into parts where there are too few tiles for all
- * SMs. The parts' results are added up afterwards, in order. */
+/** How a call is cut into blocks. A block has a tile of one side and a part of the other side. There is
+ * more than one part only if there are too few tiles for all SMs. The parts' results are added up
+ * afterwards, in order. */
 struct cut {
-    int tiles; /* of the stationary side, per head */
+    int tiles; /* of the side that a block keeps, for each head */
     int parts;
-    int steps; /* of the other side, per part */
-    int heads; /* blocks come tile by tile, first those of so many heads; 0: head by head */
+    int steps; /* of the other side, for each part */
+    int heads; /* 0: all tiles of a head follow each other; else the first tiles of so many heads do, then
+                  their second tiles */
 };
 
-/** scale * log2(e), by which a score becomes an exponent of 2, and for f32 what `high` lacks of it: there it
- * was rounded down, so that both are positive and an infinite score keeps its sign. */
+/** scale * log2(e), which turns a score into an exponent of 2. In f32 it is the sum of both numbers.
+ * `high` is rounded down, so that both are positive, and an infinite score keeps its sign. */
 struct split_scale {
     float high, low;
 };
 
-/* At most 128 bytes: beyond, the code of nvcc 13.0 for the masks makes the forward pass in bf16 at width 64
- * some 4 % slower (16 heads, seq 16384, H200, 2026-11-21). */
+/* At most 128 bytes. With more, nvcc 13.0 compiles the masks to slower code: the forward pass in bf16 at
+ * width 64 takes 4 % longer (16 heads, seq 16384, H200, 2026-11-21). */
 struct forward_args {
     const void *q, *k, *v;
     void *o;
@@ -141,12 +145,14 @@ struct backward_args {
     const void *q, *k, *v, *dout;
     void *dq, *dk, *dv;
     const float *lse,
-        *dot;       /* [heads, rows_padded]: log2 of the row sums, in f32 less doublings_of; rowsum(dO * O) */
-    float *dq_sums; /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
-                             * [heads, rows_padded, width] in the order of accumulators, in f32 dQ itself */
-    int *counter;   /* on Hopper, 0 after prepare */
-    int *turns;   /* NULL: blocks add to dq_sums in any order. On Hopper [heads, tiles of queries, 2], 0 after
-                     * prepare: how many tiles of keys have added, for each warpgroup */
+        *dot; /* [heads, rows_padded]: log2 of the row sums, in f32 less doublings_of; rowsum(dO * O) */
+    /* where blocks by keys add their dQ; NULL: nowhere. On tensor cores [heads, rows_padded, width] in the
+     * order of accumulators, in f32 dQ itself */
+    float *dq_sums;
+    int *counter; /* on Hopper, 0 after prepare */
+    /* NULL: blocks add to dq_sums in any order. On Hopper [heads, tiles of queries, 2], 0 after prepare: how
+     * many tiles of keys have added, for each warpgroup */
+    int *turns;
     float *parts; /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
     cut blocks;
     int heads, o_heads, seq, seq_k, head_dim, width;
@@ -164,7 +170,7 @@ cudaError_t forward_f16(cudaStream_t stream, const forward_args &args);
 cudaError_t forward_tf32(cudaStream_t stream, const forward_args &args);
 cudaError_t forward_f32(cudaStream_t stream, const forward_args &args);
 
-/** by_keys: dK and dV, and dQ into dq_sums if there are any; else dQ. */
+/** by_keys: computes dK and dV, and adds dQ to dq_sums if it is not NULL. Otherwise computes dQ. */
 cudaError_t backward_bf16(cudaStream_t stream, const backward_args &args, bool by_keys);
 cudaError_t backward_f16(cudaStream_t stream, const backward_args &args, bool by_keys);
 cudaError_t backward_tf32(cudaStream_t stream, const backward_args &args, bool by_keys);
@@ -172,14 +178,12 @@ cudaError_t backward_f32(cudaStream_t stream, const backward_args &args, bool by
 
 #ifdef __CUDACC__
 
-/** A block's task: which head, which of its tiles, which part of the other side, which slice of the outputs'
- * columns. */
+/** A block's task: a head, a tile of it, a part of the other side, a slice of the outputs' columns. */
 struct place {
     int head, rank, part, slice;
 };
 
-/** Volatile, so that a kernel that asks again after its loop keeps none of it in registers during the
- * loop. */
+/** Volatile: a kernel that calls it again after its loop needs no registers for the place during the loop. */
 __device__ inline place place_of(const cut &blocks, int slices = 1)
 {
     unsigned block;
@@ -190,7 +194,8 @@ __device__ inline place place_of(const cut &blocks, int slices = 1)
     return {(int)(rest / blocks.parts), (int)rank, (int)(rest % blocks.parts), (int)(block % slices)};
 }
 
-/** Elements from row to row of a head of o and dout, and before its first row. */
+/** o_pitch: elements from one row of a head of o or dout to the next. o_start: elements before its first
+ * row. */
 template <typename Args> __device__ inline int64_t o_pitch(const Args &args)
 {
     return (int64_t)args.o_heads * args.head_dim;
@@ -238,7 +243,7 @@ __device__ inline void store_two(__half *to, float x, float y)
     *reinterpret_cast<__half2 *>(to) = __floats2half2_rn(x, y);
 }
 
-/** Elements `column` and the next of a row of `columns`, of which `vectors` says that two are aligned. */
+/** Stores elements `column` and `column` + 1 of a row of `columns`. `vectors`: pairs are aligned. */
 template <typename T>
 __device__ inline void store_pair(T *row, int column, int columns, bool vectors, float x, float y)
 {
@@ -253,7 +258,7 @@ __device__ inline void store_pair(T *row, int column, int columns, bool vectors,
     }
 }
 
-/** Adds four values to what lies at a multiple of 16 bytes, in whatever order blocks come. */
+/** Adds four values to memory at a multiple of 16 bytes. The order of adds of several blocks is not fixed. */
 __device__ inline void add_to(float *sums, const float (&c)[4])
 {
 #if __CUDA_ARCH__ >= 900
@@ -266,16 +271,16 @@ __device__ inline void add_to(float *sums, const float (&c)[4])
 #endif
 }
 
-/** A score that the mask hides: -infinity, or 1e6 less before scaling. The former also of what is no
- * number. */
+/** A score that the mask hides: -infinity, or 1e6 less before scaling. -infinity also takes the place of
+ * NaN. */
 __device__ inline float hide(float score, float hidden)
 {
     return hidden == -INFINITY ? -INFINITY : score + hidden;
 }
 
-/** The weight of a part's O, of its largest score and its sum. `max` is the largest score of all parts. A
- * part without a visible key has a sum of 0, and no O. If all scores are NaN, the largest score is -infinity
- * too, but the sum is NaN. */
+/** The weight of a part's O, from the part's largest score and sum. `max` is the largest score of all
+ * parts. A part without a visible key has a sum of 0, and no O. If all scores are NaN, the largest score
+ * is -infinity too, but the sum is NaN. */
 __device__ inline float part_weight(float2 part, float max, split_scale exponent)
 {
     const float below = part.x - max;
@@ -283,9 +288,9 @@ __device__ inline float part_weight(float2 part, float max, split_scale exponent
     return part.y == 0.0f ? 0.0f : part.y * exp2f(fmaf(below, exponent.high, below * exponent.low));
 }
 
-/** The powers of two in the number of keys that a query sees. P is 2^(S - L), and L some log2(keys) above the
- * scores that matter; the larger an exponent, the more of it is rounded away. So in f32 the lse of backward
- * is smaller by this, and P makes up for it. */
+/** floor(log2(keys that a query sees)). P is 2^(S - L), and L is about log2(keys) above the scores that
+ * matter. The larger an exponent is, the more of it is rounded away. So in f32 the lse of backward is
+ * smaller by this number, and P is multiplied by 2 to the minus it. */
 __device__ inline int doublings_of(int query, int seq_k, bool causal)
 {
     return 31 - __clz(causal ? min(seq_k, query + 1) : seq_k);
@@ -323,7 +328,7 @@ inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int
     return cudaGetLastError();
 }
 
-/** The same for a kernel that waits for the one before it, see tile/behind.cuh. */
+/** The same for a kernel that waits for the kernel before it, see tile/behind.cuh. */
 template <typename Args>
 inline cudaError_t launch_behind(void (*kernel)(Args), int64_t blocks, int threads, int bytes,
                                  cudaStream_t stream, const Args &args)

@@ -3,7 +3,7 @@
 namespace
 {
 
-/* A block an SM: with so much shared memory no two fit. */
+/* With so much shared memory only one block fits on an SM. */
 constexpr int BYTES = 120 * 1024;
 
 __global__ void td_gpcs_probe(int *clusters)

@@ -22,7 +22,7 @@ __global__ void td_elem_rope_table(int64_t count, int half, double theta, float 
 
 constexpr int BLOCK = 128, UNROLL = 4;
 
-/* A token's row has PARTS sets of heads, its q, k and v; the first TURNED of them are turned. */
+/* A token's row has PARTS sets of heads: q, k and v. The first TURNED of them are rotated. */
 constexpr int PARTS = 3, TURNED = 2;
 
 template <typename T> struct split_heads {
@@ -34,7 +34,7 @@ template <typename T> struct split_heads {
     }
 };
 
-/* The angles of a pack's pairs. They are loaded with the packs, so that both are on their way together. */
+/* The angles of a pack's pairs. They are loaded together with the packs, so that both loads overlap. */
 template <int W> struct angles {
     pack<float, W / 2> cosine, sine;
 
@@ -44,7 +44,7 @@ template <int W> struct angles {
         sine = load<W / 2>(sines + first, 0);
     }
 
-    /* The pack, turned by them, or back with sign -1. */
+    /* The pack rotated by the angles; with sign -1 rotated back. */
     template <typename T> __device__ pack<T, W> turn(const pack<T, W> &x, float sign) const
     {
         float result[W];
@@ -59,9 +59,9 @@ template <int W> struct angles {
     }
 };
 
-/* Both directions write whole lines and gather the pieces of head_dim elements. A block of the split has
- * UNROLL * BLOCK neighbouring packs of one head, whose tokens follow each other there. All heads of a
- * sequence run at about the same time, so that both sides' pages are used up while they are open. */
+/* Both directions write whole cache lines and gather pieces of head_dim elements. A block of the split writes
+ * UNROLL * BLOCK neighbouring packs of one head. All heads of a sequence run at about the same time, so that
+ * reads and writes use each open DRAM page completely. */
 template <typename T, int W>
 __global__ void __launch_bounds__(BLOCK)
     td_elem_qkv_split(td_heads_shape s, const T *packed, const float *cosine, const float *sine,
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-/* A block of the merge has UNROLL * BLOCK packs of the packed rows, one row after the other. */
+/* A block of the merge writes UNROLL * BLOCK neighbouring packs of the packed rows. */
 template <typename T, int W>
 __global__ void __launch_bounds__(BLOCK) td_elem_qkv_merge(td_heads_shape s, T *packed, const float *cosine,
                                                            const float *sine, split_heads<T> split)
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(BLOCK) td_elem_qkv_merge(td_heads_shape s, T *
     }
 }
 
-/* Pair by pair, for heads whose rows do not begin at multiples of 16 bytes, or that are too many for that. */
+/* Pair by pair: for rows that do not begin at multiples of 16 bytes, and for tensors too large for 32-bit
+ * indices. */
 template <typename T, bool SPLIT>
 __global__ void __launch_bounds__(BLOCK) td_elem_qkv_plain(td_heads_shape s, T *packed, const float *cosine,
                                                            const float *sine, split_heads<T> split)

@@ -1,4 +1,4 @@
-/** Heads and rotary position embedding on CUDA. `shape` is resolved: the pitch is filled in. Tensors as in
+/** Heads and rotary position embedding on CUDA. The caller has filled in shape->pitch. Tensors as in
  * ops/ops.h. */
 #ifndef TD_KERNELS_HEADS_H
 #define TD_KERNELS_HEADS_H

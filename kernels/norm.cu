@@ -8,12 +8,12 @@ namespace
 
 using namespace tile;
 
-/* As many blocks as are resident on 132 multiprocessors at a time; each leaves its sum in `work`. */
+/* As many blocks as run on 132 SMs at a time. Each writes its sum to `work`. */
 constexpr int BLOCKS = 132 * 8;
 
 using block = group<FLAT_BLOCK, 1>;
 
-/* The square of an f32 is exact in float64, where it cannot overflow. */
+/* In float64 the square of an f32 is exact and does not overflow. */
 template <typename T, int W>
 __global__ void __launch_bounds__(FLAT_BLOCK) td_reduce_squares(int64_t count, const T *g, double *sums)
 {

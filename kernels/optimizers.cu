@@ -10,7 +10,7 @@ namespace
 
 using namespace tile;
 
-/* N parameters as they lie in memory. */
+/* N parameters with their gradients and moments, in registers. */
 template <typename T, typename G, int N> struct parameters {
     typename numbers<T>::template held<N> weights;
     pack<G, N> grads;
@@ -38,11 +38,11 @@ template <typename T, typename G, int N> struct parameters {
     }
 };
 
-/* A thread has a pack, or one of the parameters left over behind the last pack, and no second one: with
- * loops, in which blocks drift apart, the memory serves the streams at 3.2 to 4.05 TB/s, without at 4.26
- * (H200, 21 November 2026).
+/* A thread updates one pack, or one of the parameters after the last pack. There is no loop, because blocks
+ * drift apart in loops: memory then reached 3.2 to 4.05 TB/s, and without a loop 4.26 (H200, 21 November
+ * 2026).
  *
- * A thread of each block works the constants out while the block's loads are on their way. */
+ * One thread of each block computes the constants while the block's loads are in flight. */
 template <typename T, typename G, int W>
 __global__ void __launch_bounds__(FLAT_BLOCK)
     td_optimizer_adamw(const td_adamw *adamw, const td_update_state *state, int64_t count, numbers<T> p,
@@ -96,11 +96,11 @@ __global__ void td_optimizer_clip(float max_norm, const float *norm, td_update_s
 {
     const float factor = max_norm / (fabsf(state->gain) * *norm + 1e-6f);
 
-    if (!(factor >= 1.0f)) /* also where it is NaN */
+    if (!(factor >= 1.0f)) /* true for NaN too */
         state->gain *= factor;
 }
 
-/* The launch carries them, so that they may change behind it. */
+/* The bytes are an argument of the kernel, so the host may change them after the launch. */
 struct carried {
     unsigned char bytes[TD_ASSIGN_MOST];
 };

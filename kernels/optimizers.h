@@ -8,23 +8,24 @@
 
 TD_BEGIN_DECLS
 
-/* adamw, sgd and state are in the GPU's memory; grad_dtype and copy_dtype of `tensors` are filled in. */
+/** adamw, sgd and state are in GPU memory. The caller has filled in tensors->grad_dtype and ->copy_dtype. */
 cudaError_t td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw, const td_update_state *state,
                                  const td_update_tensors *tensors);
 cudaError_t td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
                                const td_update_tensors *tensors);
 
-/** SMs of a GPU, by the numbers that %smid gives. */
+/** A set of SMs, numbered as in %smid. */
 enum { TD_SM_SET_MOST = 256 };
 typedef struct td_sm_set {
     int all; /* SMs of the GPU */
     uint32_t bits[TD_SM_SET_MOST / 32];
 } td_sm_set;
 
-/** The same updates on tensors->sms SMs: those of `wanted`, as far as they are free. Kernels of other streams
- * cannot use them until the update ends. The bits are the same. _built: whether the build has such kernels
- * for the current GPU (they need Hopper's bulk copies). _fits: whether every address is a multiple of 16
- * bytes. */
+/** The same updates, with the same bits, on tensors->sms SMs: the SMs in `wanted`, or others if these are
+ * busy. Kernels of other streams cannot use the SMs until the update ends.
+ *
+ * _built: whether the build has these kernels for the current GPU; they need Hopper's bulk copies.
+ * _fits: whether every address is a multiple of 16 bytes, as these kernels need. */
 bool td_cuda_update_sms_built(void);
 bool td_cuda_update_sms_fits(const td_update_tensors *tensors);
 cudaError_t td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_adamw *adamw,
@@ -36,7 +37,8 @@ cudaError_t td_cuda_update_begin(cudaStream_t stream, td_update_state *state, fl
 cudaError_t td_cuda_update_clip(cudaStream_t stream, float max_norm, const float *norm,
                                 td_update_state *state);
 
-/** bytes is at most TD_ASSIGN_MOST; `from` is the host's and may change behind the call. */
+/** to[0..bytes) = from[0..bytes). `from` is host memory and may change after the call. bytes is at most
+ * TD_ASSIGN_MOST. */
 cudaError_t td_cuda_assign(cudaStream_t stream, void *to, const void *from, size_t bytes);
 
 TD_END_DECLS

@@ -1,17 +1,17 @@
-/* The updates of optimizers.cu on a few SMs of their own, so that they overlap with GEMMs on the others.
+/* The updates of optimizers.cu on a few reserved SMs, so that they overlap with GEMMs on the other SMs.
  *
- * A block fills an SM: it asks for so much shared memory that no other block fits next to it. One thread
- * loads chunks of weights, moments and gradients into a ring of stages with bulk copies, one stores the
- * results, and the other warps compute. Alone, 12 SMs move 89 GB/s each, 20 move 76 and 28 move 78 (H100,
- * 25 November 2026). One thread for both directions moved 83, 73 and 74. The arithmetic is no limit: stores
- * from registers, or loads without shared memory, made no step faster.
+ * A block fills an SM: it asks for so much shared memory that no second block fits. One thread loads chunks
+ * of weights, moments and gradients into a ring of stages with bulk copies. Another thread stores the
+ * results, and the other warps compute. Without other kernels, each of 12 SMs moves 89 GB/s, each of 20 moves
+ * 76, and each of 28 moves 78 (H100, 25 November 2026). One thread for loads and stores moved 83, 73 and 74.
+ * The arithmetic is no limit: stores from registers, or loads without shared memory, made no step faster.
  *
- * The place of these SMs matters more than their number. A GEMM's clusters of 4 or 8 blocks need so many free
- * SMs in one GPC. Blocks that are spread over all GPCs leave each with too few: xl's GEMMs then take 38 ms
- * next to blocks that only wait, and 27 if the SMs are not taken from their clusters. So a launch has a block
- * for each SM of the GPU. A block on an SM that is not one of the update's ends at once; the blocks that stay
- * share the chunks by a counter. If another kernel has the update's SMs, the last blocks of the launch stay
- * wherever they are. */
+ * The place of these SMs matters more than their number. A GEMM's cluster of 4 or 8 blocks needs that many
+ * free SMs in one GPC. Update blocks in all GPCs leave too few free SMs in each: xl's GEMMs then take 38 ms,
+ * even if the update blocks only wait. If whole clusters stay free the GEMMs take 27 ms. So a launch has a
+ * block for each SM of the GPU. A block on an SM outside the update's set ends at once. The blocks that stay
+ * share the chunks through a counter. If another kernel uses the update's SMs, the last blocks of the launch
+ * stay on any SM. */
 #include "kernels/optimizers.h"
 
 #include "kernels/hopper/copies.cuh"
@@ -23,23 +23,23 @@ namespace
 using namespace hopper;
 using namespace tile;
 
-/* Groups of threads that compute take turns with the chunks. Two more warps have one thread each that loads,
- * and that stores. */
+/* GROUPS groups of threads compute; each takes every GROUPS-th chunk. One thread of a further warp loads, and
+ * one thread of the last warp stores. */
 constexpr int GROUPS = 2, GROUP = 256, CONSUMERS = GROUPS * GROUP, THREADS = CONSUMERS + 64;
 [[maybe_unused]] constexpr int LOADS = CONSUMERS, STORES = CONSUMERS + 32;
-[[maybe_unused]] constexpr int WIDTH = 4, CHUNK = 2048; /* elements of a thread's load, of a stage */
-constexpr int MOST_BYTES = 227 * 1024;                  /* shared memory of a block on Hopper */
-constexpr int LEAST_BYTES = 120 * 1024;                 /* with which a block is alone on its SM */
+[[maybe_unused]] constexpr int WIDTH = 4, CHUNK = 2048; /* elements of a thread's load, and of a stage */
+constexpr int MOST_BYTES = 227 * 1024;                  /* the most shared memory of a block on Hopper */
+constexpr int LEAST_BYTES = 120 * 1024;                 /* keeps a second block off the SM */
 
-/* What a stage holds: weights of type T, moments, G gradients. Every array is on a multiple of 128 bytes:
- * with stages of 28,688 bytes a step of 2.7B took 136 ms on 16 SMs, with 28,672 bytes 106. */
+/* A stage: weights of type T, f32 moments, gradients of type G. Every array begins at a multiple of 128
+ * bytes. With stages of 28,688 bytes a step of 2.7B took 136 ms on 16 SMs, and with 28,672 bytes 106 ms. */
 template <typename T, typename G, bool MOMENTS> struct stage {
     static constexpr int P_BYTES = CHUNK * sizeof(T), M_BYTES = MOMENTS ? CHUNK * sizeof(float) : 0,
                          BYTES = P_BYTES + 2 * M_BYTES + CHUNK * (int)sizeof(G);
 
     alignas(128) unsigned char bytes[BYTES];
 
-    /* Of planes the upper one, and the lower one after it. */
+    /* For planes: the high plane; low() is the low plane. */
     __device__ unsigned char *p()
     {
         return bytes;
@@ -74,15 +74,16 @@ template <typename T, typename G, bool MOMENTS> struct layout {
 
     one stages[STAGES];
     uint64_t full[STAGES], done[STAGES], empty[STAGES];
-    int chunks[STAGES]; /* of the stages; END: no chunk is left */
+    int chunks[STAGES]; /* the chunk of each stage; END: no chunk is left */
     adamw_constants constants;
-    bool stays; /* the block */
+    bool stays; /* the block does not end at once */
 };
 
-/* Unused where the code is not Hopper's: the kernel is empty there. */
-[[maybe_unused]] constexpr int END = -1, TAKEN = 4; /* chunks that a block takes at a time */
+/* TAKEN: chunks that a block takes at a time. Unused in code for other GPUs than Hopper, where the kernel is
+ * empty. */
+[[maybe_unused]] constexpr int END = -1, TAKEN = 4;
 
-/* What the blocks of a launch agree on. The last of them makes it 0 again. */
+/* Counters that all blocks of a launch share. The last block sets them back to 0. */
 struct turns {
     unsigned chunks, started, staying, ended;
 };
@@ -98,7 +99,8 @@ struct arrays {
     td_sm_set wanted;
 };
 
-/* Whether the block stays: on one of the update's SMs, or among the last if too few others do. */
+/* Whether the block stays: it is on one of the update's SMs, or it is one of the last blocks and too few
+ * others stay. */
 [[maybe_unused]] __device__ inline bool stays(const arrays &a)
 {
     uint32_t sm;
@@ -126,8 +128,8 @@ template <typename T, typename G, bool MOMENTS> struct update {
 
     memory &shared;
     const arrays &a;
-    int64_t whole; /* elements that bulk copies move: a multiple of 16 bytes of each array */
-    int chunks;    /* of the launch, at least 1 */
+    int64_t whole; /* number of elements that bulk copies move: a multiple of 16 bytes in each array */
+    int chunks;    /* number of chunks of the launch, at least 1 */
 
     __device__ int size(int chunk) const
     {
@@ -142,7 +144,7 @@ template <typename T, typename G, bool MOMENTS> struct update {
             barrier_wait(&shared.empty[turn % STAGES], (uint32_t)(turn / STAGES & 1) ^ 1);
     }
 
-    /* Loads a chunk into the stage of `turn`, or tells every group that no chunk is left. */
+    /* Loads a chunk into the stage of `turn`. If no chunk is left, tells every group so and returns false. */
     __device__ bool load(int turn, int chunk)
     {
         auto &s = shared.stages[turn % STAGES];
@@ -192,7 +194,7 @@ template <typename T, typename G, bool MOMENTS> struct update {
         bulk_commit();
     }
 
-    /* The thread that loads. It takes the next chunks while it uses the ones before. */
+    /* Runs in the thread that loads. It asks for the next chunks before it needs them. */
     __device__ void load_all()
     {
         unsigned now = atomicAdd(&a.shared->chunks, TAKEN), next = atomicAdd(&a.shared->chunks, TAKEN);
@@ -209,7 +211,8 @@ template <typename T, typename G, bool MOMENTS> struct update {
         }
     }
 
-    /* The thread that stores. A stage is empty once its store has read it, which the next store waits for. */
+    /* Runs in the thread that stores. A stage is empty when its store has read it; this is known after the
+     * wait of the next store. */
     __device__ void store_all()
     {
         for (int turn = 0;; turn++) {
@@ -244,7 +247,7 @@ template <typename T, typename G, bool MOMENTS> struct update {
                 if (at < n)
                     one<WIDTH>(step, numbers<T>(s.p() + at * EACH, s.low() + at * EACH), s.g() + at,
                                s.m() + at, s.v() + at);
-            /* The few elements after the last 16 bytes. */
+            /* The few elements that do not fill 16 bytes. */
             const int64_t rest = whole + thread;
             if (chunk == chunks - 1 && rest < a.count)
                 one<1>(step, numbers<T>((char *)a.p + rest * EACH, (char *)a.low + rest * EACH),
@@ -254,7 +257,7 @@ template <typename T, typename G, bool MOMENTS> struct update {
         }
     }
 
-    /* N elements, in shared memory or, one by one, in the GPU's. */
+    /* Updates N elements in shared memory, or single elements in GPU memory. */
     template <int N, typename F>
     __device__ static void one(F step, numbers<T> p, const G *g, float *m, float *v)
     {
@@ -313,7 +316,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     if (threadIdx.x >= CONSUMERS)
         return;
-    /* Thread 0 makes the constants while the first chunks are on their way. */
+    /* Thread 0 computes the constants while the first chunks are in flight. */
     if (threadIdx.x == 0) {
         if constexpr (MOMENTS) {
             shared.constants = constants_of(*(const td_adamw *)hyper, *state);
@@ -333,7 +336,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             weight = fmaf(-k.rate, __fmul_rn(k.gain, grad), weight);
         });
 #else
-    __trap(); /* the host launches it on code for Hopper alone */
+    __trap(); /* the host launches this kernel only if it is compiled for Hopper */
 #endif
 }
 

@@ -8,7 +8,7 @@ namespace
 
 using namespace tile;
 
-/* X is the type of x, weight, sum and dx; T that of everything else. ADD: x and b are added first. */
+/* X is the type of x, weight, sum and dx; T is the type of other tensors. ADD: x and b are added first. */
 template <typename T, typename X, int W, typename G, bool ADD>
 __global__ void __launch_bounds__(G::BLOCK, 1)
     td_norm_rmsnorm_forward(int64_t rows, int cols, float eps, const X *x, const T *b, const X *weight,
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
     row<X, W, G> in;
     float squares = 0.0f;
 
-    if (r >= rows) /* whole warps: rows share a block only where they are a warp's */
+    if (r >= rows) /* whole warps end: a block has several rows only if each row has a warp */
         return;
     for_pieces<G>(packs, [&](int first, int count) {
         const int64_t at = r * cols + (int64_t)first * W;
@@ -61,13 +61,12 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
     });
 }
 
-/* dweight sums over all rows: every group of threads sums its rows in registers, a block its groups in shared
- * memory, into a row of work of its own; td_reduce_dweight adds those up. How many blocks there are depends
- * on the shape alone, and so does the order of the sums. Two fit on each of the 132 multiprocessors of an
- * H100. */
+/* dweight sums over all rows. Each group of threads sums its rows in registers. Each block sums its groups in
+ * shared memory, into its row of `work`. td_reduce_dweight adds up these rows. The number of blocks, and so
+ * the order of the sums, depends on the shape alone. Two blocks fit on each of the 132 SMs of an H100. */
 constexpr int BLOCKS = 264;
 
-/* As few as need no more turns than BLOCKS would: the others would only have more to add up. */
+/* The fewest blocks that need no more turns than BLOCKS blocks. More blocks would only add rows to sum up. */
 inline int blocks_of(int64_t rows, int rows_of_block)
 {
     const int64_t needed = (rows - 1) / rows_of_block + 1, turns = (needed - 1) / BLOCKS + 1;
@@ -89,14 +88,18 @@ template <int W, typename T> __device__ inline void fetch(pack<T, W> *to, const 
                      : "memory");
 }
 
-/* While a group computes one row, its next is on the way to shared memory, where each thread has its own
- * packs: none waits for another's. The groups of a block take their rows in step, for they meet in `reduce`.
- * The thread's columns are the same in every row, and so its weights stay in registers.
+/* While a group computes one row, its next row is copied to shared memory. Each thread reads only packs that
+ * it copied itself, so no thread waits for another. All groups of a block take their rows in step, because
+ * `reduce` has barriers of the block. A thread has the same columns in every row, so its weights stay in
+ * registers.
  *
- * 2,048 rows of 2,560 in bf16 take 14.4 us, and 16.9 with the kernel behind, where copies of as many bytes
- * take 11.9. Two rows ahead are slower, 17.3; groups of 160 threads that meet at barriers of their own take
- * 16.5 to 16.8; with one barrier of the whole grid in place of the second kernel, which needs a cooperative
- * launch, these take 15.7 (H200, 22 November 2026). */
+ * 2,048 rows of 2,560 in bf16 take 14.4 us, and 16.9 with td_reduce_dweight. Copies of as many bytes take
+ * 11.9 us. Other variants of both kernels (H200, 22 November 2026):
+ *
+ *   17.3 us            two rows are copied in advance
+ *   16.5 to 16.8 us    groups of 160 threads with separate barriers
+ *   15.7 us            these groups, and one barrier of the grid in place of the second kernel; this needs a
+ *                      cooperative launch */
 template <typename T, typename X, int W, typename G>
 __global__ void __launch_bounds__(G::BLOCK, 2)
     td_norm_rmsnorm_backward(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
     constexpr int SIZE = G::HELD * G::BLOCK;
     __shared__ float scratch[2][32];
     extern __shared__ uint4 shared[];
-    pack<X, W> *const all_x = (pack<X, W> *)shared; /* [2][HELD][BLOCK], and so the others */
+    pack<X, W> *const all_x = (pack<X, W> *)shared; /* [2][HELD][BLOCK], as all_dx and all_dy */
     pack<X, W> *const all_dx = all_x + 2 * SIZE;
     pack<T, W> *const all_dy = (pack<T, W> *)(all_dx + 2 * SIZE);
     const int packs = cols / W;
@@ -172,10 +175,11 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
         turn = 1 - turn;
     }
 
-    /* At the start, with blocks of half the size that fit beside these, was slower: 2,560 columns of bf16
-     * beside f32 in 25.4 us instead of 24.2 (H200, 21 November 2026). */
+    /* let_begin at the start of the kernel, with second blocks of half the size so that both kernels fit, was
+     * slower: 2,560 columns of bf16 and f32 took 25.4 us instead of 24.2 (H200, 21 November 2026). */
     let_begin();
-    /* The upper half of the groups gives its sums to the lower, and so on, where the rows were. */
+    /* The upper half of the groups adds its sums to the lower half, through the rows' shared memory, and so
+     * on with half as many groups. */
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int half = G::ROWS / 2; half > 0; half /= 2) {
         const bool gives = G::row() >= half && G::row() < 2 * half;
@@ -202,8 +206,8 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
         });
 }
 
-/* Rows too long for that, or that do not begin at multiples of 16 bytes: element by element, and sums in
- * memory. */
+/* For longer rows, and for rows that do not begin at multiples of 16 bytes: element by element, with the sums
+ * of dweight in GPU memory. */
 template <typename T, typename X>
 __global__ void __launch_bounds__(256)
     td_norm_rmsnorm_backward_plain(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
@@ -237,8 +241,8 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* A warp's lanes have 32 neighbouring columns, its 32 warps take the rows of `partial` in turns, all of them
- * at once. */
+/* A block sums 32 neighbouring columns, one for each lane. Its 32 warps take the rows of `partial` in turns,
+ * and all their loads are in flight together. */
 template <typename T>
 __global__ void __launch_bounds__(1024)
     td_reduce_dweight(int parts, int cols, const float *partial, bool accumulate, T *dweight)
@@ -278,8 +282,8 @@ cudaError_t by_forward_shape(int64_t cols, F f, const P *...pointers)
 
     if (!packs_fit(wide, cols, pointers...))
         return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
-    /* 2,048 rows: 320 packs in 7.0 us, of 16 bits, where four to a thread take 8.3; 400 of f32 in 7.4, not
-     * 8.2 (H200, 21 November 2026). */
+    /* 2,048 rows of 320 packs of 16-bit elements take 7.0 us; four packs to a thread took 8.3. 400 packs of
+     * f32 take 7.4 us, before 8.2 (H200, 21 November 2026). */
     if (cols / wide > 256 && cols / wide <= 384)
         return f(wide, group<128, 3>());
     if (cols / wide > 384 && cols / wide <= 512)
@@ -368,7 +372,7 @@ cudaError_t td_cuda_rmsnorm_forward(cudaStream_t stream, const td_rmsnorm_shape 
 size_t td_cuda_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
 {
     return (size_t)blocks_of(shape->rows, 1) * shape->cols *
-           sizeof(float); /* several rows at a time need no more */
+           sizeof(float); /* blocks of several rows are fewer */
 }
 
 cudaError_t td_cuda_rmsnorm_backward(cudaStream_t stream, const td_rmsnorm_shape *shape, const void *x,

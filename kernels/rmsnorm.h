@@ -1,4 +1,4 @@
-/** RMSNorm on CUDA. `shape` is resolved: x_dtype is filled in. Tensors and scratch as in ops/ops.h. */
+/** RMSNorm on CUDA. The caller has filled in shape->x_dtype. Tensors and scratch as in ops/ops.h. */
 #ifndef TD_KERNELS_RMSNORM_H
 #define TD_KERNELS_RMSNORM_H
 
@@ -8,8 +8,8 @@
 
 TD_BEGIN_DECLS
 
-/** With b the residual's addition first: sum = x + b, and the norm of that. b and sum are both NULL or
- * neither. */
+/** y = the norm of x. With b: sum = x + b, the residual's addition, and y = the norm of sum. b and sum are
+ * both NULL or both given. */
 cudaError_t td_cuda_rmsnorm_forward(cudaStream_t stream, const td_rmsnorm_shape *shape, const void *x,
                                     const void *b, const void *weight, void *sum, void *y, float *rstd);
 

@@ -7,7 +7,7 @@
 
 TD_BEGIN_DECLS
 
-/** dst = src, rounded to dst_dtype, [count]. Addresses are multiples of their element's size. */
+/** dst [count] = src [count], rounded to dst_dtype. Addresses are multiples of their elements' sizes. */
 cudaError_t td_cuda_round(cudaStream_t stream, int64_t count, td_dtype src_dtype, const void *src,
                           td_dtype dst_dtype, void *dst);
 

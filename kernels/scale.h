@@ -7,8 +7,8 @@
 
 TD_BEGIN_DECLS
 
-/** data[i] times numerator / denominator, [count], count above 0: factor and product in f32 (f64: in f64),
- * rounded to dtype. */
+/** data[i] *= numerator / denominator for data [count], count above 0. The quotient and the result are
+ * computed in f32 (for f64: in f64), and the result is rounded to dtype. */
 cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int numerator, int denominator, td_dtype dtype,
                           void *data);
 

@@ -9,10 +9,10 @@ using namespace tile;
 
 constexpr int BLOCK = 256, UNROLL = 2;
 
-/* Packs are counted through the rows, `packs` to a row: Index is 32 bits wide where that counts them all,
- * because a division of 64 bits costs as much as the exponentials. */
+/* The place of a pack. Packs are numbered through all rows; a row has `packs` of them. Index has 32 bits if
+ * all numbers fit, because a 64-bit division costs as much as the exponentials. */
 template <typename Index> struct place {
-    int64_t wide, packed; /* of a pack: in the rows a pitch apart, and in y */
+    int64_t wide, packed; /* in rows that are a pitch apart, and in y */
 
     __device__ place(Index index, Index packs, int64_t pitch)
         : wide((int64_t)(index / packs) * pitch + index % packs), packed(index)
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-/* Calls f with the packs' width and a zero of the type that counts them. */
+/* Calls f with the packs' width, as std::integral_constant, and a zero of the type of Index. */
 template <typename T, typename F, typename... P>
 cudaError_t by_shape(const td_rows_shape *shape, F f, const P *...pointers)
 {

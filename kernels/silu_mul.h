@@ -1,4 +1,4 @@
-/** SiLU * mul on CUDA. `shape` is resolved: the pitch is filled in. Tensors as in ops/ops.h. */
+/** SiLU * mul on CUDA. The caller has filled in shape->pitch. Tensors as in ops/ops.h. */
 #ifndef TD_KERNELS_SILU_MUL_H
 #define TD_KERNELS_SILU_MUL_H
 

@@ -7,10 +7,10 @@ namespace
 
 using namespace tile;
 
-/* Blocks that should fit on a multiprocessor, which has 64 Ki registers. */
+/* Blocks that should fit on an SM, which has 64 Ki registers. */
 template <typename G> constexpr int RESIDENT = (G::HELD > 4 ? 512 : 1024) / G::BLOCK;
 
-/* The columns that row r sees. */
+/* The number of columns that the mask leaves row r. */
 __device__ inline int seen_by(int64_t r, int cols, int64_t causal_seq)
 {
     if (causal_seq == 0)
@@ -20,8 +20,8 @@ __device__ inline int seen_by(int64_t r, int cols, int64_t causal_seq)
     return query < cols ? (int)query + 1 : cols;
 }
 
-/* What there is of row r, in columns and in packs. Behind the last row there is nothing: its threads stay for
- * the shuffles of the others. */
+/* The extents of row r in columns and in packs. A row after the last one has no packs; its threads stay,
+ * because they take part in shuffles. */
 template <int W> struct extent {
     int seen, seen_packs, packs;
 
@@ -32,8 +32,8 @@ template <int W> struct extent {
     }
 };
 
-/* A part of the whole. f32 takes the reciprocal in two floats, so that its own rounding is not in every
- * element: a division's result at a fifth of its price. */
+/* part / sum. For f32 the reciprocal is a pair of floats, so that its rounding does not change every element.
+ * The result is that of a division, at a fifth of its cost. */
 template <typename T> struct share {
     float high, low;
 
@@ -46,16 +46,16 @@ template <typename T> struct share {
     }
 };
 
-/* Zeros from pack `from` to the end of a row of `packs`. */
+/* Writes zeros from pack `from` to the end of a row of `packs`. */
 template <typename T, int W, typename G> __device__ inline void clear(T *row, int from, int packs)
 {
     for (int index = from + G::thread(); index < packs; index += G::THREADS)
         store(row, index, pack<T, W>());
 }
 
-/* Only packs with a column that is seen are loaded; the other columns become 0. A row for a warp keeps its
- * exponentials: to reduce the maximum first costs a warp little. A block saves the second barrier, and
- * computes them again. */
+/* Only packs with an unmasked column are loaded; the other columns become 0. A warp with a whole row reduces
+ * the maximum first, which costs little, and keeps its exponentials. A block reduces maximum and sum
+ * together, which saves a barrier, and computes the exponentials again. */
 template <typename T, int W, typename G>
 __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     td_softmax_forward(int64_t rows, int cols, int64_t causal_seq, const T *x, T *y)
@@ -167,9 +167,9 @@ template <typename T, typename F, typename... P> cudaError_t by_shape(int64_t co
 
     if (!packs_fit(wide, cols, pointers...))
         return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
-    /* Short rows share a warp: its reductions cost more than their elements (49,152 rows of 128 in bf16: 14.1
-     * -> 8.2 us, of 256: 14.4 -> 12.6, H200, 21 November 2026). The scores of sequences of 512 and 1024 are
-     * rows for a warp, in either width. */
+    /* Two short rows share a warp, because a warp's reductions cost more than their elements. 49,152 rows in
+     * bf16 (H200, 21 November 2026): of 128 14.1 -> 8.2 us, of 256 14.4 -> 12.6. A row of 512 or 1024
+     * elements, as of attention's scores, has a warp, in 16 and in 32 bits. */
     if (packs <= 16)
         return f(wide, group<16, 1>());
     if (packs <= 32)

@@ -20,8 +20,6 @@ SIZES = (1, 10, 100, 1024)  # MiB of a rank's buffer
 EVERY = ("f32", "f16", "bf16", "f64", "i64")
 ROOT = 1
 ROW = 1009  # elements of most error cases, which no number of ranks divides
-PART = {"cuda": 100, "cpu": 10}  # MiB, of the collectives that an all-reduce is compared with
-FEW = 4  # calls in a row, of what takes long
 
 
 def cases(profile, device):
@@ -55,23 +53,18 @@ def few_error_cases(ranks):
 
 
 def time_cases(profile, device, ranks):
-    whole, quick = profile == "full" or device == "cuda", profile == "quick"
-    for mib in SIZES if whole else SIZES[: (3 if quick else 4) - ranks // 2]:
+    whole = profile == "full" or device == "cuda"
+    for mib in SIZES if whole else SIZES[: (3 if profile == "quick" else 4) - ranks // 2]:
         for calls in (1, calls_of(mib)):
-            yield time_case(device, ranks, "all_reduce", mib * MIB, calls)
-    if whole or ranks < (4 if quick else max(RANKS)):
-        for collective, parts in (("reduce_scatter", 1), ("all_gather", 1), ("all_gather", ranks)):
-            yield time_case(
-                device, ranks, collective, parts * PART[device] * MIB // (ranks * 4) * ranks * 4, FEW
-            )
+            yield time_case(device, ranks, mib * MIB, calls)
 
 
 def calls_of(mib):
     """How many follow one another in a sample of the throughput."""
-    return 20 if mib <= 1 else 10 if mib <= 10 else FEW if mib <= 100 else 2
+    return 20 if mib <= 1 else 10 if mib <= 10 else 4 if mib <= 100 else 2
 
 
-def time_case(device, ranks, collective, nbytes, calls):
+def time_case(device, ranks, nbytes, calls):
     slow = 1 if device == "cuda" else 60 * ranks**1.5
     repeats = 20 if nbytes < 512 * MIB else 5
     return Case(
@@ -81,7 +74,7 @@ def time_case(device, ranks, collective, nbytes, calls):
         repeats=repeats if calls == 1 else 5,
         together=calls,
         needs_bytes=2 * nbytes * (ranks if device == "cpu" else 1),
-        collective=collective,
+        collective="all_reduce",
         ranks=ranks,
         bytes=nbytes,
         dtype="f32",
@@ -200,62 +193,37 @@ def in_order(case, inputs, rank, order):
 
 
 def timed(case, draw, c):
-    """In place; before each sample the buffer is filled anew, for a sum grows with every call."""
+    """All-reduces in place. Before each sample the buffer is filled anew, because a sum grows with every call."""
     count = case.bytes // DTYPES[case.dtype].itemsize
-    part = count // case.ranks
     x = draw.quickly("x", (count,), case.dtype)
-    mine = x.view(case.ranks, part)[c.ranks.rank] if case.collective != "all_reduce" else x
-    others = torch.empty(part, dtype=x.dtype, device=x.device)  # PyTorch's part, which is not in place
     several = case.calls > 1
+    on_the_bus = case.bytes * (case.ranks - 1) / case.ranks * 2  # of each rank's link, as nccl-tests counts
 
-    def before():
-        x.fill_(1)
+    def side(call, **how):
+        return Side(call, before=lambda: x.fill_(1), nbytes=on_the_bus, **how)
 
     def tandem(backend):
         handle = c.ffi.new("td_work **")
 
         @functools.cache
         def start():
-            where = {"all_reduce": (x, x), "reduce_scatter": (x, mine), "all_gather": (mine, x)}
-            how = (case.dtype,) if case.collective == "all_gather" else (case.dtype, "sum")
-            end = handle if several else None
-            return c.bound(
-                f"td_comm_{case.collective}",
-                c.ranks.comm(backend),
-                *where[case.collective],
-                mine.numel(),
-                *how,
-                end,
-            )
+            how = (x, x, count, case.dtype, "sum", handle if several else None)
+            return c.bound("td_comm_all_reduce", c.ranks.comm(backend), *how)
 
         def call():
             start()()
-            if several:  # what comes behind it on the device waits, the host does not
+            if several:  # later work on the device waits, the host does not
                 c.td_work_queue_wait(handle[0])
             return {}
 
-        return Side(call, before=before, nbytes=on_the_bus(case), record=lambda: words(c, backend))
+        return side(call, record=lambda: {"values": {"library": c.ranks.library(backend), "hosts": 1}})
 
     def eager():
-        if case.collective == "all_reduce":
-            ref.all_reduce(x)
-        elif case.collective == "reduce_scatter":
-            ref.reduce_scatter(x, others)
-        else:
-            ref.all_gather(others, x)
+        ref.all_reduce(x)
         return {}
 
     sides = {f"c_{backend}": tandem(backend) for backend in BACKENDS[draw.device.type]}
-    return sides | {torch_of(draw): Side(eager, before=before, nbytes=on_the_bus(case))}
-
-
-def on_the_bus(case):
-    """Bytes that one call must move over each rank's link: as nccl-tests counts them."""
-    return case.bytes * (case.ranks - 1) / case.ranks * (2 if case.collective == "all_reduce" else 1)
-
-
-def words(c, backend):
-    return {"values": {"library": c.ranks.library(backend), "hosts": 1}}
+    return sides | {torch_of(draw): side(eager)}
 
 
 # ---- the page ----
@@ -278,9 +246,6 @@ def report(page, records):
         page.lacks("NCCL")
     page.note("Calls that follow each other: bus bandwidth, bytes x 2 (ranks - 1) / ranks / time.")
     report_sizes(page, reduced.where(lambda r: r["case"]["calls"] > 1), "bandwidth", "gb_s", "GB/s")
-    lost = times.where(lambda r: r["status"] == "unsupported" and r["case"]["ranks"] not in gpus).records
-    for words in sorted({record["message"] for record in lost}):
-        page.lacks(words)
     panels = {}
     for ranks in single.values("ranks"):
         mine = single.only(ranks=ranks)
@@ -290,7 +255,6 @@ def report(page, records):
         panels[title] = {impl: ([x / MIB for x in xs], ys) for impl, (xs, ys) in curves.items()}
     page.plot("time", panels, x="MiB", y="ms", title="One all-reduce by size, number of ranks and backend")
     report_answer(page, single)
-    report_arithmetic(page, times)
     report_errors(page, records.where(lambda r: "count" in r["case"]))
     libraries = sorted({r["values"]["library"] for r in times.records if "library" in r.get("values", {})})
     page.method("errors")
@@ -332,6 +296,11 @@ def report_answer(page, single):
     both = {"c_nccl", "torch_gloo"} <= set(single.impls())
     of = gpus_of(single)
     gpus, alike = max(of, default=None), len(of) > 1 and len({*of.values()}) == 1
+    above = [n for n in ranks if n and gpus and n > gpus]
+    if above:
+        page.lacks(
+            f"NCCL among {' and '.join(map(str, above))} ranks: no more than {gpus} GPUs were measured"
+        )
     page.say(
         both=both or None,
         machine={
@@ -345,36 +314,11 @@ def report_answer(page, single):
         ranks=[f"`{n}`" for n in ranks],
         steps=[ms("torch_gloo", n, 10)[10] for n in ranks],
         gpus=gpus,
-        above=[n for n in ranks if n and gpus and n > gpus],
+        above=above,
         nccl=[ms("torch_nccl", n, 1024)[1024] for n in of] if alike else None,
         of=[f"`{n}`" for n in of],
         oom=oom and {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]},
     )
-
-
-def report_arithmetic(page, times):
-    """Each collective of S bytes over an all-reduce of S, and what the arithmetic of rings says."""
-    page.question("Does the arithmetic of rings hold?")
-    rows = {}
-    several = [r for r in times.records if r["case"]["calls"] > 1 and "ms" in r]
-    parts = {r["case"]["bytes"] for r in several if r["case"]["collective"] == "reduce_scatter"}
-    size = MIB * round(max(parts, default=0) / MIB)  # what the ranks divide is a few bytes less
-    reduced = {
-        (r["impl"], r["case"]["ranks"]): r["ms"]["median"]
-        for r in several
-        if r["case"]["collective"] == "all_reduce" and r["case"]["bytes"] == size
-    }
-    for record in several:
-        case, ranks = record["case"], record["case"]["ranks"]
-        base = reduced.get((record["impl"], ranks))
-        if case["collective"] == "all_reduce" or not base:
-            continue
-        passed = case["bytes"] > size
-        what = "whole buffers passed on" if passed else case["collective"]
-        counted = ranks / 2 if passed else 0.5
-        row = rows.setdefault((what, ranks), {"what": what, "ranks": ranks, "arithmetic": counted})
-        row[record["impl"]] = record["ms"]["median"] / base
-    page.table(rows.values(), "arithmetic", more=True)
 
 
 def report_errors(page, errors):

@@ -2,8 +2,8 @@
 handout's nsys_profile. On a CPU the same by operations."""
 
 import re
-from collections import defaultdict, namedtuple
-from statistics import mean, median
+from collections import defaultdict
+from statistics import median
 
 import torch
 
@@ -24,7 +24,7 @@ from ref.transformer import SIZES
 
 BATCH = 4
 CONTEXTS = [128, 256, 512, 1024]
-RATES = {"cpu": 5e10, "f32": 5e13, "bf16_mixed": 2e14}  # FLOP/s to expect
+RATES = {"cpu": 5e10, "cuda": 5e13}  # FLOP/s to expect
 APART_MS = 0.02  # a gap that no picture shows
 KERNELS = 5  # of a record, for each of SCOPES
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
@@ -57,30 +57,24 @@ def cases(profile, device):
     if device == "cuda":
         sizes = list(SIZES)[:5] if profile == "full" else ["small"]
         for keys in grid(size=sizes, context=CONTEXTS if profile == "full" else [512]):
-            yield profile_case(device, dtype="f32", **keys)
-        for size in sizes:
-            yield profile_case(device, dtype="bf16_mixed", size=size, context=512)
+            yield profile_case(device, **keys)
         return
     contexts = [64, 128, 256] if profile == "full" else [64]
     for context in contexts:
         size = "laptop" if profile == "quick" else "small"
-        yield profile_case(device, size=size, context=context, dtype="f32", batch=1)
+        yield profile_case(device, size=size, context=context, batch=1)
 
 
-def profile_case(device, size, context, dtype, batch=BATCH):
+def profile_case(device, size, context, batch=BATCH):
     shape, numel = extents(size)
-    step = batch * context * 6 * numel / RATES[dtype if device == "cuda" else device]
+    step = batch * context * 6 * numel / RATES[device]
     # PyTorch keeps three matrices of scores a layer for backward, and makes more.
     scores = 16 * shape["layers"] * batch * shape["heads"] * context**2
     phases = {"timed": "phases"}
     config = {
         "c": {"attention": "naive"} | c_switches(keep="all", gradients="transient") | phases,
-        "torch_eager": torch_switches(dtype) | {"attention": "scores", "optimizer": "loop"} | phases,
+        "torch_eager": torch_switches("f32") | {"attention": "scores", "optimizer": "loop"} | phases,
     }
-    if device == "cuda" and dtype == "bf16_mixed":
-        # First: launches of graphs are told apart in the first session of a process alone (CUDA 13.0).
-        flash = {"attention": "flash"} | c_switches(graph=True, keep="all", gradients="transient")
-        config = {"c_graph": flash | phases} | config
     return Case(
         "nsys_profile",
         measure="memory",
@@ -94,7 +88,7 @@ def profile_case(device, size, context, dtype, batch=BATCH):
         **shape,
         batch=batch,
         context=context,
-        dtype=dtype,
+        dtype="f32",
         warmup=2 if device == "cuda" else 1,
         **{"pass": "step"},
     )
@@ -138,22 +132,9 @@ def flops(case, draw, c):
 
 # ---- C's trace ----
 
-timer = namedtuple("timer", "median mean")
-
-
-def timers(name, plain, events, traced):
-    """What timers say of a pass: the host's, the device's events without a trace and beside it, as medians; and of the
-    last the mean that a trace's means are to be held against."""
-    return {
-        f"{name} timer": plain.median,
-        f"{name} events": events.median,
-        f"{name} traced": traced.median,
-        f"{name} traced mean": traced.mean,
-    }
-
 
 class Traced:
-    """Steps of libtandem: each phase until the device is done, then by events without a trace and with one."""
+    """Steps of libtandem: without a trace, each phase until the device is done; then with one."""
 
     def __init__(self, case, c, switches, warmup, steps):
         self.c, self.steps = c, steps
@@ -161,22 +142,19 @@ class Traced:
         config = c.struct("td_bench_config", case, model=train_options(switches)["model"], **how)
         self.classes = [c.ffi.string(c.td_op_class_name(i)).decode() for i in range(9)]
         self.matmul = self.classes.index("matmul")
-        self.plain = self.bench(config)
+        self.timer = self.bench(config)
         config.timed = c.TD_TIMED_EVENTS
-        self.events = self.bench(config)
         self.trace = c.value("td_trace_begin", c.device)
-        self.traced = self.bench(config)
+        self.bench(config)
         c.td_trace_end(self.trace)
         self.info = c.value("td_trace_info_of", self.trace)
 
     def bench(self, config):
-        """The times of each pass, as td_stats."""
+        """The median time of each pass, in ms."""
         with quick_start(self.c):
             result = self.c.value("td_bench_run", self.c.device, config, None, None)
         summary = self.c.value("td_bench_summary_of", result)
-        found = {
-            name: timer(getattr(summary, name).ms.median, getattr(summary, name).ms.mean) for name in PASSES
-        }
+        found = {name: getattr(summary, name).ms.median for name in PASSES}
         self.c.td_bench_result_destroy(result)
         return found
 
@@ -216,26 +194,20 @@ class Traced:
         return {name: [round(ms, 4) for ms in times] for name, times in found.items()}
 
     def values(self):
-        info = self.info
-        without = self.c.ffi.string(info.cupti).decode()
+        without = self.c.ffi.string(self.info.cupti).decode()
         values = {"without kernels": without} if without else {}
-        values |= {"cupti": info.cupti_version, "dropped": info.dropped, "without times": info.without_times}
-        values |= {"unattributed": info.unattributed}
         for name, phases in PASSES.items():
             total = self.total(phases)
-            values |= timers(name, self.plain[name], self.events[name], self.traced[name])
+            values |= {f"{name} timer": self.timer[name]}
             values |= {f"{name} window": total.window_ms, f"{name} busy": total.busy_ms}
-            values |= {f"{name} sum": total.sum_ms, f"{name} activities": total.activities}
         for scope, phases in SCOPES.items():
             total = self.total(phases)
-            values |= {f"{scope} products": total.operations[self.matmul]}
             values |= {f"{scope} ms {name}": total.by_class_ms[i] for i, name in enumerate(self.classes)}
             values |= numbered(scope, self.kernels(phases))
         attention = self.c.value("td_trace_attention_of", self.trace)
         for i, part in enumerate(PARTS, 1):
             if attention.ms[i] > 0:
                 values |= {f"attention ms {part}": attention.ms[i]}
-                values |= {f"attention flops {part}": attention.flops[i]}
         return values
 
 
@@ -284,16 +256,11 @@ def torch_values(profiled, c):
     steps, values = profiled.steps, {}
     classes = {name: class_of(c, name) for name in {found.name for found in profiled.activities}}
 
-    def steps_of(times, phases):
-        return [sum(parts) for parts in zip(*(times[p] for p in phases if p in times), strict=True)]
-
     for name, phases in PASSES.items():
         mine = [found for found in profiled.activities if found.phase in phases]
-        clocks = [steps_of(times, phases) for times in (profiled.timer, profiled.events, profiled.traced)]
-        values |= timers(name, *(timer(median(times), mean(times)) for times in clocks))
+        clocks = zip(*(profiled.timer[phase] for phase in phases if phase in profiled.timer), strict=True)
+        values |= {f"{name} timer": median(map(sum, clocks))}
         values |= {f"{name} window": window(mine, steps), f"{name} busy": busy(mine) / steps}
-        values |= {f"{name} sum": sum(a.end - a.begin for a in mine) / 1e3 / steps}
-        values |= {f"{name} activities": len(mine) / steps}
     for scope, phases in SCOPES.items():
         by_class, by_name, calls = defaultdict(float), defaultdict(float), defaultdict(int)
         for found in profiled.activities:
@@ -302,10 +269,6 @@ def torch_values(profiled, c):
                 by_name[found.name] += (found.end - found.begin) / 1e3 / steps
                 calls[found.name] += 1
         total = sum(by_name.values())
-        products = sum(
-            count for name, count in calls.items() if classes[name] == "matmul" and "splitK" not in name
-        )
-        values |= {f"{scope} products": products / steps}
         values |= {f"{scope} ms {name}": ms for name, ms in sorted(by_class.items())}
         top = sorted(by_name, key=by_name.get, reverse=True)[:KERNELS]
         values |= numbered(scope, ((n, classes[n], by_name[n] / total, calls[n] / steps) for n in top))
@@ -381,28 +344,24 @@ CLASSES = ("matmul", "attention", "softmax", "reduction", "elementwise", "optimi
 
 
 def report(page, records):
-    profiled = in_order(records.only(part="profile"))
-    found = profiled.where(values_of)
-    cases = by_case(profiled.only(dtype="f32", impl=list(BOTH)), KEYS)
-    shown = found.only(dtype="f32", impl=list(BOTH))
+    profiled = in_order(records.only(part="profile", impl=list(BOTH)))
+    cases, shown = by_case(profiled, KEYS), profiled.where(values_of)
     last = [{}, *by_case(shown, KEYS).values()][-1]
     both = {"mine": last.get("c"), "theirs": last.get("torch_eager")}
     both = {name: record for name, record in both.items() if record}
     case = case_of(last["c"]) if "c" in last else {}
     report_times(page, cases, both, case)
     report_top(page, shown.records, both, case)
-    report_others(page, shown.records, both, case)
+    report_others(page, both, case)
     report_share(page, cases, both, case)
     report_softmax(page, cases, both, case)
-    rows = [case_of(r) | {"side": r["impl"]} | class_times(r, "step") for r in found.records]
-    page.table(rows, "classes", more=True)
     counted = records.only(part="flops", impl="c").records
     same = bool(counted) and all(record["status"] == "ok" for record in counted)
-    page.method(gpu=on_gpu(profiled), same=same, switches=ran_with(records.only(part="profile")))
+    page.method(gpu=on_gpu(profiled), same=same, switches=ran_with(profiled))
 
 
 def in_order(records):
-    return type(records)(sorted(records.records, key=lambda r: (r["case"]["dtype"], *extent(r["case"]))))
+    return type(records)(sorted(records.records, key=lambda r: extent(r["case"])))
 
 
 def case_of(record):
@@ -548,35 +507,27 @@ def report_top(page, shown, both, case):
     page.say(**told, stays=stays, **case)
 
 
-def report_others(page, shown, both, case):
+def report_others(page, both, case):
     page.section("nsys_profile (c)")
-    rows = []
-    for record in shown:
-        times = class_times(record, "forward")
-        total, first = sum(times.values()), {}
-        for i in range(KERNELS, 0, -1):
-            found = kernel_of(record, "forward", i)
-            first |= {found["class"]: found["kernel"]} if found else {}
-        for name, ms in times.items():
-            if name != "matmul" and total and ms >= 0.001 * total:
-                row = case_of(record) | {"side": record["impl"], "class": name, "ms": ms}
-                row |= {"share": percent(ms / total)}
-                rows.append(row | {"largest kernel among the first five": first.get(name, "")})
-    if case:
-        page.note("{size}, context {context}, f32, the forward pass:".format(**case))
-        columns = ["side", "class", "ms", "share", "largest kernel among the first five"]
-        page.table([row for row in rows if row | case == row], "others", columns)
-    page.table(rows, "others_of_all", more=True)
-    told = {}
+    rows, told = [], {}
     for name, record in both.items():
-        times = class_times(record, "forward")
+        times, largest = class_times(record, "forward"), {}
+        for found in (kernel_of(record, "forward", i) for i in range(1, KERNELS + 1)):
+            if found:
+                largest.setdefault(found["class"], found)
         total, others = sum(times.values()), {k: ms for k, ms in times.items() if k != "matmul"}
+        for kind, ms in others.items():
+            if total and ms >= 0.001 * total:
+                row = {"side": record["impl"], "class": kind, "ms": ms, "share": percent(ms / total)}
+                first = largest.get(kind, {}).get("kernel", "")
+                rows.append(row | {"largest kernel among the first five": first})
         if others and total:
             most = max(others, key=others.get)
             told[name] = {"class": most, "ms": others[most], "share": others[most] / total}
-            told[name]["all"] = sum(others.values()) / total
-            kernels = (kernel_of(record, "forward", i) for i in range(1, KERNELS + 1))
-            told[name]["first"] = next((found for found in kernels if found.get("class") == most), None)
+            told[name] |= {"all": sum(others.values()) / total, "first": largest.get(most)}
+    if case:
+        page.note("{size}, context {context}, f32, the forward pass:".format(**case))
+    page.table(rows, "others")
     page.say(**told)
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch itself counts: parameters, FLOPs and bytes of a model that is never allocated."""
+"""PyTorch's own counts of parameters, FLOPs and bytes, on models without storage."""
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ def parameters(model: nn.Module) -> dict[str, int]:
 
 
 def flops(model: Transformer, batch: int, context: int) -> dict[str, int]:
-    """Matrix-product FLOPs of a forward and of a backward pass, by PyTorch's counter."""
+    """GEMM FLOPs of a forward and of a backward pass, by PyTorch's counter."""
     ids = torch.zeros(batch, context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         loss = cross_entropy(model(ids), ids)
@@ -38,7 +38,7 @@ def flops(model: Transformer, batch: int, context: int) -> dict[str, int]:
 def flops_of_layers(
     d_model: int, d_ff: int, layers: int, heads: int, vocab: int, batch: int, context: int
 ) -> dict[str, int]:
-    """flops() of a model of `layers` equal layers, from counts of one layer and of two."""
+    """flops() of a model with `layers` equal layers, extrapolated from models with one layer and with two."""
     one, two = (
         flops(meta_model(d_model, d_ff, count, heads, vocab, context), batch, context) for count in (1, 2)
     )
@@ -46,7 +46,7 @@ def flops_of_layers(
 
 
 def saved_bytes(function, *inputs) -> list[tuple[tuple[int, ...], int]]:
-    """(shape, bytes) of what autograd keeps for backward; a storage counts once."""
+    """(shape, bytes) of each tensor that autograd keeps for backward; each storage counts once."""
     kept = {}
 
     def keep(tensor):
@@ -60,7 +60,7 @@ def saved_bytes(function, *inputs) -> list[tuple[tuple[int, ...], int]]:
 
 
 def attention_saved_bytes(batch: int, seq: int, head_dim: int, dtype=torch.float32) -> dict[str, int]:
-    """What naive attention keeps for its backward: score-sized matrices, and everything."""
+    """Bytes that naive attention keeps for its backward: of score-sized matrices, and in all."""
     shape = (batch, seq, head_dim)
     q, k, v = (torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for _ in "qkv")
     kept = saved_bytes(attention, q, k, v)
@@ -71,7 +71,7 @@ def attention_saved_bytes(batch: int, seq: int, head_dim: int, dtype=torch.float
 def activation_bytes(
     d_model: int, d_ff: int, heads: int, vocab: int, batch: int, context: int
 ) -> dict[str, int]:
-    """Bytes of one residual, one score matrix, one hidden tensor and the logits."""
+    """Bytes of one residual tensor, one score matrix, one hidden tensor of the feed-forward, and the logits."""
     model = meta_model(d_model, d_ff, 1, heads, vocab, context)
     seen = {}
 
@@ -88,7 +88,7 @@ def activation_bytes(
 
 
 def ddp_optimum(size: float, bytes_per_second: float, seconds_per_call: float) -> dict[str, float]:
-    """The best number of buckets by trying them, a hundredth at a time."""
+    """The best number of buckets, found by a search in steps of 0.01."""
     buckets = torch.arange(100, 100_000, dtype=torch.float64) / 100
     seconds = size / (buckets * bytes_per_second) + buckets * seconds_per_call
     best = seconds.argmin()
@@ -100,7 +100,7 @@ def ddp_optimum(size: float, bytes_per_second: float, seconds_per_call: float) -
 
 
 def xxl(d_model: int, d_ff: int, blocks: int) -> dict[str, int]:
-    """Blocks of two linears on the meta device: weights, AdamW's state, and what one token saves in bf16."""
+    """Blocks of two linears on the meta device: weights, AdamW's state, and bytes saved for one bf16 token."""
     with torch.device("meta"):
         block = nn.Sequential(nn.Linear(d_model, d_ff, bias=False), nn.Linear(d_ff, d_model, bias=False))
         token = torch.empty(1, d_model, dtype=torch.bfloat16, requires_grad=True)
@@ -111,24 +111,25 @@ def xxl(d_model: int, d_ff: int, blocks: int) -> dict[str, int]:
 
 
 def ring(size: int, ranks: int, bytes_per_second: float) -> dict[str, float]:
-    """Step by step: parts go round twice, to be summed and to be spread; the alternate ring sends all in each."""
+    """Seconds of a ring all-reduce, step by step. Parts go round the ring twice: once to be summed, once to be spread.
+    In the alternate ring each step sends whole buffers."""
     parts = sum(size / ranks for _ in range(2 * (ranks - 1)))
     whole = sum(size for _ in range(ranks - 1))
     return {"ring": parts / bytes_per_second, "alternate": whole / bytes_per_second}
 
 
 def parallel_times(strategy, d_model, d_ff, devices, tokens, flops_per_second, bytes_per_second):
-    """One feed-forward of three matrices in 16 bits, by the collectives that each strategy calls."""
+    """Seconds of one feed-forward of three matrices in 16 bits, from the collectives of each strategy."""
     weights, activations = 3 * d_model * d_ff * 2, tokens * d_model * 2
     products = 3 * 2 * tokens * d_model * d_ff / (devices * flops_per_second)
 
-    def gather(size):  # a reduce-scatter moves as much
+    def gather(size):  # a reduce-scatter moves as many bytes
         return (devices - 1) / devices * size / bytes_per_second
 
     forward, backward = {
         "data": (0.0, 2 * gather(weights)),  # all-reduce of the gradients
-        "fsdp": (gather(weights), 2 * gather(weights)),  # weights; weights again, and gradients
-        "tensor": (2 * gather(activations), 2 * gather(activations)),  # into the layer, and out of it
+        "fsdp": (gather(weights), 2 * gather(weights)),  # forward: weights; backward: weights and gradients
+        "tensor": (2 * gather(activations), 2 * gather(activations)),  # before the layer, and after it
     }[strategy]
     return {
         "forward_compute": products,
@@ -139,15 +140,16 @@ def parallel_times(strategy, d_model, d_ff, devices, tokens, flops_per_second, b
 
 
 def both_devices(d_model, d_ff, devices, tokens, flops_per_second, bytes_per_second):
-    """How many devices sharded weights and tensor parallelism keep busy together in forward: the product of what each
-    does by itself, where both communicate at once; and with half of the wire's time for each, of many devices."""
+    """The most devices for which compute hides communication in forward, with FSDP and tensor parallelism together.
+    overlapped: both communicate at the same time, so it is the product of their limits. shared: each has half of the
+    wire's time, for many devices."""
     rates = dict(flops_per_second=flops_per_second, bytes_per_second=bytes_per_second)
 
     def times(strategy, count):
         return parallel_times(strategy, d_model, d_ff, count, tokens, **rates)
 
     def limit(strategy):
-        low, high = 1.0, 1e9  # communication is hidden at one end and not at the other
+        low, high = 1.0, 1e9  # communication is hidden at `low` and not at `high`
         for _ in range(200):
             middle = (low * high) ** 0.5
             found = times(strategy, middle)

@@ -1,4 +1,4 @@
-"""Attention with the score matrix materialised, as the course writes it."""
+"""Attention with the score matrix in memory, as in the course."""
 
 import math
 
@@ -19,7 +19,7 @@ def attention(
 ) -> Tensor:
     """softmax(scale q k^T + mask) v for q [..., seq, head_dim], k and v [..., seq_k, head_dim].
 
-    A masked score becomes -inf ("inf") or has 1e6 subtracted ("add_1e6").
+    mask "inf" replaces a masked score by -inf; "add_1e6" subtracts 1e6 from it.
     """
     return matmul(probabilities(q, k, causal, mask, scale, matmul), v)
 
@@ -61,5 +61,5 @@ def logsumexp(
     scale: float | None = None,
     matmul=torch.matmul,
 ) -> Tensor:
-    """Natural log of the row sums of exp(scores): what flash attention keeps for its backward."""
+    """Natural log of the row sums of exp(scores), which flash attention keeps for its backward."""
     return masked_scores(q, k, causal, mask, scale, matmul).logsumexp(dim=-1)

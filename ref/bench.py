@@ -1,4 +1,4 @@
-"""The handout's benchmarking_script: the model's forward, backward and optimizer, timed apart or as a whole."""
+"""The handout's benchmarking_script: times forward, backward and optimizer of the model separately or together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ref.transformer import AdamW, Transformer, cross_entropy
 
 @dataclass
 class Times:
-    """Milliseconds of the timed steps; a phase that the mode leaves out is empty."""
+    """Milliseconds of the timed steps. The list of a phase that the mode leaves out is empty."""
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
@@ -24,17 +24,17 @@ class Times:
 
 
 def random_batch(batch: int, context: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows of context tokens, and the same shifted by one."""
+    """Inputs and targets [batch, context]; the targets are the inputs shifted by one token."""
     tokens = torch.randint(vocab, (batch, context + 1))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 class Trainer:
-    """One model, one random batch, one step at a time: `mode` is forward, backward or train.
+    """Steps of one model on one random batch. `mode` is forward, backward or train.
 
-    `best` is PyTorch at its best: the loss compiled, and the fused AdamW; with `blocks` the model is compiled block by
-    block, all from the code of one: seconds in place of minutes. `synchronize` waits for the device, between the phases
-    that step() times.
+    best: PyTorch's fastest settings, a compiled loss and the fused AdamW. blocks: the model is compiled block by block,
+    and all blocks share one compiled code, which takes seconds instead of minutes. synchronize() waits for the device;
+    step() calls it between phases.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Trainer:
             self.logits, self.loss = (torch.compile(f, dynamic=False) for f in (self.logits, self.loss))
         self.optimizer = None
         if mode == "train" and best:
-            # Capturable: the step counts are on the device, so that a graph may hold them.
+            # capturable: the step counts are on the device, so a graph can contain them.
             self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=ids.is_cuda)
         elif mode == "train":
             self.optimizer = AdamW(model.parameters())
@@ -76,7 +76,7 @@ class Trainer:
             return self.loss(self.ids, self.targets)
 
     def whole(self) -> torch.Tensor:
-        """A step without a look at the clock; its loss, or in the mode forward its logits."""
+        """Runs a step without timing; returns its loss, or in the mode forward its logits."""
         result = self.forward()
         if self.mode != "forward":
             result.backward()
@@ -86,7 +86,7 @@ class Trainer:
         return result
 
     def step(self, timed: bool = True) -> None:
-        """A step with the device synchronised after each phase, as the handout asks for."""
+        """Runs a step and synchronises the device after each phase, as the handout asks."""
         times = self.times if timed else Times()
         start = self.lap()
         result = self.forward()
@@ -106,8 +106,9 @@ class Trainer:
         return perf_counter()
 
     def capture(self) -> Callable[[], None]:
-        """The whole step as one CUDA graph: a function that replays it. Only for `best`, whose state is on the GPU."""
-        for _ in range(3):  # what is compiled, loaded and allocated once must not happen inside the capture
+        """Captures the whole step as a CUDA graph; returns a function that replays it. Only for `best`, whose state is
+        on the GPU."""
+        for _ in range(3):  # compiles, loads and allocates, which a capture must not do
             self.whole()
         self.model.zero_grad(set_to_none=True)
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Collectives of PyTorch among the ranks of the default process group, in the words of impl/comm/comm.h."""
+"""PyTorch's collectives on the default process group, with the names of impl/comm/comm.h."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ OPERATIONS = {"sum": dist.ReduceOp.SUM, "average": dist.ReduceOp.SUM, "max": dis
 
 
 def all_reduce(x: Tensor, reduction: str = "sum") -> Tensor:
-    """In place. Gloo has no average: the sum is divided, as PyTorch's own data parallelism does with gradients."""
+    """In place. Gloo has no average, so the sum is divided, as in PyTorch's DistributedDataParallel."""
     dist.all_reduce(x, OPERATIONS[reduction])
     if reduction == "average":
         x.div_(dist.get_world_size())
@@ -16,7 +16,8 @@ def all_reduce(x: Tensor, reduction: str = "sum") -> Tensor:
 
 
 def reduce_scatter(x: Tensor, out: Tensor) -> Tensor:
-    """x [ranks][count], out [count]. Gloo may have none: then all of it is reduced, and a rank takes its part."""
+    """x [ranks][count], out [count]. Gloo may have no reduce-scatter, so on the CPU all of x is reduced and each rank
+    takes its part."""
     if x.device.type == "cuda":
         dist.reduce_scatter_tensor(out, x)
     else:
@@ -40,7 +41,7 @@ def broadcast(x: Tensor, root: int) -> Tensor:
 
 
 def reduced(inputs: list[Tensor], reduction: str) -> Tensor:
-    """What all_reduce comes to, in float64, or exactly where elements are whole numbers."""
+    """The result of all_reduce in float64; exact for integers."""
     wide = torch.stack([x.double() if x.is_floating_point() else x for x in inputs])
     if reduction == "max":
         return wide.amax(0)
@@ -49,7 +50,7 @@ def reduced(inputs: list[Tensor], reduction: str) -> Tensor:
 
 
 def in_order(inputs: list[Tensor], order: list[int], reduction: str) -> Tensor:
-    """The same with a rounding at every addition, one after the other in this order."""
+    """The result of all_reduce if ranks are added one by one in this order, with a rounding at every addition."""
     total = inputs[order[0]].clone()
     for rank in order[1:]:
         total = total + inputs[rank]

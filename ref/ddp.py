@@ -1,5 +1,5 @@
-"""Data parallelism in PyTorch: the course's toy models, gradients averaged as the assignment has it, and the same
-training in one process."""
+"""Data parallelism in PyTorch: the course's toy models, the averaging of gradients that the assignment asks for, and
+the same training in one process."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Toy(nn.Module):
-    """Three layers, of which one has a frozen bias, and a frozen matrix that nothing reads."""
+    """Three layers, one of them with a frozen bias, and a frozen matrix that nothing reads."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Toy(nn.Module):
 
 
 class TiedToy(nn.Module):
-    """Five layers, of which the fourth has the second one's weight."""
+    """Five layers; the fourth shares its weight with the second."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ TOYS = {"toy": Toy, "tied": TiedToy}
 
 
 def last_alone(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's output, through which only the last layer gets a gradient."""
+    """The model's output, from which only the last layer gets a gradient."""
     *_, last = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     hook = last.register_forward_pre_hook(lambda _, inputs: (inputs[0].detach(),))
     try:
@@ -57,7 +57,7 @@ def last_alone(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def trained(model: nn.Module) -> list[Tensor]:
-    """Its parameters with gradients, each once."""
+    """The model's parameters with gradients, each once."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
@@ -65,14 +65,14 @@ def trained(model: nn.Module) -> list[Tensor]:
 
 
 def average_each(parameters: Iterable[Tensor]) -> None:
-    """naive: one all-reduce a gradient, when all are there."""
+    """naive: one all-reduce for each gradient, after the backward pass."""
     for p in parameters:
         dist.all_reduce(p.grad)
         p.grad.div_(dist.get_world_size())
 
 
 def average_flat(parameters: Sequence[Tensor]) -> None:
-    """flat: all of them in one call, copied together and back."""
+    """flat: copies all gradients into one tensor, reduces it in one call, and copies the result back."""
     grads = [p.grad for p in parameters]
     flat = torch._utils._flatten_dense_tensors(grads)
     dist.all_reduce(flat)
@@ -82,7 +82,7 @@ def average_flat(parameters: Sequence[Tensor]) -> None:
 
 
 class Overlap:
-    """overlap: each gradient's all-reduce begins as soon as backward has it."""
+    """overlap: the all-reduce of each gradient begins as soon as the gradient is final."""
 
     def __init__(self, parameters: Sequence[Tensor]):
         self.handles: list = []
@@ -103,7 +103,7 @@ class Overlap:
 
 
 class DataParallel:
-    """A model whose gradients finish() averages, by one of the strategies; `bucketed` is PyTorch's own."""
+    """A model and a strategy by which finish() averages its gradients. `bucketed` is PyTorch's DDP."""
 
     def __init__(self, model: nn.Module, strategy: str, bucket_mb: float = 25.0):
         self.model = self.forward = model
@@ -119,7 +119,7 @@ class DataParallel:
             )
 
     def compress(self) -> None:
-        """`bucketed` sends bf16, whatever gradients are."""
+        """Makes `bucketed` send gradients in bf16."""
         self.forward.register_comm_hook(None, bf16_compress_hook)
 
     def naive(self) -> None:
@@ -146,7 +146,8 @@ def sgd(parameters: Iterable[Tensor], lr: float) -> None:
 
 
 def average_alone(model: nn.Module, losses: Iterable[Tensor]) -> list[float]:
-    """Backward of each rank's loss, one after the other, in one process: gradients as averaging leaves them."""
+    """Runs backward for each rank's loss in one process and sets the parameters' gradients to their average. Returns
+    the losses."""
     found = []
     total: list[Tensor] | None = None
     for loss in losses:

@@ -1,7 +1,7 @@
 """FlashAttention-2 in plain tensor code (Dao 2023, algorithms 1 and 2): flash_forward (a).
 
-q [..., seq, head_dim], k and v [..., seq_k, head_dim]. Forward returns o and, per query, the
-logsumexp of its scores; backward rebuilds the probabilities from it, so no softmax is done twice.
+q [..., seq, head_dim], k and v [..., seq_k, head_dim]. Forward returns o and the logsumexp of each query's scores.
+Backward computes the probabilities from the logsumexp, without a second softmax.
 """
 
 import math
@@ -38,12 +38,12 @@ def flash(
     tile_q: int = 64,
     tile_k: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """o and the logsumexp, differentiable in q, k and v through o."""
+    """o and the logsumexp; o is differentiable in q, k and v."""
     return FlashAttention.apply(q, k, v, causal, mask, tile_q, tile_k)
 
 
 def scores(q: Tensor, k: Tensor, causal: bool, mask: str, row: int = 0, col: int = 0) -> Tensor:
-    """Scaled and masked scores, f32 or wider, of the tile whose corner is (row, col)."""
+    """Scaled and masked scores, f32 or wider, of the tile that begins at (row, col)."""
     s = at_least_f32(q) @ at_least_f32(k).mT / math.sqrt(q.shape[-1])
     if causal:
         query = torch.arange(row, row + q.shape[-2], device=q.device)[:, None]
@@ -63,7 +63,7 @@ def tiled_forward(
         l = torch.zeros_like(m)  # noqa: E741  the paper's letter
         for col, k_tile, v_tile in tiles(tile_k, k, v):
             if causal and mask == "inf" and col >= row + q_tile.shape[-2]:
-                break  # every key of this tile is in every query's future
+                break  # all keys of this tile and of later tiles are masked
             s = scores(q_tile, k_tile, causal, mask, row, col)
             m_new = torch.maximum(m, s.max(dim=-1).values)
             p = torch.exp(s - m_new[..., None])
@@ -86,7 +86,7 @@ def backward(
     causal: bool = False,
     mask: str = "inf",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv from the formulas, with the matrices whole."""
+    """dq, dk and dv by the formulas, with whole score matrices."""
     wide_q, wide_k, wide_v, wide_o, wide_do = map(at_least_f32, (q, k, v, o, do))
     scale = 1 / math.sqrt(q.shape[-1])
     d = (wide_o * wide_do).sum(dim=-1, keepdim=True)
@@ -102,6 +102,6 @@ def backward(
 
 
 def tiles(rows: int, *tensors: Tensor):
-    """(first row, a tile of each tensor) along the sequence; the last may be short."""
+    """(first row, a tile of each tensor) along the sequence; the last tile may be shorter."""
     for row in range(0, tensors[0].shape[-2], rows):
         yield row, *(x[..., row : row + rows, :] for x in tensors)

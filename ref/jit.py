@@ -1,4 +1,4 @@
-"""Attention as torch.compile makes it of ref/attention.py's formula, for one shape."""
+"""The formula of ref/attention.py, compiled by torch.compile for one shape."""
 
 import torch
 
@@ -6,11 +6,11 @@ from ref.attention import attention
 
 
 class Compiled:
-    """The formula, compiled when it is first called: importing the compiler alone takes seconds.
+    """The formula, compiled at its first call.
 
-    Nothing that was kept in memory or on disk is used, so that the first call has all of the compiling: the compiler
-    knows functions by their code, and gives one up after a few shapes. `swapped` says how often
-    the compiler put a fused attention of PyTorch's own in the place of the formula; None before the first call.
+    The first call compiles everything anew: it uses nothing that earlier calls kept in memory or on disk. Without this
+    the compiler would recognise the function by its code, and stop compiling it after a few shapes.
+    swapped: how often the compiler replaced the formula by PyTorch's fused attention; None before the first call.
     """
 
     def __init__(self, causal: bool = False):
@@ -32,16 +32,16 @@ class Compiled:
 
 
 def empty_cache():
-    """A context with a folder of its own for what the compiler keeps."""
+    """A context in which the compiler has an empty cache folder."""
     from torch._inductor.utils import (
         fresh_inductor_cache,
-    )  # with the compiler, which only those who compile wait for
+    )  # imported here, because the compiler's import takes seconds
 
     return fresh_inductor_cache()
 
 
 def fused_so_far() -> int:
-    """How many attentions Inductor has recognised in this process."""
+    """The number of attentions that Inductor has replaced by a fused one in this process."""
     from torch._dynamo.utils import counters
 
     return counters["inductor"]["fuse_attention"]

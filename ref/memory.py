@@ -1,4 +1,4 @@
-"""The handout's memory_profiling on PyTorch's own model: one pass, its sizes, and what a block saves for backward."""
+"""The handout's memory_profiling in PyTorch: one pass, the sizes of its tensors, and tensors saved for backward."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ PASSES = ("inference", "forward", "step")
 
 
 class Recorded:
-    """A model and what one pass of it needs."""
+    """A model with a batch and an optimizer, ready for one pass."""
 
     def __init__(self, model: Transformer, ids: Tensor, targets: Tensor, autocast: bool = False):
         self.model, self.ids, self.targets = model, ids, targets
@@ -17,7 +17,7 @@ class Recorded:
         self.optimizer = AdamW(model.parameters())
 
     def run(self, what: str) -> Tensor:
-        """One of PASSES. Of a forward pass the loss, with all that its backward would read."""
+        """Runs one of PASSES. "forward" returns the loss, which keeps all tensors for its backward alive."""
         if what == "inference":
             with torch.no_grad(), self.autocast:
                 return self.model(self.ids)
@@ -30,7 +30,7 @@ class Recorded:
         return loss
 
     def settle(self) -> None:
-        """A first step, after which the moments are there and the gradients are not: what later steps find."""
+        """Runs a first step, so that moments exist and gradients do not, as before any later step."""
         self.run("step")
         self.model.zero_grad(set_to_none=True)
 
@@ -42,11 +42,11 @@ class Recorded:
 
 
 def saved_by(block: nn.Module, *inputs: Tensor) -> list[tuple[list[int], int]]:
-    """Shape and bytes of what autograd keeps of one block for its backward, from the largest: each storage once, and no
-    weights, which are there anyway. Under autocast the 16-bit copies of the weights are among it."""
+    """Shape and bytes of each tensor that autograd keeps of one block for its backward, the largest first. Each storage
+    counts once. Weights do not count, but autocast's 16-bit copies of weights do."""
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     found: dict[int, tuple[list[int], int]] = {}
-    kept: list[Tensor] = []  # so that no storage comes back as another tensor's
+    kept: list[Tensor] = []  # keeps storages alive, so that no two tensors get the same one
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
@@ -62,8 +62,8 @@ def saved_by(block: nn.Module, *inputs: Tensor) -> list[tuple[list[int], int]]:
 
 
 def sizes(model: Transformer, ids: Tensor) -> dict[str, int]:
-    """Bytes of one tensor of the residual stream, of a layer's score matrix, of a hidden tensor of the feed-forward and
-    of the logits, as a pass makes them."""
+    """Bytes in a pass of one tensor of the residual stream, one layer's score matrix, one hidden tensor of the
+    feed-forward, and the logits."""
     found: dict[str, int] = {}
     block = model.layers[0]
 

@@ -1,7 +1,7 @@
-"""Every operation of impl/ops/ops.h as the formula, forward; autograd gives the backward.
+"""The formula of every operation of impl/ops/ops.h, forward; autograd gives the backward.
 
-bf16 inputs stay bf16 wherever eager PyTorch would leave them so, and float64 inputs stay float64:
-what the course casts to f32 is cast to f32 or wider.
+bf16 inputs stay bf16 wherever eager PyTorch keeps bf16. float64 inputs stay float64. Casts to f32 in the course are
+here casts to f32 or wider.
 """
 
 import torch
@@ -13,7 +13,7 @@ def at_least_f32(x: Tensor) -> Tensor:
 
 
 def as_tf32(x: Tensor) -> Tensor:
-    """f32 rounded to TF32, 10 bits of fraction: to nearest, ties away from 0."""
+    """f32 rounded to the nearest TF32 number, with 10 bits of fraction; ties away from 0."""
     bits = (x.view(torch.int32) + 0x1000) & ~0x1FFF
     return torch.where(x.isfinite(), bits.view(torch.float32), x)
 
@@ -32,8 +32,8 @@ class _Tf32Product(torch.autograd.Function):
 
 
 def tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of f32 matrices of equal batches, and its gradients, from operands that are rounded to TF32: what a GPU's
-    matrix units do. PyTorch's own product does so where the shape suits them, and multiplies in f32 where not."""
+    """a @ b of f32 matrices of equal batches, and its gradients, from operands rounded to TF32, as tensor cores compute
+    it. PyTorch's own matmul uses TF32 only for shapes that fit tensor cores, and f32 for others."""
     return _Tf32Product.apply(a.contiguous(), b.contiguous())
 
 
@@ -47,7 +47,7 @@ def gemm(
     beta: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """alpha op(a) op(b) + beta c, each [batch, rows, cols]; batch 1 is shared by all."""
+    """alpha op(a) op(b) + beta c, each [batch, rows, cols]. An operand of batch 1 is used for every batch."""
     if out_dtype is not None:
         a, b = a.to(out_dtype), b.to(out_dtype)
     product = (a.mT if trans_a else a) @ (b.mT if trans_b else b)
@@ -61,7 +61,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """Normalised and weighted in f32, and only then cast back."""
+    """Normalises and weights in f32 or wider, and casts the result to x's dtype."""
     wide = at_least_f32(x)
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (weight * (wide * rstd)).to(x.dtype)
@@ -83,7 +83,7 @@ def rope_table(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """cos, sin [positions, head_dim / 2] of the float64 angles pos * theta^(-2i / head_dim), by the CPU's functions."""
+    """cos, sin [positions, head_dim / 2] of the float64 angles pos * theta^(-2i / head_dim), computed on the CPU."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
     angle = torch.outer(torch.arange(positions, dtype=torch.float64, device="cpu"), frequency)
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
@@ -92,7 +92,7 @@ def rope_table(
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the interleaved pairs of x [..., seq, head_dim]; tables [seq, head_dim / 2].
 
-    The f32 table promotes the rotation to f32; here the result is cast back to x's dtype.
+    The f32 table promotes the rotation to f32; the result is cast back to x's dtype.
     """
     even, odd = x[..., 0::2], x[..., 1::2]
     rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -108,15 +108,15 @@ def residual_add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def causal_mask(seq: int, seq_k: int, device: torch.device | str = "cpu") -> Tensor:
-    """True where query i may see key j: j <= i, counted from the top left."""
+    """[seq, seq_k], True if query i may see key j: j <= i."""
     query, key = torch.arange(seq, device=device), torch.arange(seq_k, device=device)
     return query[:, None] >= key[None, :]
 
 
 def softmax(x: Tensor) -> Tensor:
-    """The course's steps, each an operation of its own: max, subtract, exp, sum, divide.
+    """The course's separate steps: max, subtract, exp, sum, divide.
 
-    max by index, not amax: its backward keeps the indices of a row, not the whole of x.
+    max instead of amax: its backward keeps one index for each row, not all of x.
     """
     shifted = x - x.max(dim=-1, keepdim=True).values
     exp = torch.exp(shifted)
@@ -124,7 +124,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def causal_softmax(x: Tensor, causal_seq: int) -> Tensor:
-    """x [rows, cols]; row r is query r mod causal_seq of its matrix."""
+    """x [rows, cols]. Row r is query r mod causal_seq of its matrix."""
     mask = causal_mask(causal_seq, x.shape[-1], x.device)
     matrices = x.unflatten(0, (-1, causal_seq))
     return softmax(matrices.masked_fill(~mask, float("-inf"))).flatten(0, 1)
@@ -151,10 +151,10 @@ def adamw_step(
     weight_decay: float = 0.01,
     variant: str = "course2025",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The new p, m, v. m and v, and the arithmetic, are f32 or wider; p is rounded once."""
+    """The new p, m, v. m, v and the arithmetic are f32 or wider; p is rounded once."""
     grad, weight = at_least_f32(g), at_least_f32(p)
     m = beta1 * m + (1 - beta1) * grad
-    v = beta2 * v + (1 - beta2) * grad * grad  # from the left, as torch.optim: grad^2 alone may overflow
+    v = beta2 * v + (1 - beta2) * grad * grad  # from left to right, as torch.optim: grad^2 could overflow
     correction1, correction2 = 1 - beta1**step, 1 - beta2**step
     if variant != "course2025":
         weight = weight - lr * weight_decay * weight

@@ -1,4 +1,4 @@
-"""What low precision does: the handout's accumulation loops and its toy model under autocast."""
+"""Effects of low precision: the handout's accumulation loops, and its toy model under autocast."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ def running_sums(
     accumulator: torch.dtype,
     cast_first: bool = False,
 ) -> list[float]:
-    """The total after each addition; without cast_first the addition itself promotes the addend."""
+    """The total after each addition. Without cast_first the addition itself promotes the addend."""
     total = torch.tensor(0, dtype=accumulator)
     totals = []
     for _ in range(count):
@@ -51,7 +51,7 @@ def kahan(count: int, value: float, addend: torch.dtype, accumulator: torch.dtyp
 
 
 def pairwise(count: int, value: float, addend: torch.dtype, accumulator: torch.dtype) -> float:
-    """Neighbours are added until one number is left; halves of equal numbers differ in length by one at most."""
+    """The sum of recursive halves. Two parts of the same length have the same sum, so each length is summed once."""
     x = torch.tensor(value, dtype=addend).to(accumulator)
 
     def total(n: int) -> Tensor:
@@ -87,10 +87,10 @@ def losses(logits: Tensor, loss: str) -> Tensor:
 
 @contextlib.contextmanager
 def autocast(device: str, low: torch.dtype):
-    """torch.autocast, for CUDA also where there is none.
+    """torch.autocast. For "cuda" it also works without a GPU.
 
-    Fake tensors have shape, dtype and device but no data, and go through the dispatcher like real ones; setting the
-    state by hand goes round torch.autocast's check for a GPU.
+    Fake tensors have shape, dtype and device but no data, and use the dispatcher like real ones. Setting the state
+    directly avoids torch.autocast's check for a GPU.
     """
     if device == "cpu":
         with torch.autocast("cpu", low):
@@ -109,10 +109,9 @@ def autocast(device: str, low: torch.dtype):
 
 
 def toy_dtypes(device: str, low: torch.dtype, loss: str) -> dict[str, torch.dtype]:
-    """The dtype of each component of the toy model under autocast, looked at by hooks.
+    """The dtype of each component of the toy model under autocast, seen by hooks.
 
-    There is no autograd on a fake device: its gradients are taken to be what autograd's rule says, of the dtype of
-    their parameter.
+    A fake device has no autograd. Its gradients get the dtypes of their parameters, by autograd's rule.
     """
     with autocast(device, low):
         model = without_values(ToyModel, device)
@@ -134,7 +133,7 @@ def toy_dtypes(device: str, low: torch.dtype, loss: str) -> dict[str, torch.dtyp
 
 
 def without_values(build, device: str) -> nn.Module:
-    """A model on a device that may only be a fake one, which has no random numbers to initialise it."""
+    """A model without initial values, because a fake device has no random numbers."""
     with torch.device("meta"):
         model = build()
     for module in model.modules():
@@ -145,7 +144,7 @@ def without_values(build, device: str) -> nn.Module:
 
 
 def op_dtype(device: str, low: torch.dtype, op: str, inputs: list[torch.dtype]) -> torch.dtype | None:
-    """The dtype that an operation of OPS yields from 4 x 4 matrices under autocast; None: it refuses to run."""
+    """The dtype of an operation's result for 4 x 4 matrices under autocast; None: autocast refuses to run it."""
     try:
         with autocast(device, low):
             tensors = [torch.full((4, 4), 0.5, dtype=dtype, device=device) for dtype in inputs]
@@ -157,9 +156,9 @@ def op_dtype(device: str, low: torch.dtype, op: str, inputs: list[torch.dtype]) 
 
 
 def registered(device: str) -> set[str]:
-    """The operators, without their overloads, for which this PyTorch has an autocast kernel.
+    """The operators, without overloads, for which this PyTorch has an autocast kernel.
 
-    Builds with cuDNN have one more, _cudnn_rnn, which follows no rule: it runs in f16 under autocast to bf16, too.
+    Builds with cuDNN have one more, _cudnn_rnn. It is left out, because it runs in f16 even under autocast to bf16.
     """
     names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}")
     found = {name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::")}
@@ -167,7 +166,7 @@ def registered(device: str) -> set[str]:
 
 
 def rows(x: Tensor) -> Tensor:
-    """A class, 0, for each row of x."""
+    """The class 0 for each row of x."""
     return torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
 
 
@@ -176,7 +175,7 @@ def indices(x: Tensor) -> Tensor:
 
 
 def matrices(*tensors: Tensor) -> list[Tensor]:
-    """Each as a batch of one."""
+    """Each tensor as a batch of one matrix."""
     return [x.unsqueeze(0) for x in tensors]
 
 
@@ -195,8 +194,7 @@ BINARY = "matmul mm atan2 add mul sub cdist dist"
 PAIRED = """linear mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
     poisson_nll_loss soft_margin_loss hinge_embedding_loss cosine_similarity"""
 
-# Operations of the lists and of none by the dispatcher's names: the number of matrices each takes, and a
-# call.
+# Listed and unlisted operations by the dispatcher's names: the number of matrices of each, and a call.
 OPS = {
     **{op: (1, getattr(torch, op)) for op in f"{UNARY} {UNLISTED}".split()},
     **{op: (1, lambda x, op=op: getattr(torch, op)(x, -1)) for op in ALONG.split()},

@@ -1,4 +1,4 @@
-"""What is split among ranks: optimizer state by PyTorch's own ZeroRedundancyOptimizer, all by its fully_shard."""
+"""PyTorch's sharding: optimizer state by ZeroRedundancyOptimizer; weights, gradients and state by fully_shard."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,12 +14,12 @@ from ref import transformer
 
 
 def adamw(parameters: Iterable[Tensor], **options) -> torch.optim.Optimizer:
-    """PyTorch's AdamW of this rank's parameters; a step sends each to all."""
+    """AdamW whose state is split among ranks. A step sends each parameter from the rank that updates it to all."""
     return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.AdamW, **options)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of the moments that this rank has."""
+    """Bytes of the moments on this rank."""
     inner = getattr(optimizer, "optim", optimizer)
     return sum(
         own(value).nbytes
@@ -30,7 +30,8 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def loads(elements: Sequence[int], ranks: int) -> list[int]:
-    """Elements of each rank, where whole tensors are given away: the largest first, to the rank that has least."""
+    """Elements of each rank if whole tensors are assigned: the largest first, each to the rank with the fewest
+    elements."""
     found = [0] * ranks
     for count in sorted(elements, reverse=True):
         found[found.index(min(found))] += count
@@ -41,19 +42,19 @@ def loads(elements: Sequence[int], ranks: int) -> list[int]:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, if it is split."""
+    """This rank's part of a split tensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor of all ranks, if it is split: they make this call together."""
+    """The whole of a split tensor; all ranks must call this together. Any other tensor itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class FullySharded:
-    """A Transformer that fully_shard splits, with the interface of ref.ddp.DataParallel. The embedding, each block, and
-    the head with its norm are gathered one by one. `dtype`: what weights are cast to before they are gathered, and
-    gradients before they are reduced; None: neither is cast."""
+    """A Transformer that fully_shard splits, with the interface of ref.ddp.DataParallel. Units are gathered one by one:
+    the embedding, each block, and the head with its norm. Weights are cast to `dtype` before they are gathered, and
+    gradients before they are reduced; None: no casts."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None):
         mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
@@ -62,19 +63,19 @@ class FullySharded:
             fully_shard(unit, **how)
         fully_shard(
             [model.ln_final, model.lm_head], reshard_after_forward=False, **how
-        )  # backward begins there
+        )  # stays gathered, because backward begins with it
         self.model = self.forward = fully_shard(model, **how)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def finish(self) -> None:
-        """Nothing: gradients are reduced when backward returns."""
+        """Does nothing: gradients are reduced when backward returns."""
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Does nothing."""
 
 
 class Toy(nn.Module):
-    """The course's model for tests of fully sharded weights."""
+    """The course's toy model for tests of fully sharded weights."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +89,8 @@ class Toy(nn.Module):
 
 
 def sharded_toy(model: Toy, compute: torch.dtype | None) -> Toy:
-    """Every Linear and the Embedding is gathered by itself, cast to `compute`; gradients are reduced in f32."""
+    """Splits the model. Every Linear and the Embedding is a unit that is cast to `compute` and gathered; gradients are
+    reduced in f32."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     mesh = init_device_mesh(model.head.weight.device.type, (dist.get_world_size(),))
     for layer in (model.embedding, model.up, model.down, model.head):
@@ -97,7 +99,7 @@ def sharded_toy(model: Toy, compute: torch.dtype | None) -> Toy:
 
 
 def loss_alone(model: Toy, ids: Tensor, targets: Tensor, compute: torch.dtype | None) -> Tensor:
-    """Of the last position, in one process that casts as sharded_toy does."""
+    """last_loss of the whole model in one process, with the casts of sharded_toy."""
     weights = {
         name: p if compute is None or "norm" in name else p.to(compute)
         for name, p in model.named_parameters()
@@ -106,5 +108,5 @@ def loss_alone(model: Toy, ids: Tensor, targets: Tensor, compute: torch.dtype | 
 
 
 def last_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Of the last position."""
+    """Cross entropy of the last position."""
     return transformer.cross_entropy(logits[:, -1], targets)

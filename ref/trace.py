@@ -1,9 +1,9 @@
-"""The handout's nsys_profile on PyTorch's own model, with PyTorch's own profiler: what runs in the phases of a step,
-and inside attention."""
+"""The handout's nsys_profile in PyTorch, with PyTorch's profiler: the activities in the phases of a step, and inside
+attention."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -38,12 +38,12 @@ def annotated_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -
 
 @dataclass
 class Activity:
-    """A kernel, copy or fill of a GPU; on a CPU an operation, for as long as it calls no other."""
+    """A kernel, copy or fill on a GPU; on a CPU an operation, without the time of operations that it calls."""
 
     name: str
     step: int
-    phase: str  # "" outside of all
-    part: str  # of the forward pass' attention; "" otherwise
+    phase: str  # "": outside of all phases
+    part: str  # a key of PARTS if it belongs to attention in the forward pass; else ""
     begin: float  # microseconds
     end: float
 
@@ -52,13 +52,11 @@ class Activity:
 class Profiled:
     steps: int
     timer: dict[str, list[float]]  # ms of each phase without the profiler, synchronised
-    events: dict[str, list[float]]  # the same by events on the GPU; on a CPU as above
-    traced: dict[str, list[float]]  # by events, beside the profiler
-    activities: list[Activity] = field(default_factory=list)  # of all steps
+    activities: list[Activity]  # of all steps
 
 
 class Profiler:
-    """A model, one batch, and steps that are synchronised after each phase, as the handout asks for."""
+    """Steps of a model on one batch, synchronised after each phase, as the handout asks."""
 
     def __init__(
         self,
@@ -74,63 +72,56 @@ class Profiler:
         for block in model.layers:
             block.attn.attend = annotated_attention
 
-    def step(self, timer: dict[str, list[float]], events: dict[str, list[float]]) -> None:
+    def step(self, timer: dict[str, list[float]]) -> None:
         self.model.zero_grad(set_to_none=True)
         with self.autocast:
-            with self.phase("forward", timer, events):
+            with self.phase("forward", timer):
                 logits = self.model(self.ids)
-            with self.phase("loss", timer, events):
+            with self.phase("loss", timer):
                 loss = cross_entropy(logits, self.targets)
-        with self.phase("backward", timer, events):
+        with self.phase("backward", timer):
             loss.backward()
-        with self.phase("optimizer", timer, events):
+        with self.phase("optimizer", timer):
             self.optimizer.step()
 
     @contextmanager
-    def phase(self, name: str, timer: dict[str, list[float]], events: dict[str, list[float]]):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.ids.is_cuda else []
+    def phase(self, name: str, timer: dict[str, list[float]]):
         self.synchronize()
         start = perf_counter()
         with record_function(name):
-            for mark in marks[:1]:
-                mark.record()
             yield
-            for mark in marks[1:]:
-                mark.record()
             self.synchronize()
         timer[name].append(1e3 * (perf_counter() - start))
-        events[name].append(marks[0].elapsed_time(marks[1]) if marks else timer[name][-1])
 
     def run(self, warmup: int, steps: int) -> Profiled:
-        timer, events, traced, *unread = ({name: [] for name in PHASES} for _ in range(5))
-        found = Profiled(steps, timer, events, traced)
+        timer, unread = ({name: [] for name in PHASES} for _ in range(2))
         for _ in range(warmup):
-            self.step(*unread)
+            self.step(unread)
         for _ in range(steps):
-            self.step(found.timer, found.events)
+            self.step(timer)
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.ids.is_cuda
         with profile(activities=kinds) as profiler:
             for _ in range(steps):
-                self.step(unread[0], found.traced)
-        found.activities = on_gpu(recorded(profiler)) if self.ids.is_cuda else on_cpu(operations(profiler))
-        return found
+                self.step(unread)
+        activities = on_gpu(recorded(profiler)) if self.ids.is_cuda else on_cpu(operations(profiler))
+        return Profiled(steps, timer, activities)
 
 
 @dataclass
 class Event:
-    """A record of the profiler's; microseconds."""
+    """A record of the profiler; times in microseconds."""
 
     name: str
     on_host: bool
     begin: float
     end: float
-    number: int = 0  # of the call of CUDA, which its kernel has as well; of recorded() alone
-    annotation: bool = False  # of recorded() alone
-    own: float = 0.0  # of an operation, without those that it calls; of operations() alone
+    number: int = 0  # set by recorded(): the id of a CUDA call, which its kernel shares
+    annotation: bool = False  # set by recorded()
+    own: float = 0.0  # set by operations(): time without the operations that it calls
 
 
 def recorded(profiler: profile) -> list[Event]:
-    """Its records as they are: to make events of a step's hundred thousand takes the profiler many seconds."""
+    """The profiler's raw records. profiler.events() would take many seconds for the hundred thousand of a step."""
     results = profiler.profiler.kineto_results
     start = results.trace_start_ns()
     return [
@@ -147,7 +138,7 @@ def recorded(profiler: profile) -> list[Event]:
 
 
 def operations(profiler: profile) -> list[Event]:
-    """The host's, with their own time."""
+    """The host's operations, with their own time."""
     return [
         Event(
             found.name,
@@ -169,8 +160,7 @@ def ranges_of(events: list[Event], names: tuple[str, ...]) -> list[tuple[float, 
 
 
 def range_at(ranges: list[tuple[float, float, str]], time: float) -> tuple[int, str]:
-    """The number and the name of the range that the time is in, "" for none: phases and parts follow each other, so
-    that no time is in two."""
+    """The number and the name of the range that contains the time; "" for none. Ranges do not overlap."""
     low, high = 0, len(ranges)
     while low < high:
         middle = (low + high) // 2
@@ -182,13 +172,13 @@ def range_at(ranges: list[tuple[float, float, str]], time: float) -> tuple[int, 
 
 
 def on_gpu(events: list[Event]) -> list[Activity]:
-    """Phases end when the device is done, so that a kernel's own time tells its phase, also where another thread
-    launched it: autograd's. A part of attention is where it was launched, which the operation's time tells."""
+    """The activities of a GPU. A kernel's own time gives its phase, because phases end when the device is done; this
+    also holds for kernels that autograd's thread launched. The time of the launch gives the part of attention."""
     phases, parts = ranges_of(events, PHASES), ranges_of(events, tuple(PARTS.values()))
     words = {name: part for part, name in PARTS.items()}
     launched: dict[int, str] = {}
     for event in events:
-        # A kernel has the id of the call of CUDA that launched it; those of operations are others.
+        # A kernel has the id of the CUDA call that launched it. Operations have ids of another kind.
         if event.on_host and event.name.startswith("cu"):
             _, part = range_at(parts, event.begin)
             if part:
@@ -203,7 +193,7 @@ def on_gpu(events: list[Event]) -> list[Activity]:
 
 
 def on_cpu(events: list[Event]) -> list[Activity]:
-    """Operations with their own time, which is without that of the operations that they call."""
+    """The activities of a CPU: operations, without the time of operations that they call."""
     phases, parts = ranges_of(events, PHASES), ranges_of(events, tuple(PARTS.values()))
     words = {name: part for part, name in PARTS.items()}
     found = []
@@ -218,7 +208,7 @@ def on_cpu(events: list[Event]) -> list[Activity]:
 
 
 def flops(model: Transformer, ids: Tensor, targets: Tensor) -> dict[str, int]:
-    """Of the matrix products of the forward pass, of all layers' scores, of all values, and of forward and backward."""
+    """FLOPs of GEMMs: of the forward pass, of the scores and the values of all layers, and of forward and backward."""
     found = {"scores": 0, "values": 0}
 
     def counted(name: str, function: Callable[[], Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """The course's Transformer language model, its loss, initialisation and optimizer.
 
-The state dict has the course's names in the course's order; rotary tables are no part of it.
+The state dict has the course's names in the course's order, without rotary tables.
 """
 
 import math
@@ -25,10 +25,10 @@ SIZES = {
 
 
 class Named(nn.Module):
-    """Names tensors of its forward pass as libtandem names what its operations write."""
+    """Names tensors of its forward pass with libtandem's names."""
 
     def see(self, name: str, *parts: Tensor) -> None:
-        """Does nothing until listen() replaces it. C has the parts next to each other in each row."""
+        """Does nothing until listen() replaces it. In C the parts of a tensor lie next to each other in each row."""
 
 
 def listen(model: nn.Module, hear) -> None:
@@ -87,7 +87,7 @@ class SwiGLU(Named):
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """PyTorch's own, which never holds the scores: what a compiled model uses at its best."""
+    """PyTorch's fused attention, which never stores the scores. It is the fastest choice for a compiled model."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
@@ -103,8 +103,8 @@ class CausalSelfAttention(Named):
         self.make_tables()
 
     def make_tables(self):
-        """The table stays f32 whatever dtype the model is cast to, a float64 model has an exact one, and both are where
-        the weights are."""
+        """Makes an f32 and a float64 table on the weights' device. Models of any other dtype than float64 use the f32
+        table."""
         self.tables = {
             dtype: ops.rope_table(*self.table, dtype, self.q_proj.weight.device)
             for dtype in (torch.float32, torch.float64)
@@ -159,8 +159,8 @@ class Transformer(Named):
         attend=attention,
         checkpoint_layers: int = 0,
     ):
-        """checkpoint_layers: backward computes the activations of so many layers at a time once more, from their
-        input; 0: forward keeps all."""
+        """checkpoint_layers: the number of layers in a checkpoint, whose activations backward computes again from their
+        input; 0: forward keeps all activations."""
         super().__init__()
         self.checkpoint_layers = checkpoint_layers
         self.token_embeddings = Embedding(vocab, d_model)
@@ -176,7 +176,7 @@ class Transformer(Named):
         span = self.checkpoint_layers or len(self.layers)
         for first in range(0, len(self.layers), span):
             layers = self.layers[first : first + span]
-            # Nothing in a layer is random, and a graph's capture may not ask for the generator's state.
+            # Layers use no random numbers. A graph's capture must not read the generator's state.
             keep = dict(use_reentrant=False, preserve_rng_state=False)
             x = checkpoint(run, layers, x, **keep) if self.checkpoint_layers else run(layers, x)
         self.see("ln_final.input", x)
@@ -197,15 +197,15 @@ def truncated_normal(rows: int, cols: int, std: float) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all tokens."""
+    """The mean loss over all tokens."""
     return ops.cross_entropy(logits.flatten(0, -2), targets.flatten())[0]
 
 
 class AdamW(torch.optim.Optimizer):
     """`course2025` decays the weights after the Adam step, `course2026` before it.
 
-    Moments and arithmetic are f32 or wider, the moments made at the first step; parameters without
-    a gradient are skipped.
+    Moments and arithmetic are f32 or wider. The first step creates the moments. Parameters without a gradient are
+    skipped.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class AdamW(torch.optim.Optimizer):
                     state["v"] = torch.zeros_like(p, dtype=wide)
                 state["t"] += 1
                 m, v, t = state["m"], state["v"], state["t"]
-                grad, weight = p.grad.to(m.dtype), p.to(m.dtype)  # p itself unless it is narrower
+                grad, weight = p.grad.to(m.dtype), p.to(m.dtype)  # weight is p itself, unless p is narrower
                 m.mul_(beta1).add_(grad, alpha=1 - beta1)
                 v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
                 if group["variant"] == "course2026":

@@ -189,6 +189,7 @@ TD_TEST(what_a_block_keeps)
     assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 4 * 4);
     assert_int_equal(block.all, block.most + 2 * wide + 2 * tokens * 4 + ffn);
     assert_int_equal(block.final, stream + wide + tokens * 4);
+    assert_int_equal(block.attention, stream + wide + tokens * 4 * 4);
     td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, 0, &block));
     assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 6 * 4 * 2);
     td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, 2, &block));

@@ -58,12 +58,12 @@ static td_bench_ranks_result *measure(const td_bench_ranks_config *config, td_be
 
 static void check_rank(const td_bench_ranks_config *config, const td_bench_rank *r)
 {
-    const td_stats *const all[] = {&r->step, &r->silent, &r->collectives, &r->beside, &r->tail};
+    const td_stats *const all[] = {&r->step, &r->silent, &r->collectives, &r->hidden, &r->tail};
 
     for (int i = 0; i < 5; i++)
         assert_true(all[i]->n == STEPS && all[i]->min >= 0 && isfinite(all[i]->max));
     assert_true(r->step.min > 0 && r->silent.min > 0);
-    assert_true(r->beside.max <= r->collectives.max);
+    assert_true(r->hidden.max <= r->collectives.max);
     assert_true(r->exposed_ms == r->step.median - r->silent.median);
     assert_true(r->last_loss < r->first_loss && r->first_loss < 2 * log(64));
     assert_int_equal(r->current[TD_BENCH_MADE], r->current[TD_BENCH_AFTER_UPDATE]);
@@ -156,7 +156,7 @@ TD_TEST(strategies_are_told_apart)
                 assert_true(r->calls > 1 && r->calls < PARAMETERS);
             assert_int_equal(r->bytes, r->parameters);
             if (config.strategy <= TD_DDP_FLAT)
-                assert_true(r->beside.max == 0);
+                assert_true(r->hidden.max == 0);
             slowest = fmax(slowest, r->step.max);
             /* Each has tokens of its own. */
             assert_true(rank == 0 || r->first_loss != s.of[0].first_loss);

@@ -59,7 +59,7 @@ RECORDED = {
         for name in MODEL
         if name not in ("--mode", "--seed", "--steps", "--timed", "--warmup")
     },
-    **dict.fromkeys("--top --layer --checkpoint-layers".split(), NUMBERS),
+    **dict.fromkeys("--top --layer --checkpoint-layers --kept-layers".split(), NUMBERS),
     "--pass": [*NAMES, "inference", "forward", "step"],
     **dict.fromkeys("--snapshot --events --timeline".split(), FILES),
 }
@@ -71,7 +71,9 @@ TRACED = {
 SMALL_RECORDED = SMALL_MODEL.partition(" --warmup")[0]
 RANKED = {
     **{name: MODEL[name] for name in MODEL if name not in ("--mode", "--timed")},
-    **dict.fromkeys("--bucket-mb --micro-batches --checkpoint-layers --timeout".split(), NUMBERS),
+    **dict.fromkeys(
+        "--bucket-mb --micro-batches --checkpoint-layers --kept-layers --timeout".split(), NUMBERS
+    ),
     "--optimizer": [*NAMES, "adamw", "sgd"],
     "--backend": [*NAMES, "gloo", "mpi"],
 }

@@ -174,7 +174,7 @@ class Ranks(Cli):
             self.two_ranks("--directory", folder, "--run", "named")
             with socket.create_server(("127.0.0.1", 0)) as free:
                 address = f"127.0.0.1:{free.getsockname()[1]}"
-            open_port = f"tandem allreduce: {address} is not protected: whoever reaches the port"
+            open_port = f"tandem allreduce: {address} is not protected: any program that reaches the port"
             self.assertEqual(self.two_ranks("--address", address).count(open_port), 1)
             self.assertNotIn(open_port, self.two_ranks("--address", address, TANDEM_TOKEN="ab" * 16))
             path = Path(folder) / "token"

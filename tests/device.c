@@ -1,7 +1,7 @@
 #include "support/device_kit.h"
 
 #include "base/clock.h"
-#include "device/ending.h"
+#include "device/block_listener.h"
 #include "device/state.h"
 #include "support/compare.h"
 #include "support/draw.h"
@@ -179,28 +179,28 @@ TD_TEST(empty_blocks_have_addresses_of_their_own)
     td_assert_ok(td_device_free(dev, b));
 }
 
-/* ---- a block from outside ---- */
+/* ---- listeners of blocks ---- */
 
-typedef struct waiting {
-    td_ending ending;
+typedef struct counter {
+    td_block_listener listener;
     td_device *dev;
-    int ends;
-} waiting;
+    int calls;
+} counter;
 
-/* The block is still there. */
-static void count_end(td_ending *ending)
+/* The block is not freed yet. */
+static void count_call(td_block_listener *listener)
 {
-    waiting *w = (waiting *)ending;
+    counter *c = (counter *)listener;
     void *block = NULL;
     size_t bytes = 0;
 
-    w->ends++;
-    memset((void *)ending->block, 1, 100);
-    td_device_forget_end(w->dev, ending); /* of one that has come it is no more than asked */
-    assert_false(td_device_block_around(w->dev, ending->block, 1, &block, &bytes));
+    c->calls++;
+    memset((void *)listener->block, 1, 100);
+    td_device_unwatch_block(c->dev, listener); /* it was removed already: no effect */
+    assert_false(td_device_block_around(c->dev, listener->block, 1, &block, &bytes));
 }
 
-TD_TEST(the_end_of_a_block_is_told_to_those_who_wait)
+TD_TEST(listeners_are_called_before_their_block_is_freed)
 {
     td_device *dev = *state;
     void *blocks[2], *found = NULL;
@@ -216,16 +216,16 @@ TD_TEST(the_end_of_a_block_is_told_to_those_who_wait)
     assert_false(td_device_block_around(dev, first + 10, SIZE_MAX, &found, &bytes));
     assert_false(td_device_block_around(dev, &bytes, 1, &found, &bytes));
 
-    waiting all[4];
+    counter all[4];
     for (int i = 0; i < 4; i++) {
-        all[i] = (waiting){{blocks[i / 3], count_end, NULL}, dev, 0};
-        td_device_await_end(dev, &all[i].ending);
+        all[i] = (counter){{blocks[i / 3], count_call, NULL}, dev, 0};
+        td_device_watch_block(dev, &all[i].listener);
     }
-    td_device_forget_end(dev, &all[1].ending);
+    td_device_unwatch_block(dev, &all[1].listener);
     td_assert_ok(td_device_free(dev, blocks[0]));
-    assert_true(all[0].ends == 1 && all[1].ends == 0 && all[2].ends == 1 && all[3].ends == 0);
+    assert_true(all[0].calls == 1 && all[1].calls == 0 && all[2].calls == 1 && all[3].calls == 0);
     td_assert_ok(td_device_free(dev, blocks[1]));
-    assert_true(all[0].ends == 1 && all[3].ends == 1);
+    assert_true(all[0].calls == 1 && all[3].calls == 1);
 }
 
 TD_TEST(the_peak_is_the_largest_since_the_reset)

@@ -66,8 +66,9 @@ TD_TEST(lse_is_exact_where_it_can_be)
     td_attend_close(run);
 }
 
-/* A score that overflows to -infinity weighs nothing, also when a whole tile of them comes first, and the
- * running maximum is still -infinity after it. In float64 they are -1e40, which weighs as little. */
+/* A score that overflows to -infinity has no weight. This also holds if a whole tile of them comes first:
+ * the running maximum is -infinity after it. In float64 these scores are -1e40, which has no weight
+ * either. */
 TD_TEST(a_tile_of_hopeless_keys_weighs_nothing)
 {
     const int64_t seq_k = 150, d = 16;
@@ -88,8 +89,8 @@ TD_TEST(a_tile_of_hopeless_keys_weighs_nothing)
     td_attend_close(run);
 }
 
-/* Without a score matrix: forward's scratch does not grow with the sequence at all, backward's by the sums of
- * dK and dV of the heads in progress, and a counter a tile. */
+/* There is no score matrix: the scratch of forward does not depend on the sequence. The scratch of
+ * backward grows by the sums of dK and dV of the heads in progress, and by a counter for each tile. */
 TD_TEST(memory_is_linear)
 {
     const td_dtype dtypes[] = {TD_F32, TD_BF16};
@@ -119,7 +120,7 @@ TD_TEST(memory_is_linear)
         }
 }
 
-/* A size stays good when the number of threads changes after it was asked for. */
+/* A size still holds if the number of threads changes later. */
 TD_TEST(sizes_hold_for_any_number_of_threads)
 {
     const td_attention_shape shape = {.batch = 4, .heads = 4, .seq = 300, .head_dim = 40, .dtype = TD_BF16};
@@ -136,7 +137,7 @@ TD_TEST(sizes_hold_for_any_number_of_threads)
     td_attend_close(run);
 }
 
-/* The same bits from a thread that works alone and from threads that wait for each other, many times over. */
+/* One thread and several threads that wait for each other give the same bits, in many calls. */
 TD_TEST(one_head_shared_by_threads_repeats)
 {
     const td_attention_shape shapes[] = {
@@ -162,8 +163,8 @@ TD_TEST(one_head_shared_by_threads_repeats)
     }
 }
 
-/* A head of many is that head alone, bit for bit: heads share work with threads, and results must not show
- * it. */
+/* Each of many heads gives the bits of that head alone: heads share threads, and results must not depend
+ * on that. */
 TD_TEST(a_head_is_the_same_alone)
 {
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -199,8 +200,8 @@ TD_TEST(a_head_is_the_same_alone)
     }
 }
 
-/* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be
- * written. */
+/* More keys than queries under a causal mask: keys after the last query have a gradient of 0, which must
+ * be written. */
 TD_TEST(keys_that_no_query_sees_have_no_gradient)
 {
     const int64_t seqs[] = {1, 16, 50, 64, 100};
@@ -236,7 +237,7 @@ TD_TEST(refuses_what_it_has_no_kernel_for)
     shape.head_dim = 256;
     td_assert_ok(td_flash_sizes(*state, &shape, &sizes));
 
-    /* 2^61 keys: k has 2^62 bytes, which is allowed; the sums of dK and dV would not be. */
+    /* 2^61 keys: k has 2^62 bytes, which is allowed. The sums of dK and dV would have too many. */
     shape = (td_attention_shape){
         .batch = 1, .heads = 1, .seq = 1, .seq_k = (int64_t)1 << 60, .head_dim = 1, .dtype = TD_F32};
     shape = (td_attention_shape){
@@ -306,8 +307,9 @@ TD_TEST(takes_tensors_at_any_address)
     td_attend_close(run);
 }
 
-/* Of large scores an f32 L has lost what P is made of. In float32 the scores themselves are off by about 1e-7
- * of their size, which is the tolerance; 5e-4 of an L of 10,000 would be 10 times that. */
+/* If scores are large, the rounding of an f32 L is large for P. In float32 the scores themselves have an
+ * error of about 1e-7 of their size, which is the tolerance. The 5e-4 of an L of 10,000 would be 10 times
+ * that. */
 TD_TEST(large_scores_are_as_exact_as_their_sums)
 {
     const double logits[] = {30, 60, 100, 300, 1000, 3000, 10000};
@@ -316,7 +318,7 @@ TD_TEST(large_scores_are_as_exact_as_their_sums)
         for (int causal = 0; causal < 2; causal++) {
             td_attention_shape shape = {
                 .batch = 1, .heads = 2, .seq = 256, .head_dim = 64, .dtype = TD_F32, .causal = causal};
-            shape.scale = (float)(logits[i] / 40); /* the largest of so many products is about 40 */
+            shape.scale = (float)(logits[i] / 40); /* the largest of so many dot products is about 40 */
             td_attend_run *run = td_attend_open(&td_attention_flash, "large scores", &shape);
             td_attend_truth truth = td_attend_truth_of(run);
 
@@ -330,7 +332,8 @@ TD_TEST(large_scores_are_as_exact_as_their_sums)
         }
 }
 
-/* Every register block at every depth around a run's end: small integers, which no order of sums rounds. */
+/* Every register block, with depths around the end of a run. Inputs are small integers, which no order of
+ * sums rounds. */
 TD_TEST(products_of_tiles_are_exact_on_integers)
 {
     enum { ROWS = 13, DEPTH = 70, COLUMNS = TD_TILE_QUERIES };
@@ -391,7 +394,7 @@ TD_TEST(exp2_is_as_close_as_it_says)
     assert_true(isnan(td_exp2(NAN)));
     for (int n = -126; n < 128; n++)
         assert_true(td_exp2((float)n) == ldexp(1, n));
-    /* 0.8 ulp with fused products, which a debug build may lack. */
+    /* 0.8 ulp if multiplications and additions are fused, which a debug build may not do. */
     for (int i = 0; i < 1000000; i++) {
         const float x = (float)(-126 + 253e-6 * i);
         const double truth = exp2((double)x);
@@ -405,8 +408,8 @@ TD_TEST(exp2_is_as_close_as_it_says)
 
 int main(void)
 {
-    /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the
-     * output; of o, which D is made of, another in the gradients. */
+    /* f32: P is computed from an L of f32, whose rounding is about 2e-7. bf16: outputs are rounded once.
+     * Gradients also have the rounding of o, from which D is computed. */
     const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true, 128, 0};
     return td_attend_common_tests(&flash) + td_run_tests("flash", open_cpu, close_cpu);
 }

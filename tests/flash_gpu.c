@@ -35,7 +35,7 @@ static void free_results(results *r)
     free(r->lse);
 }
 
-/* Inputs on the host, as the kit's truth wants them. */
+/* Inputs on the host, for td_attend_truth_of. */
 static td_attend_run inputs_of(const char *name, const td_attention_shape *shape)
 {
     td_attend_run run = {.impl = &td_attention_flash, .shape = *shape};
@@ -112,7 +112,7 @@ static void run_passes(const td_attend_run *run, const blocks *b, size_t shift)
                                      (char *)b->dv + shift, b->backward_work));
 }
 
-/* The tensor behind `skip` elements of a block; what lies before them must still be poison. */
+/* Reads the tensor after the first `skip` elements of a block. These elements must still be poison. */
 static void *read_behind(const td_attend_run *run, void *block, int64_t count, size_t skip)
 {
     const size_t element = td_dtype_size(run->shape.dtype), bytes = (size_t)count * element;
@@ -149,8 +149,8 @@ typedef struct trial {
     td_attention_shape shape;
 } trial;
 
-/* f32: P is rebuilt from an L of f32. tf32 and the 16-bit types: operands are rounded, P and dS among them,
- * then the outputs. Errors of the single term average out, so these are some units of the type's rounding. */
+/* f32: P is computed from an L of f32. tf32 and the 16-bit types: operands, P and dS are rounded, then the
+ * outputs. Errors of single terms average out, so tolerances are a few units of the type's rounding. */
 static double tolerance_of(const td_attention_shape *shape)
 {
     if (shape->dtype == TD_F32)
@@ -171,7 +171,7 @@ static void assert_identical_results(const td_attend_run *run, const results *a,
         td_assert_identical("dq", dtype, a->dq, b->dq, run->queries);
 }
 
-/* 0: of f32 storage exactly so, otherwise beside the rounding of dP - D. */
+/* Outputs are 0: exactly in f32 and tf32, otherwise but for the rounding of dP - D. */
 static void assert_next_to_nothing(const char *name, const td_attend_run *run, const void *data,
                                    int64_t count)
 {
@@ -182,7 +182,8 @@ static void assert_next_to_nothing(const char *name, const td_attend_run *run, c
             fail_msg("%s[%d] is %g", name, (int)i, td_value_at(run->shape.dtype, data, i));
 }
 
-/* A logarithm, whose error is absolute: that of a score, which is of the order of 1, and more in TF32. */
+/* A logarithm, whose error is absolute. It is the error of a score: of the order of 1e-7, and more in
+ * TF32. */
 static void assert_lse(const td_attend_run *run, const float *lse, const double *truth)
 {
     const double tolerance = run->shape.tf32 ? 4e-3 : 1e-6;
@@ -220,8 +221,8 @@ static void agrees_with_float64_and_repeats(void **state)
     free_inputs(&run);
 }
 
-/* Tiles are 128, 64 or 32 rows, and heads are filled up to 16, 32, 64, 80, 128 or 256 columns: both sides of
- * each. 1100 keys of one head are cut into parts, which are put together again. */
+/* Tiles are 128, 64 or 32 rows. Heads are filled up to 16, 32, 64, 80, 96, 128 or 256 columns. Cases lie
+ * on both sides of each number. 1100 keys of one head are cut into parts, whose results are added up. */
 static const struct {
     int64_t batch, heads, seq, seq_k;
     bool small; /* those that td_gpu_small() leaves */
@@ -314,8 +315,8 @@ static int run_trials(void)
 
 /* ---- properties ---- */
 
-/* Rows that do not start at 16 bytes are read element by element. In f32 the order of sums is the same; with
- * 16 bits the portable kernels take the place of Hopper's. */
+/* Rows that do not start at 16 bytes are read element by element. In f32 the order of sums is the same.
+ * With 16 bits the portable kernels run instead of Hopper's. */
 static void takes_tensors_at_any_address(void **state)
 {
     (void)state;
@@ -358,9 +359,9 @@ static void takes_tensors_at_any_address(void **state)
     }
 }
 
-/* With o_bshd o and dout lie elsewhere, and that is all: of our own kernels the bits are the same, of
- * cuBLASLt's, which take the products of a batch element in a call of its own, their values. 1100 queries of
- * few heads are cut into parts; rows of 33 elements are read one by one. In f16 dq is summed by atomics. */
+/* o_bshd changes only where o and dout lie. Our own kernels give the same bits. cuBLASLt gives the same
+ * values but for rounding, because each batch element is a call. 1100 queries of few heads are cut into
+ * parts. Rows of 33 elements are read one by one. In f16 atomics sum dq. */
 static void o_may_lie_as_the_projection_reads_it(void **state)
 {
     const struct {
@@ -415,8 +416,8 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
     }
 }
 
-/* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be
- * written. */
+/* More keys than queries under a causal mask: keys after the last query have a gradient of 0, which must
+ * be written. */
 static void keys_that_no_query_sees_have_no_gradient(void **state)
 {
     const int64_t seqs[] = {1, 16, 50, 64, 100, 128};
@@ -445,9 +446,9 @@ static void keys_that_no_query_sees_have_no_gradient(void **state)
         }
 }
 
-/* The lse of a row with one visible key is that key's score, which small integers give without rounding: the
- * same bits in f32. On tensor cores the one probability is 2^0 but for the rounding of its exponent. 1100
- * keys of one head are cut into parts. */
+/* The lse of a row with one visible key is that key's score. Small integers give the score without
+ * rounding: f32 has the same bits. On tensor cores the one probability is 2^0 but for the rounding of its
+ * exponent. 1100 keys of one head are cut into parts. */
 static void lse_of_one_key_is_its_score(void **state)
 {
     (void)state;
@@ -491,8 +492,8 @@ static void lse_of_one_key_is_its_score(void **state)
     }
 }
 
-/* Scores that overflow to -infinity weigh nothing, also when whole tiles of them come first (from the last
- * key down). */
+/* Scores that overflow to -infinity have no weight. This also holds if whole tiles of them come first
+ * (tiles run from the last key down). */
 static void tiles_of_hopeless_keys_weigh_nothing(void **state)
 {
     const int64_t seq = 20, seq_k = 300, d = 16;
@@ -523,8 +524,8 @@ static void tiles_of_hopeless_keys_weigh_nothing(void **state)
     }
 }
 
-/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone
- * is as without it, but for the order of sums: a warp rescales its rows together. */
+/* Every output that depends on the NaN is NaN. Outputs that would not depend on it if the mask hid only
+ * whole blocks are as without the NaN, but for the order of sums: a warp rescales its rows together. */
 static void assert_spoilt(const td_attend_run *run, const results *clean, const results *r, int64_t block,
                           td_attend_place bad)
 {
@@ -628,7 +629,7 @@ static void nan_goes_where_it_must(void **state)
     }
 }
 
-/* Where all scores of a part are NaN none of them is its largest, as in a part without a visible key. Few
+/* If all scores of a part are NaN, the part has no largest score, like a part without a visible key. Few
  * queries of one head have a part for every 64 or 128 keys. */
 static void a_part_of_nan_keys_spoils_every_row(void **state)
 {
@@ -662,7 +663,7 @@ static void a_part_of_nan_keys_spoils_every_row(void **state)
     }
 }
 
-/* A captured step does what the calls do. */
+/* A captured graph gives the same bits as the calls. */
 static void may_be_captured_in_a_graph(void **state)
 {
     (void)state;
@@ -730,19 +731,21 @@ static void owned_multiprocessors_change_no_bit(void **state)
     }
 }
 
-/* A block adds its dQ after the block before it. Another stream delays some blocks, each time others. */
+/* A block adds its dQ after the block before it. Another stream delays some blocks, each time others. In any
+ * order the sums differ by their rounding alone. */
 static void deterministic_gradients_repeat_beside_other_work(void **state)
 {
     enum { REPEATS = 20 };
+    const int64_t sizes[] = {64, 96, 128};
     td_stream *other;
 
     (void)state;
     td_assert_ok(td_stream_create(gpu, &other));
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const td_attention_shape shape = {.batch = 2,
                                           .heads = 9,
                                           .seq = 1100,
-                                          .head_dim = i ? 128 : 64,
+                                          .head_dim = sizes[i],
                                           .dtype = TD_BF16,
                                           .causal = true,
                                           .deterministic = true};
@@ -751,7 +754,13 @@ static void deterministic_gradients_repeat_beside_other_work(void **state)
         const blocks b = open_blocks(&run, 0), l = open_blocks(&load, 0);
 
         load.shape.deterministic = false;
-        td_assert_ok(td_device_synchronize(gpu));
+        td_attend_run in_any_order = run;
+        in_any_order.shape.deterministic = false;
+        results other_order = compute(&in_any_order, 0);
+        double *dq = td_as_f64(shape.dtype, other_order.dq, run.queries);
+        td_assert_close("dq", shape.dtype, first.dq, dq, run.queries, tolerance_of(&shape));
+        free(dq);
+        free_results(&other_order);
         for (int n = 0; n < REPEATS; n++) {
             td_assert_ok(td_device_set_stream(gpu, other));
             for (int pass = 0; pass <= n % 3; pass++)
@@ -781,7 +790,7 @@ static void deterministic_gradients_repeat_beside_other_work(void **state)
 
 /* ---- sizes and refusals ---- */
 
-/* Scratch is some rows for each row, also where a sequence is cut into parts. */
+/* Scratch is linear in the number of rows, also if a sequence is cut into parts. */
 static void memory_is_linear(void **state)
 {
     (void)state;
@@ -802,7 +811,7 @@ static void memory_is_linear(void **state)
                 assert_int_equal(sizes.saved, (size_t)shape.seq * sizeof(float));
                 assert_true(sizes.forward_work <= 33 * row * (size_t)shape.seq + 4096);
                 assert_true(sizes.backward_work <= 66 * row * (size_t)shape.seq + 65536);
-                if (shape.seq >= 1 << 18) { /* tiles enough for every multiprocessor */
+                if (shape.seq >= 1 << 18) { /* enough tiles for every SM */
                     assert_true(sizes.forward_work <= 256);
                     assert_true(sizes.backward_work <= 2 * row * (size_t)shape.seq);
                 }

@@ -234,7 +234,7 @@ __global__ void identities(problem p, const T *dq, const T *dk, const T *dv, dou
         errors[head] = make_double2(fabs(of_o) / sqrt(o_squares), fabs(of_q) / sqrt(q_squares));
 }
 
-/** The rows of the samples, out of a tensor of any layout. */
+/** Copies the rows of the samples from a tensor of any layout. */
 template <typename T>
 __global__ void pick(problem p, bool like_o, const T *tensor, int rows, const int2 *samples, double *out)
 {

@@ -143,7 +143,7 @@ class Forward(Block):
     NEEDED = ("q empty", "k empty", "v empty", "task empty", "parts start")
 
     def __init__(self, tasks, seed, without):
-        self.groups, self.stages, self.parts, tasks = tasks
+        self.groups, self.turns, self.stages, self.parts, tasks = tasks
         super().__init__(tasks, seed, without, self.groups)
         self.q_full, self.q_empty = Counted(1), Counted(self.groups)
         self.k_full, self.v_full = ([Counted(1) for _ in range(self.stages)] for _ in range(2))
@@ -155,13 +155,14 @@ class Forward(Block):
     @classmethod
     def draw(cls, chance):
         """Under a causal mask a later warpgroup sees as many tiles or more. After the last query it sees none."""
-        groups, stages, parts = chance.choice((2, 3)), chance.choice((2, 4)), chance.random() < 0.3
+        groups, stages, parts = chance.choice((1, 2, 3)), chance.choice((2, 4)), chance.random() < 0.3
+        turns = groups > 1 and chance.random() < 0.7
         tasks = []
         for _ in range(1 if parts else chance.randrange(1, 7)):
             tiles = sorted(chance.choice((0, *range(1, stages + 2), LONGEST)) for _ in range(groups))
             rest = chance.randrange(1, groups + 1)
             tasks.append(tiles[:rest] + [chance.choice((tiles[rest - 1], 0))] * (groups - rest))
-        return groups, stages, parts, tasks
+        return groups, turns, stages, parts, tasks
 
     def load_tiles(self):
         number = turn = 0
@@ -190,13 +191,14 @@ class Forward(Block):
         k, v = 0, 0  # tiles so far
 
         def take_turn():
-            yield from turns[group].sync(me, 4)
-            turns[(group + 1) % self.groups].arrive(me, 4)
+            if self.turns:
+                yield from turns[group].sync(me, 4)
+                turns[(group + 1) % self.groups].arrive(me, 4)
 
         def ready(full, at):
             yield from full[at % self.stages].wait(at // self.stages % 2)
 
-        if group == self.groups - 1:
+        if self.turns and group == self.groups - 1:
             turns[0].arrive(me, 4)
         while task < len(self.tasks):
             most, tiles = max(self.tasks[task]), self.tasks[task][group]

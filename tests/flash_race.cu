@@ -56,7 +56,8 @@ const row ROWS[] = {
     {1, 16, 128, 4096, B, true, false},   {1, 1, 128, 16384, B, true, false},
     {1, 16, 64, 16384, H, true, false},   {1, 1, 64, 1024, B, true, false},
     {1, 1, 32, 8192, B, true, false},     {1, 1, 16, 16384, B, true, false},
-    {1, 1, 128, 65536, B, true, false},
+    {1, 1, 128, 65536, B, true, false},   {1, 16, 96, 16384, B, true, false},
+    {4, 16, 96, 512, B, true, true},
 };
 
 constexpr int PASSES = 2, WAYS = 2; /* forward, backward; portable, Hopper */

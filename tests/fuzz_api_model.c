@@ -20,10 +20,12 @@ td_transformer_config api_good_model(void)
                                .rope_theta = td_fuzz_chance(50) ? 0 : 500.0,
                                .transient_gradients = td_fuzz_chance(30),
                                .f32_gradients = td_fuzz_chance(30),
-                               .keep = td_fuzz_chance(40) ? TD_KEEP_ALL : (td_keep)td_fuzz_below(3)};
+                               .keep = td_fuzz_chance(40) ? TD_KEEP_ALL : (td_keep)td_fuzz_below(4)};
 
-    if (c.keep == TD_KEEP_INPUTS)
+    if (c.keep >= TD_KEEP_INPUTS) {
         c.checkpoint_layers = td_fuzz_below(c.size.layers + 1);
+        c.kept_layers = td_fuzz_below(c.size.layers + 1);
+    }
     return c;
 }
 
@@ -57,11 +59,14 @@ td_transformer_config api_draw_model(bool own)
         impossible(TD_BAD_ARGUMENT, "keep");
     } else if (wrong()) {
         /* The layers may be drawn too large already: then nothing is above them. */
-        c.checkpoint_layers = c.size.layers == INT64_MAX || bad_below(2) == 0 ? -1 : c.size.layers + 1;
-        impossible(TD_BAD_ARGUMENT, "checkpoint_layers");
+        *(bad_below(2) == 0 ? &c.checkpoint_layers : &c.kept_layers) =
+            c.size.layers == INT64_MAX || bad_below(2) == 0 ? -1 : c.size.layers + 1;
+        impossible(TD_BAD_ARGUMENT, "checkpoint_layers|kept_layers");
     }
-    if (c.keep != TD_KEEP_INPUTS)
+    if (c.keep < TD_KEEP_INPUTS) {
         SPOIL(c.checkpoint_layers, "checkpoint_layers|layers", 1);
+        SPOIL(c.kept_layers, "kept_layers|layers", 1);
+    }
     SPOIL(c.size.d_ff, MODEL_PRODUCTS, INT64_C(1) << 58, INT64_MAX / (3 * D_MODEL));
     SPOIL(c.size.vocab, MODEL_PRODUCTS, INT64_MAX / D_MODEL, INT64_MAX / D_MODEL - 100);
     SPOIL(c.batch, MODEL_PRODUCTS "|bytes|beyond", INT64_C(1) << 60, INT64_C(1) << 55);
@@ -78,9 +83,9 @@ td_transformer_config api_draw_model(bool own)
     return c;
 }
 
-API_NAMES(td_keep, td_keep_name, "most", "all", "inputs")
+API_NAMES(td_keep, td_keep_name, "most", "all", "inputs", "attention")
 
-API_PARSE(td_keep, td_keep_parse, "name|keep", "most", "all", "inputs")
+API_PARSE(td_keep, td_keep_parse, "name|keep", "most", "all", "inputs", "attention")
 
 API(td_transformer_attention)
 {
@@ -92,18 +97,18 @@ API(td_transformer_attention)
 
 API(td_model_size_find)
 {
-    static const char *const names[] = {"small", "medium", "large", "xl", "2.7B", "10B"};
-    const char *name = text("name|size", 6, names);
+    static const char *const names[] = {"small", "medium", "large", "xl", "2.7B", "8B", "10B"};
+    const char *name = text("name|size", 7, names);
 
     return td_model_size_find(name, out("out", sizeof(td_model_size)));
 }
 
 API(td_model_size_name)
 {
-    static const int64_t indices[] = {0, 5, 6, -1, INT64_MAX, INT64_MIN};
+    static const int64_t indices[] = {0, 6, 7, -1, INT64_MAX, INT64_MIN};
     const int64_t index = TD_FUZZ_PICK(indices);
 
-    assert_int_equal(td_model_size_name(index) != NULL, index >= 0 && index < 6);
+    assert_int_equal(td_model_size_name(index) != NULL, index >= 0 && index < 7);
     return TD_OK;
 }
 
@@ -202,18 +207,16 @@ API(td_hooks_begin)
 
 API(td_hooks_needed)
 {
-    static const td_need need = {{0, 4}, TD_READS_UPPER};
-    const void *where = &need;
+    static const td_range next = {0, 4};
+    const void *where = &next;
 
-    return td_hooks_needed(api_chain(), any_pass(), pointer("need", &need), td_fuzz_chance(50) ? &need : NULL,
-                           pointer("where", &where));
+    return td_hooks_needed(api_chain(), any_pass(), (td_range){0, td_fuzz_below(9)},
+                           td_fuzz_chance(50) ? &next : NULL, pointer("where", &where));
 }
 
 API(td_hooks_done)
 {
-    static const td_need need = {{0, 4}, TD_READS_NUMBERS};
-
-    return td_hooks_done(api_chain(), any_pass(), pointer("need", &need));
+    return td_hooks_done(api_chain(), any_pass(), (td_range){0, td_fuzz_below(9)});
 }
 
 API(td_hooks_room)

@@ -26,7 +26,8 @@ void check(cudaError_t code, const char *what)
         fail_msg("%s: %s", what, cudaGetErrorString(code));
 }
 
-/** An array that host and GPU share, of integers from -4 to 4 in no order that a wrong index would keep. */
+/** An array that host and GPU share. With a seed it has integers from -4 to 4, so irregular that a wrong
+ * index shows. Else each is -99. */
 template <typename T> struct array {
     T *at = nullptr;
     int count;
@@ -95,7 +96,7 @@ __global__ __launch_bounds__(GROUP, 1) void multiply(const __grid_constant__ CUt
             fragments[step][i] = *reinterpret_cast<const uint32_t *>(pair);
         }
     for (int i = 0; i < N / 2; i++)
-        sums[i] = 7; /* which the first GEMM does not add to */
+        sums[i] = 7; /* the first GEMM does not add to it */
     pin(sums);
     gemm_begin();
 #pragma unroll
@@ -167,6 +168,88 @@ void gemms_are_exact(void **state)
     try_operands<__nv_bfloat16, 64, 32>();
 }
 
+/* ---- boxes: loads, the swizzle, stores ---- */
+
+constexpr int BOX_ROWS = 24, PANELS = 2, HEADS = 6, TOGETHER = 3, ROWS_OF_HEAD = 40;
+
+/** Shows what a tile holds, and stores it to another tensor. */
+template <int W>
+__global__ void copy_tile(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
+                          int row, int head, int to_row, int to_head, __nv_bfloat16 *seen)
+{
+#if __CUDA_ARCH__ >= 900
+    __shared__ alignas(1024) unsigned char tile[PANELS][(BOX_ROWS * W + 1023) / 1024 * 1024];
+    __shared__ uint64_t full;
+
+    if (threadIdx.x == 0) {
+        barrier_init(&full, 1);
+        barrier_init_done();
+        barrier_expect(&full, PANELS * BOX_ROWS * W);
+        load_tile<PANELS, W / 2>(tile, sizeof tile[0], &from, row, head % TOGETHER, head / TOGETHER, &full,
+                                 keep_policy());
+        barrier_wait(&full, 0);
+        for (int p = 0; p < PANELS; p++)
+            store_box(&to, tile[p], p * W / 2, to_row, to_head % TOGETHER, to_head / TOGETHER);
+        bulk_commit();
+        bulk_wait<0>();
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < PANELS * BOX_ROWS * W / 2; i += blockDim.x) {
+        const int column = i % (PANELS * W / 2), at = i / (PANELS * W / 2) * W + column % (W / 2) * 2;
+        seen[i] = *reinterpret_cast<__nv_bfloat16 *>(tile[column / (W / 2)] + swizzled<W>(at));
+    }
+#endif
+}
+
+/** Where an element of [HEADS / TOGETHER, ROWS_OF_HEAD, TOGETHER, columns] lies; -1: outside. */
+int place_of(int columns, int head, int row, int column)
+{
+    if (row < 0 || row >= ROWS_OF_HEAD || column >= columns)
+        return -1;
+    return ((head / TOGETHER * ROWS_OF_HEAD + row) * TOGETHER + head % TOGETHER) * columns + column;
+}
+
+template <int W> void try_tile(int row, int to_row)
+{
+    constexpr int COLUMNS = PANELS * W / 2 - 8; /* the last panel is ragged */
+    const array<__nv_bfloat16> from(HEADS * ROWS_OF_HEAD * COLUMNS, 7);
+    array<__nv_bfloat16> to(from.count), seen(BOX_ROWS * PANELS * W / 2);
+    CUtensorMap from_map, to_map;
+    const map_encoder encode = find_map_encoder();
+    const int head = 4, to_head = 2;
+    char what[80];
+
+    for (auto *const each : {&from_map, &to_map})
+        assert_true(make_map<__nv_bfloat16>(encode, each, each == &to_map ? to.at : from.at, COLUMNS,
+                                            ROWS_OF_HEAD, HEADS, TOGETHER, BOX_ROWS, W));
+    copy_tile<W><<<1, 64>>>(from_map, to_map, row, head, to_row, to_head, seen.at);
+    check(cudaGetLastError(), "launch");
+    check(cudaDeviceSynchronize(), "kernel");
+    for (int i = 0; i < seen.count; i++) {
+        const int r = i / (PANELS * W / 2), c = i % (PANELS * W / 2),
+                  at = place_of(COLUMNS, head, row + r, c);
+        snprintf(what, sizeof what, "loaded, swizzle %d, from row %d", W, row);
+        assert_equal(what, r, c, seen[i], at < 0 ? 0 : from[at]);
+    }
+    for (int h = 0; h < HEADS; h++)
+        for (int r = 0; r < ROWS_OF_HEAD; r++)
+            for (int c = 0; c < COLUMNS; c++) {
+                const bool stored = h == to_head && r >= to_row && r < to_row + BOX_ROWS;
+                snprintf(what, sizeof what, "stored, swizzle %d, to row %d, head %d", W, to_row, h);
+                assert_equal(what, r, c, to[place_of(COLUMNS, h, r, c)],
+                             stored ? seen[(r - to_row) * PANELS * W / 2 + c] : -99);
+            }
+}
+
+void boxes_are_exact(void **state)
+{
+    (void)state;
+    try_tile<128>(3, 0);
+    try_tile<128>(30, 29); /* beyond the last row */
+    try_tile<64>(-5, 16);  /* from before the first row */
+    try_tile<32>(30, 2);
+}
+
 /* ---- fragments: accumulators to shared memory, as they are and transposed ---- */
 
 template <bool TRANSPOSED> __global__ void store_fragment(__nv_bfloat16 *seen)
@@ -210,9 +293,9 @@ void fragments_keep_their_places(void **state)
 
 constexpr int TILES = 20, GROUPS = 2, LIVE = 200;
 
-/** One thread loads tiles of 128 floats. Each of two warpgroups adds up all tiles, in turns that it writes
- * down. It keeps LIVE sums in registers, which are more than a thread has at first. Blocks of a cluster show
- * each other their sums, and both add them to `all`. */
+/** One thread loads tiles of 128 floats. Each of two warpgroups adds up all tiles. They take turns and
+ * write down whose turn it was. A thread keeps LIVE sums in registers, which are more than a thread has at
+ * first. Each block stores the sums of the other block of its cluster, and adds its own to `all`. */
 __global__ __launch_bounds__(GROUP *(1 + GROUPS), 1) //
     void add_tiles(const float *tiles, float *all, float *of_other, int *turns)
 {
@@ -288,7 +371,7 @@ __global__ __launch_bounds__(GROUP *(1 + GROUPS), 1) //
         to[2] = x.z;
         to[3] = x.w;
     }
-    cluster_sync(); /* nobody ends before the other has read */
+    cluster_sync(); /* no block ends before the other has read */
 #endif
 }
 
@@ -335,6 +418,7 @@ int main(void)
 {
     const CMUnitTest tests[] = {
         cmocka_unit_test(gemms_are_exact),
+        cmocka_unit_test(boxes_are_exact),
         cmocka_unit_test(fragments_keep_their_places),
         cmocka_unit_test(barriers_hand_over_every_tile),
     };

@@ -22,18 +22,18 @@ static char folder[] = "/tmp/tandem-test-jit-XXXXXX"; /* of all that is written 
 
 /* ---- doubles ---- */
 
-static int full_disk; /* writes beside fail from now on: as many */
+static int full_disk; /* writes of partial files fail from now on: as many */
 
-td_status __real_td_beside_write(td_beside *file, const void *data, size_t bytes);
+td_status __real_td_replacement_write(td_replacement *file, const void *data, size_t bytes);
 
-td_status __wrap_td_beside_write(td_beside *file, const void *data, size_t bytes)
+td_status __wrap_td_replacement_write(td_replacement *file, const void *data, size_t bytes)
 {
     if (full_disk > 0) {
         full_disk--;
         file->failed = true;
-        return td_file_error("write", file->beside, ENOSPC);
+        return td_file_error("write", file->partial, ENOSPC);
     }
-    return __real_td_beside_write(file, data, bytes);
+    return __real_td_replacement_write(file, data, bytes);
 }
 
 void *__real_calloc(size_t count, size_t bytes);

@@ -10,7 +10,7 @@
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
 static const char *const attentions[] = {"naive", "flash"};
-static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
+static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS, TD_KEEP_ATTENTION};
 
 static const td_memory_config tiny = {
     .model = {.size = {.d_model = 24, .d_ff = 40, .layers = 3, .heads = 3, .vocab = 41},
@@ -309,7 +309,8 @@ static void a_block_saves_what_accounting_says(void **state)
         const bool last = layer == 2;
         const int64_t saved = config.model.keep == TD_KEEP_MOST          ? want.most
                               : config.model.keep == TD_KEEP_ALL || last ? want.all
-                                                                         : want.input;
+                              : config.model.keep == TD_KEEP_INPUTS      ? want.input
+                                                                         : want.attention;
         size_t sum = 0;
 
         td_assert_ok(td_memory_block_of(recording, layer, &block));

@@ -325,20 +325,6 @@ class Turns(unittest.TestCase):
         self.assertEqual((found["phases"], found["peak_mib"], "message" in found), ({}, 7.0, False))
         driver.phased.assert_not_called()
 
-    def test_parts_are_of_one_step_behind_a_few(self):
-        driver, before = mock.Mock(), []
-
-        def kernels(call):
-            before.append(driver.whole.call_count)
-            call()
-            return {"td_gemm": 1.5}
-
-        driver.on.kernels = kernels
-        parts = timings.Parts(driver, None, {"floor_rest": 1.0})
-        found = self.measure({"c": timings.side_of(parts, flops=None)}, Pretended(), measure="time")["c"]
-        self.assertEqual((found["parts"], found["values"]), ({"td_gemm": 1.5}, {"floor_rest": 1.0}))
-        self.assertEqual(before[:2], [3, 4])
-
     def test_a_stream_is_handed_to_c(self):
         on = Pretended()
         on.stream = lambda: 4711

@@ -18,7 +18,6 @@ import typst
 
 from parity import bench, jit, memory, trace
 from parity.bench import drivers
-from parity.bench.page import part_of
 from parity.core import grid, plot, report, sweep, words
 from parity.core.clock import statistics
 from parity.core.document import Figure, Tabled, Text
@@ -29,8 +28,8 @@ from parity.core.view import Records
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
-MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists phases
-parts""".split()
+MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists
+phases""".split()
 TRIALS = 12
 EXPORTED = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
 TIMELINES = ("ddp", "memory", "shard", "trace")
@@ -46,9 +45,8 @@ IMPLS = {
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
 }
-VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib
-end_24_gib
-end_80_gib bytes largest mean product_tflops copy_gb_s floor_products floor_attention floor_optimizer floor_rest
+VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_80_gib
+bytes largest mean
 furthest_grad_rel_l2 furthest_weight_rel_l2 swapped compile_ms find_ms""".split()
 
 
@@ -356,21 +354,6 @@ class BenchOnAGpu(unittest.TestCase):
         drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
         self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)
 
-    def test_kernels_are_told_apart_by_name(self):
-        for kernel, part in (
-            ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
-            ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", "attention"),
-            ("td_attention_forward_bf16", "attention"),
-            ("triton_poi_fused__scaled_dot_product_flash_attention_mul_3", "rest"),
-            ("triton_red_fused_mm_attention_12", "rest"),
-            ("triton_per_fused_add_native_gemm_1", "rest"),
-            ("nvjet_tst_256x128_64x4", "products"),
-            ("td_linear_adamw_bf16", "products with AdamW"),
-            ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
-            ("vectorized_elementwise_kernel<4, addcdiv_cuda_kernel>", "rest"),
-        ):
-            self.assertEqual(part_of(kernel), part, kernel)
-
 
 class JitOnACpu(unittest.TestCase):
     def test_the_handout_s_grid_is_whole_and_its_long_cells_are_few_calls(self):
@@ -415,12 +398,12 @@ def plain(module, case, impl, samples=()):
 
 def traced(rng):
     """What a trace leaves in a record."""
-    figures = ("timer", "events", "traced", "traced mean", "window", "busy", "sum", "activities")
+    figures = ("timer", "window", "busy")
     values = {f"{name} {figure}": 1 + rng.random() for name in trace.PASSES for figure in figures}
     for scope in trace.SCOPES:
         values |= {f"{scope} ms {name}": rng.random() for name in ("matmul", "softmax", "elementwise")}
         kernels = [("sm90_xmma_gemm", "matmul", 0.5, 73.0), ("td_softmax", "softmax", 0.1, 12.0)]
-        values |= {f"{scope} products": 73.0} | trace.numbered(scope, kernels)
+        values |= trace.numbered(scope, kernels)
     values |= {f"attention ms {part}": 1 + rng.random() for part in trace.PARTS[:3]}
     return values
 
@@ -452,10 +435,7 @@ def invented(module, case, impl, gpu=True):
     if "memory" in case.measure:
         found |= {"peak_mib": 10 * rng.random(), "requested_mib": 9.0}
     phases = {name: statistics([rng.random(), 1.0]) for name in ("forward", "backward", "optimizer")}
-    found |= {
-        "phases": phases,
-        "parts": {"td_optimizer_adamw": 1.0, "nvjet_tst": 2.0, "td_attention_forward": 1.5},
-    }
+    found["phases"] = phases
     found["values"] = {name: 1 + rng.random() for name in VALUES} | {
         "furthest_grad": "a",
         "furthest_weight": "b",
@@ -474,8 +454,6 @@ def invented(module, case, impl, gpu=True):
             found["values"] |= {f"largest {i}": 2**20, f"largest {i} count": 4}
     if case.deliverable == "transformer_training":
         found["series"] = {"loss": [5.0 - rng.random() for _ in range(case.steps)]}
-    if case.get("part") == "fit":
-        found["series"] = {"bytes": [2**16, 2**20, 2**24], "ms": [0.1, 0.2, 1.5 + rng.random()]}
     if case.get("part") == "memory":
         parts = (
             "made before_update after_update parameters gradients optimizer_state activations peak".split()

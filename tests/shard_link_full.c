@@ -68,7 +68,7 @@ static td_status ear_begin(td_hook *hook, td_pass pass, bool last)
     return TD_OK;
 }
 
-static td_status ear_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status ear_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                             const void **where)
 {
     ear *e = (ear *)hook;
@@ -76,7 +76,7 @@ static td_status ear_needed(td_hook *hook, td_pass pass, const td_need *need, co
 
     (void)pass, (void)next;
     assert_non_null(*where);
-    while (e->link->split.pieces[unit].range.end <= need->range.begin)
+    while (e->link->split.pieces[unit].range.end <= range.begin)
         unit++;
     if (unit != NORMS && unit != e->unit && e->needs < MOST_NEEDS) {
         e->sent[e->needs++] = e->link->gathers.sent - e->before;
@@ -271,17 +271,16 @@ static void passes_by_hand_are_checked(void **unused)
     td_hook *const hook = &link->reduce;
     const td_shard_piece *const units = link->split.pieces;
     const td_range head = units[HEAD].range, layer = units[2].range, norms = units[NORMS].range;
-    const td_need needs[] = {{head, TD_READS_UPPER}, {layer, TD_READS_UPPER}};
 
     step_deep(train, 0);
     td_assert_ok(td_hooks_begin(hook, TD_PASS_FORWARD, false));
-    td_assert_refused(td_hooks_needed(hook, TD_PASS_FORWARD, &needs[1], NULL, &where), TD_BAD_STATE,
+    td_assert_refused(td_hooks_needed(hook, TD_PASS_FORWARD, layer, NULL, &where), TD_BAD_STATE,
                       "unit 2 is needed in another order");
     assert_int_equal(td_hooks_end(hook, TD_PASS_FORWARD, TD_BAD_STATE), TD_BAD_STATE);
 
     step_deep(train, 1);
     td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
-    td_assert_ok(td_hooks_needed(hook, TD_PASS_BACKWARD, &needs[0], NULL, &where));
+    td_assert_ok(td_hooks_needed(hook, TD_PASS_BACKWARD, head, NULL, &where));
     assert_non_null(where);
     td_assert_refused(td_hooks_room(hook, (td_range){head.begin - 1, head.end}, &room), TD_BAD_ARGUMENT,
                       "is not of one unit");

@@ -6,10 +6,9 @@
 static int64_t reads;                     /* of such a pass, in the steps so far */
 static td_pass deadly = TD_PASS_BACKWARD; /* the pass in which a rank dies */
 
-static td_status die(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
-                     const void **where)
+static td_status die(td_hook *hook, td_pass pass, td_range range, const td_range *next, const void **where)
 {
-    (void)hook, (void)need, (void)next, (void)where;
+    (void)hook, (void)range, (void)next, (void)where;
     if (pass == deadly && shard_info.rank == 1 && ++reads == 40)
         raise(SIGKILL);
     return TD_OK;

@@ -177,12 +177,12 @@ typedef struct ear {
     int heard[2][2]; /* [pass][the device is shared] */
 } ear;
 
-static td_status listen_to(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status listen_to(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     const int32_t shared = td_device_shared(shard_dev);
 
-    (void)need, (void)next, (void)where;
+    (void)range, (void)next, (void)where;
     assert_true(shared == 0 || shared == 5);
     ((ear *)hook)->heard[pass == TD_PASS_BACKWARD][shared > 0]++;
     return TD_OK;

@@ -60,10 +60,11 @@ TD_TEST(sizes_are_the_handouts)
         {"large", 1280, 5120, 36, 20, 64, 969411840, 327},
         {"xl", 1600, 6400, 48, 25, 64, 1998235200, 435},
         {"2.7B", 2560, 10240, 32, 32, 80, 3406809600, 291},
+        {"8B", 4096, 11008, 34, 32, 128, 8125698048, 309},
         {"10B", 4608, 12288, 50, 36, 128, 12832823808, 453},
     };
 
-    for (int64_t i = 0; i < 6; i++) {
+    for (int64_t i = 0; i < 7; i++) {
         td_transformer_config config = {
             .batch = 1, .context = 1, .precision = TD_PRECISION_BF16, .attention = "flash"};
         td_transformer_bytes bytes;
@@ -75,7 +76,7 @@ TD_TEST(sizes_are_the_handouts)
         assert_int_equal(s->d_ff, table[i].d_ff);
         assert_int_equal(s->layers, table[i].layers);
         assert_int_equal(s->heads, table[i].heads);
-        assert_int_equal(s->vocab, 10000);
+        assert_int_equal(s->vocab, i == 5 ? 151936 : 10000);
         assert_int_equal(s->d_model, s->heads * table[i].head_dim);
         assert_int_equal(9 * s->layers + 3, table[i].tensors);
         /* Padding to 256 bytes: less than that a tensor. */
@@ -94,7 +95,7 @@ TD_TEST(sizes_are_the_handouts)
         assert_int_equal(training.moments, 8 * table[i].parameters);
         assert_int_equal(training.optimizer, training.moments + TD_ALIGNMENT);
     }
-    assert_null(td_model_size_name(6));
+    assert_null(td_model_size_name(7));
     assert_null(td_model_size_name(-1));
     assert_null(td_model_size_name(INT64_MAX));
     assert_null(td_model_size_name(INT64_MIN));

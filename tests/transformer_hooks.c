@@ -119,7 +119,7 @@ static void replay(void)
 
 /* ---- a model: every gradient is the sample, and its output the sum of weight times sample ---- */
 
-enum { EMBEDDING = 0, BLOCK0, BLOCK1, RANGES, ELEMENTS = 10 };
+enum { RANGES = 3, ELEMENTS = 10 };
 static const td_range ranges[RANGES] = {{0, 3}, {3, 6}, {6, ELEMENTS}};
 
 typedef struct toy_model {
@@ -142,27 +142,22 @@ static void run_dot(toy_work *w) /* *out += in sample, whose address is in facto
         *w->out += w->in[i] * w->factor[i];
 }
 
-static td_need need_of(int index)
-{
-    return (td_need){ranges[index], index == EMBEDDING ? TD_READS_NUMBERS : TD_READS_UPPER};
-}
-
 static td_status toy_forward(toy_model *model, td_hook *chain)
 {
     td_status status = td_hooks_begin(chain, TD_PASS_FORWARD, true);
 
     for (int i = 0; i < RANGES && status == TD_OK; i++) {
-        const td_need need = need_of(i), next = need_of(i + 1 < RANGES ? i + 1 : i);
-        const void *where = model->params + need.range.begin;
+        const td_range range = ranges[i], *const next = i + 1 < RANGES ? &ranges[i + 1] : NULL;
+        const void *where = model->params + range.begin;
 
-        status = td_hooks_needed(chain, TD_PASS_FORWARD, &need, i + 1 < RANGES ? &next : NULL, &where);
+        status = td_hooks_needed(chain, TD_PASS_FORWARD, range, next, &where);
         queue(MAIN, (toy_work){.run = run_dot,
                                .out = &model->output,
                                .in = where,
-                               .factor = model->sample + need.range.begin,
-                               .count = need.range.end - need.range.begin});
+                               .factor = model->sample + range.begin,
+                               .count = range.end - range.begin});
         if (status == TD_OK)
-            status = td_hooks_done(chain, TD_PASS_FORWARD, &need);
+            status = td_hooks_done(chain, TD_PASS_FORWARD, range);
     }
     return td_hooks_end(chain, TD_PASS_FORWARD, status);
 }
@@ -362,62 +357,60 @@ TD_TEST(two_micro_batches_captured)
 /* Weights in two shards, which are gathered into one of two slots before they are read. */
 typedef struct gather {
     td_hook hook;
-    double masters[ELEMENTS], upper[ELEMENTS]; /* the shards' */
+    double masters[ELEMENTS]; /* the shards' */
     double slots[2][ELEMENTS];
-    td_need there[2];
+    td_range there[2];
     toy_event *gathered[2];
     int slot; /* that the next range goes to */
     int ahead;
 } gather;
 
-static void fetch(gather *g, const td_need *need)
+static void fetch(gather *g, td_range range)
 {
-    const double *from = need->reads == TD_READS_NUMBERS ? g->masters : g->upper;
-    const int64_t count = need->range.end - need->range.begin, half = count / 2;
+    const int64_t count = range.end - range.begin, half = count / 2;
 
-    wait(SIDE, record(MAIN)); /* behind what read the slot before */
+    wait(SIDE, record(MAIN)); /* after the work that read the slot before */
     queue(
         SIDE,
-        (toy_work){.run = run_copy, .out = g->slots[g->slot], .in = from + need->range.begin, .count = half});
+        (toy_work){.run = run_copy, .out = g->slots[g->slot], .in = g->masters + range.begin, .count = half});
     queue(SIDE, (toy_work){.run = run_copy,
                            .out = g->slots[g->slot] + half,
-                           .in = from + need->range.begin + half,
+                           .in = g->masters + range.begin + half,
                            .count = count - half});
-    g->there[g->slot] = *need;
+    g->there[g->slot] = range;
     g->gathered[g->slot] = record(SIDE);
     g->slot = !g->slot;
 }
 
-static int slot_of(const gather *g, const td_need *need)
+static int slot_of(const gather *g, td_range range)
 {
     for (int i = 0; i < 2; i++)
-        if (g->gathered[i] && g->there[i].range.begin == need->range.begin &&
-            g->there[i].reads == need->reads)
+        if (g->gathered[i] && g->there[i].begin == range.begin)
             return i;
     return -1;
 }
 
-static td_status gather_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status gather_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                                const void **where)
 {
     gather *g = (gather *)hook;
 
     (void)pass;
-    if (slot_of(g, need) < 0)
-        fetch(g, need);
+    if (slot_of(g, range) < 0)
+        fetch(g, range);
     else
         g->ahead++;
-    wait(MAIN, g->gathered[slot_of(g, need)]);
-    *where = g->slots[slot_of(g, need)];
+    wait(MAIN, g->gathered[slot_of(g, range)]);
+    *where = g->slots[slot_of(g, range)];
     if (next)
-        fetch(g, next);
+        fetch(g, *next);
     return TD_OK;
 }
 
-static td_status gather_done(td_hook *hook, td_pass pass, const td_need *need)
+static td_status gather_done(td_hook *hook, td_pass pass, td_range range)
 {
     gather *g = (gather *)hook;
-    const int slot = slot_of(g, need);
+    const int slot = slot_of(g, range);
 
     (void)pass;
     queue(MAIN, (toy_work){.run = run_poison, .out = g->slots[slot], .count = ELEMENTS});
@@ -433,8 +426,6 @@ static void read_gathered(void)
 
     reset();
     draw(3, gathering.masters);
-    for (int i = 0; i < ELEMENTS; i++)
-        gathering.upper[i] = nearbyint(64 * gathering.masters[i]) / 64;
     draw(1, model.sample);
     memset(model.params, 0xFF, sizeof model.params); /* nothing is there: all of it is gathered */
     memset(gathering.slots, 0xFF, sizeof gathering.slots);
@@ -442,7 +433,7 @@ static void read_gathered(void)
     assert_int_equal(streams[MAIN].ran + streams[SIDE].ran, 0);
     run_all();
     for (int i = 0; i < ELEMENTS; i++)
-        want += model.sample[i] * (i < ranges[EMBEDDING].end ? gathering.masters : gathering.upper)[i];
+        want += model.sample[i] * gathering.masters[i];
     expect_near(model.output, want);
     assert_int_equal(gathering.ahead,
                      RANGES - 1); /* all but the first were fetched beside the work before them */

@@ -63,7 +63,7 @@ typedef struct listener {
     td_weights weights;
     unsigned char *states[2]; /* [elements] of the pass, and of a recomputation within it */
     char *grads;              /* the gradients as they were when they became final */
-    td_need next;             /* as the last `needed` told; end 0: none */
+    td_range next;            /* as the last `needed` told; end 0: none */
     char *elsewhere;          /* where the weights are read; NULL: where the model has them */
     char *placed;             /* where gradients are written, likewise */
     bool *roomy;              /* [elements] room came in this pass */
@@ -123,33 +123,31 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     l->last = last;
     if (pass == TD_PASS_FORWARD)
         l->outputs = l->gradients = 0;
-    l->next = (td_need){0};
+    l->next = (td_range){0};
     l->recomputed = 0;
     return heard(l);
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     listener *l = (listener *)hook;
 
-    if (l->next.range.end)
-        assert_true(need->range.begin == l->next.range.begin && need->range.end == l->next.range.end &&
-                    need->reads == l->next.reads);
-    l->next = next ? *next : (td_need){0};
-    advance(l, pass, need->range, UNTOUCHED, NEEDED);
-    const td_master master = td_weights_master(&l->weights, need->range.begin);
+    if (l->next.end)
+        assert_true(range.begin == l->next.begin && range.end == l->next.end);
+    l->next = next ? *next : (td_range){0};
+    advance(l, pass, range, UNTOUCHED, NEEDED);
+    const td_master master = td_weights_master(&l->weights, range.begin);
     assert_ptr_equal(*where, master.at);
-    assert_true(master.end >= need->range.end);
-    assert_true(!master.low || need->reads == TD_READS_UPPER);
+    assert_true(master.end >= range.end);
     if (l->elsewhere)
         *where = l->elsewhere + ((char *)master.at - (char *)l->weights.params);
     return heard(l);
 }
 
-static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
+static td_status on_done(td_hook *hook, td_pass pass, td_range range)
 {
-    advance((listener *)hook, pass, need->range, NEEDED, DONE);
+    advance((listener *)hook, pass, range, NEEDED, DONE);
     return heard((listener *)hook);
 }
 
@@ -225,7 +223,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
     for (int64_t i = 0; pass == TD_PASS_RECOMPUTE && status == TD_OK && i < l->weights.elements; i++)
         assert_int_not_equal(l->states[1][i], NEEDED);
     if (pass != TD_PASS_RECOMPUTE && status == TD_OK)
-        assert_int_equal(l->next.range.end, 0); /* nothing comes after the last */
+        assert_int_equal(l->next.end, 0); /* nothing comes after the last */
     l->passes--;
     return heard(l);
 }

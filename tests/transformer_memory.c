@@ -158,7 +158,7 @@ static const td_cases kept_bytes = {.group = "bytes of what is kept",
                                     .axes = {ATTENTIONS, PRECISIONS, USES}};
 
 /* Activations are what accounting says: of checkpoints their inputs and one of them in full, for sizes of the
- * handout within a thousandth. */
+ * handout within a thousandth. The last way keeps 5 layers in full, and attention's results of the others. */
 TD_TEST(checkpoints_take_what_accounting_says)
 {
     static const struct {
@@ -173,7 +173,7 @@ TD_TEST(checkpoints_take_what_accounting_says)
 
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         for (int flash = 0; flash < 2; flash++)
-            for (size_t j = 0; j <= sizeof spans / sizeof *spans; j++) {
+            for (size_t j = 0; j <= 1 + sizeof spans / sizeof *spans; j++) {
                 td_transformer_config config = {.batch = steps[i].batch,
                                                 .context = steps[i].context,
                                                 .precision = steps[i].precision,
@@ -194,11 +194,15 @@ TD_TEST(checkpoints_take_what_accounting_says)
                                                           (int64_t)element, (int64_t)stream, flash, &block));
                 if (j == 0) {
                     expected = size->layers * block.all;
-                } else {
+                } else if (j <= sizeof spans / sizeof *spans) {
                     config.keep = TD_KEEP_INPUTS;
                     config.checkpoint_layers = spans[j - 1];
                     td_assert_ok(td_account_checkpointing(size->layers, spans[j - 1], block.input, block.all,
                                                           &expected));
+                } else { /* block.input is taken off below */
+                    config.keep = TD_KEEP_ATTENTION;
+                    config.kept_layers = 5;
+                    expected = (size->layers - 5) * block.attention + 5 * block.all + block.input;
                 }
                 td_assert_ok(td_transformer_plan(*state, &config, &bytes));
                 /* The last checkpoint's input is both one of the boundaries and part of its block. */
@@ -362,9 +366,10 @@ enum { OF_USE, OF_ATTENTION, OF_PRECISION, OF_KEPT, OF_LAYERS, OF_WIDTH };
 
 static const struct kept {
     td_keep keep;
-    int64_t checkpoint_layers;
-} kept_ways[] = {{TD_KEEP_MOST, 0},   {TD_KEEP_ALL, 0},    {TD_KEEP_INPUTS, 0},
-                 {TD_KEEP_INPUTS, 2}, {TD_KEEP_INPUTS, 3}, {TD_KEEP_INPUTS, 4}};
+    int64_t checkpoint_layers, kept_layers;
+} kept_ways[] = {{TD_KEEP_MOST, 0, 0},   {TD_KEEP_ALL, 0, 0},       {TD_KEEP_INPUTS, 0, 0},
+                 {TD_KEEP_INPUTS, 2, 0}, {TD_KEEP_INPUTS, 3, 0},    {TD_KEEP_INPUTS, 4, 0},
+                 {TD_KEEP_INPUTS, 2, 3}, {TD_KEEP_ATTENTION, 0, 0}, {TD_KEEP_ATTENTION, 2, 3}};
 
 static void live_tensors_never_overlap(void **state)
 {
@@ -380,6 +385,7 @@ static void live_tensors_never_overlap(void **state)
     config.precision = precisions[choice[OF_PRECISION]];
     config.keep = way->keep;
     config.checkpoint_layers = way->checkpoint_layers;
+    config.kept_layers = way->kept_layers;
     config.size.layers = choice[OF_LAYERS] ? 6 : 2;
     config.size.d_ff = choice[OF_WIDTH] ? 37 : 400;
     td_assert_ok(td_device_history_begin(dev, 10000));
@@ -415,6 +421,8 @@ static void live_tensors_never_overlap(void **state)
     const bool recomputed = s.model->plan.last > 0;
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.q"),
                      recomputed);
+    assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.o"),
+                     recomputed && config.keep == TD_KEEP_INPUTS);
     assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"));
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"),
                      kept && s.model->plan.last <= 1);
@@ -450,7 +458,8 @@ static const td_cases histories = {
     .axes = {{"inference", "gradients", "in a trainer"},
              ATTENTIONS,
              PRECISIONS,
-             {"most kept", "all kept", "checkpoints of 1", "of 2", "of 3", "of 4"},
+             {"most kept", "all kept", "checkpoints of 1", "of 2", "of 3", "of 4", "of 2, the last of 4",
+              "of 1 without attention", "of 2, the last of 4, without attention"},
              {"2 layers", "6 layers"},
              {"d_ff 400", "d_ff 37"}},
     .leaves_out = no_case_of_history};

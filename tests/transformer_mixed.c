@@ -346,12 +346,14 @@ static void assert_same_backward(td_trial *const trials[2], bool along)
  * behind. */
 static void what_is_kept_changes_no_number(void **state)
 {
-    /* With more than one layer a checkpoint: the last one, which is not computed again, is cut short. The
-     * second one begins after layer 0 and has another layer. */
+    /* With more than one layer a checkpoint: the last one, which is not computed again, is cut short, or is
+     * longer than the others. The second one begins after layer 0 and has another layer. */
     static const struct {
         td_keep keep;
-        int64_t checkpoint_layers, layers;
-    } ways[] = {{TD_KEEP_ALL, 0, 3}, {TD_KEEP_INPUTS, 0, 3}, {TD_KEEP_INPUTS, 2, 5}, {TD_KEEP_INPUTS, 3, 7}};
+        int64_t checkpoint_layers, kept_layers, layers;
+    } ways[] = {{TD_KEEP_ALL, 0, 0, 3},      {TD_KEEP_INPUTS, 0, 0, 3}, {TD_KEEP_INPUTS, 2, 0, 5},
+                {TD_KEEP_INPUTS, 3, 0, 7},   {TD_KEEP_INPUTS, 2, 2, 5}, {TD_KEEP_ATTENTION, 0, 0, 3},
+                {TD_KEEP_ATTENTION, 2, 3, 7}};
     const int *choice = ((const td_combination *)*state)->choice;
     td_case c = case_of("kept", precisions[choice[1]], choice[3] == 1);
     const bool along = choice[4] == 1;
@@ -365,6 +367,7 @@ static void what_is_kept_changes_no_number(void **state)
     for (int keep = 0; keep < 2; keep++) {
         c.config.keep = keep ? ways[choice[0]].keep : TD_KEEP_MOST;
         c.config.checkpoint_layers = keep ? ways[choice[0]].checkpoint_layers : 0;
+        c.config.kept_layers = keep ? ways[choice[0]].kept_layers : 0;
         trials[keep] =
             td_trial_train(&c, &(td_train_config){.hyper = adamw,
                                                   .time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
@@ -396,7 +399,8 @@ static bool has_other_attention(const int *choice)
 static const td_cases kept = {
     .group = "what is kept changes no number",
     .test = what_is_kept_changes_no_number,
-    .axes = {{"all kept", "checkpoints of 1", "checkpoints of 2", "checkpoints of 3"},
+    .axes = {{"all kept", "checkpoints of 1", "checkpoints of 2", "checkpoints of 3",
+              "checkpoint of 2, 3 kept", "attention kept", "attention of checkpoints of 2, 3 kept"},
              PRECISIONS,
              {"flash", "naive"},
              GRADIENTS,

@@ -70,16 +70,16 @@ static bool owns(const others *o, td_range range)
     return o->count == 2; /* all in two ranges */
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     others *o = (others *)hook;
 
     (void)pass, (void)next;
-    assert_int_equal(*where != NULL, owns(o, need->range));
+    assert_int_equal(*where != NULL, owns(o, range));
     if (*where)
         return TD_OK;
-    *where = td_weights_master(&o->all, need->range.begin).at;
+    *where = td_weights_master(&o->all, range.begin).at;
     o->served++;
     return TD_OK;
 }

@@ -1,9 +1,12 @@
 /** The arithmetic that reports quote: parameters, FLOPs, bytes, and models of communication.
  *
- * Pure functions; every formula stands beside its function. Bytes are exact counts; 1 MiB = 2^20. FLOPs count
- * a multiply-add as 2 and are doubles, exact up to 2^53. Counts of elements and bytes beyond 2^63 - 1 are
- * refused with TD_BAD_ARGUMENT, like every extent below 1, every non-finite or non-positive rate, and every
- * NULL; the output is then as it was. */
+ * Pure functions. The comment of each function has its formula. Bytes are exact counts; 1 MiB = 2^20 bytes.
+ * FLOPs count a multiply-add as 2 and are doubles, exact up to 2^53.
+ *
+ * Letters: V vocab, d d_model, L layers, B batch, H heads, S context or seq, e element_bytes, N devices.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an extent below 1, a rate that is not finite or not above 0, a count of elements
+ * or bytes beyond 2^63 - 1. The output is then unchanged. */
 #ifndef TD_ACCOUNTING_ACCOUNTING_H
 #define TD_ACCOUNTING_ACCOUNTING_H
 
@@ -17,7 +20,7 @@ typedef struct td_account_model {
     int64_t d_model, d_ff, layers, heads, vocab;
 } td_account_model;
 
-/** 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d, in 9 L + 3 tensors. */
+/** Elements: 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d, in 9 L + 3 tensors. */
 typedef struct td_account_parameters {
     int64_t embedding, attention, ffn, norms, head; /* elements, summed over the layers */
     int64_t total, tensors;
@@ -25,15 +28,20 @@ typedef struct td_account_parameters {
 
 TD_API td_status td_account_model_parameters(const td_account_model *model, td_account_parameters *out);
 
-/** FLOPs of one forward pass over batch sequences of `context` tokens, by part: 2 tokens weights for a
- * linear, 2 B H S^2 d_head each for QK^T and PV, 5 an element of the scores for the softmax; the attention's
- * are halved when causal_half: what an implementation that skips the masked half does. Backward of the
- * linears and the naive products is 2x forward; flash attention's is 2.5x its products, because it computes
- * QK^T again. TD_BAD_ARGUMENT also for heads that do not divide d_model. */
+/** FLOPs of one pass over batch sequences of `context` tokens.
+ *
+ *   a linear      forward: 2 tokens weights
+ *   QK^T and PV   forward: 2 B H S^2 d_head each
+ *   softmax       forward: 5 for each score
+ *   backward      2x forward for linears and for QK^T and PV of naive attention. flash: 2.5x forward for QK^T
+ *                 and PV, because flash attention computes QK^T again
+ *
+ * causal_half halves the FLOPs of attention, for an implementation that skips the masked half.
+ * TD_BAD_ARGUMENT also if heads does not divide d_model. */
 typedef struct td_account_flops {
-    double projections, attention_products, ffn, head; /* matrix products */
-    double softmax;
-    double forward_matmul; /* the sum of the first four */
+    double projections, attention_products, ffn, head; /* GEMMs of forward; attention_products: QK^T and PV */
+    double softmax;                                    /* of forward */
+    double forward_matmul;                             /* the sum of the four GEMM parts */
     double backward_matmul;
 } td_account_flops;
 
@@ -43,7 +51,7 @@ TD_API td_status td_account_model_flops(const td_account_model *model, int64_t b
 /** Model FLOPs utilisation: flops / seconds / peak, all above 0. */
 TD_API td_status td_account_mfu(double flops, double seconds, double peak_flops_per_second, double *out);
 
-/** Sizes of the tensors that memory_profiling (d) and (e) ask for, in bytes, elements of element_bytes. */
+/** Bytes of the tensors in memory_profiling (d) and (e), with element_bytes for each element. */
 typedef struct td_account_activations {
     int64_t residual; /* B S d        one tensor of the residual stream */
     int64_t scores;   /* B H S^2      one score matrix of a layer */
@@ -54,23 +62,26 @@ typedef struct td_account_activations {
 TD_API td_status td_account_model_activations(const td_account_model *model, int64_t batch, int64_t context,
                                               int64_t element_bytes, td_account_activations *out);
 
-/** Bytes of activations that one block of the model keeps from forward for backward. Products have elements
- * of element_bytes, the residual stream of stream_bytes: 4 beside 2 in mixed precision. */
+/** Bytes of activations that one block of the model keeps from forward for backward. Results of GEMMs have
+ * element_bytes, and the residual stream has stream_bytes, for each element: 2 and 4 in mixed precision.
+ *
+ * saved_floats: f32 numbers that attention saves for each query and head (flash: 1, its logsumexp). 0: it
+ * saves its probabilities, B H S^2 elements. */
 typedef struct td_account_block {
-    int64_t input; /* B S d   of the residual stream: what a checkpoint keeps */
-    int64_t most;  /* input, the stream between both halves, q, k, v, o, gate and up (2 B S d_ff), and what
-                    * attention saves: saved_floats of f32 a query, B H S each (flash: 1, its logsumexp);
-                    * with 0 its probabilities, B H S^2 */
-    int64_t all;   /* beside these the output of both norms, their f32 rstd (B S each) and silu(gate) up */
-    int64_t final; /* once, behind the last block: ln_final's input, and for `all` its output and rstd */
+    int64_t input; /* TD_KEEP_INPUTS: the block's input, B S d of the residual stream */
+    int64_t most;  /* TD_KEEP_MOST: input, the stream after attention (B S d), q, k, v, o (4 B S d), gate and
+                    * up (2 B S d_ff), and what attention saves */
+    int64_t all; /* TD_KEEP_ALL: most, the outputs of both norms, their f32 rstd (B S each), silu(gate) up */
+    int64_t final;     /* TD_KEEP_ALL, once for the model: input, output and rstd of ln_final */
+    int64_t attention; /* TD_KEEP_ATTENTION: input, o (B S d), and what attention saves */
 } td_account_block;
 
 TD_API td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,
                                               int64_t element_bytes, int64_t stream_bytes,
                                               int64_t saved_floats, td_account_block *out);
 
-/** Training memory without activations: parameters, gradients, and AdamW's two moments, elements of the given
- * bytes (4, 4, 4 for f32: 16 bytes a parameter). */
+/** Bytes of training without activations: parameters, gradients, and AdamW's two moments, with the given
+ * bytes for each element. 4, 4 and 4 for f32 give 16 bytes for each parameter. */
 typedef struct td_account_training {
     int64_t parameters, gradients, optimizer_state, total;
 } td_account_training;
@@ -79,65 +90,68 @@ TD_API td_status td_account_training_memory(int64_t parameters, int64_t paramete
                                             int64_t gradient_bytes, int64_t moment_bytes,
                                             td_account_training *out);
 
-/** The same of one rank if all three are fully sharded, without buffers. The rank has all norms, and
- * 1 / ranks of the embedding, of each block's matrices and of the head, rounded up to whole elements. */
+/** Training memory of one rank if parameters, gradients and moments are fully sharded, without buffers. The
+ * rank has all norms, and 1 / ranks of the embedding, of each block's matrices and of the head, each rounded
+ * up to whole elements. */
 typedef struct td_account_fsdp {
-    int64_t elements;         /* that the rank has */
-    int64_t block;            /* elements of a block's matrices, which are gathered together */
+    int64_t elements;         /* of this rank */
+    int64_t block;            /* elements of one block's matrices, which are gathered together */
     td_account_training rank; /* bytes */
-    int64_t saved;            /* bytes: the total without sharding less the rank's */
-    int64_t shared; /* bytes of the rank's gradients if an update reads each part at once: two places for
-                     * blocks, one for embedding and head, and norms */
+    int64_t saved;            /* bytes: the total without sharding minus the rank's total */
+    int64_t shared; /* bytes of the rank's gradients if each is updated as soon as it is reduced: memory for
+                     * two blocks, for the larger of embedding and head, and for all norms */
 } td_account_fsdp;
 
 TD_API td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, int64_t parameter_bytes,
                                         int64_t gradient_bytes, int64_t moment_bytes, td_account_fsdp *out);
 
-/** Bytes of the low-precision copies that autocast keeps of every linear's weight until its context ends: the
- * weights of attention, ffn and head (the embedding is looked up, not multiplied). Why bf16 autocast needs
- * more memory for inference than f32 does. */
+/** Bytes of the low-precision copies of weights that autocast keeps until its context ends: of attention, ffn
+ * and head. The embedding has no copy, because it is not multiplied. These copies are the reason that bf16
+ * autocast needs more memory for inference than f32 does. */
 TD_API td_status td_account_autocast_copies(const td_account_model *model, int64_t low_bytes, int64_t *out);
 
-/** Activations that gradient checkpointing keeps at its peak (2026 handout): `blocks` blocks in segments of
- * `segment`, of which only the inputs are kept (td_account_block: input), and one segment recomputed in full
- * (all):
+/** Bytes of activations at the peak of gradient checkpointing (2026 handout). `blocks` blocks are cut into
+ * segments of `segment` blocks. Each segment keeps its input (boundary_bytes: td_account_block's `input`),
+ * and one segment at a time is recomputed in full (block_bytes for each block: `all`):
  *   ceil(blocks / segment) boundary_bytes + segment block_bytes.
- * TD_BAD_ARGUMENT also for a segment longer than the model. */
+ * TD_BAD_ARGUMENT also if segment is larger than blocks. */
 TD_API td_status td_account_checkpointing(int64_t blocks, int64_t segment, int64_t boundary_bytes,
                                           int64_t block_bytes, int64_t *out);
 
 /* ---- attention (handout, section "pytorch_attention") ---- */
 
+/** Bytes and FLOPs of attention; d is head_dim. */
 typedef struct td_account_attention {
-    int64_t matrix;        /* M = B S S_k e: one score matrix */
-    int64_t mask;          /* S S_k when causal: the one-byte mask that the whole batch shares; else 0 */
-    int64_t saved_naive;   /* matrices M + q, k, v, o; without the mask */
-    int64_t saved_flash;   /* q, k, v, o and the f32 logsumexp of each row */
-    int64_t forward_peak;  /* 4 M: what eager PyTorch holds at its forward peak */
-    int64_t backward_peak; /* 8 M: at its backward peak */
-    double forward_flops;  /* 4 B S S_k d, halved when causal */
-    double backward_flops; /* of flash attention: 2.5 forward_flops */
-    double
-        backward_flops_naive; /* 8 B S S_k d: two products for each of forward's, the masked half included */
-    double softmax_flops;     /* 5 an element of the scores, halved when causal */
+    int64_t matrix;              /* M = B S S_k e: one score matrix */
+    int64_t mask;                /* causal: S S_k, the one-byte mask that the whole batch shares; else 0 */
+    int64_t saved_naive;         /* matrices M, and q, k, v, o; without the mask */
+    int64_t saved_flash;         /* q, k, v, o and the f32 logsumexp of each row */
+    int64_t forward_peak;        /* 4 M: score matrices in memory at eager PyTorch's forward peak */
+    int64_t backward_peak;       /* 8 M: at its backward peak */
+    double forward_flops;        /* 4 B S S_k d, halved when causal */
+    double backward_flops;       /* of flash attention: 2.5 forward_flops */
+    double backward_flops_naive; /* 8 B S S_k d: two GEMMs for each GEMM of forward, the masked half too */
+    double softmax_flops;        /* 5 for each score, halved when causal */
 } td_account_attention;
 
-/** batch is batch times heads. `matrices` is how many score-sized matrices an implementation keeps for
- * backward: 2 for the course's four-step softmax, 1 for a fused one. */
+/** `batch` is the product of batch and heads. `matrices` is the number of score matrices that an
+ * implementation keeps for backward: 2 for the course's four-step softmax, 1 for a fused softmax. */
 TD_API td_status td_account_attention_memory(int64_t batch, int64_t seq, int64_t seq_k, int64_t head_dim,
                                              int64_t element_bytes, int64_t matrices, bool causal,
                                              td_account_attention *out);
 
-/** The smallest power-of-two sequence length at which naive attention's backward peak no longer fits in
- * `memory_bytes`: 8 M + 8 B S d e, the second term being q, k, v, o and their gradients. */
+/** *out = the smallest power-of-two sequence length at which naive attention's backward peak does not fit in
+ * `memory_bytes`. The peak is 8 M + 8 B S d e; the second term is q, k, v, o and their gradients. */
 TD_API td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64_t element_bytes,
                                           int64_t memory_bytes, int64_t *out);
 
 /* ---- distributed data parallel: the overhead model (ddp_bucketed_benchmarking b) ---- */
 
-/** With s bytes of gradients, w bytes/s, o seconds a call, n_b equal buckets whose compute takes as long as
- * their transfer:  overhead = s / (n_b w) + n_b o;   optimum n_b = sqrt(s / (o w)), bucket sqrt(s o w),
- * overhead 2 sqrt(s o / w). */
+/** The model: s bytes of gradients, w bytes/s, o seconds for each call, n equal buckets whose compute takes
+ * as long as their transfer.
+ *
+ *   *seconds = overhead = s / (n w) + n o
+ *   optimum  n = sqrt(s / (o w)), bucket of sqrt(s o w) bytes, overhead 2 sqrt(s o / w) */
 TD_API td_status td_account_ddp_overhead(double bytes, double bytes_per_second, double seconds_per_call,
                                          double buckets, double *seconds);
 
@@ -158,38 +172,38 @@ typedef struct td_account_xxl {
 
 typedef struct td_account_xxl_memory {
     int64_t parameters;                 /* 2 d d_ff blocks */
-    int64_t state_bytes;                /* 16 a parameter: f32 weights, gradients, two moments */
-    double devices_80gb, devices_80gib; /* state_bytes / 80e9 and / (80 2^30), not rounded */
+    int64_t state_bytes;                /* 16 for each parameter: f32 weight, gradient, two moments */
+    double devices_80gb, devices_80gib; /* state_bytes / 80e9 and state_bytes / (80 2^30), not rounded */
     int64_t saved_bytes_per_token;      /* bf16: the inputs of both linears of every block */
 } td_account_xxl_memory;
 
 TD_API td_status td_account_xxl_memory_of(const td_account_xxl *model, td_account_xxl_memory *out);
 
-/** Bytes a device under FSDP over `devices` with half of the saved activations sharded:
- * (16 P + A / 2) / N + A / 2, A = tokens * saved_bytes_per_token. */
+/** *out = bytes on each device under FSDP over N = `devices`, if half of the saved activations are sharded:
+ * (16 P + A / 2) / N + A / 2, with P parameters and A = tokens * saved_bytes_per_token. */
 TD_API td_status td_account_xxl_fsdp_bytes(const td_account_xxl *model, int64_t tokens, int64_t devices,
                                            double *out);
 
-/** Smallest N for which that is at most device_bytes when A -> 0. */
+/** *out = the smallest number of devices on which the state alone fits: 16 P / N <= device_bytes. */
 TD_API td_status td_account_xxl_devices(const td_account_xxl *model, double device_bytes, int64_t *out);
 
-/** When a two-dimensional mesh, X ways FSDP and Y ways tensor parallel, is bound by compute. alpha = C /
- * W. */
+/** A two-dimensional mesh of devices: X ways FSDP and Y ways tensor parallel. */
 typedef struct td_account_mesh {
-    double flops_per_second;        /* C of one device; the handout's figures take 4.6e14 */
-    double bytes_per_second;        /* W of one axis, both directions; the handout's figures take 2 x 9e10 */
+    double flops_per_second;        /* C of one device; the handout uses 4.6e14 */
+    double bytes_per_second;        /* W of one axis, both directions; the handout uses 2 x 9e10 */
     int64_t fsdp, tensor;           /* X, Y */
     int64_t fsdp_axes, tensor_axes; /* M_X, M_Y: axes of the mesh that carry each */
 } td_account_mesh;
 
+/** The least batch, in tokens, for which compute hides communication on the mesh. */
 typedef struct td_account_mesh_batch {
     double alpha;       /* C / W */
-    double fsdp_tokens; /* batch that hides FSDP: X alpha / M_X */
+    double fsdp_tokens; /* for FSDP alone: X alpha / M_X */
     double fsdp_tokens_per_device;
-    double tensor_d_ff;        /* d_ff that hides tensor parallelism: Y alpha / M_Y */
-    bool tensor_met;           /* the model's d_ff is at least that */
-    double shared_wire_tokens; /* batch when both share the wire: fsdp_tokens / (1 - tensor_d_ff / d_ff);
-                                  infinite where tensor parallelism alone fills it */
+    double tensor_d_ff;        /* the least d_ff that hides tensor parallelism: Y alpha / M_Y */
+    bool tensor_met;           /* the model's d_ff is at least tensor_d_ff */
+    double shared_wire_tokens; /* if both share the wire: fsdp_tokens / (1 - tensor_d_ff / d_ff); infinite if
+                                  tensor parallelism alone fills the wire */
     double shared_wire_tokens_per_device;
     double optimum_tokens_per_device; /* the best mesh of any shape: alpha^2 / (M_X M_Y d_ff) */
 } td_account_mesh_batch;
@@ -209,9 +223,9 @@ typedef struct td_account_parallel {
 
 typedef struct td_account_parallel_times {
     double forward_compute, backward_compute; /* seconds: 6 B D F / (N C), 12 B D F / (N C) */
-    double forward_comm, backward_comm;       /* seconds, by strategy */
-    double forward_devices,
-        backward_devices; /* largest N that stays bound by compute; infinite: no communication */
+    double forward_comm, backward_comm;       /* seconds: see td_account_strategy */
+    double forward_devices;                   /* the largest N bound by compute; infinite: no communication */
+    double backward_devices;                  /* the same for backward */
 } td_account_parallel_times;
 
 typedef enum td_account_strategy {
@@ -224,44 +238,46 @@ TD_API td_status td_account_parallel_times_of(td_account_strategy strategy,
                                               const td_account_parallel *parallel,
                                               td_account_parallel_times *out);
 
-/** FSDP and tensor parallelism together: N <= (1 + B W / C)(1 + 1.5 F W / C) when they overlap, and about
- * (3 / 8) B F (W / C)^2 when they share the wire. */
+/** The largest N bound by compute with FSDP and tensor parallelism together: (1 + B W / C)(1 + 1.5 F W / C)
+ * if their communication overlaps, and about (3 / 8) B F (W / C)^2 if they share the wire. */
 TD_API td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, double *overlapped,
                                                 double *shared_wire);
 
-/** Seconds of one all-reduce of `bytes` over `ranks`: ring 2 (N - 1) / N S / W; the handout's alternate,
- * where each rank passes whole buffers on, (N - 1) S / W. */
+/** Seconds of one all-reduce of S = `bytes` over N = `ranks` at W = bytes_per_second. *ring =
+ * 2 (N - 1) / N S / W. *alternate = (N - 1) S / W: the handout's alternate, in which each rank forwards whole
+ * buffers. */
 TD_API td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_per_second,
                                             double *ring, double *alternate);
 
-/** Bytes a second of an all-reduce of `bytes` on each of `ranks` that took so long, as nccl-tests defines
- * them (its doc/PERFORMANCE.md): algorithm = bytes / seconds; bus = algorithm 2 (N - 1) / N, which is what
- * each link carries however many ranks there are. */
+/** Bandwidths in bytes/s of an all-reduce of `bytes` over N = `ranks` that took `seconds`. Definitions of
+ * nccl-tests (doc/PERFORMANCE.md): *algorithm = bytes / seconds; *bus = algorithm 2 (N - 1) / N, the traffic
+ * of each link, which does not depend on N. */
 TD_API td_status td_account_all_reduce_bandwidth(double bytes, int64_t ranks, double seconds,
                                                  double *algorithm, double *bus);
 
-/* ---- operations: what a kernel must do and move ---- */
+/* ---- operations: the least FLOPs and bytes of a kernel ---- */
 
 typedef struct td_cost {
     double flops;
-    double bytes; /* read and written once, at the storage dtype: the least a kernel can move */
+    double bytes; /* each operand read or written once, in the storage dtype */
 } td_cost;
 
-/** batch products of [m, k] and [k, n]: 2 m n k FLOPs each. */
+/** `batch` GEMMs of [m, k] and [k, n]: 2 m n k FLOPs each. */
 TD_API td_status td_gemm_cost(int64_t batch, int64_t m, int64_t n, int64_t k, td_dtype dtype, td_cost *out);
 
-/** Softmax over rows of `cols`: 5 cols - 2 FLOPs a row (cols - 1 for the largest, cols to take it off, cols
- * exponentials, cols - 1 for their sum, cols to divide); x read, y written. Where keys are masked these are
- * counted too. */
+/** Softmax over rows of `cols` elements: 5 cols - 2 FLOPs for each row (cols - 1 for the maximum, cols to
+ * subtract it, cols exponentials, cols - 1 for their sum, cols to divide). x is read, y is written. Masked
+ * elements are counted too. */
 TD_API td_status td_softmax_cost(int64_t rows, int64_t cols, td_dtype dtype, td_cost *out);
 
-/** Forward: 4 B H S S_k d FLOPs, halved when causal; q, k, v read, o and the f32 logsumexp written. Backward:
- * 2.5 times the FLOPs; q, k, v, o, dO and the logsumexp read, dQ, dK, dV written. */
+/** Flash attention; d is head_dim. Forward: 4 B H S S_k d FLOPs, halved when causal; q, k, v are read, o and
+ * the f32 logsumexp are written. Backward: 2.5 times the FLOPs; q, k, v, o, dO and the logsumexp are read,
+ * dQ, dK, dV are written. */
 TD_API td_status td_flash_cost(int64_t batch, int64_t heads, int64_t seq, int64_t seq_k, int64_t head_dim,
                                td_dtype dtype, bool causal, bool backward, td_cost *out);
 
-/** 14 FLOPs a parameter (3 for m, 4 for v, 5 for the step, 2 for the decay); p, m, v read and written, g
- * read; m and v are f32. */
+/** AdamW on `count` parameters: 14 FLOPs each (3 for m, 4 for v, 5 for the step, 2 for the decay). p, m and v
+ * are read and written, g is read. m and v are f32; p and g have dtype. */
 TD_API td_status td_adamw_cost(int64_t count, td_dtype dtype, td_cost *out);
 
 TD_END_DECLS

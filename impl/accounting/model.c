@@ -163,6 +163,7 @@ td_status td_account_block_activations(const td_account_model *model, int64_t ba
         "block bytes", TD_LIST(stream.residual, stream.residual, tensors, a.ffn, a.ffn, attention), &b.most));
     TD_TRY(td_account_sum("block bytes", TD_LIST(b.most, a.residual, a.residual, rstd, rstd, a.ffn), &b.all));
     TD_TRY(td_account_sum("final bytes", TD_LIST(stream.residual, a.residual, rstd), &b.final));
+    TD_TRY(td_account_sum("block bytes", TD_LIST(stream.residual, a.residual, attention), &b.attention));
     b.input = stream.residual;
     *out = b;
 cleanup:
@@ -208,7 +209,7 @@ td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, i
     TD_TRY(td_account_model_parameters(model, &p));
     TD_TRY(td_account_extent("ranks", ranks));
     TD_TRY(td_account_training_memory(p.total, parameter_bytes, gradient_bytes, moment_bytes, &whole));
-    /* All of this is at most p.total. */
+    /* Each sum below is at most p.total, so it does not overflow. */
     f.block = (p.attention + p.ffn) / model->layers;
     f.elements = part_of(p.embedding, ranks) + model->layers * part_of(f.block, ranks) +
                  part_of(p.head, ranks) + p.norms;
@@ -260,7 +261,7 @@ cleanup:
 
 /* ---- attention ---- */
 
-/** *out = batch * (2 seq + 2 seq_k) * head_dim * element_bytes: q, o and k, v. */
+/** *out = batch * (2 seq + 2 seq_k) * head_dim * element_bytes: the bytes of q, o, k and v. */
 static td_status inputs_and_output(int64_t batch, int64_t seq, int64_t seq_k, int64_t head_dim,
                                    int64_t element_bytes, int64_t *out)
 {
@@ -324,8 +325,8 @@ td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64_t elem
     TD_TRY(td_account_extent("head_dim", head_dim));
     TD_TRY(td_account_extent("element_bytes", element_bytes));
     TD_TRY(td_account_extent("memory_bytes", memory_bytes));
-    /* long double holds every integer up to 2^64: a peak that could fit is exact, one beyond all memory does
-     * not overflow. 8 M alone ends the loop at seq 2^30. */
+    /* long double holds every integer up to 2^64, so each peak that could fit is exact, and larger ones do
+     * not overflow. The loop ends at seq 2^30 at the latest, because of 8 M alone. */
     for (;; seq *= 2) {
         long double tensors = 8.0L * batch * seq * head_dim * element_bytes;
         long double matrices = 8.0L * batch * seq * seq * element_bytes;

@@ -113,8 +113,8 @@ td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_account
     b.fsdp_tokens_per_device = b.fsdp_tokens / devices;
     b.tensor_d_ff = (double)mesh->tensor * b.alpha / (double)mesh->tensor_axes;
     b.tensor_met = d_ff >= b.tensor_d_ff;
-    /* With x = Y alpha / (M_Y d_ff), the share of the compute time that tensor parallelism keeps the wire
-     * busy, FSDP has 1 - x of it: B (1 - x) >= X alpha / M_X. */
+    /* Tensor parallelism keeps the wire busy for the share x = Y alpha / (M_Y d_ff) of the compute time. FSDP
+     * has the rest: B (1 - x) >= X alpha / M_X. */
     double busy = b.tensor_d_ff / d_ff;
     b.shared_wire_tokens = busy < 1.0 ? b.fsdp_tokens / (1.0 - busy) : (double)INFINITY;
     b.shared_wire_tokens_per_device = b.shared_wire_tokens / devices;
@@ -156,7 +156,7 @@ td_status td_account_parallel_times_of(td_account_strategy strategy, const td_ac
     double n = parallel->devices;
     double weights = parallel->d_model * parallel->d_ff;
     double ratio = parallel->bytes_per_second / parallel->flops_per_second; /* W / C */
-    /* Seconds that a ring takes for one byte an element of a tensor sharded N ways. */
+    /* Seconds that a ring takes for each byte of a tensor that is sharded N ways. */
     double ring = (n - 1.0) / (n * parallel->bytes_per_second);
 
     t.forward_compute = 6.0 * parallel->tokens * weights / (n * parallel->flops_per_second);

@@ -10,8 +10,8 @@
 /* What is added to a masked score under TD_MASK_ADD_1E6. */
 #define MASKED -1e6f
 
-/** A matrix product over heads: of all batches at once, or batch by batch, with so many elements between
- * them. */
+/** A GEMM for each head: of all batches in one call, or a call for each batch. step_*: elements from one
+ * call to the next. */
 typedef struct product {
     td_gemm_shape shape;
     int64_t calls, step_a, step_b, step_c;
@@ -27,7 +27,7 @@ typedef struct plan {
     product dkey;             /* dK = dS^T Q */
     product dvalue;           /* dV = P^T dO */
     size_t matrix;            /* bytes of one score matrix */
-    size_t matrix_step;       /* matrix, rounded up so that what follows is 256-byte aligned */
+    size_t matrix_step;       /* matrix, rounded up so that the memory after it is 256-byte aligned */
     size_t forward_gemm, backward_gemm;
 } plan;
 
@@ -55,8 +55,9 @@ cleanup:
     return status;
 }
 
-/** Lets the products of o and dout find their rows where o_bshd has them. The heads of one batch element then
- * lie a row's length apart, and no stride leads from the last of them to the first of the next element. */
+/** Sets the strides of o and dout for o_bshd. The heads of a batch element are then head_dim elements
+ * apart. No stride leads from its last head to the first head of the next element, so each batch element
+ * is a call. */
 static void interleave_heads(plan *p)
 {
     const td_attention_shape *const s = &p->shape;
@@ -75,7 +76,7 @@ static void interleave_heads(plan *p)
     p->output.shape.stride_c = p->dscores.shape.stride_a = p->dvalue.shape.stride_b = s->head_dim;
 }
 
-/** Fills `out` for a shape, or says what is wrong with it. */
+/** Fills `out` for a shape, or fails with what is wrong with the shape. */
 static td_status make_plan(td_device *dev, const td_attention_shape *shape, plan *out)
 {
     td_status status = TD_OK;
@@ -166,8 +167,8 @@ static void add_mask(const plan *p, void *scores)
     }
 }
 
-/** The softmax over score rows. It masks by leaving keys out where the convention is -infinity; under the
- * other one add_mask has made masked scores ordinary ones. */
+/** The softmax over score rows. Under TD_MASK_INF it leaves masked keys out. Under TD_MASK_ADD_1E6
+ * add_mask has changed the scores before. */
 static td_softmax_shape softmax_of(const plan *p)
 {
     return (td_softmax_shape){.rows = p->rows,

@@ -59,7 +59,7 @@ td_status td_attention_check_work(const void *work, size_t bytes)
     td_status status = TD_OK;
 
     TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
-    /* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
+    /* The vectors of the kernels need 64. attention.h asks for 256, for all implementations. */
     TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 cleanup:
     return status;

@@ -1,14 +1,14 @@
-/** Internal to impl/: the one check of an attention shape that every way to attend shares. */
+/** Internal to impl/: the checks of a shape that all implementations of attention share. */
 #ifndef TD_ATTENTION_SHAPE_H
 #define TD_ATTENTION_SHAPE_H
 
 #include "attention/attention.h"
 
-/** *out = *shape with seq_k and scale filled in, and without o_bshd where one head makes it the order of q.
- * TD_BAD_ARGUMENT naming the field and its value. */
+/** *out = *shape with seq_k and scale filled in. o_bshd becomes false if there is one head: both orders
+ * are then the same. TD_BAD_ARGUMENT names the field and its value. */
 td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attention_shape *out);
 
-/** The arguments of a `describe`. TD_BAD_ARGUMENT naming what is wrong. */
+/** Checks the arguments of a `describe`. TD_BAD_ARGUMENT names what is wrong. */
 td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits *out);
 
 /** work may be NULL if `bytes` is 0. */
@@ -18,13 +18,13 @@ td_status td_attention_check_work(const void *work, size_t bytes);
 td_status td_attention_begin(td_device *dev, const char *name, const td_attention_shape *shape,
                              bool backward);
 
-/** Elements from one row of o or dout to the next of the same head. */
+/** Elements from one row of o or dout to the next row of the same head. */
 static inline int64_t td_attention_o_pitch(const td_attention_shape *shape)
 {
     return shape->o_bshd ? shape->heads * shape->head_dim : shape->head_dim;
 }
 
-/** The first element of a head's first row of o or dout; heads are counted through all batches. */
+/** Elements of o or dout before a head's first row. `head` counts the heads of all batches. */
 static inline int64_t td_attention_o_start(const td_attention_shape *shape, int64_t head)
 {
     const int64_t heads = shape->heads;

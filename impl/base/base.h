@@ -1,7 +1,7 @@
 /** What every public header needs: exported symbols, C linkage, the fixed-width types.
  *
- * Preprocessed with TD_CFFI defined, a public header of tandem is plain declarations, and cffi reads it as it
- * stands: the system includes are hidden here and nowhere else. */
+ * With TD_CFFI defined, the preprocessor turns a public header of tandem into plain declarations, which cffi
+ * can parse. Only this header includes system headers, and it skips them if TD_CFFI is defined. */
 #ifndef TD_BASE_BASE_H
 #define TD_BASE_BASE_H
 

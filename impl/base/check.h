@@ -1,7 +1,8 @@
-/** Internal to impl/: how a function refuses, and how it leaves.
+/** Internal to impl/: how a function reports an error and returns.
  *
  * TD_CHECK (an argument), TD_NOT_NULL (pointers), TD_FAIL_IF (any other failure) and TD_TRY (a call) are the
- * only macros that hide a jump. They jump to `cleanup`, with the reason in the local variable `status`. */
+ * only macros that hide a jump. They jump to the label `cleanup` after they store the error in the local
+ * variable `status`. */
 #ifndef TD_BASE_CHECK_H
 #define TD_BASE_CHECK_H
 
@@ -35,16 +36,18 @@ td_status td_fail(td_status status, const char *format, ...) __attribute__((form
             goto cleanup;                                                                                    \
     } while (0)
 
-/** TD_BAD_ARGUMENT, naming the first of `count` values that is NULL; `names` has their names between ", ". */
+/** TD_BAD_ARGUMENT, naming the first of `count` values that is NULL. `names` lists their names, separated by
+ * ", ". */
 td_status td_not_null(const char *names, size_t count, const void *const *values);
 
-/** TD_CHECK of several pointers, "NAME is NULL". Each is evaluated before the first is checked. */
+/** TD_CHECK of several pointers, with the message "NAME is NULL". All arguments are evaluated before the
+ * first is checked. */
 #define TD_NOT_NULL(...)                                                                                     \
     TD_TRY(td_not_null(#__VA_ARGS__, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *),            \
                        (const void *const[]){__VA_ARGS__}))
 
-/** *out = the product of `count` extents. TD_BAD_ARGUMENT, naming `what`, if one is below 0 or the product is
- * beyond 2^63 - 1; *out is then as it was. */
+/** *out = the product of `count` extents. TD_BAD_ARGUMENT, naming `what`: an extent is below 0, or the
+ * product is beyond 2^63 - 1. *out is then unchanged. */
 td_status td_product(const char *what, int count, const int64_t *extents, int64_t *out);
 
 #endif

@@ -6,7 +6,7 @@
 
 TD_BEGIN_DECLS
 
-/** Nanoseconds of CLOCK_MONOTONIC: never runs backwards, origin unspecified. */
+/** CLOCK_MONOTONIC in nanoseconds: never decreases; its origin is unspecified. */
 TD_API int64_t td_clock_ns(void);
 
 TD_END_DECLS

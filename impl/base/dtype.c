@@ -11,10 +11,10 @@
 #include <fenv.h>
 #endif
 
-/* Elements a thread converts at a time: source, float and result of a block stay in the first-level cache. */
+/* Elements that a thread converts at a time: a block's source, float and result fit into the L1 cache. */
 enum { BLOCK = 1024 };
 
-/* Below this a team of threads costs more than it brings. */
+/* With fewer elements, starting threads costs more time than they save. */
 enum { PARALLEL_FROM = 64 * BLOCK };
 
 static const struct {
@@ -55,7 +55,7 @@ td_status td_dtype_parse(const char *name, td_dtype *out)
     return td_names_find("dtype", &dtypes[0].name, sizeof *dtypes, DTYPES, name, (int *)out);
 }
 
-/** By td_precision. */
+/** Indexed by td_precision. */
 static const struct {
     const char *name;
     td_dtype dtype, weights;
@@ -90,7 +90,7 @@ td_dtype td_precision_weights(td_precision precision)
     return is_precision(precision) ? precisions[precision].weights : TD_F32;
 }
 
-/* A bf16 is a float cut short, so a signalling NaN would pass through its conversion as it is. */
+/* Makes a signalling NaN quiet: widening a bf16 only shifts its bits and would keep it. */
 static float quiet(float value)
 {
     uint32_t bits = td_f32_bits(value);
@@ -98,7 +98,7 @@ static float quiet(float value)
     return td_f32_from_bits((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x00400000u : bits);
 }
 
-/* Every narrow type fits into f32 exactly, so one rounding is left for the way down. */
+/* f16 and bf16 fit into f32 exactly, so only narrow() rounds. */
 static void widen(int64_t count, td_dtype dtype, const void *src, float *restrict out)
 {
     const td_f16 *f16 = src;
@@ -166,7 +166,7 @@ static void narrow_f64(int64_t count, const double *in, td_dtype dtype, void *ds
     }
 }
 
-/* Elements [first, first + length) of the arrays; length is at most BLOCK. */
+/* Converts elements [first, first + length); length is at most BLOCK. */
 static void convert_block(int64_t first, int64_t length, td_dtype src_dtype, const void *src,
                           td_dtype dst_dtype, void *dst)
 {
@@ -184,12 +184,16 @@ static void convert_block(int64_t first, int64_t length, td_dtype src_dtype, con
     }
 }
 
-/* Any library may have set a thread to flush subnormals to zero, or to round in another direction. What
- * programs begin with does neither. A conversion of one number must not pay for it: the standard's functions
- * also load the x87's environment, which takes longer than the rest. */
+/* A library may have set this thread to flush subnormals to zero or to round in another direction.
+ * Conversions run in the environment that programs start with, which does neither. A conversion of one number
+ * must stay cheap: fesetenv also loads the x87 environment, which takes longer than everything else, so SSE
+ * code sets MXCSR alone. */
 #ifdef __SSE__
 typedef unsigned environment;
-enum { CONTROL = 0xffc0, BEGIN = 0x1f80 }; /* all but the flags of what has happened; and as programs begin */
+enum {
+    CONTROL = 0xffc0,
+    BEGIN = 0x1f80
+}; /* MXCSR's control bits without the exception flags; MXCSR at program start */
 
 static environment enter_default_environment(void)
 {
@@ -234,7 +238,7 @@ td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtyp
     TD_CHECK(dst || count == 0, "dst is NULL, count is %" PRId64, count);
 
     int64_t blocks = count / BLOCK + (count % BLOCK != 0);
-    if (blocks == 1) { /* a parallel region costs half a microsecond even for a team of one */
+    if (blocks == 1) { /* even a parallel region of one thread would cost half a microsecond */
         const environment callers = enter_default_environment();
 
         convert_block(0, count, src_dtype, src, dst_dtype, dst);

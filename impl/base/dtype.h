@@ -16,20 +16,22 @@ typedef enum td_dtype {
 /** "f64", "f32", "f16", "bf16"; "unknown dtype" for any other value. Never NULL. */
 TD_API const char *td_dtype_name(td_dtype dtype);
 
-/** Bytes of one element; 0 for a value that is no td_dtype. */
+/** Bytes of one element; 0 for a value that is not a td_dtype. */
 TD_API size_t td_dtype_size(td_dtype dtype);
 
-/** Machine epsilon, the distance from 1 to the next larger value: 2^-52, 2^-23, 2^-10, 2^-7; NaN for a value
- * that is no td_dtype. */
+/** Machine epsilon, the distance from 1 to the next larger value: 2^-52, 2^-23, 2^-10, 2^-7. NaN for a value
+ * that is not a td_dtype. */
 TD_API double td_dtype_eps(td_dtype dtype);
 
-/** The dtype of that name. TD_BAD_ARGUMENT for NULL or a name not in td_dtype_name's list; *out is
- * untouched. */
+/** *out = the dtype with this name. TD_BAD_ARGUMENT: out or name is NULL, or td_dtype_name never returns the
+ * name; *out is then unchanged. */
 TD_API td_status td_dtype_parse(const char *name, td_dtype *out);
 
-/** How a model computes. Mixed precision is PyTorch's autocast: weights, the residual stream and every
- * reduction are f32; products read and give bf16. (f16 would need a loss scale, which nothing here has.)
- * tf32: f32, but products round their inputs to TF32 (CUDA only). */
+/** How a model computes.
+ *
+ * bf16_mixed is PyTorch's autocast: weights, the residual stream and every reduction are f32; GEMMs read and
+ * write bf16. (Mixed precision in f16 would need a loss scale, which tandem does not have.) tf32: all tensors
+ * are f32, but GEMMs round their inputs to TF32 (CUDA only). */
 typedef enum td_precision {
     TD_PRECISION_F32 = 0,
     TD_PRECISION_TF32,
@@ -41,21 +43,23 @@ typedef enum td_precision {
 /** "f32", "tf32", "bf16", "f16", "bf16_mixed"; NULL for any other value. */
 TD_API const char *td_precision_name(td_precision precision);
 
-/** The precision of that name. TD_BAD_ARGUMENT for NULL or another name; *out is untouched. */
+/** *out = the precision with this name. TD_BAD_ARGUMENT: out or name is NULL, or the name is unknown; *out is
+ * then unchanged. */
 TD_API td_status td_precision_parse(const char *name, td_precision *out);
 
-/** The type of what products read and give, and that of the weights; f32 for a value that is no
+/** The dtype of GEMM inputs and outputs, and the dtype of the weights. TD_F32 for a value that is not a
  * td_precision. */
 TD_API td_dtype td_precision_dtype(td_precision precision);
 TD_API td_dtype td_precision_weights(td_precision precision);
 
-/** dst[i] = src[i] for i in [0, count), rounded to nearest, ties to even, straight from the source type
- * (never twice). NaN stays NaN (quiet, sign kept), infinities stay, values beyond the largest finite one
- * become infinite, and subnormals are exact. Equal types copy the bits. All this also where the calling
- * thread flushes subnormals to zero or rounds in another direction.
+/** dst[i] = src[i] for i in [0, count). Each value is rounded once, from the source type to the target type,
+ * to nearest with ties to even. NaN stays NaN (quiet, same sign), infinities stay, values beyond the largest
+ * finite value become infinite, and subnormals are exact. If both types are equal, the bits are copied. The
+ * calling thread may flush subnormals to zero or round in another direction: the result does not depend on
+ * it.
  *
  *   src  [count]  in   src_dtype  contiguous, host memory
- *   dst  [count]  out  dst_dtype  contiguous, host memory; overlaps src only if it is src and the sizes agree
+ *   dst  [count]  out  dst_dtype  contiguous, host memory; no overlap, or equal to src if sizes are equal
  *
  * TD_BAD_ARGUMENT: a NULL with count > 0, count below 0, an unknown dtype. */
 TD_API td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype,

@@ -11,7 +11,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-/** Names that are tried for a file beside; living writers may hold some. */
+/** How many names td_replacement_open tries for a partial file; other living writers may use some of them. */
 enum { MOST_NAMES = 100 };
 
 td_status td_file_error(const char *verb, const char *path, int error)
@@ -36,17 +36,17 @@ int td_file_write(int file, const char *data, size_t bytes)
     return 0;
 }
 
-/* ---- files that are whole or not there ---- */
+/* ---- replacing a file ---- */
 
-/** The name in its folder of a path of file->path's folder. */
-static const char *name_of(const td_beside *file, const char *path)
+/** The last component of `path`, which lies in the folder of file->path. */
+static const char *name_of(const td_replacement *file, const char *path)
 {
     const char *slash = strrchr(file->path, '/');
 
     return slash ? path + (slash + 1 - file->path) : path;
 }
 
-static td_status open_folder(td_beside *file)
+static td_status open_folder(td_replacement *file)
 {
     char *const name = file->path + (name_of(file, file->path) - file->path);
     const char was = *name;
@@ -57,8 +57,8 @@ static td_status open_folder(td_beside *file)
     return file->folder < 0 ? td_file_error("write", file->path, errno) : TD_OK;
 }
 
-/** What stands at the path may be replaced: nothing, or a regular file. */
-static td_status check_target(const td_beside *file)
+/** TD_IO_ERROR unless the path is free or is a regular file. */
+static td_status check_target(const td_replacement *file)
 {
     const char *name = name_of(file, file->path);
     td_status status = TD_OK;
@@ -69,8 +69,8 @@ static td_status check_target(const td_beside *file)
     return status;
 }
 
-/** Whether `entry` is the name of a file beside `name`. */
-static bool is_beside(const char *name, const char *entry)
+/** Whether `entry` is the name of a partial file for `name`. */
+static bool is_partial(const char *name, const char *entry)
 {
     const size_t length = strlen(name);
     int end = 0;
@@ -81,8 +81,9 @@ static bool is_beside(const char *name, const char *entry)
     return end > 0 && entry[length + (size_t)end] == '\0';
 }
 
-/** Removes a file beside if nobody holds its lock. Its name may be a new file's by now: that one stays. */
-static void remove_dead_file(const td_beside *file, const char *entry)
+/** Removes a partial file if nobody holds its lock. A new file may have taken the same name meanwhile: it
+ * stays. */
+static void remove_dead_file(const td_replacement *file, const char *entry)
 {
     const int dead = openat(file->folder, entry, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
     struct stat opened, named;
@@ -95,14 +96,14 @@ static void remove_dead_file(const td_beside *file, const char *entry)
     close(dead);
 }
 
-/** Removes what killed writers of this path left. */
-static void remove_dead_files(const td_beside *file)
+/** Removes partial files of this path whose writers were killed. */
+static void remove_dead_files(const td_replacement *file)
 {
     const int folder = openat(file->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     DIR *all = folder >= 0 ? fdopendir(folder) : NULL;
 
     for (const struct dirent *entry; all && (entry = readdir(all));)
-        if (is_beside(name_of(file, file->path), entry->d_name))
+        if (is_partial(name_of(file, file->path), entry->d_name))
             remove_dead_file(file, entry->d_name);
     if (all)
         closedir(all);
@@ -110,8 +111,8 @@ static void remove_dead_files(const td_beside *file)
         close(folder);
 }
 
-/** Locks a new file beside. False: another process took it for a dead writer's file and removes it. A file
- * system without locks is used without them; remove_dead_file leaves its files alone. */
+/** Locks a new partial file. False: another process took it for the file of a killed writer and removes it.
+ * On a file system without locks the file is used without a lock; remove_dead_file removes no files there. */
 static bool hold(int descriptor)
 {
     struct stat info;
@@ -121,18 +122,19 @@ static bool hold(int descriptor)
     return fstat(descriptor, &info) != 0 || info.st_nlink > 0;
 }
 
-/** openat() and O_EXCL: mkstemp's files are for their owner alone, and the umask cannot be asked for. */
-static td_status make_beside(td_beside *file, mode_t mode)
+/** Uses openat() with O_EXCL, not mkstemp(): mkstemp gives mode 0600, and the umask for a later chmod cannot
+ * be read. */
+static td_status make_partial(td_replacement *file, mode_t mode)
 {
     const size_t room = strlen(file->path) + 64;
     td_status status = TD_OK;
 
-    file->beside = malloc(room);
-    TD_FAIL_IF(!file->beside, TD_NO_MEMORY, "no memory for a file's name");
+    file->partial = malloc(room);
+    TD_FAIL_IF(!file->partial, TD_NO_MEMORY, "no memory for a file's name");
     for (int i = 0; i < MOST_NAMES && file->descriptor < 0; i++) {
-        snprintf(file->beside, room, "%s.%ld-%d.partial", file->path, (long)getpid(), i);
+        snprintf(file->partial, room, "%s.%ld-%d.partial", file->path, (long)getpid(), i);
         file->descriptor =
-            openat(file->folder, name_of(file, file->beside), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+            openat(file->folder, name_of(file, file->partial), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
         if (file->descriptor < 0 && errno != EEXIST)
             break;
         if (file->descriptor >= 0 && !hold(file->descriptor)) {
@@ -142,11 +144,11 @@ static td_status make_beside(td_beside *file, mode_t mode)
         }
     }
     if (file->descriptor < 0) {
-        status = errno == EEXIST ? td_file_error("make", file->beside, errno)
+        status = errno == EEXIST ? td_file_error("make", file->partial, errno)
                                  : td_file_error("write", file->path, errno);
         goto cleanup;
     }
-    file->there = true;
+    file->exists = true;
     file->lock = fcntl(file->descriptor, F_DUPFD_CLOEXEC, 0);
     if (file->lock < 0)
         status = td_file_error("write", file->path, errno);
@@ -154,31 +156,32 @@ cleanup:
     return status;
 }
 
-td_status td_beside_open(td_beside *file, const char *path, mode_t mode)
+td_status td_replacement_open(td_replacement *file, const char *path, mode_t mode)
 {
     td_status status = TD_OK;
 
-    *file = TD_NO_BESIDE;
+    *file = TD_NO_REPLACEMENT;
     file->path = strdup(path);
     TD_FAIL_IF(!file->path, TD_NO_MEMORY, "no memory for a file's name");
     TD_TRY(open_folder(file));
     TD_TRY(check_target(file));
     remove_dead_files(file);
-    TD_TRY(make_beside(file, mode));
+    TD_TRY(make_partial(file, mode));
 cleanup:
     return status;
 }
 
-td_status td_beside_write(td_beside *file, const void *data, size_t bytes)
+td_status td_replacement_write(td_replacement *file, const void *data, size_t bytes)
 {
     const int error = td_file_write(file->descriptor, data, bytes);
 
     file->failed |= error != 0;
-    return error != 0 ? td_file_error("write", file->beside, error) : TD_OK;
+    return error != 0 ? td_file_error("write", file->partial, error) : TD_OK;
 }
 
-/** The new name is to be on the disk, too. Not every file system can say so, and the file is in its place. */
-static void settle_folder(const td_beside *file)
+/** Asks the system to write the new name to the disk. Some file systems cannot; that is no error, since the
+ * file is already renamed. */
+static void sync_folder(const td_replacement *file)
 {
     const int folder = openat(file->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
 
@@ -188,7 +191,7 @@ static void settle_folder(const td_beside *file)
     }
 }
 
-td_status td_beside_commit(td_beside *file)
+td_status td_replacement_commit(td_replacement *file)
 {
     td_status status = TD_OK;
 
@@ -201,38 +204,38 @@ td_status td_beside_commit(td_beside *file)
     bool done = fsync(closing) == 0;
     int error = errno;
     file->descriptor = -1;
-    file->failed = true; /* unless all of it succeeds */
+    file->failed = true; /* until everything has succeeded */
     if (close(closing) != 0 && done) {
         done = false;
         error = errno;
     }
     if (!done) {
-        status = td_file_error("write", file->beside, error);
+        status = td_file_error("write", file->partial, error);
         goto cleanup;
     }
-    TD_TRY(check_target(file)); /* which may have changed */
-    if (renameat(file->folder, name_of(file, file->beside), file->folder, name_of(file, file->path)) != 0) {
+    TD_TRY(check_target(file)); /* the target may have changed since open */
+    if (renameat(file->folder, name_of(file, file->partial), file->folder, name_of(file, file->path)) != 0) {
         status = td_file_error("replace", file->path, errno);
         goto cleanup;
     }
-    file->there = file->failed = false;
+    file->exists = file->failed = false;
     file->committed = true;
-    settle_folder(file);
+    sync_folder(file);
 cleanup:
     return status;
 }
 
-void td_beside_close(td_beside *file)
+void td_replacement_close(td_replacement *file)
 {
     if (file->descriptor >= 0)
         close(file->descriptor);
-    if (file->there)
-        unlinkat(file->folder, name_of(file, file->beside), 0);
+    if (file->exists)
+        unlinkat(file->folder, name_of(file, file->partial), 0);
     if (file->lock >= 0)
         close(file->lock);
     if (file->folder >= 0)
         close(file->folder);
-    free(file->beside);
+    free(file->partial);
     free(file->path);
-    *file = TD_NO_BESIDE;
+    *file = TD_NO_REPLACEMENT;
 }

@@ -1,4 +1,4 @@
-/** Internal to impl/: files by their descriptors, and files that are whole or not there. */
+/** Internal to impl/: writing to file descriptors, and replacing a file atomically. */
 #ifndef TD_BASE_FILE_H
 #define TD_BASE_FILE_H
 
@@ -6,44 +6,46 @@
 
 #include <sys/stat.h>
 
-/** TD_IO_ERROR: "cannot <verb> '<path>': " and what errno's `error` is called. */
+/** TD_IO_ERROR: "cannot <verb> '<path>': <text>", with strerror's text of the errno `error`. */
 td_status td_file_error(const char *verb, const char *path, int error);
 
-/** Writes all of it, whatever signals come: 0, or the errno of the write that failed. */
+/** Writes all bytes; a signal does not interrupt it. Returns 0, or the errno of the write that failed. */
 int td_file_write(int file, const char *data, size_t bytes);
 
-/** A file that is written beside its place, as "<path>.<process>-<number>.partial", and then renamed: a
- * reader of the path finds the old file or the new one, whole. The writer holds a lock (flock) on the file
- * beside. A process that is killed leaves its file there. The next writer of the path removes each such file
- * that nobody holds. The folder is opened once: it may be renamed, and the current folder may change, before
- * the file is committed. */
-typedef struct td_beside {
+/** A file that replaces the file at `path` when it is complete.
+ *
+ * Data goes to "<path>.<process>-<number>.partial"; td_replacement_commit renames this partial file to
+ * `path`. A reader of `path` finds the complete old file or the complete new one. The writer holds a lock
+ * (flock) on the partial file. If the writer is killed, the partial file stays; the next writer of the same
+ * path removes every partial file without a lock. The folder is opened once: it may be renamed, and the
+ * current directory may change, before the commit. */
+typedef struct td_replacement {
     int descriptor;
-    int lock;   /* the same file; open until it is renamed, so that the lock lasts */
-    int folder; /* of the path */
-    char *path, *beside;
-    bool there;  /* the file beside */
-    bool failed; /* a write did */
+    int lock;   /* a duplicate descriptor of the partial file; it keeps the lock until the rename */
+    int folder; /* the folder of path */
+    char *path, *partial;
+    bool exists; /* the partial file exists */
+    bool failed; /* a write failed */
     bool committed;
-} td_beside;
+} td_replacement;
 
-/* One that td_beside_close may be called with. */
-#define TD_NO_BESIDE ((td_beside){.descriptor = -1, .lock = -1, .folder = -1})
+/* A value that td_replacement_close accepts before td_replacement_open was called. */
+#define TD_NO_REPLACEMENT ((td_replacement){.descriptor = -1, .lock = -1, .folder = -1})
 
-/** Makes the file beside; its permissions are `mode` less the umask. TD_IO_ERROR, naming the path and the
- * reason: what is at `path` is no regular file, the folder is not there or not writable. TD_NO_MEMORY. After
- * either td_beside_close is still to be called, as after success. */
-td_status td_beside_open(td_beside *file, const char *path, mode_t mode);
+/** Creates the partial file with the permissions `mode` less the umask. TD_IO_ERROR, naming the path and the
+ * reason: `path` exists and is not a regular file, or the folder is missing or not writable. TD_NO_MEMORY.
+ * The caller must call td_replacement_close after success and after errors. */
+td_status td_replacement_open(td_replacement *file, const char *path, mode_t mode);
 
-/** TD_IO_ERROR: it cannot be written, and not be committed any more. */
-td_status td_beside_write(td_beside *file, const void *data, size_t bytes);
+/** TD_IO_ERROR: the write failed. The file can then no longer be committed. */
+td_status td_replacement_write(td_replacement *file, const void *data, size_t bytes);
 
-/** Waits until the file is on the disk and puts it in its place; of a link the link is replaced.
- * TD_BAD_STATE: a write failed, it is committed already. TD_IO_ERROR: the system refused; the old file is
- * there still. */
-td_status td_beside_commit(td_beside *file);
+/** Waits until the data is on the disk, then renames the partial file to the path. If the path is a symbolic
+ * link, the link is replaced. TD_BAD_STATE: a write failed before, or the file is already committed.
+ * TD_IO_ERROR: the system refused; the old file is unchanged. */
+td_status td_replacement_commit(td_replacement *file);
 
-/** Removes what was written, unless it was committed. */
-void td_beside_close(td_beside *file);
+/** Removes the partial file unless it was committed, and frees the strings. */
+void td_replacement_close(td_replacement *file);
 
 #endif

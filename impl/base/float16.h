@@ -1,4 +1,4 @@
-/** Internal to impl/: one-element conversions that a compiler can vectorise, for the inner loops of the
+/** Internal to impl/: conversions of one element, which compilers can vectorise, for the inner loops of the
  * ops. */
 #ifndef TD_BASE_FLOAT16_H
 #define TD_BASE_FLOAT16_H
@@ -30,8 +30,9 @@ static inline float td_bf16_to_f32(td_bf16 value)
     return td_f32_from_bits((uint32_t)value << 16);
 }
 
-/** Round to nearest, ties to even; NaN becomes a quiet NaN of the same sign. All in 32 bits with one shift at
- * the end: 8 vector instructions for 16 elements, where selecting between the shifted values takes 12. */
+/** Rounds to nearest, ties to even; NaN becomes a quiet NaN of the same sign. All steps use 32 bits, with one
+ * shift at the end: this takes 8 vector instructions for 16 elements. Selecting between shifted values takes
+ * 12. */
 static inline td_bf16 td_bf16_from_f32(float value)
 {
     uint32_t bits = td_f32_bits(value);
@@ -41,8 +42,8 @@ static inline td_bf16 td_bf16_from_f32(float value)
     return (td_bf16)((value != value ? quiet : rounded) >> 16);
 }
 
-/** An f32 as two planes of 16 bits, which td_split of ops/ops.h describes. NaN comes first: the addition
- * would carry 0x7FFFFFFF over to -0. It becomes a quiet NaN of the same sign, with a low of 0. */
+/** Splits an f32 into two planes of 16 bits; see td_split of ops/ops.h. NaN needs a case of its own: adding
+ * 0x8000 to 0x7FFFFFFF would give -0. NaN becomes a quiet NaN of the same sign with low = 0. */
 static inline void td_f32_split(float value, td_bf16 *high, uint16_t *low)
 {
     const uint32_t bits = td_f32_bits(value);
@@ -63,8 +64,7 @@ static inline float td_f16_to_f32(td_f16 value)
     uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
     uint32_t magnitude = (uint32_t)(value & 0x7FFFu) << 13;
     uint32_t normal = magnitude + ((127u - 15u) << 23);
-    /* A subnormal is 0.fraction * 2^-14: put the fraction under an explicit one and take the one away
-     * again. */
+    /* A subnormal is 0.fraction * 2^-14: set an explicit leading one, then subtract it. */
     uint32_t subnormal = td_f32_bits(td_f32_from_bits(magnitude | 0x38800000u) - 0x1p-14f);
     uint32_t infinity = magnitude | 0x7F800000u;
     uint32_t nan = infinity | 0x00400000u;
@@ -75,14 +75,16 @@ static inline float td_f16_to_f32(td_f16 value)
     return td_f32_from_bits(sign | bits);
 }
 
-/** Round to nearest, ties to even; from 65520 on infinity; NaN becomes a quiet NaN of the same sign. */
+/** Rounds to nearest, ties to even; values from 65520 become infinite; NaN becomes a quiet NaN of the same
+ * sign. */
 static inline td_f16 td_f16_from_f32(float value)
 {
     uint32_t bits = td_f32_bits(value);
     uint32_t sign = (bits >> 16) & 0x8000u;
     uint32_t magnitude = bits & 0x7FFFFFFFu;
     uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0x0FFFu + ((magnitude >> 13) & 1u)) >> 13;
-    /* Below 2^-14 the step is 2^-24, which is the step of a float in [0.5, 1): the addition itself rounds. */
+    /* Below 2^-14 the spacing of f16 is 2^-24, equal to the spacing of f32 in [0.5, 1): the addition rounds
+     * correctly. */
     uint32_t subnormal = td_f32_bits(td_f32_from_bits(magnitude) + 0.5f) - 0x3F000000u;
     uint32_t quiet = 0x7E00u | ((magnitude >> 13) & 0x01FFu);
     uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
@@ -92,8 +94,9 @@ static inline td_f16 td_f16_from_f32(float value)
     return (td_f16)(sign | half);
 }
 
-/** A double rounded to odd: towards zero, then the last bit set if anything was lost. Rounding the result to
- * f16 or bf16, which have at least two bits less, gives what rounding the double directly would give. */
+/** Rounds a double to odd: truncates, then sets the last bit if the value was inexact. f16 and bf16 have at
+ * least two bits less than f32. Rounding this result to them therefore equals rounding the double
+ * directly. */
 static inline float td_f32_to_odd(double value)
 {
     float nearest = (float)value;
@@ -105,7 +108,7 @@ static inline float td_f32_to_odd(double value)
     return td_f32_from_bits(bits);
 }
 
-/** td_f32_split and td_f32_join of arrays [count] in the host's memory. */
+/** td_f32_split and td_f32_join for arrays [count] in host memory. */
 void td_planes_split(int64_t count, const float *numbers, td_bf16 *high, uint16_t *low);
 void td_planes_join(int64_t count, const td_bf16 *high, const uint16_t *low, float *numbers);
 

@@ -6,7 +6,8 @@
 
 int td_vformat(char *text, size_t room, const char *format, va_list args)
 {
-    /* The C locale takes no memory in glibc. It becomes this thread's until the text is there. */
+    /* In glibc the C locale needs no memory, so newlocale cannot fail. This thread uses it until the text is
+     * complete. */
     const locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = uselocale(c);
     const int length = vsnprintf(text, room, format, args);
 

@@ -1,16 +1,16 @@
-/** Internal to impl/: text for machines. Its numbers have a '.', whatever the process's locale is: sources of
- * the JIT, pictures, records, traces and what caches are keyed by. */
+/** Internal to impl/: text that programs read (JIT sources, pictures, records, traces, cache keys). Numbers
+ * have a '.' as decimal point in every locale of the process. */
 #ifndef TD_BASE_FORMAT_H
 #define TD_BASE_FORMAT_H
 
 #include <stdarg.h>
 #include <stddef.h>
 
-/** As vsnprintf. */
+/** vsnprintf in the C locale. */
 int td_vformat(char *text, size_t room, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 
-/** The text, for free(); NULL: no memory. */
+/** The formatted text; the caller frees it with free(). NULL: no memory. */
 char *td_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -1,6 +1,6 @@
-/** Internal to impl/: secrets of 128 bits, and a hash under one (SipHash-2-4 of 128 bits, Aumasson and
- * Bernstein 2012). Who lacks the key can neither make nor guess the hash of anything. Under the key 0 it is a
- * plain hash, for names. */
+/** Internal to impl/: secret keys of 128 bits, and a keyed hash of 128 bits (SipHash-2-4, Aumasson and
+ * Bernstein 2012). Without the key nobody can compute or guess the hash of any data. With the key 0 it is a
+ * plain hash, used for names. */
 #ifndef TD_BASE_KEY_H
 #define TD_BASE_KEY_H
 
@@ -18,15 +18,15 @@ typedef struct td_key {
 
 td_key td_key_hash(td_key key, const void *data, size_t bytes);
 
-/** In the same time wherever they differ. */
+/** Compares in constant time: the time does not tell where the keys differ. */
 bool td_key_same(td_key a, td_key b);
 
-/** False: the text is not 32 hexadecimal digits; *out is untouched. */
+/** Reads a key from 32 hexadecimal digits. False: the text is something else; *out is then unchanged. */
 bool td_key_parse(const char *text, td_key *out);
 
 void td_key_text(td_key key, char text[TD_KEY_DIGITS + 1]);
 
-/** A random one of the system's. TD_IO_ERROR: it has none. */
+/** *out = a random key from the operating system. TD_IO_ERROR: the system gives no random numbers. */
 td_status td_key_draw(td_key *out);
 
 #endif

@@ -20,14 +20,15 @@ struct td_record {
     cJSON *root;
 };
 
-/* Keys are short words; a longer one is a mistake and gets a message instead of a cut. */
+/* Size of a key's buffer. Keys are short words; a longer key is an error, not cut. */
 enum { KEY_BYTES = 64 };
 
-/* Ours have 3. cJSON prints by recursion, an object inside the other. */
+/* Most parts of a path. tandem's records have 3. cJSON prints nested objects by recursion, so depth needs a
+ * limit. */
 enum { MOST_PARTS = 8 };
 
-/* A writer that only writes has the file for milliseconds, a run that keeps it to itself for minutes and
- * hours. */
+/* td_record_append holds the lock for milliseconds. A program that keeps the file locked holds it for minutes
+ * or hours. */
 enum { LOCK_WAIT_MS = 5000, LOCK_POLL_MS = 10 };
 
 static td_status no_memory(const char *what)
@@ -62,8 +63,8 @@ cleanup:
     return status;
 }
 
-/* Copies the part of the path that starts at *path into key and moves *path behind it: to the next part, or
- * to NULL after the last. */
+/* Copies the first part of *path into key. Then *path points to the next part, or is NULL after the last
+ * part. */
 static td_status next_key(const char *whole, const char **path, char key[KEY_BYTES])
 {
     td_status status = TD_OK;
@@ -78,7 +79,8 @@ cleanup:
     return status;
 }
 
-/* Puts item under key into parent. Takes the item over, also when it fails; parent is then as it was. */
+/* Adds item to parent under key, or replaces the old value. Owns item from here, also on failure; parent is
+ * then unchanged. */
 static td_status put(cJSON *parent, const char *key, cJSON *item)
 {
     cJSON *old = cJSON_GetObjectItemCaseSensitive(parent, key);
@@ -91,8 +93,8 @@ static td_status put(cJSON *parent, const char *key, cJSON *item)
         return no_memory("a record's value");
     }
     if (old) {
-        /* The item got its key, which takes memory, in the carrier; swapping it for the old one takes
-         * none. */
+        /* Adding the item to the carrier allocated its key; swapping the item for the old one allocates
+         * nothing. */
         cJSON_DetachItemViaPointer(carrier, item);
         cJSON_ReplaceItemViaPointer(parent, old, item);
         cJSON_Delete(carrier);
@@ -100,14 +102,14 @@ static td_status put(cJSON *parent, const char *key, cJSON *item)
     return TD_OK;
 }
 
-/* Puts item at path. Takes the item over, also when it fails; the record is then as it was. */
+/* Sets path to item. Owns item from here, also on failure; the record is then unchanged. */
 static td_status set(td_record *record, const char *path, cJSON *item)
 {
     td_status status = TD_OK;
     const char *rest = path;
     char key[KEY_BYTES], first_missing[KEY_BYTES];
-    cJSON *parent = record->root; /* the deepest object that is there */
-    cJSON *top = NULL;            /* the objects that are not, from first_missing down */
+    cJSON *parent = record->root; /* the deepest object that exists */
+    cJSON *top = NULL;            /* the objects to create, from first_missing down */
     cJSON *deepest = NULL;
 
     TD_TRY(check_path(path));
@@ -153,7 +155,7 @@ static td_status set_value(td_record *record, const char *path, cJSON *item)
     return item ? set(record, path, item) : no_memory("a record's value");
 }
 
-/* cJSON keeps numbers as double: an integer goes in as its own text, so that none loses its last digits. */
+/* cJSON stores numbers as double. An integer is added as raw text, so that all its digits are kept. */
 static cJSON *integer_item(int64_t value)
 {
     char text[24];
@@ -308,7 +310,8 @@ void td_record_text_free(char *text)
     cJSON_free(text);
 }
 
-/* Takes the file's lock: 0, EWOULDBLOCK if somebody else has it all the time, or why there is none. */
+/* Locks the file. Returns 0, EWOULDBLOCK if another program held the lock all the time, or the errno of
+ * flock. */
 static int take_lock(int file)
 {
     const struct timespec poll = {.tv_nsec = LOCK_POLL_MS * INT64_C(1000000)};
@@ -319,11 +322,11 @@ static int take_lock(int file)
 
         if (error != EINTR && (error != EWOULDBLOCK || td_clock_ns() >= end))
             return error;
-        nanosleep(&poll, NULL); /* a signal that cuts it short is no matter: the clock decides */
+        nanosleep(&poll, NULL); /* a signal may end it early: td_clock_ns decides */
     }
 }
 
-/* A record file that nobody else writes to. Where the file system knows no locks, `locked` is false. */
+/* An open record file. `locked` is false if the file system has no locks. */
 typedef struct target {
     int file;
     bool locked;
@@ -333,18 +336,19 @@ typedef struct target {
 static void close_target(target *to)
 {
     if (to->file >= 0)
-        close(to->file); /* which gives the lock back */
+        close(to->file); /* closing releases the lock */
     to->file = -1;
 }
 
-/* *replaced: another file took this one's place while the lock was waited for, and what is appended here
- * would be lost. */
+/* *replaced: while this call waited for the lock, another file was renamed to `path`. Lines appended to this
+ * one would be lost. */
 static td_status open_once(const char *path, target *to, bool *replaced)
 {
     td_status status = TD_OK;
     struct stat info, there;
 
-    /* O_NONBLOCK is nothing to a regular file, and what is none opens at once, to be refused. */
+    /* O_NONBLOCK has no effect on a regular file. Anything else (a FIFO, say) opens at once and is then
+     * refused. */
     *to = (target){.file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666)};
     if (to->file < 0) {
         status = td_file_error("open", path, errno);
@@ -357,7 +361,7 @@ static td_status open_once(const char *path, target *to, bool *replaced)
                "cannot write '%s': another program has locked it, and still had after %d s", path,
                LOCK_WAIT_MS / 1000);
     to->locked = error == 0;
-    if (fstat(to->file, &info) != 0) { /* under the lock: the size counts */
+    if (fstat(to->file, &info) != 0) { /* again, with the lock held: the size may have changed */
         status = td_file_error("examine", path, errno);
         goto cleanup;
     }
@@ -433,8 +437,8 @@ td_status td_record_append(const td_record *record, const char *path)
     }
     if (error != 0) {
         status = td_file_error("write", path, error);
-        /* Without the lock another's line may stand behind ours by now: the torn one stays, and the next
-         * writer sets itself apart from it. */
+        /* Without a lock, another writer may already have appended a line after the torn one. Then the torn
+         * line stays, and the next writer puts a newline before its own. */
         if (to.file >= 0 && to.locked && ftruncate(to.file, to.size) != 0)
             status = td_file_error("cut off the torn last line of", path, errno);
     }

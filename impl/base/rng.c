@@ -7,18 +7,18 @@
 
 __extension__ typedef unsigned __int128 uint128;
 
-/* A stream is cut into batches of whole Philox blocks, counted from element 0, and every element comes out of
- * its whole batch: a slice that starts or ends inside one runs the same instructions as the whole, so it has
- * the same bits. Word w of block b feeds element 4 b + w (tokens take two words an element). */
+/* A stream is cut into batches of whole Philox blocks, counted from element 0. An element is always computed
+ * with its whole batch: a slice that starts or ends inside a batch runs the same instructions and gets the
+ * same bits. Word w of block b feeds element 4 b + w (tokens use two words an element). */
 enum { BLOCKS = 64, WORDS = 4 * BLOCKS };
 
-/* Batches below which a team of threads costs more than it brings. */
+/* With fewer batches, starting threads costs more time than they save. */
 enum { PARALLEL_FROM = 64 };
 
 static inline void philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1,
                           uint32_t out[4])
 {
-#pragma GCC unroll 10 /* without a loop inside, the loop over blocks is one the compiler vectorises */
+#pragma GCC unroll 10 /* unrolled, so that the compiler vectorises the loop over blocks */
     for (int round = 0; round < 10; round++) {
         uint64_t even = (uint64_t)c0 * 0xD2511F53u;
         uint64_t odd = (uint64_t)c2 * 0xCD9E8D57u;
@@ -100,7 +100,7 @@ typedef struct gauss {
     float mean, std;
 } gauss;
 
-/* Box-Muller: two words give a radius and an angle, and those two independent normal numbers. */
+/* Box-Muller: two words give a radius and an angle; these give two independent normal numbers. */
 static void normal_batch(const td_rng *rng, uint64_t batch, const void *parameters, void *out)
 {
     const gauss law = *(const gauss *)parameters;
@@ -109,9 +109,9 @@ static void normal_batch(const td_rng *rng, uint64_t batch, const void *paramete
 
     draw_words(rng, batch, words);
     for (int i = 0; i < WORDS; i += 2) {
-        /* (word + 1/2) / 2^32 in (0, 1]; the far tail, where the number is small, keeps all its bits. */
+        /* (word + 1/2) / 2^32 in (0, 1]; small values, which give the far tail, keep all their bits. */
         float radius = sqrtf(-2.0f * log_of((float)words[i] * 0x1p-32f + 0x1p-33f));
-        /* The second word is an angle in turns: the nearest quarter, and t in [-1/8, 1/8) beside it. */
+        /* The second word is an angle in turns: the nearest quarter turn, plus t in [-1/8, 1/8). */
         uint32_t quarter = (words[i + 1] + 0x20000000u) >> 30;
         float t = (float)(int32_t)(words[i + 1] - (quarter << 30)) * 0x1p-32f;
         float t2 = t * t;
@@ -129,7 +129,7 @@ static void normal_batch(const td_rng *rng, uint64_t batch, const void *paramete
 }
 
 typedef struct truncated {
-    double from, span; /* of the cumulative distribution, between the bounds */
+    double from, span; /* values of the cumulative distribution at the bounds: the start and the length */
     float mean, std;   /* std is negative if the distribution was mirrored */
     float low, high;
 } truncated;
@@ -175,7 +175,8 @@ static void truncated_batch(const td_rng *rng, uint64_t batch, const void *param
 
     draw_words(rng, batch, words);
     for (int i = 0; i < WORDS; i++) {
-        /* The sign bit flipped and a signed conversion: processors convert those in one instruction. */
+        /* Flips the sign bit and converts a signed integer: processors have one instruction for signed
+         * conversions. */
         double unit = (double)(int32_t)(words[i] ^ 0x80000000u) * 0x1p-32 + (0.5 + 0x1p-33);
         double p = law.from + law.span * unit;
         double q = p < 0.5 ? p : 1.0 - p;
@@ -187,8 +188,8 @@ static void truncated_batch(const td_rng *rng, uint64_t batch, const void *param
     }
 }
 
-/* The upper half of a 64-bit random number times bound: uneven by at most bound / 2^64, which nobody can
- * see. */
+/* The upper half of (64-bit random number * bound). Probabilities are uneven by at most bound / 2^64, which
+ * is negligible. */
 static void tokens_batch(const td_rng *rng, uint64_t batch, const void *parameters, void *out)
 {
     const uint64_t bound = *(const uint64_t *)parameters;
@@ -207,8 +208,8 @@ static void tokens_batch(const td_rng *rng, uint64_t batch, const void *paramete
 
 typedef void batch_function(const td_rng *rng, uint64_t batch, const void *parameters, void *out);
 
-/* The part of elements [from, to) that stands in `batch`, which holds `length` of `bytes` each; out is where
- * element `from` goes. */
+/* Draws the elements of [from, to) that lie in `batch`. A batch has `length` elements of `bytes` bytes;
+ * element `from` goes to out. */
 static void draw_batch(const td_rng *rng, uint64_t from, uint64_t to, uint64_t batch, uint64_t length,
                        size_t bytes, batch_function *function, const void *parameters, char *out)
 {
@@ -235,7 +236,7 @@ static void draw(const td_rng *rng, int64_t offset, int64_t count, uint64_t leng
 
     uint64_t from = (uint64_t)offset, to = (uint64_t)(offset + count);
     uint64_t first = from / length, last = (to - 1) / length;
-    if (first == last) { /* a parallel region costs half a microsecond even for a team of one */
+    if (first == last) { /* one batch: even a parallel region of one thread would cost half a microsecond */
         draw_batch(rng, from, to, first, length, bytes, function, parameters, out);
         return;
     }
@@ -317,13 +318,13 @@ td_status td_rng_truncated_normal(const td_rng *rng, int64_t offset, int64_t cou
     TD_TRY(check_law(mean, std));
     TD_TRY(check_range(low, high));
 
-    /* A std of 0 makes these infinite on the sides that mean does not touch, as it should. */
+    /* If std is 0, the quotients are infinite; the results below stay correct. */
     double from = low == mean ? 0 : ((double)low - mean) / std;
     double to = high == mean ? 0 : ((double)high - mean) / std;
     TD_CHECK(from <= 10 && to >= -10, "low %g and high %g lie wholly beyond 10 std (%g) from mean %g", low,
              high, std, mean);
 
-    /* Above the mean the cumulative distribution crowds below 1; its mirror image has all the bits. */
+    /* Above the mean the cumulative distribution is close to 1 and loses bits; mirrored, it keeps them. */
     bool mirror = from > 0;
     truncated law = {.mean = mean, .std = mirror ? -std : std, .low = low, .high = high};
     law.from = cumulative(mirror ? -to : from);

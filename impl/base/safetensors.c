@@ -14,18 +14,18 @@
 
 typedef struct entry {
     td_stored is;
-    int64_t begin, end; /* of its data, from where all data begins */
+    int64_t begin, end; /* of its data, relative to `data` of the file */
 } entry;
 
 struct td_safetensors {
     int descriptor;
     char *path;
-    char *header; /* its text, in which strings stand decoded, each with a 0 behind it */
+    char *header; /* its text; strings are decoded in place, each with a terminating 0 */
     entry *entries;
     int64_t count, room;
     td_stored_text *metadata;
     int64_t metadata_count, metadata_room;
-    int64_t data; /* where it begins in the file */
+    int64_t data; /* the offset of all data in the file */
 };
 
 /* ---- dtypes ---- */
@@ -34,7 +34,7 @@ static const struct {
     const char *name;
     int64_t bytes;
 } dtypes[] = {
-    {"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2}, /* as td_dtype */
+    {"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2}, /* the order of td_dtype */
     {"I64", 8}, {"I32", 4}, {"I16", 2},  {"I8", 1},      {"U64", 8},     {"U32", 4},
     {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"C64", 8},
 };
@@ -44,7 +44,7 @@ const char *td_stored_dtype(td_dtype dtype)
     return dtype >= TD_F64 && dtype <= TD_BF16 ? dtypes[dtype].name : NULL;
 }
 
-/** 0 for a dtype that is not known. */
+/** 0: an unknown dtype. */
 static int64_t element_bytes(const char *dtype)
 {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
@@ -77,14 +77,14 @@ cleanup:
 
 /* ---- the header's JSON ----
  *
- * Only what the format allows is understood: objects of known depth, strings, and numbers without sign. So
- * nothing is recursive, a header takes a few times its length in memory whatever it holds, and one that does
- * not fit into memory is told from one that is wrong. cJSON would take forty times the length, cut names at
- * \u0000, round numbers, and answer NULL to both. */
+ * A parser of only what the format allows: objects of known depth, strings, and numbers without sign. It
+ * needs no recursion, and its memory is a few times the header's length for any input. It tells a header that
+ * does not fit into memory from an invalid one. cJSON would take forty times the length, cut names at \u0000,
+ * round numbers, and return NULL for both errors. */
 
 typedef struct cursor {
     const char *path;
-    char *text, *at; /* a 0 ends the text, which has no other */
+    char *text, *at; /* the only 0 of the text is at its end */
 } cursor;
 
 static td_status wrong(const cursor *c, const char *needs)
@@ -98,7 +98,7 @@ static void skip_space(cursor *c)
     c->at += strspn(c->at, " \t\n\r");
 }
 
-/** Takes `mark`, and the space on both sides; false if something else is there. */
+/** Skips `mark` and the space around it; false if another character is there. */
 static bool takes(cursor *c, char mark)
 {
     skip_space(c);
@@ -116,7 +116,7 @@ static td_status expect(cursor *c, char mark)
     return takes(c, mark) ? TD_OK : wrong(c, needs);
 }
 
-/** Behind a member: *more if another follows, else the bracket that ends them is taken. */
+/** After a member: *more = another member follows. Otherwise skips the closing bracket. */
 static td_status next_member(cursor *c, char end, bool *more)
 {
     const char needs[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', end, '\'', '\0'};
@@ -142,7 +142,8 @@ static bool hex_digits(const char *at, uint32_t *out)
     return true;
 }
 
-/** The character behind "\u", of which a pair of surrogates is one. 0, which would end a string, is none. */
+/** Decodes the character after "\u"; a pair of surrogates is one character. Refuses 0, which would end a
+ * string. */
 static td_status take_escaped_character(cursor *c, char **to)
 {
     static const uint32_t marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
@@ -184,7 +185,7 @@ static td_status take_escape(cursor *c, char **to)
     return TD_OK;
 }
 
-/** A string, decoded where it stands: none is longer decoded than written. */
+/** Decodes a string in place: a decoded string is never longer than its JSON. */
 static td_status take_string(cursor *c, const char **out)
 {
     td_status status = TD_OK;
@@ -213,7 +214,7 @@ static td_status take_string(cursor *c, const char **out)
         c->at += bytes;
     }
     c->at++;
-    *to = '\0'; /* on the string's end, or before it */
+    *to = '\0'; /* at the closing quote or before it */
     skip_space(c);
 cleanup:
     return status;
@@ -305,7 +306,7 @@ cleanup:
     return status;
 }
 
-/** Room for one more element of a list, which doubles when it is full. */
+/** Makes room for one more element of a list; doubles a full list. */
 static td_status grow(void **list, int64_t count, int64_t *room, size_t element)
 {
     td_status status = TD_OK;
@@ -400,7 +401,7 @@ cleanup:
     return status;
 }
 
-/* ---- what holds among entries ---- */
+/* ---- checks of all entries ---- */
 
 static int by_place(const void *a, const void *b)
 {
@@ -425,7 +426,7 @@ static void sort(td_safetensors *file, int (*order)(const void *, const void *))
         qsort(file->entries, (size_t)file->count, sizeof *file->entries, order);
 }
 
-/** Each byte of the data belongs to one tensor. */
+/** Checks that each byte of the data belongs to exactly one tensor. */
 static td_status check_places(td_safetensors *file, int64_t data_bytes)
 {
     td_status status = TD_OK;
@@ -469,7 +470,7 @@ cleanup:
 
 /* ---- the file ---- */
 
-/** Bytes [at, at + bytes) of the file, which are to be there. */
+/** Reads bytes [at, at + bytes) of the file; all must exist. */
 static td_status read_all(const td_safetensors *file, int64_t at, int64_t bytes, char *dst)
 {
     td_status status = TD_OK;
@@ -498,7 +499,8 @@ static td_status open_file(td_safetensors *file, int64_t *bytes)
     td_status status = TD_OK;
     struct stat info;
 
-    /* O_NONBLOCK is nothing to a regular file, and what is none opens at once, to be refused. */
+    /* O_NONBLOCK has no effect on a regular file. Anything else (a FIFO, say) opens at once and is then
+     * refused. */
     file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file->descriptor < 0 || fstat(file->descriptor, &info) != 0) {
         status = td_file_error("open", file->path, errno);
@@ -538,7 +540,8 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
              file->path, strlen(file->header));
     TD_TRY(take_header(file, &c));
     file->data = TD_STORED_LENGTH_BYTES + (int64_t)length;
-    TD_TRY(check_names(file)); /* a tensor that is there twice would be found at the wrong place, too */
+    TD_TRY(
+        check_names(file)); /* before check_places, which would report a repeated tensor as a wrong offset */
     TD_TRY(check_places(file, bytes - file->data));
     sort(file, by_name);
 cleanup:
@@ -563,7 +566,7 @@ td_status td_safetensors_open(const char *path, td_safetensors **out)
     TD_TRY(open_file(file, &bytes));
     TD_TRY(read_header(file, bytes));
 
-    *out = file; /* whole: the caller owns it from here */
+    *out = file; /* complete: the caller owns it from here */
     file = NULL;
 cleanup:
     td_safetensors_close(file);

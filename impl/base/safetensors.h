@@ -1,13 +1,14 @@
-/** Files of tensors in the safetensors format (github.com/huggingface/safetensors), read and written in
- * pieces.
+/** Files of tensors in the safetensors format (github.com/huggingface/safetensors). Tensors can be read and
+ * written in parts.
  *
  *   8 bytes, the length of the header, little-endian; the header, JSON; the data of the tensors, without gaps
  *   {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
  *
- * Data is little-endian, row-major, and moves as bytes. A file is hostile until it is open. Then its header
- * is within 100 MB, every name is UTF-8 and there once, every tensor has the bytes that its dtype and shape
- * ask for, and all of them together cover the data, each byte once. A tensor of a dtype that is not known
- * here is listed with the bytes that the file gives it. Its shape cannot confirm them, and it is not read. */
+ * Data is little-endian and row-major; its bytes are copied unchanged. td_safetensors_open trusts nothing in
+ * a file. It checks that the header has at most 100 MB, every name is UTF-8 and occurs once, the bytes of
+ * every tensor match its dtype and shape, and the tensors cover each byte of the data exactly once. A tensor
+ * of an unknown dtype is listed with the size that data_offsets give; its shape cannot be checked against the
+ * size, and td_safetensors_read refuses it. */
 #ifndef TD_BASE_SAFETENSORS_H
 #define TD_BASE_SAFETENSORS_H
 
@@ -20,13 +21,13 @@ TD_BEGIN_DECLS
 /** A tensor of a file. */
 typedef struct td_stored {
     const char *name;
-    const char *dtype; /* as the format spells it: "F32", "BF16", "I64" */
-    int64_t rank;      /* 0: one number */
+    const char *dtype; /* as the format writes it: "F32", "BF16", "I64" */
+    int64_t rank;      /* 0: a scalar */
     int64_t shape[TD_STORED_MOST_RANK];
-    int64_t bytes; /* ignored when a file is written */
+    int64_t bytes; /* size of the data; the writer ignores it and computes it */
 } td_stored;
 
-/** How the format spells a dtype; NULL for a value that is no td_dtype. */
+/** The format's name of a dtype; NULL for a value that is not a td_dtype. */
 TD_API const char *td_stored_dtype(td_dtype dtype);
 
 /** An entry of a file's metadata. */
@@ -38,31 +39,33 @@ typedef struct td_stored_text {
 
 typedef struct td_safetensors td_safetensors;
 
-/** Opens a file and reads its header.
+/** Opens a file and reads its header. *out belongs to the caller; free it with td_safetensors_close.
  *
- * TD_BAD_ARGUMENT: a NULL, an empty path; what is no safetensors file, with the byte of the header or the
- * tensor where that shows. A key that the format does not know counts as that. TD_UNSUPPORTED: more than
- * TD_STORED_MOST_RANK extents. TD_IO_ERROR: it is no regular file, or cannot be opened or read.
- * TD_NO_MEMORY. *out is then NULL. */
+ * TD_BAD_ARGUMENT: a NULL, an empty path, or not a valid safetensors file; the message names the byte of the
+ * header or the tensor. A key that the format does not define is invalid. TD_UNSUPPORTED: a tensor of more
+ * than TD_STORED_MOST_RANK dimensions. TD_IO_ERROR: the file is not a regular file, or cannot be opened or
+ * read. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_safetensors_open(const char *path, td_safetensors **out);
 TD_API void td_safetensors_close(td_safetensors *file); /* accepts NULL */
 
-/** How many tensors there are; 0 for NULL. */
+/** The number of tensors; 0 for NULL. */
 TD_API int64_t td_safetensors_count(const td_safetensors *file);
 
-/** Tensor `index` in the order of names, which is strcmp's. Its strings are the file's, until it is closed.
- * TD_BAD_ARGUMENT: a NULL, an index out of range. */
+/** *out = tensor `index`; tensors are sorted by name (strcmp). The strings belong to `file` and are valid
+ * until td_safetensors_close. TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_safetensors_tensor(const td_safetensors *file, int64_t index, td_stored *out);
 
-/** The index of the tensor of that name; -1 where there is none, and for a NULL. */
+/** The index of the tensor with this name; -1 if there is none or an argument is NULL. */
 TD_API int64_t td_safetensors_find(const td_safetensors *file, const char *name);
 
-/** The value of a key of the metadata, the file's until it is closed; NULL where there is none. */
+/** The value of a key of the metadata; NULL if there is none or an argument is NULL. The string belongs to
+ * `file` and is valid until td_safetensors_close. */
 TD_API const char *td_safetensors_metadata(const td_safetensors *file, const char *key);
 
-/** Copies bytes [begin, begin + bytes) of a tensor to dst, in host memory. TD_BAD_ARGUMENT: a NULL with bytes
- * above 0, an index or bytes out of range. TD_UNSUPPORTED: the dtype is not known. TD_IO_ERROR: they cannot
- * be read, or the file became shorter since it was opened; dst may be written in part. */
+/** Copies bytes [begin, begin + bytes) of a tensor to dst in host memory. TD_BAD_ARGUMENT: file is NULL, dst
+ * is NULL with bytes above 0, or index, begin or bytes is out of range. TD_UNSUPPORTED: the dtype is
+ * unknown. TD_IO_ERROR: reading failed, or the file became shorter after it was opened; a part of dst may
+ * then be overwritten. */
 TD_API td_status td_safetensors_read(const td_safetensors *file, int64_t index, int64_t begin, int64_t bytes,
                                      void *dst);
 
@@ -70,34 +73,35 @@ TD_API td_status td_safetensors_read(const td_safetensors *file, int64_t index, 
 
 typedef struct td_safetensors_writer td_safetensors_writer;
 
-/** Begins a file for `path`. It is written as "<path>.<process>-<number>.partial", and td_safetensors_commit
- * renames it. Its permissions are 0666 less the umask. If `path` is a link, the link is replaced.
+/** Begins to write a file. Data goes to "<path>.<process>-<number>.partial", which td_safetensors_commit
+ * renames to `path`. Its permissions are 0666 less the umask. If `path` is a symbolic link, the link is
+ * replaced. *out belongs to the caller; free it with td_safetensors_writer_destroy.
  *
- *   tensors   [count]           their data follows in this order; each stands on a multiple of its element's
- *                               size if elements do not grow on the way
+ *   tensors   [count]           their data must follow in this order. Each tensor is aligned to its element
+ *                               size if no tensor has larger elements than the one before it
  *   metadata  [metadata_count]
  *
- * TD_BAD_ARGUMENT: a NULL, a path that is empty, a count below 0, a name or key that is empty or there twice,
- * text that is not UTF-8, the name "__metadata__", a rank or extent out of range, sizes beyond 2^63 - 1, a
- * header above 100 MB. TD_UNSUPPORTED: an unknown dtype. TD_IO_ERROR, naming the path and the reason: `path`
- * is no regular file, the folder is missing or not writable, the disk is full. TD_NO_MEMORY. *out is then
- * NULL, and no file is left. */
+ * TD_BAD_ARGUMENT: a NULL; an empty path; a count below 0; a name or key that is empty or occurs twice; text
+ * that is not UTF-8; the name "__metadata__"; a rank or extent out of range; sizes beyond 2^63 - 1; a header
+ * above 100 MB. TD_UNSUPPORTED: an unknown dtype. TD_IO_ERROR, naming the path and the reason: `path` exists
+ * and is not a regular file, the folder is missing or not writable, or the disk is full. TD_NO_MEMORY. *out
+ * is then NULL, and no file is left. */
 TD_API td_status td_safetensors_writer_create(const char *path, int64_t count, const td_stored *tensors,
                                               int64_t metadata_count, const td_stored_text *metadata,
                                               td_safetensors_writer **out);
 
-/** The next bytes of the tensors' data, from host memory; a piece may end anywhere. TD_BAD_ARGUMENT: a NULL
- * with bytes above 0, bytes below 0, more bytes than the tensors have. TD_IO_ERROR: they cannot be written;
- * the file cannot be committed any more. A process whose RLIMIT_FSIZE may be reached ignores SIGXFSZ, or
- * dies. */
+/** Appends bytes of the tensors' data, from host memory. A call may end in the middle of a tensor.
+ * TD_BAD_ARGUMENT: writer is NULL, data is NULL with bytes above 0, bytes is below 0 or more than the
+ * tensors still lack. TD_IO_ERROR: the write failed; the file can then no longer be committed. If the
+ * process may reach RLIMIT_FSIZE, it must ignore SIGXFSZ; otherwise the signal kills it. */
 TD_API td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, int64_t bytes);
 
-/** Waits until the file is on the disk and renames it: at any time `path` is the old file or the whole new
- * one. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: bytes are missing, a write failed, it is
- * committed already. TD_IO_ERROR: the system refused; the old file is there still. */
+/** Waits until the file is on the disk, then renames it. At any time `path` is the old file or the complete
+ * new one. TD_BAD_ARGUMENT: writer is NULL. TD_BAD_STATE: data is missing, a write failed, or the file is
+ * already committed. TD_IO_ERROR: the system refused; the old file is unchanged. */
 TD_API td_status td_safetensors_commit(td_safetensors_writer *writer);
 
-/** Removes what was written, unless it was committed. Accepts NULL. */
+/** Frees the writer; removes the partial file unless it was committed. Accepts NULL. */
 TD_API void td_safetensors_writer_destroy(td_safetensors_writer *writer);
 
 TD_END_DECLS

@@ -11,14 +11,15 @@
 #include <unistd.h>
 
 struct td_safetensors_writer {
-    td_beside file;
+    td_replacement file;
     int64_t head;    /* bytes before the data */
     int64_t missing; /* bytes of data */
 };
 
 /* ---- the header ---- */
 
-/** Text that grows. `length` goes on where there is no memory, or too much text: it is checked at the end. */
+/** Text that grows. `length` keeps counting if memory is missing or the text is too long; make_head checks
+ * both at the end. */
 typedef struct text {
     char *at;
     size_t length, room;
@@ -91,7 +92,7 @@ static int by_string(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/** TD_BAD_ARGUMENT if one of the names is empty, no text, or there twice. */
+/** TD_BAD_ARGUMENT: a name is empty, not UTF-8 or there twice. Sorts `names`. */
 static td_status check_names(const char *what, int64_t count, const char **names)
 {
     td_status status = TD_OK;
@@ -146,7 +147,7 @@ cleanup:
     return status;
 }
 
-/** *data: bytes of all of them. */
+/** *data = the size of all tensors' data. */
 static td_status append_tensors(text *t, const char *path, int64_t count, const td_stored *tensors,
                                 const char **names, int64_t *data)
 {
@@ -181,8 +182,8 @@ cleanup:
     return status;
 }
 
-/** The length of the header and the header, which a file begins with. Spaces end it, so that data begins on a
- * multiple of 8. */
+/** Makes the start of the file: the header's length and the header, padded with spaces so that data begins at
+ * a multiple of 8 bytes. */
 static td_status make_head(const char *path, int64_t count, const td_stored *tensors, int64_t metadata_count,
                            const td_stored_text *metadata, text *head, int64_t *data)
 {
@@ -230,13 +231,13 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
     TD_CHECK(metadata || metadata_count == 0, "metadata is NULL, metadata_count is %" PRId64, metadata_count);
     writer = calloc(1, sizeof *writer);
     TD_FAIL_IF(!writer, TD_NO_MEMORY, "no memory for a writer of '%s'", path);
-    writer->file = TD_NO_BESIDE;
+    writer->file = TD_NO_REPLACEMENT;
     TD_TRY(make_head(path, count, tensors, metadata_count, metadata, &head, &writer->missing));
-    TD_TRY(td_beside_open(&writer->file, path, 0666));
-    TD_TRY(td_beside_write(&writer->file, head.at, head.length));
+    TD_TRY(td_replacement_open(&writer->file, path, 0666));
+    TD_TRY(td_replacement_write(&writer->file, head.at, head.length));
     writer->head = (int64_t)head.length;
 
-    *out = writer; /* whole: the caller owns it from here */
+    *out = writer; /* complete: the caller owns it from here */
     writer = NULL;
 cleanup:
     free(head.at);
@@ -253,7 +254,7 @@ td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, 
     TD_CHECK(bytes >= 0 && bytes <= writer->missing,
              "bytes is %" PRId64 ", but of '%s' %" PRId64 " are missing", bytes, writer->file.path,
              writer->missing);
-    TD_TRY(td_beside_write(&writer->file, data, (size_t)bytes));
+    TD_TRY(td_replacement_write(&writer->file, data, (size_t)bytes));
     writer->missing -= bytes;
 cleanup:
     return status;
@@ -266,7 +267,7 @@ td_status td_safetensors_commit(td_safetensors_writer *writer)
     TD_CHECK(writer, "writer is NULL");
     TD_FAIL_IF(!writer->file.committed && !writer->file.failed && writer->missing > 0, TD_BAD_STATE,
                "of '%s' %" PRId64 " bytes are missing", writer->file.path, writer->missing);
-    TD_TRY(td_beside_commit(&writer->file));
+    TD_TRY(td_replacement_commit(&writer->file));
 cleanup:
     return status;
 }
@@ -275,7 +276,7 @@ void td_safetensors_writer_destroy(td_safetensors_writer *writer)
 {
     if (!writer)
         return;
-    td_beside_close(&writer->file);
+    td_replacement_close(&writer->file);
     free(writer);
 }
 
@@ -283,14 +284,14 @@ void td_safetensors_writer_destroy(td_safetensors_writer *writer)
 
 td_status td_safetensors_share(td_safetensors_writer *writer, td_stored_begun *out, int *descriptor)
 {
-    const td_beside *const file = &writer->file;
+    const td_replacement *const file = &writer->file;
     struct stat info;
 
     if (ftruncate(file->descriptor, writer->head + writer->missing) != 0 ||
         fstat(file->descriptor, &info) != 0)
-        return td_file_error("write", file->beside, errno);
+        return td_file_error("write", file->partial, errno);
     *out = (td_stored_begun){.inode = info.st_ino, .data = writer->head};
-    snprintf(out->ending, sizeof out->ending, "%s", file->beside + strlen(file->path));
+    snprintf(out->ending, sizeof out->ending, "%s", file->partial + strlen(file->path));
     *descriptor = file->descriptor;
     writer->missing = 0;
     return TD_OK;
@@ -299,29 +300,29 @@ td_status td_safetensors_share(td_safetensors_writer *writer, td_stored_begun *o
 td_status td_stored_join(const char *path, const td_stored_begun *begun, int *descriptor)
 {
     const size_t room = strlen(path) + sizeof begun->ending;
-    char *const beside = malloc(room);
+    char *const partial = malloc(room);
     td_status status = TD_OK;
     struct stat info;
     int found;
 
-    if (!beside)
+    if (!partial)
         return td_fail(TD_NO_MEMORY, "no memory for a file's name");
-    snprintf(beside, room, "%s%s", path, begun->ending);
-    found = open(beside, O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+    snprintf(partial, room, "%s%s", path, begun->ending);
+    found = open(partial, O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0);
     if (found < 0 && errno != ENOENT) {
-        status = td_file_error("write", beside, errno);
+        status = td_file_error("write", partial, errno);
         goto cleanup;
     }
     TD_FAIL_IF(found < 0 || fstat(found, &info) != 0 || info.st_ino != begun->inode, TD_UNSUPPORTED,
                "'%s', which rank 0 writes, is not here: all ranks need the same path on one host or "
                "on a file system that their hosts share",
-               beside);
+               partial);
     *descriptor = found;
     found = -1;
 cleanup:
     if (found >= 0)
         close(found);
-    free(beside);
+    free(partial);
     return status;
 }
 

@@ -14,7 +14,7 @@ static int ascending(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Linear interpolation between order statistics: position p/100 * (n - 1), counted from 0. */
+/* Interpolates linearly between order statistics, at position p/100 * (n - 1), counted from 0. */
 static double percentile(const double *sorted, int64_t count, double p)
 {
     double position = p / 100.0 * (double)(count - 1);
@@ -23,7 +23,7 @@ static double percentile(const double *sorted, int64_t count, double p)
 
     if (below >= count - 1)
         return sorted[count - 1];
-    /* Between equal neighbours there is nothing to interpolate, and infinities would make a NaN of it. */
+    /* No interpolation between equal neighbours: with infinities it would give NaN. */
     if (sorted[below] == sorted[below + 1] || fraction == 0)
         return sorted[below];
     return sorted[below] + fraction * (sorted[below + 1] - sorted[below]);
@@ -55,7 +55,8 @@ td_status td_stats_compute(const double *samples, int64_t count, td_stats *out)
     for (int64_t i = 0; i < count; i++)
         sum += sorted[i];
     double mean = sum / (double)count;
-    /* A second pass: sum(x^2) - n mean^2 would cancel for samples that hardly differ, as times do. */
+    /* A second pass, because sum(x^2) - n mean^2 cancels if samples hardly differ, and times hardly
+     * differ. */
     for (int64_t i = 0; i < count; i++)
         squares += (sorted[i] - mean) * (sorted[i] - mean);
 

@@ -13,12 +13,12 @@ typedef struct td_stats {
     double min, median, p95, p99, max;
 } td_stats;
 
-/** Statistics of samples[0 .. count); the samples stay as they are.
+/** Statistics of samples[0 .. count), which stay unchanged.
  *
- * Percentiles interpolate linearly between order statistics (the method of numpy.percentile's default). A NaN
- * among the samples makes every field but n NaN.
+ * Percentiles interpolate linearly between order statistics, as numpy.percentile does by default. If a sample
+ * is NaN, every field except n is NaN.
  *
- * TD_BAD_ARGUMENT: a NULL, count below 1. TD_NO_MEMORY: no room for a sorted copy. */
+ * TD_BAD_ARGUMENT: a NULL, count below 1. TD_NO_MEMORY: no memory for a sorted copy. */
 TD_API td_status td_stats_compute(const double *samples, int64_t count, td_stats *out);
 
 TD_END_DECLS

@@ -34,7 +34,7 @@ const char *td_last_error(void)
     return last_error;
 }
 
-/* In parentheses, because a build of mutants has macros of these names. */
+/* In parentheses, because builds with mutants define macros with these names. */
 td_status(td_fail)(td_status status, const char *format, ...)
 {
     va_list args;

@@ -4,8 +4,8 @@
 
 #include "base/base.h"
 
-/** The bytes of the character that text begins with, 0 if it is not UTF-8 (RFC 3629: the shortest form alone,
- * no surrogate, nothing above U+10FFFF). The end of the text, its 0, counts as a character. */
+/** The length in bytes of the first character of `text`; 0 if it is not UTF-8 (RFC 3629: only the shortest
+ * form, no surrogate, nothing above U+10FFFF). The terminating 0 counts as a character of one byte. */
 size_t td_utf8_bytes(const char *text);
 
 #endif

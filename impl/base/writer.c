@@ -18,12 +18,12 @@ td_status td_writer_begin(const char *path, td_writer **out)
     TD_CHECK(path && *path, "path is NULL or empty");
     file = calloc(1, sizeof *file);
     TD_FAIL_IF(!file, TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
-    TD_TRY(td_beside_open(&file->file, path, 0666));
+    TD_TRY(td_replacement_open(&file->file, path, 0666));
     *out = file;
     file = NULL;
 cleanup:
     if (file)
-        td_beside_close(&file->file);
+        td_replacement_close(&file->file);
     free(file);
     return status;
 }
@@ -31,7 +31,7 @@ cleanup:
 static void flush(td_writer *file)
 {
     if (file->status == TD_OK)
-        file->status = td_beside_write(&file->file, file->buffer, file->used);
+        file->status = td_replacement_write(&file->file, file->buffer, file->used);
     file->used = 0;
 }
 
@@ -53,7 +53,7 @@ void td_writer_put(td_writer *file, const void *data, size_t bytes)
 
 void td_writer_print(td_writer *file, const char *format, ...)
 {
-    char text[1024]; /* every format here has less */
+    char text[1024]; /* long enough for every format in impl/ */
     va_list args;
 
     va_start(args, format);
@@ -62,7 +62,8 @@ void td_writer_print(td_writer *file, const char *format, ...)
     td_writer_put(file, text, length < (int)sizeof text ? (size_t)length : sizeof text - 1);
 }
 
-/** The character that text begins with, as it is, or '?' where it is none. Returns how many bytes it has. */
+/** Writes the first character of `text`, or '?' if it is not UTF-8. Returns how many bytes of `text` it
+ * used. */
 static size_t put_character(td_writer *file, const char *text)
 {
     const size_t bytes = td_utf8_bytes(text);
@@ -90,7 +91,7 @@ void td_writer_xml(td_writer *file, const char *text)
     while (*text)
         if (*text == '<' || *text == '>' || *text == '&' || *text == '"')
             td_writer_print(file, "&#%d;", *text++);
-        else if ((unsigned char)*text < 0x20) /* XML has no way to write these */
+        else if ((unsigned char)*text < 0x20) /* XML cannot represent control characters */
             td_writer_put(file, "?", 1), text++;
         else
             text += put_character(file, text);
@@ -105,8 +106,8 @@ td_status td_writer_end(td_writer *file, td_status status)
         status = file->status;
     }
     if (status == TD_OK)
-        status = td_beside_commit(&file->file);
-    td_beside_close(&file->file);
+        status = td_replacement_commit(&file->file);
+    td_replacement_close(&file->file);
     free(file);
     return status;
 }

@@ -1,33 +1,34 @@
-/** Internal to impl/: a file that is written in many small pieces, and is whole or not there. */
+/** Internal to impl/: a file that is written in many small parts and replaces its path when complete. */
 #ifndef TD_BASE_WRITER_H
 #define TD_BASE_WRITER_H
 
 #include "base/file.h"
 
-/** A file beside its place (base/file.h). td_writer_put fills a buffer and forgets about failures, of which
- * td_writer_end knows. */
+/** A buffered td_replacement (base/file.h). Writing functions return nothing: td_writer_end reports the first
+ * failure. */
 typedef struct td_writer {
-    td_beside file;
-    td_status status; /* of the first write that failed */
+    td_replacement file;
+    td_status status; /* the first failure of a write */
     size_t used;
     char buffer[1 << 14];
 } td_writer;
 
-/** *out belongs to the caller. Errors: td_beside_open's; TD_BAD_ARGUMENT: path is NULL or empty. */
+/** Begins a file; td_writer_end frees *out. Errors: as td_replacement_open; TD_BAD_ARGUMENT: path is NULL or
+ * empty. */
 td_status td_writer_begin(const char *path, td_writer **out);
 void td_writer_put(td_writer *file, const void *data, size_t bytes);
 
-/** At most 1023 bytes at a time, as td_vformat has them. */
+/** printf in the C locale (td_vformat); text beyond 1023 bytes is cut. */
 void td_writer_print(td_writer *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** The text in quotes as JSON has it. What is not UTF-8 becomes '?'. */
+/** Writes a JSON string with its quotes; bytes that are not UTF-8 become '?'. */
 void td_writer_json(td_writer *file, const char *text);
 
-/** The text as XML has it. */
+/** Writes XML character data; control characters and bytes that are not UTF-8 become '?'. */
 void td_writer_xml(td_writer *file, const char *text);
 
-/** Writes what is left and renames, unless `status` or a write failed; frees. Returns the first failure. file
- * may be NULL. */
+/** Writes the rest of the buffer and renames the file, unless `status` or a write failed. Frees `file`, which
+ * may be NULL. Returns `status` or the first failure. */
 td_status td_writer_end(td_writer *file, td_status status);
 
 #endif

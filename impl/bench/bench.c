@@ -50,16 +50,16 @@ typedef enum part { FORWARD = 0, BACKWARD, OPTIMIZER, STEP, PARTS } part;
 static const part last_of[] = {
     [TD_BENCH_FORWARD] = FORWARD, [TD_BENCH_BACKWARD] = BACKWARD, [TD_BENCH_TRAIN] = OPTIMIZER};
 
-/** One run: what it works on. */
+/** The state of one run. */
 typedef struct run {
     td_device *dev;
     const td_bench_config *config;
     td_train *train;
     int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
-    bool labelled;          /* a label of ours is in force */
-    part first, last;       /* of a step, which are timed apart */
-    int64_t parts;          /* how many that is */
-    td_event **marks;       /* with events: one before the first part of all and one behind each */
+    bool labelled;          /* a label of ours is pushed */
+    part first, last;       /* the parts of a step that are timed separately */
+    int64_t parts;          /* their number */
+    td_event **marks;       /* with events: before the first step, and after each part */
 } run;
 
 static int64_t micro_batches_of(const td_bench_config *config)
@@ -72,13 +72,13 @@ td_status td_bench_draw(td_device *dev, td_train *train, const td_transformer_co
 {
     const int64_t window = model->context + 1;
     const size_t row = (size_t)model->context * sizeof(int64_t);
-    /* The streams below this one are the parameters'. */
+    /* The parameters use the streams with lower numbers. */
     const td_rng rng = {.seed = seed,
                         .stream = (uint64_t)td_transformer_parameter_count(td_train_model(train))};
     td_status status = TD_OK;
     void *block;
 
-    /* The model was created, so these products are small. */
+    /* The model exists, so these products do not overflow. */
     int64_t *tokens = calloc((size_t)window, sizeof *tokens);
     TD_FAIL_IF(!tokens, TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
     TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
@@ -113,7 +113,7 @@ static td_status run_part(run *r, part what)
     }
 }
 
-/** Runs a part and waits; *ms is the time since *since, and *since moves to now. */
+/** Runs a part and waits for the device. *ms = the time since *since; *since = now. */
 static td_status lap(run *r, part what, int64_t *since, double *ms)
 {
     td_status status = TD_OK;
@@ -140,7 +140,7 @@ cleanup:
     return status;
 }
 
-/** Ends the label in force, if there is one, and begins another; NULL: none. */
+/** Pops our label, if there is one, and pushes `label`, unless it is NULL. */
 static td_status relabel(run *r, const char *label)
 {
     td_status status = TD_OK;
@@ -155,7 +155,7 @@ cleanup:
     return status;
 }
 
-/** Every warm-up step is under one label, and each that is timed has its own. */
+/** All warm-up steps share one label. Each timed step has its own. */
 static td_status label_step(run *r, int64_t timed)
 {
     if (timed >= 0)
@@ -163,7 +163,7 @@ static td_status label_step(run *r, int64_t timed)
     return r->labelled ? TD_OK : relabel(r, TD_LABEL_WARMUP);
 }
 
-/** Every phase of every step by itself. */
+/** Times every phase of every step by the host's clock. */
 static td_status run_phases(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
@@ -191,8 +191,8 @@ cleanup:
     return status;
 }
 
-/** The times of step `i` of all, warm-up steps included, whose marks are all recorded; waits for it. The
- * marks before its last one are not needed behind that. */
+/** Waits for step i, counted with warm-up steps, and stores its times. Destroys its marks except the last
+ * one, which is the next step's first mark. */
 static td_status take_step(run *r, int64_t i, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
@@ -235,7 +235,8 @@ static void note_clock(td_device *dev, td_bench_summary *out)
     out->slowed = clock.slowed;
 }
 
-/** All steps in one queue. On a CPU, whose steps are done when they were queued, each is taken at once. */
+/** Queues all steps, and reads their times at the end. On a CPU a step is complete when its call returns, so
+ * its times are read at once. */
 static td_status run_queue(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, count = warmup + r->config->steps;
@@ -254,8 +255,7 @@ static td_status run_queue(run *r, td_bench_progress progress, void *user, td_be
         }
         if (i == 0)
             TD_TRY(read_loss(r, &result->summary.first_loss));
-        /* The timed steps follow each other, and no warm-up step's way through the host stands before the
-         * first. */
+        /* Without this wait the first timed step could include a delay of the host in a warm-up step. */
         if (i + 1 == warmup)
             TD_TRY(td_device_synchronize(r->dev));
         if (at_once)
@@ -265,7 +265,7 @@ static td_status run_queue(run *r, td_bench_progress progress, void *user, td_be
     for (int64_t i = 0; i < count && !at_once; i++) {
         TD_TRY(take_step(r, i, progress, user, result));
         if (i == warmup + (count - warmup) / 2)
-            note_clock(r->dev, &result->summary); /* the steps after this one run */
+            note_clock(r->dev, &result->summary); /* the device still runs the later steps */
     }
 cleanup:
     return status;

@@ -17,36 +17,36 @@ struct td_bench_ranks_result {
     td_bench_wait *waits;         /* [ranks, waits] */
 };
 
-/** When something ran, as ranks tell each other. */
+/** The times of a collective or a wait, as ranks exchange them. */
 typedef struct interval {
     double begin_ms, end_ms;
 } interval;
 
 enum {
     AT_ONCE = 2048, /* intervals in an exchange */
-    AHEAD = 2       /* steps that are queued at a time */
+    AHEAD = 2       /* after queueing step i the host waits for step i - AHEAD */
 };
 
-/** What is measured of each step of this rank. */
-typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, WAITS, SERIES } series;
+/** The times that are measured in each step of this rank. */
+typedef enum series { SILENT = 0, STEP, COLLECTIVES, HIDDEN, TAIL, WAITS, SERIES } series;
 
-/** When weights were asked for, and when they could be read. */
+/** A read of weights: when a pass asked for them, and when it could read them. */
 typedef struct reading {
     td_pass pass;
     td_range range;
     td_event *asked, *there;
 } reading;
 
-/** Two links: the first of the chain and the last. */
+/** Two hooks: the first of the chain and the last. */
 typedef struct probe {
-    td_hook hook; /* waits for the device when a pass has ended, before links that communicate */
-    td_hook behind;
+    td_hook before; /* waits for the device at the end of a pass, before hooks that communicate */
+    td_hook after;  /* after all other hooks */
     td_device *dev;
-    bool last;          /* the backward pass's gradients become final */
-    int64_t forward_ns; /* the end of the last forward pass's work */
-    int64_t end_ns;     /* of the last backward pass's, whose gradients became final */
-    td_event *begin;    /* the step's; NULL: readings are not watched */
-    reading *readings;  /* [count] of this step; further ones up to `made` have events */
+    bool last;          /* the gradients of the current backward pass become final */
+    int64_t forward_ns; /* the time when the device had done the last forward pass */
+    int64_t end_ns;     /* the time when the device had done the last backward pass with final gradients */
+    td_event *begin;    /* of the step; NULL: readings are not watched */
+    reading *readings;  /* [count] of this step; readings count to made - 1 have unused events */
     int64_t count, made;
 } probe;
 
@@ -56,15 +56,15 @@ typedef struct run {
     td_comm_info info;
     const td_bench_ranks_config *config;
     int64_t micro_batches;
-    td_train_config trainer; /* with the links of now */
-    bool silent;             /* it has none of them */
+    td_train_config trainer; /* with the current links */
+    bool silent;             /* the trainer does not communicate */
     probe probe;
     td_ddp_link *ddp;     /* NULL: none */
     td_shard_link *shard; /* NULL: none */
     td_train *train;
     int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
     double *samples;        /* [SERIES, steps] */
-    size_t base_bytes;      /* what was on the device */
+    size_t base_bytes;      /* on the device before the run */
     td_bench_rank rank;
     td_bench_timeline timeline; /* without its spans */
     td_bench_span *spans;       /* [rank.calls], of the last watched step */
@@ -72,14 +72,14 @@ typedef struct run {
     td_bench_ranks_progress progress;
     void *user;
     int64_t done;
-    bool watches; /* what comes is the series whose collectives are watched */
+    bool watches; /* the trainer is for the watched series alone */
 } run;
 
 /* ---- trainers ---- */
 
 static td_status probe_begin(td_hook *hook, td_pass pass, bool last)
 {
-    probe *p = (probe *)hook;
+    probe *p = (probe *)hook; /* `before` is its first member */
 
     if (pass == TD_PASS_BACKWARD)
         p->last = last;
@@ -98,7 +98,7 @@ static td_status probe_end(td_hook *hook, td_pass pass, td_status ended)
     return status;
 }
 
-/** Makes the events of one more reading. */
+/** Creates the events of one more reading. */
 static td_status add_reading(probe *p)
 {
     td_status status = TD_OK;
@@ -115,7 +115,7 @@ cleanup:
     return status;
 }
 
-static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status probe_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                               const void **where)
 {
     probe *p = (probe *)hook;
@@ -128,19 +128,19 @@ static td_status probe_needed(td_hook *hook, td_pass pass, const td_need *need, 
     if (p->count == p->made)
         TD_TRY(add_reading(p));
     p->readings[p->count].pass = pass;
-    p->readings[p->count].range = need->range;
+    p->readings[p->count].range = range;
     TD_TRY(td_event_record(p->readings[p->count].asked));
 cleanup:
     return status;
 }
 
-static td_status probe_there(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status probe_there(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                              const void **where)
 {
-    probe *p = (probe *)((char *)hook - offsetof(probe, behind));
+    probe *p = (probe *)((char *)hook - offsetof(probe, after));
 
     (void)pass;
-    (void)need;
+    (void)range;
     (void)next;
     (void)where;
     return p->begin ? td_event_record(p->readings[p->count++].there) : TD_OK;
@@ -174,7 +174,8 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
     return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups alone, unless it needs the link. */
+/** Makes the trainer's config and its links. silent: removes the links from the config, so that only the
+ * shard's groups stay. TD_BENCH_STATE_FULL keeps its link, because the trainer needs it for its weights. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
@@ -195,7 +196,7 @@ cleanup:
 
 static void drop_trainer(run *r)
 {
-    if (r->shard) /* after a failure; else all is there */
+    if (r->shard) /* waits only after a failure */
         (void)td_shard_link_wait(r->shard);
     td_train_destroy(r->train);
     td_ddp_link_destroy(r->ddp);
@@ -225,21 +226,21 @@ static td_status make_trainer(run *r, bool silent)
     TD_TRY(td_device_reset_peak(r->dev));
     TD_TRY(make_links(r, silent));
     if (!silent) {
-        r->probe = (probe){.hook = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
-        r->trainer.hooks = &r->probe.hook;
+        r->probe = (probe){.before = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
+        r->trainer.hooks = &r->probe.before;
     }
     if (!silent && r->shard) {
         td_hook **last = &r->trainer.behind;
 
-        r->probe.hook.needed = probe_needed;
-        r->probe.behind.needed = probe_there;
+        r->probe.before.needed = probe_needed;
+        r->probe.after.needed = probe_there;
         while (*last)
             last = &(*last)->next;
-        *last = &r->probe.behind;
+        *last = &r->probe.after;
     }
     TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
     TD_TRY(td_train_init(r->train, r->config->seed));
-    const int64_t windows = r->micro_batches * r->config->model.batch; /* of each rank */
+    const int64_t windows = r->micro_batches * r->config->model.batch; /* of tokens, for each rank */
     if (!r->ids)
         TD_TRY(td_bench_draw(r->dev, r->train, &r->config->model, r->config->seed, r->info.rank * windows,
                              windows, &r->ids, &r->targets));
@@ -265,7 +266,7 @@ static td_status told(run *r)
     return r->progress ? r->progress(r->user, ++r->done, total) : TD_OK;
 }
 
-/** All ranks begin together, with nothing on its way. */
+/** Waits until all queued work is done on all ranks, so that they begin together. */
 static td_status line_up(run *r)
 {
     td_status status = TD_OK;
@@ -278,7 +279,7 @@ cleanup:
     return status;
 }
 
-/** The time of a step that was queued, for which it waits. */
+/** Waits for a queued step and stores its time, unless it is a warm-up step. */
 static td_status take_sample(run *r, series which, td_event **marks, int64_t step)
 {
     const int64_t sample = step - r->config->warmup;
@@ -292,8 +293,8 @@ cleanup:
     return status;
 }
 
-/** Steps queued one behind the other, timed on the device. A host that was many of them ahead of its device
- * would learn only at their end that a rank has died. */
+/** Queues steps back to back and times them on the device. The host queues few steps before it
+ * waits, because it learns of a dead rank only after all queued steps. */
 static td_status run_series(run *r, series which)
 {
     const td_transformer_config *model = &r->config->model;
@@ -314,7 +315,7 @@ static td_status run_series(run *r, series which)
             TD_TRY(line_up(r));
         TD_TRY(td_event_create(r->dev, &marks[i + 1]));
         TD_TRY(td_event_record(marks[i + 1]));
-        TD_TRY(td_comm_check(r->comm)); /* steps without communication would not see that a rank has died */
+        TD_TRY(td_comm_check(r->comm)); /* steps without communication do not notice a dead rank */
         if (i >= 0)
             TD_TRY(told(r));
         if (i >= AHEAD)
@@ -332,7 +333,7 @@ cleanup:
     return status;
 }
 
-/** A step in its parts, with a look at the memory between them. */
+/** Runs a step part by part and measures memory between the parts. */
 static td_status step_in_parts(run *r)
 {
     const td_transformer_config *model = &r->config->model;
@@ -358,13 +359,14 @@ cleanup:
     return status;
 }
 
-/** What the step's collectives took, in all, before the end of the backward pass and behind it. */
+/** Stores the times of the step's collectives: all, the part before the end of the backward pass, and the
+ * tail. */
 static td_status take_spans(run *r, int64_t step)
 {
     const int64_t steps = r->config->steps, end = r->probe.end_ns;
     const td_comm_span *spans;
     td_status status = TD_OK;
-    int64_t count, all = 0, beside = 0, last = end;
+    int64_t count, all = 0, hidden = 0, last = end;
     td_comm_info now;
 
     TD_TRY(td_comm_watched(r->comm, &spans, &count));
@@ -378,19 +380,19 @@ static td_status take_spans(run *r, int64_t step)
 
         r->rank.bytes += s->bytes;
         all += s->end_ns - s->begin_ns;
-        beside += until > s->begin_ns ? until - s->begin_ns : 0;
+        hidden += until > s->begin_ns ? until - s->begin_ns : 0;
         last = s->end_ns > last ? s->end_ns : last;
     }
     if (step >= 0) {
         r->samples[COLLECTIVES * steps + step] = (double)all / 1e6;
-        r->samples[BESIDE * steps + step] = (double)beside / 1e6;
+        r->samples[HIDDEN * steps + step] = (double)hidden / 1e6;
         r->samples[TAIL * steps + step] = (double)(last - end) / 1e6;
     }
 cleanup:
     return status;
 }
 
-/** How long the step's passes waited for weights. */
+/** Stores the time that the step's passes waited for weights. */
 static td_status take_waits(run *r, int64_t step)
 {
     probe *const p = &r->probe;
@@ -415,7 +417,7 @@ cleanup:
     return status;
 }
 
-/** The step's timeline, which began at begin. */
+/** Keeps the timeline of the step that ran from begin to end. */
 static td_status take_timeline(run *r, int64_t begin, int64_t end)
 {
     const td_comm_span *spans;
@@ -438,15 +440,15 @@ cleanup:
     return status;
 }
 
-/** Each step by itself, its collectives watched. */
+/** Runs steps one by one and watches their collectives. */
 static td_status run_watched(run *r)
 {
-    /* Every parameter is reduced in two calls at most, and gathered in one. Units of TD_SHARD_FULL are fewer,
-     * but each micro-batch gathers them twice. */
+    /* A parameter is reduced in at most two calls and gathered in one. TD_SHARD_FULL gathers fewer units, but
+     * twice in each micro-batch. */
     const int64_t most = 4 * r->micro_batches * td_transformer_parameter_count(td_train_model(r->train)) + 1;
     td_status status = TD_OK;
 
-    r->probe.hook.end = probe_end;
+    r->probe.before.end = probe_end;
     if (r->shard)
         TD_TRY(td_event_create(r->dev, &r->probe.begin));
     for (int64_t i = -r->config->warmup; i < r->config->steps; i++) {
@@ -518,13 +520,13 @@ cleanup:
     return status;
 }
 
-/* ---- what came of it ---- */
+/* ---- results ---- */
 
 static td_status summarise(run *r, td_bench_ranks_result *result)
 {
     const int64_t steps = r->config->steps, ranks = r->info.ranks;
     td_stats *const of[SERIES] = {&r->rank.silent, &r->rank.step, &r->rank.collectives,
-                                  &r->rank.beside, &r->rank.tail, &r->rank.waits};
+                                  &r->rank.hidden, &r->rank.tail, &r->rank.waits};
     double *all = calloc((size_t)(ranks * steps), sizeof *all);
     td_status status = TD_OK;
 
@@ -549,7 +551,7 @@ cleanup:
     return status;
 }
 
-/** Every rank gets the intervals of all: [count] of this one, and [ranks, count]. */
+/** Every rank gets the intervals of all ranks. mine: [count]; all: [ranks, count]. */
 static td_status share_intervals(run *r, int64_t count, const interval *mine, interval *all)
 {
     const int64_t ranks = r->info.ranks;
@@ -569,7 +571,7 @@ cleanup:
     return status;
 }
 
-/** Every rank gets the timelines of all, which make the same calls and read the same weights. */
+/** Every rank gets the timelines of all ranks. All ranks make the same calls and read the same weights. */
 static td_status share_timelines(run *r, td_bench_ranks_result *result)
 {
     const int64_t ranks = r->info.ranks, calls = r->timeline.count, waits = r->timeline.wait_count;

@@ -1,4 +1,4 @@
-/* On how many SMs the update makes steps the fastest: measured, where td_train_update_sms has a formula. */
+/* Measures on how many SMs the update makes steps fastest. td_train_update_sms estimates it by a formula. */
 #include "base/check.h"
 #include "bench/bench.h"
 #include "ops/ops.h"

@@ -13,10 +13,10 @@
 
 static const double mib = 1048576.0, gib = 1073741824.0;
 
-/* The lengths and contexts that the handout's tables run over. */
+/* Contexts of the handout's table of activations. */
 static const int64_t contexts[] = {128, 256, 512};
 
-/** Size number `index` of the handout's table; false past its end. */
+/** *name and *model = size number `index` of the handout's table; false after its end. */
 static bool next_size(int64_t index, const char **name, td_account_model *model)
 {
     td_model_size size;
@@ -66,7 +66,7 @@ cleanup:
     return status;
 }
 
-/** The leaderboard of 2026: an 8B model over two GPUs, whose best step took 3837 ms. */
+/** The leaderboard of 2026: an 8B model on two GPUs; the best step took 3837 ms. */
 static td_status add_mfu(td_table *table)
 {
     static const td_account_model model = {4096, 11008, 34, 32, 151936};
@@ -153,7 +153,7 @@ cleanup:
 static td_status add_checkpointing(td_table *table)
 {
     static const int64_t blocks = 32, segments[] = {1, 2, 4, 8, 16, 32};
-    /* One residual tensor of 4 x 2048 x 2560 f32, and what the handout's course measured for one block. */
+    /* boundary: one residual tensor of 4 x 2048 x 2560 f32. block: the handout's measurement of one block. */
     static const int64_t boundary = 80 << 20, block = INT64_C(3686) << 20;
     td_status status = TD_OK;
 
@@ -537,13 +537,13 @@ td_status td_command_account(int argc, char **argv)
         .args_doc = "[SECTION...]",
         .doc = "Shows the arithmetic of the reports: all sections, or the named ones.\n"
                "\n"
-               "  parameters   of every size, by part\n"
-               "  flops        of a forward and a backward pass; utilisation of a peak\n"
-               "  activations  residual, scores, feed-forward, logits\n"
-               "  training     parameters, gradients, AdamW; gradient checkpointing\n"
-               "  fsdp         what fully sharded weights save\n"
-               "  attention    what naive and flash attention keep; where naive does not fit\n"
-               "  ddp          the overhead model of bucketed gradients; ring all-reduce\n"
+               "  parameters   number of parameters of each size, by part\n"
+               "  flops        FLOPs of forward and backward; model FLOPs utilisation\n"
+               "  activations  bytes of residual, scores, feed-forward, logits\n"
+               "  training     bytes of parameters, gradients, AdamW; checkpointing\n"
+               "  fsdp         bytes of one rank with fully sharded weights\n"
+               "  attention    bytes and FLOPs of naive and flash attention\n"
+               "  ddp          overhead of bucketed gradients; time of a ring all-reduce\n"
                "  xxl          communication_accounting: memory, devices, batch of a mesh\n"
                "  parallel     the parallelism calculations of 2026\n"
                "  operations   FLOPs and bytes of single operations"

@@ -27,14 +27,14 @@ enum {
 
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "The problem:", 1},
-    {"mib", KEY_MIB, "N,N,...", 0, "sizes of a rank's buffer, in MiB (1,10,100,1024)", 1},
-    {"bytes", KEY_BYTES, "N,N,...", 0, "the same in bytes", 1},
+    {"mib", KEY_MIB, "N,N,...", 0, "sizes of each rank's buffer in MiB (1,10,100,1024)", 1},
+    {"bytes", KEY_BYTES, "N,N,...", 0, "sizes of each rank's buffer in bytes, in place of --mib", 1},
     {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default), f64, f16, bf16 or i64", 1},
     {"reduction", KEY_REDUCTION, "NAME", 0, "sum (the default), average or max", 1},
-    {"out-of-place", KEY_OUT_OF_PLACE, 0, 0, "from one buffer to another; by default in place", 1},
+    {"out-of-place", KEY_OUT_OF_PLACE, 0, 0, "reduce from one buffer to another (default: in place)", 1},
     {0, 0, 0, 0, "The measurement:", 2},
     {"warmup", KEY_WARMUP, "N", 0, "untimed calls of each size (5)", 2},
-    {"iters", KEY_ITERS, "N", 0, "timed calls of each size (20, of 512 MiB and more 5)", 2},
+    {"iters", KEY_ITERS, "N", 0, "timed calls of each size (20; from 512 MiB on 5)", 2},
     {0}};
 
 typedef struct arguments {
@@ -45,7 +45,7 @@ typedef struct arguments {
     td_reduction reduction;
     int64_t sizes[MOST_SIZES]; /* bytes */
     int size_count;
-    int64_t warmup, iters; /* iters 0: by the size */
+    int64_t warmup, iters; /* iters 0: the default for the size */
 } arguments;
 
 static const char *const reductions[] = {"sum", "average", "max"};
@@ -125,18 +125,18 @@ typedef struct problem {
     void *in, *out; /* the same in place */
 } problem;
 
-/** What came of it, the same on every rank. */
+/** The results of one size, the same on every rank. */
 typedef struct result {
-    double throughput_ms;  /* of a call, back to back, in the mean over the ranks */
-    double *samples;       /* [iters] ms of a call by itself, each that of the slowest rank */
-    td_stats ms;           /* of these */
-    double algorithm, bus; /* bytes a second */
-    int64_t wrong;         /* elements, on all ranks */
+    double throughput_ms;  /* mean over the ranks of the time of a call, if calls are back to back */
+    double *samples;       /* [iters] ms of a single call on the slowest rank */
+    td_stats ms;           /* over samples */
+    double algorithm, bus; /* bytes/s */
+    int64_t wrong;         /* number of wrong elements on all ranks */
 } result;
 
-enum { PIECE = 1 << 18 }; /* elements made or judged at a time */
+enum { PIECE = 1 << 18 }; /* elements that are made or checked at a time */
 
-/** Integers that a sum of many ranks still holds exactly in any type, by the element and the rank. */
+/** A small integer for element i of a rank. Any type holds the sum over many ranks exactly. */
 static double value_of(int64_t i, int rank)
 {
     return (double)(i % 5 + rank % 4);
@@ -155,7 +155,7 @@ static double expected(const problem *p, int64_t i)
     return p->args->reduction == TD_MAX ? most : sum;
 }
 
-/** A number as an element, and back. */
+/** Writes a number as an element; load reads it back. */
 static void store(td_comm_type type, double number, void *out)
 {
     const int64_t integer = (int64_t)number;
@@ -179,7 +179,7 @@ static double load(td_comm_type type, const void *in)
     return (double)integer;
 }
 
-/** Runs the collective once on known numbers and counts what is wrong. Patterns repeat after 5 elements. */
+/** Runs the collective once on known numbers, which repeat after 5 elements, and counts wrong elements. */
 static td_status verify(const problem *p, result *r)
 {
     td_status status = TD_OK;
@@ -187,7 +187,7 @@ static td_status verify(const problem *p, result *r)
     unsigned char *piece = malloc(room * size), want[5][8];
     int64_t wrong = 0, *all = calloc((size_t)p->info.ranks, sizeof *all);
 
-    TD_FAIL_IF(!piece || !all, TD_NO_MEMORY, "no memory to judge %" PRId64 " elements", p->count);
+    TD_FAIL_IF(!piece || !all, TD_NO_MEMORY, "no memory to check %" PRId64 " elements", p->count);
     for (int64_t i = 0; i < (int64_t)room; i++)
         store(p->args->type, value_of(i, p->info.rank), piece + (size_t)i * size);
     for (int64_t at = 0; at < p->count; at += (int64_t)room)
@@ -220,7 +220,7 @@ cleanup:
     return status;
 }
 
-/** Small random numbers, which no number of sums in place takes out of f32's range. */
+/** Fills `in` with random numbers so small that repeated sums in place stay within f32's range. */
 static td_status refill(const problem *p)
 {
     td_status status = TD_OK;
@@ -248,7 +248,7 @@ static td_status call(const problem *p, td_work **work)
     return td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, work);
 }
 
-/** Each call by itself, from a barrier to its end on the host. */
+/** Times single calls, each from a barrier to its end on the host. */
 static td_status time_calls(const problem *p, result *r)
 {
     td_status status = TD_OK;
@@ -277,8 +277,7 @@ cleanup:
     return status;
 }
 
-/** All calls one behind the other, as nccl-tests has them: the time of all by their number, in the mean over
- * the ranks. */
+/** Times all calls back to back, as nccl-tests does: total time / number of calls, mean over the ranks. */
 static td_status time_throughput(const problem *p, result *r)
 {
     td_status status = TD_OK;
@@ -320,7 +319,7 @@ cleanup:
     return status;
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
 static td_status append_record(const problem *p, const result *r)
 {
@@ -354,7 +353,7 @@ cleanup:
     return status;
 }
 
-/** One size: rank 0 adds a row. */
+/** Measures one size; rank 0 adds a row. */
 static td_status measure(problem *p, td_table *table, int64_t *wrong)
 {
     td_status status = TD_OK;
@@ -386,8 +385,7 @@ static td_status measure(problem *p, td_table *table, int64_t *wrong)
             TD_TRY(append_record(p, &r));
     }
 cleanup:
-    /* What is on its way inside a library may still use them after an error: the device's close frees them.
-     */
+    /* After an error a library may still use the buffers. The device frees them when it is closed. */
     if (status == TD_OK && p->out != p->in)
         status = td_device_free(p->dev, p->out);
     if (status == TD_OK)
@@ -414,16 +412,14 @@ td_status td_command_allreduce(int argc, char **argv)
     const struct argp argp = {.options = options,
                               .parser = parse,
                               .doc =
-                                  "Times all-reduce among the ranks of a run: started by mpirun, srun, "
-                                  "torchrun, or a loop that sets RANK "
-                                  "and WORLD_SIZE.\v"
-                                  "time is the mean time of a call over the ranks; --iters calls are issued "
-                                  "back to back. "
-                                  "algbw = bytes / time and busbw = algbw 2 (N - 1) / N in GB/s are "
-                                  "nccl-tests'. `one call' is from a barrier "
-                                  "to the end of a single call on the slowest rank. #wrong counts "
-                                  "elements of all ranks, of a call on "
-                                  "known numbers.\n\n"
+                                  "Times all-reduce among ranks. Start the ranks with mpirun, srun, "
+                                  "torchrun, or a loop that sets RANK and WORLD_SIZE.\v"
+                                  "`time' is the mean over the ranks of the time of a call, if --iters calls "
+                                  "are issued back to back. `algbw' = bytes / time and `busbw' = "
+                                  "algbw 2 (N - 1) / N, in GB/s, are as in nccl-tests. `one call' is the "
+                                  "time from a barrier to the end of a single call on the slowest rank. "
+                                  "`#wrong' is the number of wrong elements on all ranks in a call on known "
+                                  "numbers.\n\n"
                                   "Examples:\n"
                                   "  mpirun -n 4 tandem allreduce\n"
                                   "  mpirun -n 2 tandem allreduce --device cuda --json records.jsonl\n"
@@ -451,7 +447,7 @@ td_status td_command_allreduce(int argc, char **argv)
         p.bytes = args.sizes[i];
         status = measure(&p, &table, &wrong);
     }
-    if (table.count > 0) { /* on rank 0; a refusal comes without a heading */
+    if (table.count > 0) { /* on rank 0, if at least one size was measured */
         print_head(&p, out);
         td_table_write(&table, out);
     }

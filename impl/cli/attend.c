@@ -28,11 +28,11 @@ static const struct argp_option options[] = {
     {0, 0, 0, 0, "The problem:", 1},
     {"batch", KEY_BATCH, "N", 0, "sequences (1)", 1},
     {"heads", KEY_HEADS, "N", 0, "heads (1)", 1},
-    {"seq", KEY_SEQ, "N,N,...", 0, "lengths of queries and keys, measured in turn (1024)", 1},
-    {"head-dim", KEY_HEAD_DIM, "N", 0, "size of a head (64)", 1},
+    {"seq", KEY_SEQ, "N,N,...", 0, "numbers of queries, and of as many keys, measured in turn (1024)", 1},
+    {"head-dim", KEY_HEAD_DIM, "N", 0, "elements of a head (64)", 1},
     {"dtype", KEY_DTYPE, "NAME", 0,
-     "f32 (the default) or bf16; on cuda also f16, and tf32, whose products round their inputs to TF32", 1},
-    {"causal", KEY_CAUSAL, 0, 0, "query i sees keys 0 to i only", 1},
+     "f32 (the default) or bf16; on cuda also f16, and tf32: GEMMs round their f32 inputs to TF32", 1},
+    {"causal", KEY_CAUSAL, 0, 0, "query i sees only keys 0 to i", 1},
     {0, 0, 0, 0, "The measurement:", 2},
     {"warmup", KEY_WARMUP, "N", 0, "untimed calls of each pass (5)", 2},
     {"iters", KEY_ITERS, "N", 0, "timed calls of each pass (20)", 2},
@@ -41,7 +41,7 @@ static const struct argp_option options[] = {
 typedef struct arguments {
     td_common common;
     td_compile_options compile;
-    td_attention_shape shape; /* seq is that of the length at hand */
+    td_attention_shape shape; /* seq: the current length */
     int64_t lengths[MOST_LENGTHS];
     int length_count;
     int64_t warmup, iters;
@@ -193,9 +193,9 @@ cleanup:
     return status;
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
-/** One measured pass; samples is NULL when there was no memory for it. */
+/** One measured pass. samples is NULL if the pass did not fit into memory. */
 typedef struct result {
     bool backward;
     const double *samples;
@@ -274,7 +274,7 @@ cleanup:
     return status;
 }
 
-/** Fills the table, length by length; what is there when a length fails stays there. */
+/** Fills the table length by length. Rows stay in it if a later length fails. */
 static td_status measure_lengths(const td_attend *attend, arguments *args, td_device *dev, double *samples,
                                  td_table *table)
 {
@@ -284,7 +284,7 @@ static td_status measure_lengths(const td_attend *attend, arguments *args, td_de
         result results[2] = {{.backward = false}, {.backward = true}};
         args->shape.seq = args->lengths[i];
         status = measure(attend, args, dev, samples, results);
-        if (status != TD_OK && status != TD_NO_MEMORY) /* which is a result, and the table says so */
+        if (status != TD_OK && status != TD_NO_MEMORY) /* no memory is a result: the table says oom */
             goto cleanup;
         status = TD_OK;
         for (int j = 0; j < 2; j++) {

@@ -11,8 +11,10 @@
 enum { KEY_PEAK_TFLOPS = TD_STEP_KEY };
 
 static const struct argp_option options[] = {
+    {0, 0, 0, 0, "What is shown:", 2},
     {"peak-tflops", KEY_PEAK_TFLOPS, "X", 0,
-     "what the device can do, of which the step's utilisation is printed (H100 and H200, dense bf16: 989)",
+     "also print the model FLOPs utilisation, relative to the device's peak of X TFLOP/s (H100 and H200, "
+     "dense bf16: 989)",
      2},
     {0}};
 
@@ -42,15 +44,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
 typedef struct pass {
     const char *name;
     td_bench_phase phase;
 } pass;
 
-/** The passes that the mode timed, with the names that records give them; returns how many. A forward pass
- * that keeps nothing for backward is "inference". */
+/** The timed passes of the mode, with their names in records; returns their number. A forward pass that keeps
+ * nothing for backward is "inference". */
 static int passes_of(const td_bench_config *config, const td_bench_summary *summary, pass passes[4])
 {
     const td_bench_mode mode = config->mode;
@@ -68,7 +70,7 @@ static int passes_of(const td_bench_config *config, const td_bench_summary *summ
     return count;
 }
 
-/** Of a step. */
+/** Tokens of a step. */
 static double tokens_of(const td_bench_config *config)
 {
     const double batch = (double)config->model.batch * (double)config->model.context;
@@ -108,14 +110,14 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_table_write(&table, out);
 
     double seconds = passes[passes_timed - 1].phase.ms.median / 1e3;
-    fprintf(out, "matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
+    fprintf(out, "GEMMs: %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
             summary->flops_per_step / 1e9, summary->flops_per_step / seconds / 1e9,
             (double)summary->peak_bytes / 1048576.0);
     if (summary->sm_mhz > 0)
         fprintf(out, "; SMs at %d MHz, %.0f W%s", (int)summary->sm_mhz, summary->watts,
                 summary->slowed ? ", slowed by power or temperature" : "");
     if (args->peak_tflops > 0)
-        fprintf(out, "; %.2f %% of %g TFLOP/s, of %.3f GFLOP that the model asks for",
+        fprintf(out, "; %.2f %% of %g TFLOP/s by the model's %.3f GFLOP a step",
                 100 * summary->model_flops_per_step / seconds / (args->peak_tflops * 1e12), args->peak_tflops,
                 summary->model_flops_per_step / 1e9);
     if (args->config.mode != TD_BENCH_FORWARD)
@@ -126,7 +128,7 @@ cleanup:
     return td_table_end(&table, status, NULL);
 }
 
-/** A pass without samples is one that there was no memory for. */
+/** A pass without samples did not fit into memory. */
 static td_status append_record(const arguments *args, const td_bench_summary *summary, const pass *timed,
                                const td_device *dev)
 {
@@ -201,7 +203,7 @@ td_status td_command_bench(int argc, char **argv)
     TD_TRY(td_compile_begin(&args.step.model.compile, dev));
     TD_TRY(td_step_choose(&args.step, dev));
     status = td_step_run(&args.config, dev, &result);
-    if (status == TD_NO_MEMORY) /* a result as well, for the records */
+    if (status == TD_NO_MEMORY) /* no memory is a result: the records say oom */
         append_records(&args, &summary, dev);
     TD_TRY(status);
     TD_TRY(td_bench_summary_of(result, &summary));

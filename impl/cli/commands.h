@@ -1,8 +1,7 @@
 /** The commands of the program `tandem`: each parses its arguments, runs, and prints its tables.
  *
- * A usage error ends the program with exit status 2 from inside, as argp does. Any other failure is the
- * status that the command returns; main prints td_last_error() for it and exits with 1. argv[0] is "tandem
- * <command>". */
+ * argv[0] is "tandem <command>". After a usage error argp ends the program with exit status 2. Any other
+ * failure is the status that the command returns. main then prints td_last_error() and exits with 1. */
 #ifndef TD_CLI_COMMANDS_H
 #define TD_CLI_COMMANDS_H
 

@@ -11,9 +11,8 @@ enum { KEY_COMPILER = 5 * TD_OPTION_KEY, KEY_CACHE };
 
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "Compiled attention (jit):", 0},
-    {"compiler", KEY_COMPILER, "NAME", 0, "the C compiler, or its path (cc)", 0},
-    {"cache", KEY_CACHE, "FOLDER", 0,
-     "where compiled code is kept (tandem in the user's cache folder), or none", 0},
+    {"compiler", KEY_COMPILER, "NAME", 0, "the C compiler or its path, on the CPU (cc)", 0},
+    {"cache", KEY_CACHE, "FOLDER", 0, "folder for compiled code (~/.cache/tandem); none: keep no code", 0},
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -42,7 +41,7 @@ td_status td_compile_begin(const td_compile_options *of, td_device *dev)
 
     if (of->cache)
         folder = strdup(of->cache);
-    else if (cache && *cache == '/') /* the standard says to ignore any other */
+    else if (cache && *cache == '/') /* the XDG standard says: ignore a relative path */
         folder = asprintf(&folder, "%s/tandem", cache) < 0 ? NULL : folder;
     else if (home && *home)
         folder = asprintf(&folder, "%s/.cache/tandem", home) < 0 ? NULL : folder;

@@ -9,7 +9,7 @@ td_status td_command_jit(int argc, char **argv)
                               .deliverable = "torch_compile",
                               .module = "jit",
                               .compiled = true,
-                              .doc = "Times attention compiled for its shape when it is first called, on "
+                              .doc = "Times attention that is compiled for its shape at its first call, on "
                                      "random queries, keys and values." TD_ATTEND_NOTES
                                      "  tandem jit --batch 8 --seq 256,1024 --head-dim 32\n"
                                      "  tandem jit --seq 512 --causal --compiler gcc --cache none"};

@@ -13,10 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Under Open MPI SIGKILL follows a second behind SIGTERM. */
+/* Open MPI sends SIGKILL one second after SIGTERM, so all waits together must be shorter. */
 enum { KNOWN_MS = 250, RETURN_MS = 500, STEP_MS = 10 };
 
-/** *out = the variable's number, or as it was if there is none. */
+/** *out = the variable's number; unchanged if the variable is not set. */
 static td_status read_number(const char *name, int32_t *out)
 {
     td_status status = TD_OK;
@@ -34,7 +34,8 @@ cleanup:
     return status;
 }
 
-/** The name of the run, of any text: a long one is hashed, so that two names stay two. */
+/** out->run = "first.second". A text that is too long is hashed, so that different runs keep different
+ * names. */
 static void name_run(td_launch *out, const char *first, const char *second)
 {
     const char *parts[] = {first ? first : "run", second ? second : ""};
@@ -68,7 +69,7 @@ td_status td_launch_read(td_launch *out)
 
     *out = (td_launch){.launcher = "none", .rank = -1, .ranks = 1, .local_rank = -1};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers && out->rank < 0; i++) {
-        /* A job of Slurm's has a rank where no srun started anything. */
+        /* A job of Slurm sets SLURM_PROCID even if no srun started the process. */
         const char *rank = getenv(launchers[i].rank), *ranks = getenv(launchers[i].ranks);
         if (!rank || !ranks)
             continue;
@@ -78,7 +79,7 @@ td_status td_launch_read(td_launch *out)
         TD_TRY(read_number(launchers[i].local_rank, &out->local_rank));
         if (i < 2) {
             TD_TRY(read_number(launchers[i].local_ranks, &out->local_ranks));
-        } else { /* "2(x3),1": all of them are here if there is one node */
+        } else { /* SLURM_STEP_TASKS_PER_NODE is a list like "2(x3),1", so only a single node is certain */
             TD_TRY(read_number("SLURM_STEP_NUM_NODES", &nodes));
             out->local_ranks = nodes == 1 ? out->ranks : 1;
         }
@@ -107,7 +108,7 @@ cleanup:
 /* ---- signals ---- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static td_comm *guarded; /* of the lock */
+static td_comm *guarded; /* protected by the lock */
 static sigset_t signals;
 static const char *guard_program;
 static atomic_flag spoken = ATOMIC_FLAG_INIT;
@@ -124,8 +125,8 @@ void td_launch_guards(td_comm *comm)
     pthread_mutex_unlock(&lock);
 }
 
-/** Whether there is a communicator, and it has met an error; if there is and `reason` is told, it does now.
- */
+/** *there = whether there is a communicator. Aborts it with `reason`, unless that is NULL. Returns whether it
+ * has an error. */
 static bool has_met(const char *reason, bool *there)
 {
     bool met = false;
@@ -156,7 +157,7 @@ static void *run_guard(void *nothing)
     (void)nothing;
     (void)sigwait(&signals, &signal);
     snprintf(reason, sizeof reason, "SIG%s", sigabbrev_np(signal));
-    /* Where a rank's death is why, that is better known. */
+    /* If a rank died, wait until the communicator knows it: its message is better than the signal's name. */
     for (int ms = 0; ms < KNOWN_MS && !has_met(NULL, &there) && there && signal != SIGINT; ms += STEP_MS)
         pause_ms(STEP_MS);
     const bool met = has_met(reason, &there);
@@ -165,7 +166,7 @@ static void *run_guard(void *nothing)
         fprintf(stderr, "%s: %s%s\n", guard_program, met ? "" : "ended by ",
                 has_met(NULL, &there) ? td_last_error() : reason);
     else
-        pause_ms(RETURN_MS); /* who spoke may still have something to put away */
+        pause_ms(RETURN_MS); /* the thread that printed the message may still clean up */
     _exit(128 + signal);
 }
 
@@ -178,7 +179,7 @@ td_status td_launch_guard(const char *program)
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that are started from here on */
+    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* later threads inherit the mask */
     if (pthread_create(&thread, NULL, run_guard, NULL) != 0)
         return td_fail(TD_NO_MEMORY, "no thread for the signals");
     pthread_detach(thread);

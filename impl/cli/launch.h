@@ -1,13 +1,13 @@
-/** What the launcher of a program of ranks says, by the environment, and what it does to end them, by
- * signals.
+/** Reads from the environment which rank a launcher made this process, and handles the signals by which a
+ * launcher ends its ranks.
  *
  *   Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE
  *   torchrun, or a loop RANK, WORLD_SIZE; LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID, MASTER_PORT
  *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_STEP_NUM_NODES, SLURM_JOB_ID
  *                       and SLURM_STEP_ID
  *
- * The first of which there is a rank counts; without any there is one rank. RANK without WORLD_SIZE, or the
- * reverse, is refused. */
+ * The first launcher whose rank and number of ranks are set counts. Without any there is one rank. For the
+ * first two launchers it is an error if only one of these two variables is set. */
 #ifndef TD_CLI_LAUNCH_H
 #define TD_CLI_LAUNCH_H
 
@@ -16,25 +16,26 @@
 typedef struct td_launch {
     const char *launcher; /* "mpirun", "RANK", "srun", or "none" */
     int32_t rank, ranks;
-    int32_t local_rank;  /* among those of this host; -1: it does not say */
-    int32_t local_ranks; /* on this host; 0: it does not say */
-    char run[41];
+    int32_t local_rank;  /* among the ranks on this host; -1: unknown */
+    int32_t local_ranks; /* number of ranks on this host; 0: unknown */
+    char run[41];        /* a name of the run, the same on all ranks */
 } td_launch;
 
-/** TD_BAD_ARGUMENT: a variable that is no number, one of two that belong together, or a rank that is not
- * below the number of ranks. */
+/** TD_BAD_ARGUMENT: a variable that is no whole number, a rank without a number of ranks or the reverse, a
+ * rank that is not below the number of ranks. */
 td_status td_launch_read(td_launch *out);
 
-/** From here on SIGINT and SIGTERM end the program so: every rank's communicator learns of it, and this
- * program's call returns with an error. Launchers send them when a rank died, too, which the communicator
- * then knows already; what has not returned half a second later is ended with the message of the
- * communicator. To be called before any thread is started. */
+/** Changes how SIGINT and SIGTERM end the program: the communicators of all ranks are aborted, so that the
+ * calls of this program return with an error. If the program still runs half a second later, it is ended with
+ * the communicator's message. Launchers also send these signals after a rank died; the message then names the
+ * dead rank. Call this before any thread starts. */
 td_status td_launch_guard(const char *program);
 
-/** The communicator that is told; NULL: none any more, or none yet. */
+/** Sets the communicator that a signal aborts; NULL: none. */
 void td_launch_guards(td_comm *comm);
 
-/** Whether the caller is the first to say what went wrong: there is one line for it. */
+/** True for the first caller only, which prints the message. So the program prints one message about an
+ * error. */
 bool td_launch_speaks(void);
 
 #endif

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/** The number in that file; `most` where there is none, as in version 2's "max", or a larger one. */
+/** The number in the file if it is less than `most`; else `most`, also if the file has no number ("max"). */
 static double least_of(double most, const char *path)
 {
     FILE *file = fopen(path, "re");
@@ -21,7 +21,8 @@ static double least_of(double most, const char *path)
     return limit;
 }
 
-/** The least limit of a group and of those above it. A container may see its own as the mounted root. */
+/** The least of `most` and the limits of the group and its parents, up to the mounted root. A container may
+ * see its own group as the root. */
 static double least_upwards(double most, const char *root, const char *mount, char *group, const char *name)
 {
     for (;;) {

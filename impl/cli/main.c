@@ -16,13 +16,13 @@ enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 static void print_version(FILE *stream, struct argp_state *state);
 
-/* Exported, for it takes the place of the C library's own. */
+/* Exported, because it replaces the C library's variable. */
 TD_API void (*argp_program_version_hook)(FILE *, struct argp_state *) = print_version;
 
 static void print_version(FILE *stream, struct argp_state *state)
 {
     const td_build *build = td_build_info();
-    const dnnl_version_t *onednn = dnnl_version(); /* of the library that is loaded */
+    const dnnl_version_t *onednn = dnnl_version(); /* of the loaded library */
     const bool cuda = strstr(build->backends, "cuda") != NULL;
 
     (void)state;
@@ -53,13 +53,13 @@ static const struct command {
     {"sizes", "show the model sizes of the handout", td_command_sizes},
     {"account", "show the arithmetic: parameters, FLOPs, memory, communication", td_command_account},
     {"allreduce", "time all-reduce among ranks", td_command_allreduce},
-    {"ddp", "time training steps of several ranks, in four strategies", td_command_ddp},
-    {"shard", "the same with the optimizer's state split among the ranks", td_command_shard},
+    {"ddp", "time training steps of several ranks, with averaged gradients", td_command_ddp},
+    {"shard", "time training steps of several ranks, with sharded state", td_command_shard},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-/** Appends to a text of `room` bytes, which has room for every command. */
+/** Appends to a text in `room` bytes, which are enough for all commands. */
 static void append(char *text, size_t room, const char *format, const char *name, const char *more)
 {
     const size_t used = strlen(text);
@@ -99,11 +99,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* The program's name and the command's, for the last message. */
+/* "tandem" or "tandem <command>", for the last message. */
 static char name[64] = "tandem";
 
-/* What was printed may still be on its way when the program ends, in main or in argp after --help: what a
- * full disk did not take is a failure all the same. */
+/* Runs at exit, also after argp's --help: printed text may still be in a buffer, and a full disk may refuse
+ * it. That is a failure too. */
 static void check_output(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
@@ -131,8 +131,7 @@ int main(int argc, char **argv)
     append(doc, sizeof doc, "%s%s", after, "");
     if (atexit(check_output) != 0)
         return EXIT_FAILED;
-    signal(SIGXFSZ,
-           SIG_IGN); /* a limit on a file's size is an error of the write then, which can be undone */
+    signal(SIGXFSZ, SIG_IGN); /* so a write beyond a limit on file sizes returns an error */
     argp_err_exit_status = EXIT_USAGE;
     argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &call);
     snprintf(name, sizeof name, "tandem %s", call.command->name);

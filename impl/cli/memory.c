@@ -17,11 +17,13 @@ enum { KEY_PASS = TD_OPTION_KEY, KEY_TOP, KEY_LAYER, KEY_SNAPSHOT, KEY_EVENTS, K
 static const struct argp_option of_pass[] = {
     {0, 0, 0, 0, "The pass:", 3},
     {"batch", TD_KEY_BATCH, "N", 0, "sequences (4)", 3},
-    {0, 0, 0, 0, "How it runs; what is fastest is the default:", 4},
+    {0, 0, 0, 0, "How the pass runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
-     "along (the default): weights are updated along the backward pass; or after it", 4},
+     "along: weights are updated during the backward pass (the default); after: after the backward pass", 4},
     {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
-     "transient (the default): they share memory with activations; or held", 4},
+     "transient: gradients share memory with activations (the default); held: gradients have their own "
+     "memory",
+     4},
     {0}};
 
 static const struct argp_child pass_child[] = {{&td_pass_argp, 0, NULL, 0}, {0}};
@@ -29,18 +31,18 @@ static const struct argp argp_of_pass = {.options = of_pass, .parser = td_pass_p
 
 static const struct argp_option options[] = {
     {"pass", KEY_PASS, "NAME", 0,
-     "inference; forward, with the loss and what backward would read; or step (the default: with backward "
-     "and AdamW)",
+     "inference: forward alone; forward: forward and loss, with activations kept for backward; step: "
+     "forward, loss, backward and AdamW (the default)",
      3},
     {0, 0, 0, 0, "What is shown:", 5},
-    {"top", KEY_TOP, "N", 0, "largest tensors of each phase (5)", 5},
-    {"layer", KEY_LAYER, "N", 0, "block whose saved tensors are listed (0, the first)", 5},
+    {"top", KEY_TOP, "N", 0, "number of the largest tensors of each phase (5)", 5},
+    {"layer", KEY_LAYER, "N", 0, "layer whose saved tensors are listed, from 0 (0)", 5},
     {"snapshot", KEY_SNAPSHOT, "FILE", 0,
      "write a snapshot that PyTorch's tools and its public viewer read: python -m torch.cuda._memory_viz "
      "trace_plot FILE",
      5},
     {"events", KEY_EVENTS, "FILE", 0, "write every event as JSON", 5},
-    {"timeline", KEY_TIMELINE, "FILE", 0, "write the live tensors over time as an SVG picture", 5},
+    {"timeline", KEY_TIMELINE, "FILE", 0, "write the live tensors over the events as an SVG picture", 5},
     {0}};
 
 typedef struct arguments {
@@ -51,7 +53,7 @@ typedef struct arguments {
     int64_t top, layer;
 } arguments;
 
-enum { SNAPSHOT, EVENTS, TIMELINE }; /* of common.files */
+enum { SNAPSHOT, EVENTS, TIMELINE }; /* indices of common.files */
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -94,12 +96,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* ---- what the arithmetic says ---- */
+/* ---- bytes by the arithmetic of accounting/ ---- */
 
 typedef struct expected {
     td_account_activations sizes;
-    int64_t residual; /* one tensor of the residual stream, whose elements may be wider than the products' */
-    int64_t saved;    /* by one block for backward */
+    int64_t residual; /* one tensor of the residual stream; its dtype may be wider than the GEMMs' */
+    int64_t saved;    /* kept by one block for backward */
 } expected;
 
 static td_status expect(const td_memory_config *config, td_device_kind kind, expected *out)
@@ -122,9 +124,11 @@ static td_status expect(const td_memory_config *config, td_device_kind kind, exp
     TD_TRY(td_account_block_activations(&size, model->batch, model->context, element, stream,
                                         traits.saved_floats, &block));
     out->residual = wide.residual;
-    out->saved = model->keep == TD_KEEP_ALL    ? block.all
-                 : model->keep == TD_KEEP_MOST ? block.most
-                                               : block.input;
+    const int64_t saved[] = {[TD_KEEP_MOST] = block.most,
+                             [TD_KEEP_ALL] = block.all,
+                             [TD_KEEP_INPUTS] = block.input,
+                             [TD_KEEP_ATTENTION] = block.attention};
+    out->saved = saved[model->keep];
     if (config->pass == TD_MEMORY_INFERENCE)
         out->saved = 0;
 cleanup:
@@ -144,9 +148,7 @@ static void print_way(const td_memory_config *config, FILE *out)
 
     if (config->pass == TD_MEMORY_INFERENCE)
         return;
-    fprintf(out, "; backward finds %s of forward", td_keep_name(model->keep));
-    if (model->keep == TD_KEEP_INPUTS)
-        fprintf(out, ", checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(model));
+    td_model_print_keep(model, out);
     fprintf(out, "; gradients are %s", model->transient_gradients ? "transient" : "held");
     if (config->pass == TD_MEMORY_STEP)
         fprintf(out, "; weights updated %s the backward pass",
@@ -171,9 +173,8 @@ static td_status print_peaks(const td_memory_summary *summary, FILE *out)
         .heads = "phase\tblocks\ttensors\tweights\tgradients\toptimizer state\tactivations\tscratch\t"
                  "at its end"};
 
-    fprintf(
-        out,
-        "Peaks in MiB: of the device's blocks, and of the tensors that are alive in them, by category\n\n");
+    fprintf(out,
+            "Peaks in MiB: the device's blocks, and the live tensors in them, in all and by category\n\n");
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
         if (summary->phases[phase].end_ns > 0)
             add_span(&table, td_memory_phase_name((td_memory_phase)phase), &summary->phases[phase]);
@@ -191,7 +192,7 @@ static td_status print_largest(const arguments *args, const td_memory_recording 
     TD_TRY(td_memory_summary_of(recording, &summary));
     largest = calloc((size_t)args->top, sizeof *largest);
     TD_FAIL_IF(!largest, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", args->top);
-    fprintf(out, "Largest tensors by the phase that they come in, and the labels that they come under\n\n");
+    fprintf(out, "Largest tensors by the phase in which they begin, with their labels\n\n");
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
         int64_t count;
 
@@ -215,7 +216,7 @@ static td_status print_block(const arguments *args, const td_memory_block *block
     td_table sizes = {.align = "lrr", .heads = "what\tMiB\tMiB by the arithmetic"},
              largest = {.align = "lrr", .heads = "tensor\tMiB\tshare %"};
 
-    fprintf(out, "Sizes against the arithmetic\n\n");
+    fprintf(out, "Sizes compared with the arithmetic\n\n");
     td_table_row(&sizes, "one tensor of the residual stream\t%.3f\t%.3f", mib((double)block->residual_bytes),
                  mib((double)want->residual));
     if (block->scores_bytes > 0)
@@ -276,9 +277,7 @@ static td_status set_config(td_record *record, const td_memory_config *config)
     TD_TRY(td_record_set_bool(record, "config.graph", false));
     if (config->pass == TD_MEMORY_INFERENCE)
         goto cleanup;
-    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
-    if (model->keep == TD_KEEP_INPUTS)
-        TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
+    TD_TRY(td_model_record_keep(model, record));
     TD_TRY(
         td_record_set_string(record, "config.gradients", model->transient_gradients ? "transient" : "held"));
     if (config->pass == TD_MEMORY_STEP)
@@ -288,7 +287,7 @@ cleanup:
     return status;
 }
 
-/** values.<what><name>, with _ in place of blanks. */
+/** Sets values.<what><name>; blanks become _. */
 static td_status set_bytes(td_record *record, const char *what, const char *name, size_t bytes)
 {
     char path[96];
@@ -332,7 +331,7 @@ cleanup:
     return status;
 }
 
-/** summary NULL: there was no memory for it. */
+/** summary NULL: the pass did not fit into memory. */
 static td_status append_record(const arguments *args, const td_memory_summary *summary,
                                const td_memory_block *block, const td_device *dev)
 {
@@ -398,17 +397,17 @@ td_status td_command_memory(int argc, char **argv)
     static const struct argp argp = {
         .options = options,
         .parser = parse,
-        .doc = "Records the memory of one pass of the course's Transformer, block by block and tensor by "
-               "tensor.\v"
-               "Blocks are what the device gave, tensors what stands in them from its first write to its "
-               "last use. "
-               "A file that is there already is replaced once the new one is whole.\n\n"
-               "Examples:\n"
-               "  tandem memory --size small --context 256 --json records.jsonl\n"
-               "  tandem memory --size small --layers 2 --pass forward --attention naive\n"
-               "  tandem memory --size small --layers 2 --update after --snapshot step.pickle --timeline "
-               "step.svg\n"
-               "  tandem memory --device cuda --size 2.7B --context 512 --dtype bf16_mixed",
+        .doc =
+            "Records the memory of one pass of the course's Transformer, block by block and tensor by "
+            "tensor.\v"
+            "Blocks are allocations of the device. Tensors lie in blocks, each from its first write to its "
+            "last use. A file of the same name is replaced when the new one is complete.\n\n"
+            "Examples:\n"
+            "  tandem memory --size small --context 256 --json records.jsonl\n"
+            "  tandem memory --size small --layers 2 --pass forward --attention naive\n"
+            "  tandem memory --size small --layers 2 --update after --snapshot step.pickle --timeline "
+            "step.svg\n"
+            "  tandem memory --device cuda --size 2.7B --context 512 --dtype bf16_mixed",
         .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .model = {.option = "small"},
@@ -430,14 +429,14 @@ td_status td_command_memory(int argc, char **argv)
     TD_TRY(td_common_begin(&args.common, &dev));
     TD_TRY(td_compile_begin(&args.model.compile, dev));
     status = run(&args, dev, &recording);
-    if (status == TD_NO_MEMORY) /* a result as well, for the records */
+    if (status == TD_NO_MEMORY) /* no memory is a result: the record says oom */
         append_record(&args, NULL, NULL, dev);
     TD_TRY(status);
     TD_TRY(td_memory_summary_of(recording, &summary));
     TD_TRY(td_memory_block_of(recording, args.layer, &block));
     TD_TRY(print(&args, recording, &summary, &block, dev));
+    TD_TRY(append_record(&args, &summary, &block, dev)); /* first: it stays if a file cannot be written */
     TD_TRY(write_files(&args, recording));
-    TD_TRY(append_record(&args, &summary, &block, dev));
 cleanup:
     td_memory_recording_destroy(recording);
     td_device_close(dev);

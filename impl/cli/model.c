@@ -20,15 +20,16 @@ enum {
 
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "The model:", 0},
-    {"size", KEY_SIZE, "NAME", 0, "small (the default), medium, large, xl, 2.7B or 10B", 0},
-    {"d-model", KEY_D_MODEL, "N", 0, "width, in place of the size's own", 0},
-    {"d-ff", KEY_D_FF, "N", 0, "width of the feed-forward", 0},
-    {"layers", KEY_LAYERS, "N", 0, "number of blocks", 0},
-    {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 0},
-    {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 0},
+    {"size", KEY_SIZE, "NAME", 0, "small (the default), medium, large, xl, 2.7B, 8B or 10B", 0},
+    {"d-model", KEY_D_MODEL, "N", 0, "width of the residual stream (default: by --size)", 0},
+    {"d-ff", KEY_D_FF, "N", 0, "width of the feed-forward (default: by --size)", 0},
+    {"layers", KEY_LAYERS, "N", 0, "number of layers (default: by --size)", 0},
+    {"heads", KEY_HEADS, "N", 0, "heads of attention; N divides --d-model (default: by --size)", 0},
+    {"vocab", KEY_VOCAB, "N", 0, "tokens in the vocabulary (default: by --size)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
      "f32 (the default), bf16, or bf16_mixed for f32 weights and bf16 GEMMs; on cuda also tf32 and f16", 0},
-    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default), naive or jit", 0},
+    {"attention", KEY_ATTENTION, "NAME", 0,
+     "flash (the default), naive (with the score matrix in memory), or jit (compiled for its shape)", 0},
     {0}};
 
 static void take_size(const struct argp_state *state, td_model_options *of)
@@ -86,7 +87,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--attention: %s", td_last_error());
         of->model->attention = attention->name;
         return 0;
-    case ARGP_KEY_END: /* a child's comes before its parent's */
+    case ARGP_KEY_END: /* a child gets this key before its parent */
         take_size(state, of);
         return 0;
     default:
@@ -108,11 +109,19 @@ bool td_option_either(const struct argp_state *state, const char *option, const 
 
 void td_option_check_layers(const struct argp_state *state, const td_transformer_config *model)
 {
-    if (model->checkpoint_layers > 0 && model->keep != TD_KEEP_INPUTS)
-        argp_error(state, "--checkpoint-layers: '%" PRId64 "' needs --keep inputs", model->checkpoint_layers);
-    if (model->checkpoint_layers > model->size.layers)
-        argp_error(state, "--checkpoint-layers: '%" PRId64 "' needs at most the model's %" PRId64 " layers",
-                   model->checkpoint_layers, model->size.layers);
+    const struct {
+        const char *name;
+        int64_t layers;
+    } options[] = {{"checkpoint", model->checkpoint_layers}, {"kept", model->kept_layers}};
+
+    for (int i = 0; i < 2; i++) {
+        if (options[i].layers > 0 && model->keep < TD_KEEP_INPUTS)
+            argp_error(state, "--%s-layers: '%" PRId64 "' needs --keep inputs or attention", options[i].name,
+                       options[i].layers);
+        if (options[i].layers > model->size.layers)
+            argp_error(state, "--%s-layers: '%" PRId64 "' needs at most the model's %" PRId64 " layers",
+                       options[i].name, options[i].layers, model->size.layers);
+    }
 }
 
 td_status td_model_print(const td_model_options *of, FILE *out)
@@ -154,7 +163,30 @@ cleanup:
     return status;
 }
 
-int64_t td_model_checkpoint_layers(const td_transformer_config *model)
+static int64_t layers_of(int64_t option)
 {
-    return model->checkpoint_layers > 1 ? model->checkpoint_layers : 1;
+    return option > 0 ? option : 1;
+}
+
+void td_model_print_keep(const td_transformer_config *model, FILE *out)
+{
+    fprintf(out, "; backward finds %s of forward", td_keep_name(model->keep));
+    if (model->keep >= TD_KEEP_INPUTS)
+        fprintf(out, ", checkpoints of %" PRId64 " layers", layers_of(model->checkpoint_layers));
+    if (model->kept_layers > 1)
+        fprintf(out, ", the last of at least %" PRId64, model->kept_layers);
+}
+
+td_status td_model_record_keep(const td_transformer_config *model, td_record *record)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
+    if (model->keep < TD_KEEP_INPUTS)
+        goto cleanup;
+    TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", layers_of(model->checkpoint_layers)));
+    if (model->kept_layers > 1)
+        TD_TRY(td_record_set_integer(record, "config.kept_layers", model->kept_layers));
+cleanup:
+    return status;
 }

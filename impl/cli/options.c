@@ -54,7 +54,7 @@ int td_option_list(const struct argp_state *state, const char *option, const cha
         size_t length = strcspn(text, ",");
         if (count == capacity)
             argp_error(state, "--%s: more than %d numbers", option, capacity);
-        /* An item too long for any number is cut, and refused as too large or as no number all the same. */
+        /* A text longer than any number is cut. It is refused anyway: as too large, or as no number. */
         snprintf(item, sizeof item, "%.*s", (int)(length < sizeof item ? length : sizeof item - 1), text);
         out[count++] = td_option_integer(state, option, item, 1, most);
         if (text[length] == '\0')
@@ -105,16 +105,15 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
 #define JSON_OPTION                                                                                          \
     {                                                                                                        \
         "json", KEY_JSON, "FILE", 0,                                                                         \
-            "append each result to FILE, one JSON object a line; - is standard output, and tables then go "  \
-            "to "                                                                                            \
-            "standard error",                                                                                \
+            "append each result to FILE, one JSON object a line; with - results go to standard output, and " \
+            "tables to standard error",                                                                      \
             0                                                                                                \
     }
 
 static const struct argp_option common_options[] = {
     {0, 0, 0, 0, "The machine:", 0},
     {"device", KEY_DEVICE, "NAME", 0, "cpu (the default), cuda or cuda:<index>", 0},
-    {"threads", KEY_THREADS, "N", 0, "threads of the CPU's operations (default: OpenMP's)", 0},
+    {"threads", KEY_THREADS, "N", 0, "threads of operations on the CPU (default: OpenMP's choice)", 0},
     JSON_OPTION,
     {0}};
 
@@ -145,17 +144,17 @@ td_status td_common_append(const td_common *common, const td_record *record)
     TD_TRY(td_record_text(record, &text));
     if (puts(text) < 0 || fflush(stdout) != 0) {
         status = td_fail(TD_IO_ERROR, "standard output: %s", strerror(errno));
-        clearerr(stdout); /* it is said now */
+        clearerr(stdout); /* so that the error is not reported again at exit */
     }
 cleanup:
     td_record_text_free(text);
     return status;
 }
 
-/** What a path stands for: the file, or if there is none its folder and its name there. */
+/** The identity of a path: the file, or, if there is no file, its folder and its name in the folder. */
 typedef struct place {
-    struct stat info;
-    const char *name; /* NULL: of the file itself */
+    struct stat info; /* of the file or the folder */
+    const char *name; /* NULL: there is a file */
 } place;
 
 static bool find_place(const char *path, place *out)
@@ -183,10 +182,10 @@ static bool are_one(const char *first, const char *second)
 
 static td_status probe_file(const char *path)
 {
-    td_beside file = TD_NO_BESIDE;
-    td_status status = td_beside_open(&file, path, 0666);
+    td_replacement file = TD_NO_REPLACEMENT;
+    td_status status = td_replacement_open(&file, path, 0666);
 
-    td_beside_close(&file);
+    td_replacement_close(&file);
     return status;
 }
 

@@ -23,11 +23,13 @@ double td_option_number(const struct argp_state *state, const char *option, cons
 int td_option_list(const struct argp_state *state, const char *option, const char *text, int64_t most,
                    int64_t *out, int capacity);
 
-/** The parser's answer to a key that the command does not know. Refuses an argument that is no option. */
+/** Returns what a command's parser returns for a key that it does not know. Refuses an argument that is no
+ * option. */
 error_t td_option_other(const struct argp_state *state, int key, const char *text);
 
-/** Keys of long options without a letter: an enum of a command starts here. */
-enum { TD_OPTION_KEY = 0x100, TD_STEP_KEY = 0x480 /* of one that has the options of a step */ };
+/** The first key of a command's own options, which have no letter. TD_STEP_KEY: for a command that also has
+ * the options of td_step_argp. */
+enum { TD_OPTION_KEY = 0x100, TD_STEP_KEY = 0x480 };
 
 /** A file that a command replaces, and the option that names it. */
 typedef struct td_output_file {
@@ -36,15 +38,15 @@ typedef struct td_output_file {
 
 enum { TD_MOST_FILES = 3 };
 
-/** --device, --threads, --json: a child of a command's argp, its input a td_common. */
+/** The input of td_common_argp, a child of a command's argp: --device, --threads, --json. */
 typedef struct td_common {
-    const char *device; /* "cpu" until set otherwise */
-    const char *json;   /* NULL: no records wanted; "-": on standard output */
-    int threads;        /* 0: as many as OpenMP takes by itself */
+    const char *device; /* the caller sets "cpu" */
+    const char *json;   /* NULL: no records; "-": records go to standard output */
+    int threads;        /* 0: OpenMP's choice */
     td_output_file files[TD_MOST_FILES];
 } td_common;
 
-/** Takes files[index] of a command. */
+/** Sets files[index] to `option` and its value `text`. Refuses an empty text. */
 void td_option_file(const struct argp_state *state, td_common *common, int index, const char *option,
                     const char *text);
 
@@ -53,24 +55,25 @@ extern const struct argp td_common_argp;
 /** --json alone, for commands that need no device. */
 extern const struct argp td_json_argp;
 
-/** Makes sure that the record file can be appended to and the others be written, before anything is computed.
- * TD_IO_ERROR names the one that cannot. TD_BAD_ARGUMENT: two of them are one. */
+/** Checks, before anything is computed, that records can be appended and the other files can be written.
+ * TD_IO_ERROR: a file cannot be written; the message names it. TD_BAD_ARGUMENT: two options name one file. */
 td_status td_common_probe(const td_common *common);
 
-/** Sets the number of threads, td_common_probe, and opens the device. Errors: those of the calls. */
+/** Sets the number of threads, calls td_common_probe, and opens the device. Errors: as these calls. */
 td_status td_common_begin(const td_common *common, td_device **dev);
 
 /** Whether the records go to standard output. */
 bool td_common_pipes(const td_common *common);
 
-/** Where the tables go: standard output, or standard error where the records go to standard output. */
+/** The stream for tables: standard output, or standard error if records go to standard output. */
 FILE *td_common_tables(const td_common *common);
 
-/** Appends the record to what --json names, which is not NULL. TD_IO_ERROR names it. */
+/** Appends the record to the file of --json, or to standard output. json must not be NULL. TD_IO_ERROR: the
+ * message names the file. */
 td_status td_common_append(const td_common *common, const td_record *record);
 
-/** TD_NO_MEMORY for more bytes on the CPU than the machine, or a control group's limit, has at all: the
- * system would hand out addresses that it cannot back, and end the program when they are used. */
+/** TD_NO_MEMORY: dev is the CPU, and `bytes` is more than td_memory_limit. Without this check the system
+ * would give addresses without memory, and end the program when it uses them. */
 td_status td_common_fits(const td_device *dev, double bytes);
 
 #endif

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TYPED_COLUMNS = 12 }; /* a table of results has no more; later cells are text */
+enum { TYPED_COLUMNS = 12 }; /* enough for all tables of results; later cells are text */
 
 struct td_table_line {
     char *text; /* cells between tabs */
@@ -19,7 +19,7 @@ struct td_table_line {
 
 /* ---- tables ---- */
 
-/** Reads the arguments as printf does, up to a conversion that tables of results do not have. */
+/** Reads the arguments as printf would. Stops at a conversion that tables of results do not use. */
 static void take_values(const char *format, va_list args, td_cell cells[TYPED_COLUMNS])
 {
     const char *start = format; /* of the cell */
@@ -100,7 +100,7 @@ static const char *text_of(const td_table *table, int64_t row)
     return row == 0 ? table->heads : table->lines[row - 1].text;
 }
 
-/** The length of cell `column` of a line, and where it starts. */
+/** Returns the length of cell `column` of a line; *start = its first character. */
 static int cell(const char *line, int column, const char **start)
 {
     for (; column > 0; column--) {
@@ -114,7 +114,7 @@ static int cell(const char *line, int column, const char **start)
 static int column_width(const td_table *table, int column)
 {
     const char *start;
-    int width = 3; /* of the rule's "---" */
+    int width = 3; /* Markdown needs at least "---" under a head */
 
     for (int64_t i = 0; i <= table->count; i++) {
         int length = cell(text_of(table, i), column, &start);
@@ -188,7 +188,7 @@ void td_progress(const char *format, ...)
     if (!isatty(STDERR_FILENO))
         return;
     va_start(args, format);
-    fputs("\r\033[K", stderr); /* to the start of the line, and wipe it */
+    fputs("\r\033[K", stderr); /* go to the start of the line and clear it */
     vfprintf(stderr, format, args);
     va_end(args);
     fflush(stderr);
@@ -203,7 +203,7 @@ void td_progress_end(void)
 
 enum { PROCESSOR_TEXT = 8192 };
 
-/** What /proc/cpuinfo says of the first processor. */
+/** text = the section of /proc/cpuinfo about the first processor. */
 static void read_processor(char text[PROCESSOR_TEXT])
 {
     FILE *file = fopen("/proc/cpuinfo", "r");
@@ -269,7 +269,7 @@ static bool has_word(const char *text, int length, const char *word)
     return false;
 }
 
-/** The processor, in the keys and words of every record's "host" (parity/core/identity.py). */
+/** Sets the record's "host" to the processor, with the keys of parity/core/identity.py. */
 static td_status set_host(td_record *record)
 {
     static const char *const numbers[][2] = {

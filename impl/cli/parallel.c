@@ -12,10 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Buckets' default size: PyTorch's, and what is best on GPUs where gradients are of 16 bits. In windows a
- * step of xl in bf16 with SGD (batch 2 a rank, context 128) took 22.2 ms with 25 MiB, 19.8 with 100, and no
- * less with 200, and one in bf16_mixed whose state is split flat 25.2 with 200 and 25.0 with 100, by this
- * program's own tables (two H100s, NCCL 2.28.3, November 2026). */
+/* The default sizes of buckets in MiB: PyTorch's, and the fastest on GPUs with 16-bit gradients. Measured
+ * with this program on two H100s in windows (xl, batch 2 a rank, context 128, NCCL 2.28.3, November 2026):
+ *
+ *   bf16, SGD, whole state    22.2 ms with 25 MiB, 19.8 with 100, no less with 200
+ *   bf16_mixed, flat state    25.0 ms with 100 MiB, 25.2 with 200 */
 enum { USUAL_MB = 25, NARROW_MB = 100 };
 
 enum {
@@ -32,9 +33,10 @@ enum {
 #define STRATEGY_OPTION(more)                                                                                \
     {                                                                                                        \
         "strategy", KEY_STRATEGY, "NAME", 0,                                                                 \
-            more "naive: gradients one by one after the backward pass; flat: all at once after it; "         \
-                 "overlap: "                                                                                 \
-                 "each as soon as it is final; or bucketed (the default)",                                   \
+            more                                                                                             \
+            "naive: each gradient in its own call, after the backward pass; flat: all gradients in one "     \
+            "call, after the backward pass; overlap: each gradient as soon as it is final; bucketed: "       \
+            "each bucket of gradients as soon as it is final (the default)",                                 \
             2                                                                                                \
     }
 #define OWN_OPTIONS                                                                                          \
@@ -42,14 +44,14 @@ enum {
      KEY_BUCKET_MB,                                                                                          \
      "X",                                                                                                    \
      0,                                                                                                      \
-     "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100)",             \
+     "most MiB of gradients in a bucket; 0: one bucket (25; on cuda with 16-bit gradients 100)",             \
      2},                                                                                                     \
         {"f32-gradients",                                                                                    \
          KEY_F32_GRADIENTS,                                                                                  \
          0,                                                                                                  \
          0,                                                                                                  \
-         "gradients of f32 weights are f32, and are reduced in f32, if GEMMs have 16 bits; always with "     \
-         "micro-batches",                                                                                    \
+         "keep and reduce gradients of f32 weights in f32, even if GEMMs have 16 bits (always with more "    \
+         "than one micro-batch)",                                                                            \
          2},                                                                                                 \
         {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (the default) or sgd", 2},                            \
     {                                                                                                        \
@@ -62,33 +64,33 @@ static const struct argp_option of_ddp[] = {
 static const struct argp_option of_shard[] = {
     {0, 0, 0, 0, "What is communicated:", 2},
     {"kind", KEY_KIND, "NAME", 0,
-     "tensors: whole parameters have an owner, which updates and broadcasts them; flat (the default): a "
-     "part of every bucket, by reduce-scatter and all-gather; or full: a part of weights and gradients as "
-     "well, by default with --keep most",
+     "tensors: each parameter has one owner, which updates and broadcasts it; flat: each rank updates a part "
+     "of every bucket, with reduce-scatter and all-gather (the default); full: weights and gradients are "
+     "split too, and --keep is most by default",
      2},
     {"prefetch", KEY_PREFETCH, "N", 0,
-     "of --kind full: the weights of a layer are gathered N layers before the pass needs them (1)", 2},
+     "with --kind full: gather a layer's weights N layers before the pass needs them (1)", 2},
     {"keep-weights", KEY_KEEP_WEIGHTS, 0, 0,
-     "of --kind full: gathered weights stay from the forward pass to the end of the backward pass", 2},
+     "with --kind full: keep gathered weights from the forward pass to the end of the backward pass", 2},
     {"reduce-last", KEY_REDUCE_LAST, 0, 0,
-     "of --kind full: the last micro-batch reduces the gradients of all, which stay in memory until then", 2},
-    STRATEGY_OPTION("of --kind tensors, how gradients are reduced. "),
+     "with --kind full: reduce gradients only in the last micro-batch; each rank adds up whole gradients", 2},
+    STRATEGY_OPTION("with --kind tensors: how gradients are reduced. "),
     OWN_OPTIONS};
 
 static const struct argp_option of_pass[] = {
     {0, 0, 0, 0, "The measurement:", 3},
-    {"batch", TD_KEY_BATCH, "N", 0, "sequences of a rank (2)", 3},
+    {"batch", TD_KEY_BATCH, "N", 0, "sequences in each rank's batch (2)", 3},
     {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0,
-     "batches of a rank's step, whose gradients are added up (1)", 3},
-    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},
+     "batches of each rank in a step; their gradients are added up (1)", 3},
+    {0, 0, 0, 0, "How the step runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
-     "along (the default): weights are updated along the backward pass; or after it", 4},
+     "along: weights are updated during the backward pass (the default); after: after the backward pass", 4},
     {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
-     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
-     "default: a formula); 0: after the pass, on all",
+     "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
+     "formula); 0: update after the pass, on all SMs",
      4},
-    {"queued", TD_KEY_QUEUED, 0, 0,
-     "queue each operation; by default a step is captured as a graph where the device has graphs", 4},
+    {"queued", TD_KEY_QUEUED, 0, 0, "queue each operation (default: on a GPU a step is captured as a graph)",
+     4},
     {0}};
 
 static const struct argp_child steps_child[] = {{&td_steps_argp, 0, NULL, 0}, {0}};
@@ -103,19 +105,19 @@ typedef struct arguments {
     td_model_options model; /* of config.model */
     td_pass_options pass;
     bool bucket_given, strategy_given;
-    const char *full_given; /* the last option of --kind full alone */
+    const char *full_given; /* the last given option that needs --kind full; NULL: none */
 } arguments;
 
 /* ---- arguments ---- */
 
-/** Whether the size of buckets means something. */
+/** Whether there are buckets, so that their size has an effect. */
 static bool has_buckets(const td_bench_ranks_config *config)
 {
     return config->state == TD_BENCH_STATE_FLAT ||
            (config->state != TD_BENCH_STATE_FULL && config->strategy == TD_DDP_BUCKETED);
 }
 
-/** Fills the configuration from the options of a pass, and refuses choices that do not go together. */
+/** Fills the configuration from the options of a pass, and refuses options that contradict each other. */
 static void take_pass(const struct argp_state *state, arguments *args)
 {
     td_bench_ranks_config *config = &args->config;
@@ -216,7 +218,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/** The type of gradients: with micro-batches the type of the weights. */
+/** The dtype of gradients: with more than one micro-batch the dtype of the weights. */
 static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 {
     const td_precision precision = config->model.precision;
@@ -225,9 +227,9 @@ static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
                                                                     : td_precision_dtype(precision);
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
-/** Where gradients are. `s` may be NULL: what came of the run is not known. */
+/** Which memory gradients use. s NULL: the run did not fit into memory. */
 static const char *gradients_of(const td_bench_ranks_config *config, const td_bench_ranks_summary *s)
 {
     return config->model.transient_gradients ? "transient"
@@ -240,7 +242,7 @@ static const char *optimizer_of(const td_bench_ranks_config *config)
     return config->hyper.kind == TD_OPTIMIZER_ADAMW ? "adamw" : "sgd";
 }
 
-/** A column of times: what of a rank it shows. */
+/** A column of the table of times. */
 typedef struct column {
     const char *head, *key; /* in the table, and in the record */
     size_t at;              /* of a td_stats in td_bench_rank; 0: exposed_ms */
@@ -251,7 +253,7 @@ static const column columns[] = {
     {"without ms", "without_ms", offsetof(td_bench_rank, silent)},
     {"exposed ms", "exposed_ms", offsetof(td_bench_rank, exposed_ms)},
     {"collectives ms", "collectives_ms", offsetof(td_bench_rank, collectives)},
-    {"hidden ms", "beside_ms", offsetof(td_bench_rank, beside)},
+    {"hidden ms", "beside_ms", offsetof(td_bench_rank, hidden)},
     {"tail ms", "tail_ms", offsetof(td_bench_rank, tail)},
 };
 
@@ -311,14 +313,13 @@ static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
                      mib(r->peak[TD_BENCH_AFTER_UPDATE]), mib(r->parameters), mib(r->gradients),
                      mib(r->optimizer_state), mib(r->activations), mib(r->buffers));
     }
-    fprintf(out, "Peak memory up to each point, and what of it is there before the update is for:\n\n");
+    fprintf(out, "Peak memory in MiB up to each point, and the uses of memory before the update:\n\n");
     td_table_write(&table, out);
     const td_bench_rank *const first = &s->of[0];
     if (first->gathered_layers > 0)
         fprintf(out,
-                "Of the buffers, gathered weights have %.2f MiB for layers and %.2f for embedding and head "
-                "alone; "
-                "gradients that are not reduced yet have %.2f and %.2f\n",
+                "Of the buffers, gathered weights use %.2f MiB for layers and %.2f for embedding and head; "
+                "gradients before their reduction use %.2f and %.2f\n",
                 mib(first->gathered_layers), mib(first->gathered_tables), mib(first->reduced_layers),
                 mib(first->reduced_tables));
     return td_table_end(&table, TD_OK, NULL);
@@ -366,7 +367,7 @@ static td_status print_head(const arguments *args, const td_ranks *ranks, const 
         fprintf(out, "; one bucket");
     fprintf(out, "; weights updated %s the backward pass; gradients are %s; steps are %s\n\n",
             config->time == TD_UPDATE_ALONG ? "along" : "after", gradients,
-            config->graph ? "captured as a graph, and queued where collectives are watched" : "queued");
+            config->graph ? "captured as a graph, but queued if collectives are watched" : "queued");
 cleanup:
     return status;
 }
@@ -440,10 +441,7 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, const ch
     TD_TRY(td_record_set_string(record, "case.pass", "step"));
     TD_TRY(td_record_set_string(record, "config.attention", config->model.attention));
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
-    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(config->model.keep)));
-    if (config->model.keep == TD_KEEP_INPUTS)
-        TD_TRY(td_record_set_integer(record, "config.checkpoint_layers",
-                                     td_model_checkpoint_layers(&config->model)));
+    TD_TRY(td_model_record_keep(&config->model, record));
     TD_TRY(td_record_set_string(record, "config.gradients", gradients));
     TD_TRY(
         td_record_set_string(record, "config.update", config->time == TD_UPDATE_ALONG ? "along" : "after"));
@@ -451,7 +449,7 @@ cleanup:
     return status;
 }
 
-/** Figures of every rank, in their order. */
+/** Sets the times and the bytes of every rank, in the order of ranks. */
 static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
 {
     static const struct {
@@ -495,7 +493,7 @@ cleanup:
     return status;
 }
 
-/** s NULL: there was no memory for it. */
+/** s NULL: the run did not fit into memory. */
 static td_status append_record(const arguments *args, const td_ranks *ranks, const td_bench_ranks_summary *s)
 {
     td_status status = TD_OK;
@@ -534,7 +532,7 @@ static td_status show_step(void *user, int64_t done, int64_t total)
     return TD_OK;
 }
 
-/** Every rank was started with the same options: the record states rank 0's. */
+/** Checks that all ranks have the same options, because the record states the options of rank 0. */
 static td_status agree(const arguments *args, const td_ranks *ranks)
 {
     const td_bench_ranks_config *c = &args->config;
@@ -566,8 +564,9 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--seed", (double)c->seed},
         {"--update (0 along, 1 after)", c->time},
         {"--update-sms", (double)c->update_sms},
-        {"--keep (0 most, 1 all, 2 inputs)", c->model.keep},
+        {"--keep (0 most, 1 all, 2 inputs, 3 attention)", c->model.keep},
         {"--checkpoint-layers", (double)c->model.checkpoint_layers},
+        {"--kept-layers", (double)c->model.kept_layers},
         {"--gradients (0 held, 1 transient)", c->model.transient_gradients},
         {"--gradients held is given", c->keep_gradients},
         {"--queued", !c->graph},
@@ -636,7 +635,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
         args.config.bucket_mb = NARROW_MB;
     status = measure(&args, &ranks, &result);
-    if (status == TD_NO_MEMORY) { /* a result as well, for the records */
+    if (status == TD_NO_MEMORY) { /* no memory is a result: the record says oom */
         char text[256];
 
         snprintf(text, sizeof text, "%s", td_last_error());

@@ -13,9 +13,9 @@
 enum { KEY_COUNT = TD_OPTION_KEY, KEY_VALUE, KEY_OPS };
 
 static const struct argp_option options[] = {
-    {"count", KEY_COUNT, "N", 0, "additions (1000)", 1},
+    {"count", KEY_COUNT, "N", 0, "number of additions (1000)", 1},
     {"value", KEY_VALUE, "X", 0, "the number that is added (0.01)", 1},
-    {"ops", KEY_OPS, 0, 0, "list the operations that autocast names, with their rule, and nothing else", 2},
+    {"ops", KEY_OPS, 0, 0, "only list the operations that autocast names, each with its rule", 2},
     {0}};
 
 typedef struct arguments {
@@ -171,9 +171,10 @@ td_status td_command_precision(int argc, char **argv)
         .doc =
             "Adds one number many times in low precision, and shows the dtype of each component of a small "
             "model under autocast.\v"
-            "Every operation of a sum is rounded to the accumulator's dtype; the error is that against count "
-            "times "
-            "value. Operations that autocast does not name run in what their inputs promote to.\n\n"
+            "Every operation of a sum is rounded to the accumulator's dtype. The error is the difference "
+            "from "
+            "count times value. Operations that autocast does not name run in the dtype that their inputs "
+            "promote to.\n\n"
             "Examples:\n"
             "  tandem precision --count 10000 --value 0.1\n"
             "  tandem precision --ops"};

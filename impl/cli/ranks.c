@@ -26,20 +26,20 @@ enum {
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "The ranks:", 0},
     {"backend", KEY_BACKEND, "NAME", 0,
-     "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 0},
+     "mpi, gloo or nccl (default: nccl on a GPU; mpi under mpirun; else gloo)", 0},
     {"ctas", KEY_CTAS, "N", 0,
-     "SMs reserved for NCCL's kernels if NVLink joins the GPUs; 0: NCCL chooses (the default; training steps "
-     "have a default of their own, the fastest that we measured)",
+     "SMs reserved for NCCL's kernels if NVLink joins the GPUs; 0: NCCL chooses (default: 0; ddp and shard: "
+     "the fastest N that we measured)",
      0},
-    {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 0},
-    {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 0},
-    {"directory", KEY_DIRECTORY, "PATH", 0, "that all hosts see, by which the ranks find each other", 0},
+    {"timeout", KEY_TIMEOUT, "SECONDS", 0,
+     "most time for a collective, and for all ranks to call the same collective (30)", 0},
+    {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "most time until all ranks have started (60)", 0},
+    {"directory", KEY_DIRECTORY, "PATH", 0, "folder on all hosts, through which ranks find each other", 0},
     {"address", KEY_ADDRESS, "HOST:PORT", 0,
-     "at which rank 0 listens; TANDEM_TOKEN, or the file that TANDEM_TOKEN_FILE names, has 32 hexadecimal "
-     "digits that "
-     "keep strangers out (openssl rand -hex 16)",
+     "address of rank 0, through which ranks find each other. A secret of 32 hexadecimal digits (openssl "
+     "rand -hex 16) keeps strangers out: set it as TANDEM_TOKEN, or its file as TANDEM_TOKEN_FILE",
      0},
-    {"run", KEY_RUN, "NAME", 0, "of this run (default: the launcher's)", 0},
+    {"run", KEY_RUN, "NAME", 0, "name of this run (default: the launcher's name)", 0},
     {0}};
 
 static double take_seconds(const struct argp_state *state, const char *option, const char *arg)
@@ -87,7 +87,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 const struct argp td_ranks_argp = {.options = options, .parser = parse};
 
-/** *token = what keeps strangers out of the run, kept in `digits`; NULL: there is none. */
+/** *token = the secret of the run, from TANDEM_TOKEN or from the file of TANDEM_TOKEN_FILE; NULL: there is
+ * none. `digits` is memory for a secret from a file. */
 static td_status read_token(char digits[TD_KEY_DIGITS + 2], const char **token)
 {
     td_status status = TD_OK;
@@ -117,7 +118,7 @@ cleanup:
     return status;
 }
 
-/** A rank that waits for 2 s says for what, once a wait. */
+/** After a rank has waited 2 s it prints once what it waits for. */
 static bool say_waiting(void *user, double seconds, const char *what)
 {
     td_ranks *ranks = user;
@@ -129,7 +130,7 @@ static bool say_waiting(void *user, double seconds, const char *what)
     return true;
 }
 
-/** The option that helps against the error; "": none does. */
+/** A hint at the option that helps against the error; "": no option helps. */
 static const char *remedy(const char *error)
 {
     return strstr(error, "another run of that name is there") ? "; name this one with --run"
@@ -139,7 +140,7 @@ static const char *remedy(const char *error)
                                                               : "";
 }
 
-/** A GPU for each rank of this host, or nothing is begun on any. */
+/** Chooses this rank's GPU. Fails on every rank of the host if there are fewer GPUs than ranks. */
 static td_status choose_device(const td_launch *launch, td_comm_backend backend, const char **device,
                                char name[24])
 {
@@ -163,8 +164,9 @@ cleanup:
     return status;
 }
 
-/** This rank's part of the processors; 0 if the launcher has divided them, or OpenMP was told. A launcher
- * that does not say how many ranks this host has may have started all of them here. */
+/** The number of threads for this rank: an equal part of the host's processors. 0, OpenMP's choice, if the
+ * launcher has divided the processors or OMP_NUM_THREADS is set. If the number of ranks on this host is
+ * unknown, all ranks may run here. */
 static int threads_of(const td_launch *launch)
 {
     const int here = launch->local_ranks > 0 ? launch->local_ranks : (int)launch->ranks;
@@ -204,24 +206,24 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
     of->comm.run = of->comm.run ? of->comm.run : launch.run;
     of->comm.nccl_host = getenv("NCCL_HOSTID");
     TD_TRY(choose_device(&launch, of->comm.backend, &common->device, out->device));
-    if (common->threads == 0) /* on a GPU as well: its host draws the weights */
+    if (common->threads == 0) /* with a GPU too: the host draws the weights */
         common->threads = threads_of(&launch);
-    if (of->comm.rank > 0) /* one rank writes */
+    if (of->comm.rank > 0) /* only rank 0 writes records */
         common->json = NULL;
     if (of->comm.address)
         TD_TRY(read_token(token, &of->comm.token));
     if (of->comm.address && !of->comm.token && launch.rank == 0 && launch.ranks > 1)
-        fprintf(
-            stderr,
-            "%s: %s is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN or "
-            "TANDEM_TOKEN_FILE\n",
-            program, of->comm.address);
+        fprintf(stderr,
+                "%s: %s is not protected: any program that reaches the port can join or end this run; set "
+                "TANDEM_TOKEN or "
+                "TANDEM_TOKEN_FILE\n",
+                program, of->comm.address);
     TD_TRY(td_common_begin(common, &out->dev));
     TD_TRY(td_comm_open(out->dev, &of->comm, &out->comm));
     td_launch_guards(out->comm);
     TD_TRY(td_comm_describe(out->comm, &out->info));
 cleanup:
-    of->comm.token = NULL; /* it was of this function */
+    of->comm.token = NULL; /* it points to a local variable */
     return status;
 }
 
@@ -231,7 +233,7 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
         td_launch_guards(NULL);
         status = td_comm_close(ranks->comm);
     } else {
-        /* What went wrong is said before the other ranks are told that this one leaves. */
+        /* Prints the message before it tells the other ranks that this rank leaves. */
         if (td_launch_speaks())
             fprintf(stderr, "%s: %s%s\n", program, td_last_error(), remedy(td_last_error()));
         if (ranks->comm && td_comm_check(ranks->comm) == TD_OK)

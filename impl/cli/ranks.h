@@ -1,5 +1,5 @@
-/** What commands of several ranks share: the options by which ranks find each other, and how such a command
- * begins and ends. */
+/** Begin and end of commands that run on several ranks, and the options through which ranks find each
+ * other. */
 #ifndef TD_CLI_RANKS_H
 #define TD_CLI_RANKS_H
 
@@ -19,27 +19,29 @@ typedef struct td_ranks {
     td_device *dev;
     td_comm *comm;
     td_comm_info info;
-    char device[24]; /* its name, where the command gave each rank one */
+    char device[24]; /* the name of the GPU that td_ranks_begin chose for this rank */
     const char *program;
     int32_t rank, ranks;
-    bool told; /* that this rank waits */
+    bool told; /* a message says that this rank waits */
 } td_ranks;
 
-/** Reads what the launcher says, and opens this rank's device and the communicator. Ranks that share a CPU
- * share its processors, unless --threads says how many each has. Only rank 0 writes records: json of the
- * others becomes NULL. Errors: those of td_launch_read, td_common_begin and td_comm_open; TD_UNSUPPORTED:
- * fewer GPUs than ranks. td_ranks_end comes after both. */
+/** Reads the launcher's variables, and opens this rank's device and communicator. Without --threads, ranks on
+ * one host get equal parts of its processors. common->json becomes NULL on all ranks except rank 0, which
+ * alone writes records. program must live until td_ranks_end.
+ *
+ * TD_UNSUPPORTED: fewer GPUs than ranks. Other errors: as td_launch_read, td_common_begin and td_comm_open.
+ * Call td_ranks_end after success and after failure. */
 td_status td_ranks_begin(const char *program, td_ranks_options *options, td_common *common, td_ranks *out);
 
-/** Closes them, and returns what the command comes to, of which `status` is what it has so far: after an
- * error this rank says what went wrong, and then tells the others that it leaves. */
+/** Closes the communicator and the device. status: the command's result so far. If it is an error, prints
+ * td_last_error() and then tells the other ranks that this rank leaves. Returns the command's result. */
 td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status);
 
-/** "2 ranks on 1 host by gloo: Gloo 0.5.0", or that one rank sends nothing; of NCCL also how many
- * multiprocessors it was told to take. */
+/** Writes "2 ranks on 1 host by gloo: Gloo 0.5.0" to text, with the SMs reserved for NCCL; or that one rank
+ * sends nothing. */
 void td_ranks_text(const td_comm_info *info, char *text, size_t room);
 
-/** case.ranks, case.backend, hosts, nccl_ctas where NCCL was told, and the library's version. */
+/** Sets case.ranks, case.backend, hosts, the library's version, and nccl_ctas if NCCL has reserved SMs. */
 td_status td_ranks_record(const td_comm_info *info, td_record *record);
 
 #endif

@@ -23,7 +23,8 @@ static void name_of(const char *group, const char *head, char name[NAME_TEXT])
     name[length - (name[length - 1] == '_')] = '\0';
 }
 
-/** Sets it to a number where the text is one, commas between groups of digits aside. */
+/** Sets `name` to a number if the text is one, with or without commas between groups of digits; else to the
+ * text. */
 static td_status set_value(td_record *record, const char *name, const char *text)
 {
     char digits[CELL_TEXT], *end;

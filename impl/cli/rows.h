@@ -1,22 +1,22 @@
-/** Tables whose rows are results: printed, and appended as records where --json asks for them. */
+/** Tables whose rows are results: they are printed, and with --json appended as records. */
 #ifndef TD_CLI_ROWS_H
 #define TD_CLI_ROWS_H
 
 #include "cli/options.h"
 #include "cli/output.h"
 
-/** Of what a table's rows are results. A row's first `keys` cells are its case, and so is what `more` has, in
- * "key=value" between tabs; NULL: nothing. The others are its values. A value whose format is one conversion
- * of a number has all of the number's digits. A column's name is its head, in small letters and _. An empty
- * cell is left out. */
+/** How the rows of a table become records. The first `keys` cells of a row are its case, together with the
+ * "key=value" pairs in `more`, which tabs separate (NULL: none). The other cells are its values. A value
+ * whose format is a single conversion of a number keeps all of the number's digits. The name of a value is
+ * the head of its column in small letters and _. Empty cells are left out. */
 typedef struct td_rows {
     const char *deliverable, *module, *table;
     int keys;
     const char *more;
 } td_rows;
 
-/** td_table_end of a table that is written where td_common_tables() says. Appends a record a row to what
- * --json names. */
+/** Writes the table to td_common_tables(), appends a record for each row if --json is given, and frees the
+ * rows. Does only the last if `status` or the table's status is a failure. Returns the first failure. */
 td_status td_rows_end(const td_common *common, td_table *table, td_status status, const td_rows *rows);
 
 #endif

@@ -11,8 +11,8 @@
 enum { KEY_BATCH = TD_OPTION_KEY, KEY_CONTEXT };
 
 static const struct argp_option options[] = {
-    {"batch", KEY_BATCH, "N", 0, "sequences a pass, for its FLOPs (4)", 1},
-    {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (512)", 1},
+    {"batch", KEY_BATCH, "N", 0, "sequences in a batch, for the FLOPs (4)", 1},
+    {"context", KEY_CONTEXT, "N", 0, "tokens in a sequence (512)", 1},
     {0}};
 
 typedef struct arguments {
@@ -46,12 +46,14 @@ td_status td_command_sizes(int argc, char **argv)
         .children = children,
         .options = options,
         .parser = parse,
-        .doc = "Shows the model sizes of the handout.\v"
-               "Vocabulary 10,000, untied embedding and head. FLOPs count the GEMMs, with the masked half of "
-               "attention. The handout of 2026 calls the size 2.7B xl.\n\n"
-               "Examples:\n"
-               "  tandem sizes --batch 8 --context 1024\n"
-               "  tandem sizes --json records.jsonl"};
+        .doc =
+            "Shows the model sizes of the handout.\v"
+            "The vocabulary has 10,000 tokens (8B: 151,936), and embedding and head have separate weights. "
+            "FLOPs count the GEMMs, with the masked half of attention. The handout of 2026 uses the name xl "
+            "for 2.7B.\n\n"
+            "Examples:\n"
+            "  tandem sizes --batch 8 --context 1024\n"
+            "  tandem sizes --json records.jsonl"};
     arguments args = {.batch = 4, .context = 512};
     td_status status = TD_OK;
     td_table table = {.align = "lrrrrrrrrrr",

@@ -11,21 +11,26 @@ enum { KEY_MODE = TD_OPTION_KEY, KEY_TIMED };
 /* ---- options of a pass ---- */
 
 static const struct argp_option pass_options[] = {
-    {"context", TD_KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 3},
+    {"context", TD_KEY_CONTEXT, "N", 0, "tokens in a sequence (128)", 3},
     {"keep", TD_KEY_KEEP, "NAME", 0,
-     "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
-     "checkpoints: the layers of a checkpoint run forward again before its backward pass",
+     "activations that forward keeps for backward. all: backward recomputes nothing (the default); most: "
+     "backward recomputes norms and silu; inputs: the inputs of checkpoints, whose layers run forward again; "
+     "attention: inputs and attention's results, so that attention does not run again",
      4},
-    {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)",
-     4},
+    {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0,
+     "with --keep inputs or attention: layers in a checkpoint (1)", 4},
+    {"kept-layers", TD_KEY_KEPT_LAYERS, "N", 0,
+     "with --keep inputs or attention: the last N layers keep all and do not run again (1)", 4},
     {0}};
 
 static const struct argp_option steps_options[] = {
     {"warmup", TD_KEY_WARMUP, "N", 0, "untimed steps (5)", 3},
     {"steps", TD_KEY_STEPS, "N", 0, "timed steps (10)", 3},
-    {"seed", TD_KEY_SEED, "N", 0, "of weights and tokens (0)", 3},
+    {"seed", TD_KEY_SEED, "N", 0, "seed of weights and tokens (0)", 3},
     {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
-     "transient (the default with one micro-batch): they share memory with activations; or held", 4},
+     "transient: gradients share memory with activations (the default with one micro-batch); held: "
+     "gradients have their own memory",
+     4},
     {0}};
 
 static void take_update_sms(const struct argp_state *state, const char *arg, td_pass_options *pass)
@@ -78,11 +83,14 @@ error_t td_pass_parse(int key, char *arg, struct argp_state *state)
         return 0;
     case TD_KEY_KEEP:
         if (td_keep_parse(arg, &model->keep) != TD_OK)
-            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+            argp_error(state, "--keep: '%s' needs to be all, most, inputs or attention", arg);
         pass->keep_given = true;
         return 0;
     case TD_KEY_CHECKPOINT_LAYERS:
         model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case TD_KEY_KEPT_LAYERS:
+        model->kept_layers = td_option_integer(state, "kept-layers", arg, 1, INT32_MAX);
         return 0;
     case TD_KEY_GRADIENTS:
         model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
@@ -113,34 +121,35 @@ void td_pass_check(const struct argp_state *state, td_pass_options *pass)
 /* ---- options of bench and trace ---- */
 
 static const struct argp_option options[] = {
-    {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 3},
+    {"mode", KEY_MODE, "NAME", 0,
+     "forward; backward: forward, loss and backward; train: forward, loss, backward and AdamW (the default)",
+     3},
     {"timed", KEY_TIMED, "NAME", 0,
-     "whole (the default of bench): steps back to back, timed by events on the device; phases (the default "
-     "of trace): forward, backward and optimizer separately, each until the device is done; or events: the "
-     "phases back to back, timed by events on the device",
+     "whole: steps back to back, by events on the device (the default of bench); phases: forward, backward "
+     "and optimizer separately, each until the device is done (the default of trace); events: these phases "
+     "back to back, by events on the device",
      4},
     {0}};
 
 static const struct argp_option options_of_pass[] = {
     {0, 0, 0, 0, "The measurement:", 3},
-    {"batch", TD_KEY_BATCH, "N", 0, "sequences a step (4)", 3},
-    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0, "batches of a step, whose gradients are added up (1)", 3},
-    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},
+    {"batch", TD_KEY_BATCH, "N", 0, "sequences in a batch (4)", 3},
+    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0, "batches in a step; their gradients are added up (1)", 3},
+    {0, 0, 0, 0, "How the step runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
-     "along (the default where steps are whole): weights are updated along the backward pass; or after it",
+     "along: weights are updated during the backward pass (the default with --timed whole); after: after "
+     "the backward pass",
      4},
     {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
-     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
-     "default: a table and a formula); auto: the N that is fastest here; 0: after the pass, on all",
+     "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
+     "table and a formula); auto: measure the fastest N; 0: update after the pass, on all SMs",
      4},
     {"queued", TD_KEY_QUEUED, 0, 0,
-     "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
-     "graphs",
-     4},
+     "queue each operation (default: on a GPU a step, or each phase, is captured as a graph)", 4},
     {0}};
 
-/** Fills the configuration from the options of a pass, and refuses choices that do not go together. Updates
- * come along the backward pass unless something says otherwise. */
+/** Fills the configuration from the options of a pass, and refuses options that contradict each other.
+ * Without an option, weights are updated during the backward pass if the mode allows it. */
 static void take_pass(const struct argp_state *state, td_step_options *args)
 {
     td_bench_config *config = args->config;
@@ -221,10 +230,9 @@ void td_step_print_way(const td_bench_config *config, FILE *out)
         fprintf(out, ", on %d SMs by bulk copies, from a stream that goes before the GEMMs",
                 (int)config->update_sms);
     if (config->mode != TD_BENCH_FORWARD)
-        fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
-                config->model.transient_gradients ? "transient" : "held");
-    if (config->mode != TD_BENCH_FORWARD && config->model.keep == TD_KEEP_INPUTS)
-        fprintf(out, "; checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(&config->model));
+        td_model_print_keep(&config->model, out);
+    if (config->mode != TD_BENCH_FORWARD)
+        fprintf(out, "; gradients are %s", config->model.transient_gradients ? "transient" : "held");
 }
 
 const char *td_step_impl(const td_bench_config *config)
@@ -243,10 +251,7 @@ td_status td_step_record(const td_bench_config *config, td_record *record)
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
     TD_TRY(td_record_set_string(record, "config.timed", td_bench_timed_name(config->timed)));
     if (config->mode != TD_BENCH_FORWARD) {
-        TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
-        if (model->keep == TD_KEEP_INPUTS)
-            TD_TRY(
-                td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
+        TD_TRY(td_model_record_keep(model, record));
         TD_TRY(td_record_set_string(record, "config.gradients",
                                     model->transient_gradients ? "transient" : "held"));
     }

@@ -1,5 +1,4 @@
-/** The options of commands that run steps of a model, what several of them say of how a step ran, and the
- * run. */
+/** The run of training steps for several commands: its options and its output. */
 #ifndef TD_CLI_STEP_H
 #define TD_CLI_STEP_H
 
@@ -7,8 +6,8 @@
 #include "cli/model.h"
 #include "cli/options.h"
 
-/** Keys of the options of a pass. A command lists the ones whose help differs, and parses them with
- * td_pass_parse. */
+/** Keys of the options of a pass. A command has its own list of the options whose help differs, and parses
+ * them with td_pass_parse. */
 enum {
     TD_KEY_BATCH = 6 * TD_OPTION_KEY,
     TD_KEY_CONTEXT,
@@ -20,13 +19,14 @@ enum {
     TD_KEY_UPDATE_SMS,
     TD_KEY_KEEP,
     TD_KEY_CHECKPOINT_LAYERS,
+    TD_KEY_KEPT_LAYERS,
     TD_KEY_GRADIENTS,
     TD_KEY_QUEUED
 };
 
-/** What the options of a pass say: the input of td_pass_argp, td_steps_argp and td_pass_parse. */
+/** The input of td_pass_argp, td_steps_argp and td_pass_parse. */
 typedef struct td_pass_options {
-    td_transformer_config *model; /* to be filled */
+    td_transformer_config *model; /* out */
     int64_t micro_batches, warmup, steps, most_steps;
     uint64_t seed;
     td_update_time time;
@@ -35,44 +35,43 @@ typedef struct td_pass_options {
     bool queued, update_given, gradients_given, keep_given, tune;
 } td_pass_options;
 
-/** --context, --keep, --checkpoint-layers. Its options have groups 3 and 4. */
+/** --context, --keep, --checkpoint-layers, --kept-layers. Its options have groups 3 and 4. */
 extern const struct argp td_pass_argp;
 
 /** The options of td_pass_argp, and --warmup, --steps, --seed, --gradients. */
 extern const struct argp td_steps_argp;
 
-/** The parser of an argp whose options have the keys above, and whose only child, if any, is one of the two.
- */
+/** Parses the keys above. Its argp may have one child: td_pass_argp or td_steps_argp. */
 error_t td_pass_parse(int key, char *arg, struct argp_state *state);
 
-/** Refuses choices that do not go together. Gradients that are added up are not transient. */
+/** Refuses options that contradict each other. With more than one micro-batch gradients become held. */
 void td_pass_check(const struct argp_state *state, td_pass_options *pass);
 
-/** The input of td_step_argp, a child of a command's argp, which has the options of a model as well. */
+/** The input of td_step_argp, a child of a command's argp. It includes the options of the model. */
 typedef struct td_step_options {
-    td_bench_config *config; /* to be filled, partly by td_step_choose */
+    td_bench_config *config; /* out; td_step_choose fills the last part */
     td_model_options model;  /* of config->model */
     td_pass_options pass;
 } td_step_options;
 
 extern const struct argp td_step_argp;
 
-/** Fills the configuration with what holds where no option says otherwise. */
+/** Fills the configuration with the defaults. */
 td_step_options td_step_defaults(td_bench_config *config);
 
-/** ", whole steps, captured as graphs; ...", how the steps run. */
+/** Prints how the steps run: "\nwhole steps, captured as graphs; ...", without a newline at the end. */
 void td_step_print_way(const td_bench_config *config, FILE *out);
 
-/** The name of the side, as the parity layer has it for the same switches. */
+/** The parity layer's name of C's side with this configuration. */
 const char *td_step_impl(const td_bench_config *config);
 
-/** The switches in the words of every record's "config"; those of a training step where there is one. */
+/** Sets the record's "config". */
 td_status td_step_record(const td_bench_config *config, td_record *record);
 
-/** Fills what depends on the device: whether steps are captured, and on how many SMs updates run. */
+/** Fills the part that depends on the device: whether steps are captured, and on how many SMs updates run. */
 td_status td_step_choose(td_step_options *args, td_device *dev);
 
-/** td_bench_run with a line of progress, after a look whether the machine has the memory. */
+/** td_bench_run with a progress line, after td_common_fits. */
 td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_result **out);
 
 #endif

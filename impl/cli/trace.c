@@ -14,14 +14,14 @@ enum { KEY_TOP = TD_STEP_KEY, KEY_TRACE, KEY_TIMELINE };
 
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "What is shown:", 4},
-    {"top", KEY_TOP, "N", 0, "kernels of each phase, and labels (10)", 4},
+    {"top", KEY_TOP, "N", 0, "number of kernels of each phase, and of ranges (10)", 4},
     {"trace", KEY_TRACE, "FILE", 0,
      "write every range, call and kernel in Chrome's format, which ui.perfetto.dev opens", 4},
     {"timeline", KEY_TIMELINE, "FILE", 0, "write the last step as an SVG picture, with its phases as bands",
      4},
     {0}};
 
-enum { RECORDED = 10 }; /* kernels of a record */
+enum { RECORDED = 10 }; /* kernels in a record */
 
 typedef struct arguments {
     td_common common;
@@ -30,7 +30,7 @@ typedef struct arguments {
     int64_t top;
 } arguments;
 
-enum { TRACE, TIMELINE }; /* of common.files */
+enum { TRACE, TIMELINE }; /* indices of common.files */
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -55,13 +55,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* ---- passes: what the timer timed, and the phases that are in it ---- */
+/* ---- passes: the timed parts of a step, and the trace's phases in each ---- */
 
 typedef struct pass {
-    const char *name; /* as records have it */
-    unsigned phases;
-    td_bench_phase plain;          /* as it was asked for, without the trace */
-    td_bench_phase events, traced; /* by events on the device, without the trace and with it */
+    const char *name;              /* in records */
+    unsigned phases;               /* bits 1 << td_trace_phase */
+    td_bench_phase plain;          /* timed as --timed says, without the trace */
+    td_bench_phase events, traced; /* timed by events on the device, without the trace and with it */
     td_trace_total total;
 } pass;
 
@@ -73,17 +73,17 @@ enum {
     MOST_PASSES = 4
 };
 
-/** The run: everything that is said of it. */
+/** The results of the run. */
 typedef struct run {
     const arguments *args;
     td_device *dev;
-    td_bench_result *plain, *events, *traced; /* NULL until they ran; events: also where plain is that */
+    td_bench_result *plain, *events, *traced; /* NULL before they ran; events: also if plain uses events */
     td_bench_summary plain_summary, events_summary, traced_summary;
     td_trace *trace;
     td_trace_info info;
     td_trace_total forward; /* without the loss */
     td_trace_attention attention;
-    pass passes[MOST_PASSES]; /* the last one is all of it */
+    pass passes[MOST_PASSES]; /* [count]; the last one is the whole step */
     int count;
 } run;
 
@@ -147,7 +147,7 @@ cleanup:
     return status;
 }
 
-/** (a): the timer without the trace, with it, and what the trace says. */
+/** (a): times by timers, without and with the trace, and by the trace. */
 static td_status print_times(const run *r, FILE *out)
 {
     td_table table = {.align = "lrrrrrrrrrr",
@@ -155,12 +155,11 @@ static td_status print_times(const run *r, FILE *out)
                           "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
                           "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities"};
 
-    fprintf(
-        out,
-        "(a) Times: by the plain timer; by events on the device, phases back to back, without and with the "
-        "trace; and by the trace: from the first %s's begin to the last one's end, the part of it in which "
-        "one ran, and the sum of all\n\n",
-        r->info.gpu ? "kernel" : "operation");
+    fprintf(out,
+            "(a) Times. timer: as --timed says. events: by events on the device, without and with the trace. "
+            "By the trace, window: from the first %s's begin to the last one's end; busy: the part of it in "
+            "which at least one ran; sum: of all\n\n",
+            r->info.gpu ? "kernel" : "operation");
     for (int i = 0; i < r->count; i++) {
         const pass *p = &r->passes[i];
         const td_trace_total *t = &p->total;
@@ -174,7 +173,8 @@ static td_status print_times(const run *r, FILE *out)
     return td_table_end(&table, TD_OK, out);
 }
 
-/** The rows of a pass, to be freed; NULL: no memory, or an error. */
+/** *rows = up to `capacity` kernels of the phases; *count = their number. The caller frees *rows, after an
+ * error too. */
 static td_status take_kernels(const run *r, unsigned phases, int64_t capacity, td_trace_kernel **rows,
                               int64_t *count)
 {
@@ -190,7 +190,7 @@ cleanup:
     return status;
 }
 
-/** Columns and their order are those of cuda_gpu_kern_sum of Nsight Systems, and two more. */
+/** The columns of Nsight Systems' cuda_gpu_kern_sum, in its order, and two more. */
 static td_status print_kernels(const run *r, const char *pass, unsigned phases, FILE *out)
 {
     td_status status = TD_OK;
@@ -212,7 +212,7 @@ cleanup:
     return td_table_end(&table, status, out);
 }
 
-/** Which one has the most time. */
+/** Prints the kernel with the most time; name = its name, "" if there is none. */
 static td_status say_top(const run *r, const char *of, unsigned phases, char name[256], FILE *out)
 {
     td_trace_kernel top;
@@ -231,7 +231,7 @@ cleanup:
     return status;
 }
 
-/** (b): the top of forward and of the step, and how many products forward has. */
+/** (b): the kernels with the most time, and the number of GEMMs. */
 static td_status print_top(const run *r, FILE *out)
 {
     const td_trace_total *forward = &r->forward, *all = &r->passes[r->count - 1].total;
@@ -249,24 +249,23 @@ static td_status print_top(const run *r, FILE *out)
         TD_TRY(say_top(r, "forward and backward", FORWARD | LOSS | BACKWARD, second, out));
         fprintf(out, "%s.\n", strcmp(first, second) == 0 ? "It is the same" : "It is another");
     }
-    fprintf(out,
-            "Forward has %g products of matrices, which take %.1f %% of its time; all of the %s has %g.\n\n",
+    fprintf(out, "Forward has %g GEMMs, which take %.1f %% of its time; the whole %s has %g GEMMs.\n\n",
             forward->operations[TD_OP_MATMUL], percent(forward->by_class_ms[TD_OP_MATMUL], forward->sum_ms),
             r->passes[r->count - 1].name, all->operations[TD_OP_MATMUL]);
 cleanup:
     return status;
 }
 
-/** (c): what else forward takes its time for. */
+/** (c): the classes of forward other than GEMM. */
 static td_status print_others(const run *r, FILE *out)
 {
     td_status status = TD_OK;
-    td_table table = {.align = "lrrlr", .heads = "class\tms\tshare %\tthe largest of it\tits share %"};
+    td_table table = {.align = "lrrlr", .heads = "class\tms\tshare %\tlargest\tshare of the largest %"};
     td_trace_kernel *rows = NULL;
     int64_t count;
 
     TD_TRY(take_kernels(r, FORWARD, 1000, &rows, &count));
-    fprintf(out, "(c) What of forward is no matrix product, from 1 %% on\n\n");
+    fprintf(out, "(c) Classes of forward other than GEMM with at least 1 %% of its time\n\n");
     for (int i = 0; i < TD_OP_CLASSES; i++) {
         const double share = percent(r->forward.by_class_ms[i], r->forward.sum_ms);
         int64_t first = 0;
@@ -321,10 +320,11 @@ static td_status print_attention(const run *r, FILE *out)
                          a->flops[i] / a->ms[i] / 1e6, a->bytes[i] / 1e6, a->bytes[i] / a->ms[i] / 1e6);
     const td_status status = td_table_end(&table, TD_OK, out);
     if (a->ms[TD_TRACE_SOFTMAX] > 0 && matmul_ms > 0)
-        fprintf(out,
-                "Softmax takes %.2f of the time of both products, and %.4f of their FLOPs (5 a score, less 2 "
-                "a row).\n\n",
-                a->ms[TD_TRACE_SOFTMAX] / matmul_ms, a->flops[TD_TRACE_SOFTMAX] / matmul_flops);
+        fprintf(
+            out,
+            "Softmax takes %.2f times as long as both GEMMs, and has %.4f of their FLOPs (5 for each score, "
+            "minus 2 for each row).\n\n",
+            a->ms[TD_TRACE_SOFTMAX] / matmul_ms, a->flops[TD_TRACE_SOFTMAX] / matmul_flops);
     return status;
 }
 
@@ -343,7 +343,8 @@ static td_status print_labels(const run *r, FILE *out)
     TD_FAIL_IF(!rows, TD_NO_MEMORY, "no host memory for %" PRId64 " labels", r->args->top);
     TD_TRY(td_trace_labels(r->trace, r->args->top, rows, &count));
     fprintf(out,
-            "Ranges: from the begin of the first %s in one to the end of the last, and from push to pop\n\n",
+            "Ranges. Proj: from the begin of a range's first %s to the end of its last; Range: from push to "
+            "pop\n\n",
             r->info.gpu ? "kernel" : "operation");
     for (int64_t i = 0; i < count && i < r->args->top; i++)
         td_table_row(&table, "%s\tPushPop\t%.0f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%" PRId64,
@@ -355,7 +356,7 @@ cleanup:
     return td_table_end(&table, status, out);
 }
 
-/** What is missing, and of what the tables are made. */
+/** Prints the source of the tables, and what is missing. */
 static void print_foot(const run *r, FILE *out)
 {
     const td_trace_info *info = &r->info;
@@ -366,7 +367,7 @@ static void print_foot(const run *r, FILE *out)
     fprintf(out, "; %" PRId64 " without a range, %" PRId64 " without times, %" PRId64 " dropped\n",
             info->unattributed, info->without_times, info->dropped);
     if (info->without_times > info->activities / 1000 || info->dropped > 0)
-        fprintf(out, "These tables are not to be trusted: too much is missing.\n");
+        fprintf(out, "Do not trust these tables: too many activities are missing.\n");
     if (*info->nvtx)
         fprintf(out, "No ranges for Nsight Systems: %s.\n", info->nvtx);
 }
@@ -378,7 +379,7 @@ static td_status print(const run *r)
 
     TD_TRY(print_head(r, out));
     if (*r->info.cupti)
-        fprintf(out, "No kernels of the GPU: %s. The timer and the host's ranges are all there is.\n\n",
+        fprintf(out, "No kernels of the GPU: %s. Only the timer and the host's ranges are shown.\n\n",
                 r->info.cupti);
     TD_TRY(print_times(r, out));
     if (!*r->info.cupti) {
@@ -481,7 +482,7 @@ cleanup:
     return status;
 }
 
-/** A pass that was not timed is one that there was no memory for. */
+/** A pass without times did not fit into memory. */
 static td_status append_record(const run *r, const pass *p)
 {
     const td_bench_config *config = &r->args->config;
@@ -525,8 +526,9 @@ cleanup:
 
 /* ---- the run ---- */
 
-/** The steps as they are, for a trace costs time, then by events on the device, without the trace and beside
- * it: a phase that is waited for has the way through the host in its time, which is no activity's. */
+/** Runs the steps as --timed says, without the trace, because a trace costs time. Then runs them by events on
+ * the device, without the trace and with it. Events, because the time of a phase that the host waits for
+ * includes the wait, which the trace does not show. */
 static td_status measure(run *r)
 {
     td_bench_config config = r->args->config;
@@ -568,7 +570,7 @@ static td_status measure_and_tell(run *r)
 {
     td_status status = measure(r);
 
-    if (status == TD_NO_MEMORY) { /* a result as well, for the records */
+    if (status == TD_NO_MEMORY) { /* no memory is a result: the records say oom */
         td_trace_destroy(r->trace);
         r->trace = NULL;
         r->plain_summary = r->events_summary = r->traced_summary = (td_bench_summary){.steps = 0};
@@ -578,7 +580,7 @@ static td_status measure_and_tell(run *r)
     TD_TRY(status);
     TD_TRY(find_passes(r));
     TD_TRY(print(r));
-    TD_TRY(append_records(r)); /* results, whatever becomes of the files */
+    TD_TRY(append_records(r)); /* first: they stay if a file cannot be written */
     TD_TRY(write_files(r));
 cleanup:
     return status;
@@ -593,13 +595,11 @@ td_status td_command_trace(int argc, char **argv)
         .parser = parse,
         .doc = "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
                "operation by operation on a CPU.\v"
-               "The steps run without the trace and with it. Phases are timed separately unless --timed "
-               "whole is "
-               "given: each until the device is done, and by events on the device. Nsight Systems shows the "
-               "same "
-               "ranges, by NVTX in the domain tandem. Under Nsight Systems, or without CUPTI, this command "
-               "shows "
-               "no kernels. A file of the same name is replaced when the new one is complete.\n\n"
+               "The steps run without the trace and with it. By default forward, backward and optimizer are "
+               "timed separately: each until the device is done, and by events on the device. Nsight Systems "
+               "shows the same ranges (NVTX, domain tandem). Under Nsight Systems, or without CUPTI, this "
+               "command shows no kernels. A file of the same name is replaced when the new one is "
+               "complete.\n\n"
                "Examples:\n"
                "  tandem trace --size small --attention naive --json records.jsonl\n"
                "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"

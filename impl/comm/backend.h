@@ -15,7 +15,7 @@
 
 #include "comm/comm.h"
 #include "comm/control.h"
-#include "device/ending.h"
+#include "device/block_listener.h"
 
 enum { TD_WORK_MOST = 1024 };
 
@@ -83,7 +83,8 @@ typedef struct td_comm_backend_table {
 } td_comm_backend_table;
 
 struct td_comm_window {
-    td_ending ending; /* of its block; ending.block is NULL where there is none, or no longer */
+    td_block_listener
+        listener; /* of its block; listener.block is NULL if the window has no block, or none any more */
     td_comm *comm;
     size_t bytes;          /* of the block */
     void *native;          /* the library's; NULL: it has none */

@@ -16,7 +16,7 @@ static td_comm_window *window_of(const td_comm *comm, const void *block)
 {
     td_comm_window *window = comm->windows;
 
-    while (window && window->ending.block != block)
+    while (window && window->listener.block != block)
         window = window->next;
     return window;
 }
@@ -27,7 +27,7 @@ static td_status place_of(const td_comm *comm, const char *name, const void *mem
 
     *at = 0;
     for (const td_comm_window *w = comm->windows; w; w = w->next) {
-        const uintptr_t offset = (uintptr_t)memory - (uintptr_t)w->ending.block;
+        const uintptr_t offset = (uintptr_t)memory - (uintptr_t)w->listener.block;
 
         if (!w->native || offset >= w->bytes)
             continue;
@@ -87,8 +87,8 @@ static void end(td_comm_window *window)
     while (*at != window)
         at = &(*at)->next;
     *at = window->next;
-    td_device_forget_end(comm->dev, &window->ending);
-    window->ending.block = NULL;
+    td_device_unwatch_block(comm->dev, &window->listener);
+    window->listener.block = NULL;
     if (window->native)
         comm->backend->window_close(comm, window->native);
     window->native = NULL;
@@ -101,10 +101,10 @@ static bool may_end(const td_comm_window *window)
     return td_graph_capture(window->comm->dev) == 0;
 }
 
-static void block_ended(td_ending *ending)
+static void block_freed(td_block_listener *listener)
 {
-    if (may_end((td_comm_window *)ending))
-        end((td_comm_window *)ending);
+    if (may_end((td_comm_window *)listener))
+        end((td_comm_window *)listener);
 }
 
 void td_comm_windows_end(td_comm *comm)
@@ -166,8 +166,8 @@ static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_
     } else {
         window = *out;
         TD_TRY(backend->window_open(comm, block, block_bytes, &window->native));
-        window->ending = (td_ending){.block = block, .ended = block_ended};
-        td_device_await_end(comm->dev, &window->ending);
+        window->listener = (td_block_listener){.block = block, .freed = block_freed};
+        td_device_watch_block(comm->dev, &window->listener);
         window->bytes = block_bytes;
         window->number = ++comm->window_count;
         window->next = comm->windows;
@@ -204,7 +204,7 @@ void td_comm_window_destroy(td_comm_window *window)
 {
     if (!window || --window->users > 0)
         return;
-    if (window->ending.block) {
+    if (window->listener.block) {
         if (!may_end(window))
             return;
         end(window);

@@ -61,16 +61,16 @@ static td_status on_read(td_hook *hook)
     return link->running && link->passed < link->held_count ? progress(link, false) : TD_OK;
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
-    (void)pass, (void)need, (void)next, (void)where;
+    (void)pass, (void)range, (void)next, (void)where;
     return on_read(hook);
 }
 
-static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
+static td_status on_done(td_hook *hook, td_pass pass, td_range range)
 {
-    (void)pass, (void)need;
+    (void)pass, (void)range;
     return on_read(hook);
 }
 

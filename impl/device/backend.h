@@ -1,5 +1,6 @@
-/** Internal to impl/device/: what a kind of device implements. device.c and streams.c check the
- * arguments, keep the account and call these; another kind of device is one more file with one more table. */
+/** Internal to impl/device/: the functions that each kind of device implements. device.c and streams.c check
+ * arguments, count memory and call these functions. A new kind of device is one more file with one more
+ * table. */
 #ifndef TD_DEVICE_BACKEND_H
 #define TD_DEVICE_BACKEND_H
 
@@ -8,9 +9,9 @@
 
 typedef struct td_backend {
     td_device_kind kind;
-    const char *name; /* what td_device_open is asked for, without an index */
+    const char *name; /* the name for td_device_open, without an index */
 
-    /* A context is the backend's own state (stream, handles); the CPU needs none and leaves it NULL. */
+    /* A context is the backend's state (stream, handles). The CPU has none: NULL. */
     td_status (*count)(int *out);
     td_status (*open)(int index, void **context);
     void (*close)(void *context);
@@ -18,11 +19,12 @@ typedef struct td_backend {
     int32_t (*sms)(void *context);        /* NULL in a backend without SMs */
     td_gpu_clock (*clock)(void *context); /* NULL in a backend without a GPU */
 
-    /* 256-byte aligned, an address of its own also for 0 bytes; TD_NO_MEMORY without a message of its own. */
+    /* Aligned to 256 bytes; 0 bytes also give a distinct address. TD_NO_MEMORY has no message: the caller
+     * writes it. */
     td_status (*alloc)(void *context, size_t bytes, void **out);
     void (*free)(void *context, void *block, size_t bytes);
 
-    /* Queued on the context's stream; bytes is above 0. */
+    /* Queued on the context's current stream; bytes is above 0. upload and download wait for their copy. */
     td_status (*copy)(void *context, void *dst, const void *src, size_t bytes);
     td_status (*upload)(void *context, void *dst, const void *src, size_t bytes);
     td_status (*download)(void *context, void *dst, const void *src, size_t bytes);
@@ -33,12 +35,12 @@ typedef struct td_backend {
     td_status (*upload_async)(void *context, void *dst, const void *host, size_t bytes);
     td_status (*download_async)(void *context, void *host, const void *src, size_t bytes);
 
-    /* NULL in a backend without streams and graphs. `native` of a stream is the backend's own handle. */
-    /* stream_create: its work goes ahead of the current stream's; see td_stream_create. */
+    /* NULL in a backend without streams and graphs. `native` is the backend's handle of a stream.
+     * stream_create: see td_stream_create for the priority. */
     td_status (*stream_create)(void *context, void **native);
     void (*stream_destroy)(void *context, void *native);
     void (*set_stream)(void *context, bool own,
-                       void *native); /* own: the context's own, whatever native is */
+                       void *native); /* own: use the context's own stream and ignore native */
     td_status (*graph_begin)(void *context);
     td_status (*graph_end)(void *context, void **graph);
     td_status (*graph_launch)(void *context, void *graph);
@@ -55,14 +57,14 @@ struct td_event {
     td_device *dev;
     const td_backend *backend;
     bool recorded;
-    int64_t time_ns; /* the CPU's mark */
-    void *handle;    /* another backend's */
+    int64_t time_ns; /* the recorded time of a CPU event */
+    void *handle;    /* the event of another backend */
 };
 
-/** The backend's own state of a device. */
+/** The backend's context of a device. */
 void *td_device_context(td_device *dev);
 
 extern const td_backend td_backend_cpu;
-extern const td_backend td_backend_cuda; /* where TANDEM_HAVE_CUDA is defined */
+extern const td_backend td_backend_cuda; /* only if TANDEM_HAVE_CUDA is defined */
 
 #endif

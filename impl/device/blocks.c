@@ -6,7 +6,8 @@
 
 enum { FIRST_CAPACITY = 64 };
 
-/* Addresses are multiples of 256, often neighbours: the golden ratio spreads them over the upper bits. */
+/* Addresses are multiples of 256 and often adjacent; multiplying by the golden ratio spreads them over the
+ * upper bits. */
 static size_t slot_of(const td_blocks *blocks, const void *address)
 {
     uint64_t hash = ((uintptr_t)address >> 8) * UINT64_C(0x9E3779B97F4A7C15);
@@ -55,7 +56,7 @@ bool td_blocks_remove(td_blocks *blocks, const void *address, size_t *bytes)
     }
     *bytes = blocks->slots[slot].bytes;
 
-    /* Close the gap: whoever stands behind it, but belongs at or before it, moves up. */
+    /* Close the gap: an entry after the gap moves into it if its preferred slot is at or before the gap. */
     size_t gap = slot;
     for (size_t next = (gap + 1) & mask; blocks->slots[next].address; next = (next + 1) & mask) {
         size_t home = slot_of(blocks, blocks->slots[next].address);

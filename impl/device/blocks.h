@@ -16,16 +16,16 @@ typedef struct td_blocks {
     size_t count;
 } td_blocks;
 
-/** Makes room for one more block, so that the next td_blocks_add cannot fail. TD_NO_MEMORY. */
+/** Makes room for one more block: the next td_blocks_add cannot fail. TD_NO_MEMORY. */
 td_status td_blocks_reserve(td_blocks *blocks);
 
-/** Adds a block that is not in the table. Room must have been reserved. */
+/** Adds a block that is not in the table. Call td_blocks_reserve before. */
 void td_blocks_add(td_blocks *blocks, void *address, size_t bytes);
 
-/** Takes the block at exactly this address out; false if there is none. */
+/** Removes the block that starts at this address; *bytes is its size. False: there is none. */
 bool td_blocks_remove(td_blocks *blocks, const void *address, size_t *bytes);
 
-/** The block that has all of [at, at + bytes), found by looking at all of them; NULL: there is none. */
+/** The block that contains [at, at + bytes), by a linear search; NULL: there is none. */
 const td_block *td_blocks_around(const td_blocks *blocks, const void *at, size_t bytes);
 
 void td_blocks_deinit(td_blocks *blocks);

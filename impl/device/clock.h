@@ -5,13 +5,13 @@
 #include "device/device.h"
 
 typedef struct td_gpu_clock {
-    int32_t mhz;  /* of the SMs */
-    double watts; /* of the board, averaged by the driver */
-    bool slowed;  /* the driver holds the clock down: power or temperature is at its limit */
+    int32_t mhz;  /* clock of the SMs */
+    double watts; /* power of the board, averaged by the driver */
+    bool slowed;  /* the driver reduces the clock: power or temperature is at its limit */
 } td_gpu_clock;
 
-/** At this moment. Zeros for a CPU, and for what NVML does not say. A call takes some milliseconds of the
- * host; the GPU's work goes on. */
+/** The values now. 0 for a CPU and for values that NVML does not give. A call takes some milliseconds on the
+ * host; the GPU's work continues. */
 td_gpu_clock td_device_clock(td_device *dev);
 
 #endif

@@ -8,10 +8,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A cache line and every vector width divide TD_ALIGNMENT; CUDA's allocator promises the same. From HUGE_PAGE
- * on a block starts on a huge page and asks for more of them: the first touch of 64 MiB then takes 19 ms
- * instead of 50, and walking down a column of it 0.75 ms instead of 1.2 (medians on a 2.5 GHz Xeon under
- * Linux 6.18, November 2026). */
+/* TD_ALIGNMENT is a multiple of a cache line and of every vector width; CUDA's allocator promises the same.
+ * Blocks from HUGE_PAGE bytes start on a huge page, and the kernel is asked for huge pages: the first touch
+ * of 64 MiB then takes 19 ms instead of 50, and reading one column of it 0.75 ms instead of 1.2 (medians, 2.5
+ * GHz Xeon, Linux 6.18, November 2026). */
 enum { HUGE_PAGE = 2 << 20 };
 
 static td_status cpu_count(int *out)
@@ -20,9 +20,10 @@ static td_status cpu_count(int *out)
     return TD_OK;
 }
 
-static bool forked; /* this process is a child that fork() made */
+static bool forked; /* this process is a child of fork() */
 
-/** OpenMP's threads did not come along: a parallel region of more than one would wait for them for ever. */
+/** The child has no OpenMP threads: a parallel region of more than one thread would wait for them for
+ * ever. */
 static void begin_child(void)
 {
     forked = true;
@@ -63,7 +64,8 @@ static td_status cpu_alloc(void *context, size_t bytes, void **out)
     if (posix_memalign(out, alignment, bytes > 0 ? bytes : 1) != 0)
         return TD_NO_MEMORY;
     if (bytes >= HUGE_PAGE)
-        madvise(*out, bytes, MADV_HUGEPAGE); /* a kernel without them says no, and nothing is lost */
+        madvise(*out, bytes,
+                MADV_HUGEPAGE); /* a kernel without huge pages returns an error; the block is valid anyway */
     return TD_OK;
 }
 
@@ -126,7 +128,7 @@ static td_status cpu_event_record(void *context, td_event *event)
     return TD_OK;
 }
 
-/* Every call is done when it returns. */
+/* Nothing to wait for: every CPU call is done when it returns. */
 static td_status cpu_event_wait(void *context, td_event *event)
 {
     (void)context;

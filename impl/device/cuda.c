@@ -13,7 +13,7 @@ td_status td_cuda_status(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess)
         return TD_OK;
-    /* Errors that are not sticky would otherwise be reported by the next launch. */
+    /* Clears CUDA's last error; otherwise the next launch would report it again. */
     (void)cudaGetLastError();
     return td_fail(code == cudaErrorMemoryAllocation ? TD_NO_MEMORY : TD_LIBRARY_ERROR, "%s: %s (%s)", what,
                    cudaGetErrorString(code), cudaGetErrorName(code));
@@ -40,7 +40,7 @@ void td_cuda_leave(td_cuda *cuda)
 
 static td_cuda *enter(void *context)
 {
-    (void)td_cuda_enter(context); /* where it fails, so does what follows */
+    (void)td_cuda_enter(context); /* if it fails, the next CUDA call fails too */
     return context;
 }
 
@@ -120,9 +120,9 @@ static td_status cuda_open(int index, void **context)
         goto cleanup;
     }
     TD_TRY(td_cuda_status(code, "loading the kernels"));
-    /* Non-blocking: it neither waits for the default stream nor holds it up. A lower number goes first.
-     * Collectives have the lowest number, because other GPUs wait for them. Streams of td_stream_create, for
-     * updates, have the next, and this one, for GEMMs, the one after that, if there are so many. */
+    /* Non-blocking: the stream does not synchronise with the default stream. A lower number is a higher
+     * priority. Collectives have the highest, because other GPUs wait for them. Streams of td_stream_create,
+     * for updates, come next. This stream, for GEMMs, comes third, if the GPU has three levels. */
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
     TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking,
                                                        greatest + 2 < least ? greatest + 2 : least),
@@ -143,7 +143,8 @@ static const char *cuda_model(void *context)
     return ((const td_cuda *)context)->model;
 }
 
-/** Whether a block of so many bytes is one that collectives may reach from other GPUs. */
+/** Whether a block of this size is allocated by td_cuda_map, so that collectives of other GPUs can access
+ * it. */
 static bool is_mapped(const td_cuda *cuda, size_t bytes)
 {
     return cuda->maps && bytes >= TD_CUDA_MAPPED_LEAST;
@@ -167,7 +168,7 @@ static td_status cuda_alloc(void *context, size_t bytes, void **out)
     td_cuda_leave(cuda);
     if (code == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        return TD_NO_MEMORY; /* the caller knows more to say about it */
+        return TD_NO_MEMORY; /* the caller writes the message */
     }
     return status == TD_OK ? td_cuda_status(code, "cudaMalloc") : status;
 }
@@ -299,7 +300,7 @@ static td_status cuda_graph_begin(void *context)
 {
     td_cuda *cuda = enter(context);
 
-    /* Thread-local: other threads may allocate or wait meanwhile. */
+    /* Thread-local mode: other threads may allocate or wait during the capture. */
     cuda->origin = cuda->stream;
     return leave(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
                  "beginning a capture");

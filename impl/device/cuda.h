@@ -1,4 +1,4 @@
-/** Internal to impl/: what the CUDA files of other modules need of a CUDA device. */
+/** Internal to impl/: the CUDA state of a device, for the CUDA files of other modules. */
 #ifndef TD_DEVICE_CUDA_H
 #define TD_DEVICE_CUDA_H
 
@@ -8,30 +8,31 @@
 #include <cuda_runtime_api.h>
 
 typedef struct td_cuda {
-    int index;  /* of the device, as CUDA counts */
-    int caller; /* between enter and leave: the GPU that is the thread's current one outside; -1: none */
+    int index;  /* CUDA's index of the device */
+    int caller; /* between enter and leave: the thread's current GPU before enter; -1: not known */
     int multiprocessors;
     int capability;      /* 10 major + minor */
-    bool maps;           /* large blocks are mapped: device/cuda_memory.h */
-    char model[256];     /* its name */
-    cudaStream_t stream; /* to queue on */
+    bool maps;           /* large blocks use td_cuda_map of device/cuda_memory.h */
+    char model[256];     /* the name of the GPU */
+    cudaStream_t stream; /* the current stream */
     cudaStream_t own;    /* the context's own stream */
-    cudaStream_t origin; /* on which a capture began */
+    cudaStream_t origin; /* the stream on which the capture began */
 } td_cuda;
 
 /** dev is a device of kind TD_DEVICE_CUDA. */
 td_cuda *td_device_cuda(td_device *dev);
 
-/** Makes the GPU the calling thread's current one, for what is called and launched there; leave gives the
- * thread back the one that it had. A GPU is current by thread, and a device may pass from thread to thread.
- * The two do not nest. */
+/** enter makes the GPU the calling thread's current GPU, for calls and launches; leave restores the previous
+ * one. CUDA's current GPU is per thread, and a device may be used by one thread after another. enter and
+ * leave do not nest. */
 cudaError_t td_cuda_enter(td_cuda *cuda);
 void td_cuda_leave(td_cuda *cuda);
 
 /** td_device_clock, by NVML. */
 td_gpu_clock td_cuda_clock(void *context);
 
-/** TD_OK for cudaSuccess; TD_NO_MEMORY, or TD_LIBRARY_ERROR with CUDA's own text, naming what was tried. */
+/** TD_OK for cudaSuccess; otherwise TD_NO_MEMORY or TD_LIBRARY_ERROR. The message is `what` (what was
+ * attempted) and CUDA's text. */
 td_status td_cuda_status(cudaError_t code, const char *what);
 
 #endif

@@ -4,7 +4,8 @@
 
 #include <cuda.h>
 
-/* The driver's functions, without linking the driver; by the versions since which they are as they are. */
+/* The driver's functions, found at run time without linking the driver. The number is the CUDA version of the
+ * function's interface. */
 #define EACH_FUNCTION(f)                                                                                     \
     f(cuDeviceGetAttribute, 2000) f(cuMemGetAllocationGranularity, 10020) f(cuMemCreate, 10020)              \
         f(cuMemRelease, 10020) f(cuMemAddressReserve, 10020) f(cuMemAddressFree, 10020) f(cuMemMap, 10020)   \
@@ -24,7 +25,7 @@ static bool find(const char *name, unsigned version, void **out)
            result == cudaDriverEntryPointSuccess;
 }
 
-/** Looked up at every call: CUDA remembers them. False: the driver lacks one. */
+/** Looks up the functions at every call; CUDA caches them. False: the driver lacks one. */
 static bool load(driver *out)
 {
 #define LOAD(name, version)                                                                                  \
@@ -36,7 +37,8 @@ static bool load(driver *out)
     return true;
 }
 
-/** Network cards may read the memory, where they can: so they may cudaMalloc's. */
+/** Allows GPUDirect RDMA (network cards access the memory) if the GPU supports it, as for cudaMalloc's
+ * memory. */
 static CUmemAllocationProp properties_of(const driver *cu, int index)
 {
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -68,7 +70,7 @@ static td_status fail(const driver *cu, CUresult code, const char *what)
     const char *name = NULL;
 
     if (code == CUDA_ERROR_OUT_OF_MEMORY)
-        return TD_NO_MEMORY; /* the caller knows more to say about it */
+        return TD_NO_MEMORY; /* the caller writes the message */
     (void)cu->cuGetErrorName(code, &name);
     return td_fail(TD_LIBRARY_ERROR, "%s: %s", what, name ? name : "an unknown error");
 }
@@ -90,7 +92,8 @@ td_status td_cuda_map(int index, size_t bytes, void **out)
         cu.cuMemGetAllocationGranularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     if (code != CUDA_SUCCESS)
         return fail(&cu, code, "cuMemGetAllocationGranularity");
-    /* The driver calls a size that no GPU has a wrong value, where memory of it is wanting. */
+    /* If a size exceeds the GPU's memory, the driver reports an invalid value, not missing memory: compare
+     * sizes first. */
     const cudaError_t asked = cudaMemGetInfo(&free_bytes, &all_bytes);
     if (asked != cudaSuccess)
         return td_cuda_status(asked, "asking for the GPU's memory");
@@ -106,7 +109,7 @@ td_status td_cuda_map(int index, size_t bytes, void **out)
     mapped = code == CUDA_SUCCESS;
     if (mapped)
         code = cu.cuMemSetAccess(at, whole, &access, 1);
-    (void)cu.cuMemRelease(memory); /* it stays as long as it is mapped */
+    (void)cu.cuMemRelease(memory); /* the memory stays until it is unmapped */
     if (code != CUDA_SUCCESS) {
         if (mapped)
             (void)cu.cuMemUnmap(at, whole);
@@ -124,7 +127,8 @@ void td_cuda_unmap(void *block)
     size_t whole = 0;
     driver cu;
 
-    /* Within a capture, as cudaFree, it cannot; then the block stays, for it may be in use. */
+    /* During a capture waiting fails, as cudaFree does. Then the block stays allocated, for it may be in
+     * use. */
     if (cudaDeviceSynchronize() != cudaSuccess) {
         (void)cudaGetLastError();
         return;

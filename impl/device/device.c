@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* *index = the number behind "name:", 0 for "name" alone, or -1 if `text` is neither. */
+/* *index = the number after "name:", 0 for "name" alone, or -1 if `text` is neither. */
 static int parse_index(const char *text, const char *name)
 {
     size_t length = strlen(name);
@@ -174,7 +174,7 @@ const char *td_device_name(const td_device *dev)
     return dev->name;
 }
 
-/** A copy or fill through the backend, as an operation. */
+/** Runs a copy or a fill of the backend and tells listeners of it. */
 #define MOVE(dev, what, bytes, call)                                                                         \
     (td_device_begin_operation(dev, &(td_operation){what, TD_OP_MEMORY, 0, (double)(bytes)}),                \
      td_operation_done(dev, (call)))
@@ -193,7 +193,7 @@ td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
     TD_FAIL_IF(dev->fail_in > 0 && --dev->fail_in == 0, TD_NO_MEMORY,
                "%zu bytes refused on %s, as td_device_fail_allocation asked", bytes, dev->name);
     TD_TRY(td_blocks_reserve(&dev->blocks));
-    /* No object may be larger than PTRDIFF_MAX; below that the backend decides. */
+    /* C allows no object larger than PTRDIFF_MAX; for smaller sizes the backend decides. */
     status = bytes <= PTRDIFF_MAX ? dev->backend->alloc(dev->context, bytes, &block) : TD_NO_MEMORY;
     if (status == TD_NO_MEMORY)
         td_fail(status, "no room for %zu bytes on %s: %zu bytes in %" PRId64 " blocks are in use", bytes,
@@ -225,36 +225,36 @@ bool td_device_block_around(const td_device *dev, const void *at, size_t bytes, 
     return true;
 }
 
-void td_device_await_end(td_device *dev, td_ending *ending)
+void td_device_watch_block(td_device *dev, td_block_listener *listener)
 {
-    ending->next = dev->endings;
-    dev->endings = ending;
+    listener->next = dev->block_listeners;
+    dev->block_listeners = listener;
 }
 
-void td_device_forget_end(td_device *dev, td_ending *ending)
+void td_device_unwatch_block(td_device *dev, td_block_listener *listener)
 {
-    td_ending **at = &dev->endings;
+    td_block_listener **at = &dev->block_listeners;
 
-    while (*at && *at != ending)
+    while (*at && *at != listener)
         at = &(*at)->next;
     if (*at)
-        *at = ending->next;
+        *at = listener->next;
 }
 
-/** Tells all who wait for the block's end. */
+/** Tells all listeners of the block that it is about to be freed. */
 static void end_block(td_device *dev, const void *block)
 {
-    td_ending **at = &dev->endings;
+    td_block_listener **at = &dev->block_listeners;
 
     while (*at) {
-        td_ending *const ending = *at;
+        td_block_listener *const listener = *at;
 
-        if (ending->block != block) {
-            at = &ending->next;
+        if (listener->block != block) {
+            at = &listener->next;
             continue;
         }
-        *at = ending->next;
-        ending->ended(ending);
+        *at = listener->next;
+        listener->freed(listener);
     }
 }
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* FIRST_ROOM: no path of this library's own labels is longer. */
+/* Initial sizes. No path of the library's own labels is longer than FIRST_ROOM. */
 enum { FIRST_TEXTS = 64, FIRST_ROOM = 512 };
 
 static void discard_events(td_history *history)
@@ -137,8 +137,8 @@ static bool reserve_text(td_history *history)
     return true;
 }
 
-/* The text "path/name", kept once; NULL without memory. A planned step repeats its few hundred labels at
- * every event, so an event must not cost a copy. */
+/* Stores the text "path/name" once; NULL: no memory. A planned step repeats a few hundred labels for all its
+ * events, so an event must not copy its label. */
 static const char *intern(td_history *history, const char *name)
 {
     const char *path = history->levels > 0 ? history->path : "";

@@ -1,4 +1,4 @@
-/** Internal to impl/device/: the labels in force and the events recorded under them. */
+/** Internal to impl/device/: the current labels and the events recorded under them. */
 #ifndef TD_DEVICE_HISTORY_H
 #define TD_DEVICE_HISTORY_H
 
@@ -12,13 +12,13 @@ typedef struct td_history {
     td_memory_event *events;
     int64_t capacity, count, dropped;
 
-    /* The labels in force, joined by '/': level i ends at ends[i]. */
+    /* The current labels, joined by '/': level i ends at ends[i]. */
     char *path;
     size_t path_room;
     size_t ends[TD_LABEL_LEVELS];
     int levels;
 
-    /* Every label text an event refers to, once: open addressing by content, at most half full. */
+    /* The label texts of all events, each stored once: open addressing by content, at most half full. */
     char **texts;
     size_t text_capacity, text_count;
 } td_history;
@@ -27,8 +27,9 @@ td_status td_history_begin(td_history *history, int64_t capacity);
 td_status td_history_push(td_history *history, const char *label);
 td_status td_history_pop(td_history *history);
 
-/** Keeps the event under the path of labels, with `name` (NULL: none) as its last part. It is counted as
- * dropped if the capacity is used up or its label finds no memory; a history that does not run ignores it. */
+/** Records the event under the current path of labels, with `name` as its last part (NULL: no name). If the
+ * capacity is used up or there is no memory for the label, the event is only counted as dropped. No effect
+ * if no history is running. */
 void td_history_add(td_history *history, td_memory_event event, const char *name);
 
 void td_history_deinit(td_history *history);

@@ -1,15 +1,15 @@
-/** Internal to impl/device/: what a device is. */
+/** Internal to impl/device/: the struct td_device. */
 #ifndef TD_DEVICE_INSIDE_H
 #define TD_DEVICE_INSIDE_H
 
 #include "device/backend.h"
+#include "device/block_listener.h"
 #include "device/blocks.h"
-#include "device/ending.h"
 #include "device/history.h"
 #include "device/listen.h"
 #include "device/share.h"
 
-/** What a user keeps with the device. */
+/** State that a module stores with the device (device/state.h). */
 typedef struct td_kept {
     const void *key;
     void *state;
@@ -17,7 +17,7 @@ typedef struct td_kept {
     struct td_kept *before;
 } td_kept;
 
-/** Of a graph: who takes part in it from outside. */
+/** A list of host functions of a graph. */
 typedef struct td_guest {
     td_graph_guest guest;
     struct td_guest *next;
@@ -31,21 +31,22 @@ struct td_device {
     td_memory_stats memory;
     int64_t fail_in; /* the nth allocation from now fails; 0: none */
     bool capturing;
-    int64_t captures;             /* that have begun */
-    td_guest *guests;             /* of the graph that is being captured */
+    int64_t captures;             /* number of captures that have begun */
+    td_guest *guests;             /* host functions of the graph that is being captured */
     int32_t shared[TD_SM_OWNERS]; /* SMs by owner: device/share.h */
-    td_stream *stream;            /* the current one; NULL: the backend's own */
+    td_stream *stream;            /* the current stream; NULL: the backend's own */
     td_history history;
-    td_listener *listeners; /* NULL: nobody */
-    td_ending *endings;     /* that somebody waits for */
-    td_kept *kept;          /* the newest */
+    td_listener *listeners;             /* of labels and operations; NULL: none */
+    td_block_listener *block_listeners; /* of block frees; NULL: none */
+    td_kept *kept;                      /* the newest entry */
 };
 
-/** Tells the history, if one runs, what became of a block or a tensor of this `name` (NULL: none). */
+/** Adds an event to the history if one is running: an action on a block, or on a tensor of this `name` (NULL:
+ * a block). */
 void td_device_note(td_device *dev, td_memory_action action, const void *address, size_t bytes,
                     const char *name);
 
-/** Tells all of a list that they are no longer guests, and frees it. */
+/** Calls `leave` of all guests of a list, and frees the list. */
 void td_device_dismiss(td_guest *guests);
 
 #endif

@@ -1,10 +1,10 @@
-/* Who is told what runs, and for what: listeners, and the memory's history. */
+/* Labels and operations: tells listeners and the memory history of them. */
 #include "base/check.h"
 #include "device/inside.h"
 
 #include <string.h>
 
-/* ---- who is told what runs ---- */
+/* ---- listeners ---- */
 
 static void tell_begin(td_device *dev, const char *label, const td_operation *operation)
 {
@@ -12,7 +12,7 @@ static void tell_begin(td_device *dev, const char *label, const td_operation *op
         listener->begin(listener, label, operation);
 }
 
-/** The last listener first, so that each one's ranges are inside those of the listeners before it. */
+/** Tells the last listener first, so that its ranges lie inside those that listeners before it make. */
 static void tell_end(td_listener *listener)
 {
     if (!listener)
@@ -75,7 +75,7 @@ bool td_device_listened(const td_device *dev)
     return dev->listeners != NULL;
 }
 
-/* A label is one part of a path. */
+/* TD_BAD_ARGUMENT unless the label can be one part of a path. */
 static td_status check_label(const char *what, const char *label)
 {
     td_status status = TD_OK;

@@ -1,13 +1,13 @@
-/** Internal to impl/: who is told what runs.
+/** Internal to impl/: listeners of labels and operations.
  *
- * Labels (td_device_push_label) and operations go one way: a device tells its memory history and every
- * listener of each. Where nobody listens an operation costs a comparison, and nobody need make up a name. */
+ * A device tells its memory history and every listener about labels (td_device_push_label) and operations.
+ * Without listeners an operation costs one comparison, and callers can skip making names. */
 #ifndef TD_DEVICE_LISTEN_H
 #define TD_DEVICE_LISTEN_H
 
 #include "device/device.h"
 
-/** Labels in the words of the handout, which Nsight Systems and PyTorch's profiler show as well. */
+/** Labels with the handout's wording; Nsight Systems and PyTorch's profiler show them too. */
 #define TD_LABEL_WARMUP    "warmup"
 #define TD_LABEL_STEP      "step"
 #define TD_LABEL_FORWARD   "forward"
@@ -21,43 +21,46 @@
 
 /** One call of an operation. */
 typedef struct td_operation {
-    const char *name; /* a constant */
+    const char *name; /* a string constant */
     td_op_class op_class;
-    double flops, bytes; /* of its products, and read and written once; 0: not told */
+    double flops,
+        bytes; /* FLOPs of its GEMMs, and bytes if each operand is read or written once; 0: not known */
 } td_operation;
 
-/** A link in a device's list; whoever listens owns it. It may not fail, and calls nothing of the device. */
+/** A listener in a device's list; owned by the code that adds it. Its functions cannot fail and must not call
+ * the device. */
 typedef struct td_listener td_listener;
 struct td_listener {
     td_listener *next;
 
-    /** operation NULL: a label begins. Otherwise label is the operation's name. */
+    /** A label begins (operation is NULL), or an operation begins (label is its name). */
     void (*begin)(td_listener *listener, const char *label, const td_operation *operation);
 
-    /** What began last ends. Labels that were in force before are not known to have begun. */
+    /** The label or operation that began last ends. Labels that were pushed before the listener was added are
+     * not reported. */
     void (*end)(td_listener *listener);
 };
 
-/** From here on, and until it is taken off again. Listeners are told in the order that they came in, and in
- * the reverse order of what ends. */
+/** Adds or removes a listener. Listeners are told of a begin in the order in which they were added, and of an
+ * end in reverse order. */
 void td_device_listen(td_device *dev, td_listener *listener);
-void td_device_unlisten(td_device *dev, td_listener *listener); /* one that does not listen stays out */
+void td_device_unlisten(td_device *dev, td_listener *listener); /* no effect if it is not in the list */
 
-/** Whether anybody listens. */
+/** Whether the device has a listener. */
 bool td_device_listened(const td_device *dev);
 
-/** Around a call of an operation; of no effect where nobody listens. They nest. */
+/** Call these before and after an operation. No effect without listeners. Calls nest. */
 void td_device_begin_operation(td_device *dev, const td_operation *operation);
 void td_device_end_operation(td_device *dev);
 
-/** Ends the operation of a call that returned `status`, and returns that. */
+/** Ends an operation; returns `status`. */
 static inline td_status td_operation_done(td_device *dev, td_status status)
 {
     td_device_end_operation(dev);
     return status;
 }
 
-/** Pops a label; returns `status`, or the pop's if that was TD_OK. */
+/** Pops a label; returns `status`, or the error of the pop if `status` is TD_OK. */
 static inline td_status td_pop_after(td_device *dev, td_status status)
 {
     const td_status popped = td_device_pop_label(dev);

@@ -1,4 +1,4 @@
-/* NVML belongs to the driver. It is loaded for each call, because few calls are made. */
+/* NVML is a library of the driver. It is loaded at each call, because calls are rare. */
 #include "device/backend.h"
 #include "device/cuda.h"
 

@@ -1,4 +1,4 @@
-/* What is queued where, and when it ran: streams, graphs and events. */
+/* Streams, graphs and events. */
 #include "base/check.h"
 #include "device/inside.h"
 
@@ -7,13 +7,13 @@
 struct td_stream {
     td_device *dev;
     void *native;
-    bool own; /* made by us */
+    bool own; /* created by td_stream_create */
 };
 
 struct td_graph {
     td_device *dev;
     void *native;
-    td_guest *guests; /* in the order in which they joined */
+    td_guest *guests; /* in the order in which they were added */
 };
 
 /* ---- streams and graphs ---- */

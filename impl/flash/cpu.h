@@ -4,8 +4,8 @@
 
 #include "attention/attention.h"
 
-/** Bytes of scratch, for as many threads as the machine has processors: no call uses more, so a size holds
- * also after td_cpu_set_threads. TD_BAD_ARGUMENT: beyond 2^63 - 1. */
+/** Bytes of scratch, for as many threads as the machine has processors. No call uses more threads, so a
+ * size also holds after td_cpu_set_threads. TD_BAD_ARGUMENT: beyond 2^63 - 1. */
 td_status td_flash_cpu_forward_bytes(const td_attention_shape *shape, size_t *out);
 td_status td_flash_cpu_backward_bytes(const td_attention_shape *shape, size_t *out);
 

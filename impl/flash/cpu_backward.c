@@ -11,15 +11,14 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
-/** One call. The pass walks the tiles of queries from the last to the first and, for each, all keys that it
- * sees: dQ of the tile is then complete, while dK and dV of a tile of keys collect one term a tile of
- * queries.
+/** One call. The pass takes the tiles of queries from the last to the first. For each it goes through all
+ * keys that the tile sees. dQ of the tile is then complete. dK and dV of a tile of keys get one term from
+ * each tile of queries.
  *
- * They collect them in that order whoever computes them. As long as there are as many heads as threads, a
- * thread takes a whole head. Of the heads that are left over, threads take one tile of queries after the
- * other; a thread adds to a tile of keys once all tiles of queries before its own have been there, which
- * `visits` counts. Tiles are taken in the order in which they are waited for, so the one waited for is always
- * under way. */
+ * The order of these terms does not depend on the threads. As long as there are as many heads as threads,
+ * a thread takes a whole head. The remaining heads are shared: threads take one tile of queries after the
+ * other. A thread adds to a tile of keys after all earlier tiles of queries have added; `visits` counts
+ * them. Tiles are taken in this order, so a thread waits only for a tile that another thread computes. */
 typedef struct backward {
     const td_attention_shape *shape;
     const void *q, *k, *v, *o, *dout;
@@ -27,13 +26,13 @@ typedef struct backward {
     void *dq, *dk, *dv;
     int64_t depth; /* head_dim rounded up to whole groups */
     int64_t query_tiles, key_tiles;
-    int64_t whole_heads; /* the first ones; the rest is shared tile by tile */
+    int64_t whole_heads; /* so many first heads; the others are shared tile by tile */
     int64_t seen_keys;   /* keys that some query sees */
-    float *sums; /* dK and dV in the making, [slot][2][seq_k, depth]; NULL: dk and dv themselves serve */
-    atomic_int *visits; /* [head, key tile]: tiles of queries that have been there */
+    float *sums;         /* of dK and dV, [slot][2][seq_k, depth]; NULL: they are dk and dv themselves */
+    atomic_int *visits;  /* [head, key tile]: tiles of queries that have added */
 } backward;
 
-/** What one thread holds of one tile of queries. Columns of [.., TD_TILE_QUERIES] are queries. */
+/** What a thread keeps for a tile of queries. Columns of [.., TD_TILE_QUERIES] are queries. */
 typedef struct tile {
     float *q, *dout; /* [depth, TD_TILE_QUERIES]         Q^T, dO^T */
     float *dq;       /* [depth, TD_TILE_QUERIES]         dQ^T, without scale and factor */
@@ -42,28 +41,29 @@ typedef struct tile {
     float *k, *v;              /* [TD_TILE_KEYS, head_dim]         as f32; unused if they are f32 already */
     int64_t first, queries;
     int64_t visible; /* keys that some query of the tile sees */
-    bool alone;      /* they fit in one tile */
-    bool settled;    /* P and D of some query are taken from its scores: see settle */
-    /* P = weight 2^(S - shift), but for factor, which dK, dV and dQ get once a row; dS = P (dP - base -
-     * delta). */
+    bool alone;      /* all visible keys fit in one tile */
+    bool settled;    /* P and D of some query are computed from its scores: see settle */
+    /* P = weight 2^(S - shift), without `factor`: dK, dV and dQ get it once for each row. dS = P (dP -
+     * base - delta). */
     alignas(64) float shift[TD_TILE_QUERIES];
     float weight[TD_TILE_QUERIES], base[TD_TILE_QUERIES], delta[TD_TILE_QUERIES];
     float factor[TD_TILE_QUERIES]; /* scale factor, which dQ lacks */
     float one[TD_TILE_QUERIES];
-    bool settles[TD_TILE_QUERIES]; /* which queries; of the others weight is 1 and base 0 */
-    /* Of those, over the scores so far, with P relative to the largest: */
-    float max[TD_TILE_QUERIES], top[TD_TILE_QUERIES];  /* the largest, and its dP */
+    bool settles
+        [TD_TILE_QUERIES]; /* whether P and D are computed from the scores; if not, weight is 1 and base 0 */
+    /* For queries that settle, over the scores so far, with P relative to the largest score: */
+    float max[TD_TILE_QUERIES], top[TD_TILE_QUERIES];  /* the largest score, and its dP */
     float sum[TD_TILE_QUERIES], mean[TD_TILE_QUERIES]; /* sums of P and P dP */
     float above[TD_TILE_QUERIES];                      /* sum of P (dP - top) */
 } tile;
 
-/* Where the P of a query is rebuilt from L, all of its row has the error that L was rounded by: in f32 up to
- * 1e-6 for an L of 16 to 32, as much as the scores themselves are off by, but 5e-4 for one of 10,000, where a
- * query that chooses one key should have P = 1 and dS = 0. Beyond FAR P and D come from the scores instead.
- * bf16 rounds dO and O by more. */
+/* If P is computed from L, the whole row has the rounding error of L. In f32 this is up to 1e-6 for an L
+ * of 16 to 32, as much as the error of the scores. But it is 5e-4 for an L of 10,000, although a query
+ * that chooses one key should have P = 1 and dS = 0. If |L| is larger than FAR, P and D are computed from
+ * the scores instead. bf16 rounds dO and O by more. */
 #define FAR 32.0f
 
-/** Floats of scratch that a thread needs, or, with a tile, where they are. */
+/** Returns how many floats of scratch a thread needs. If `t` is not NULL, also sets where they are. */
 static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
 {
     const int64_t column = td_whole_groups(shape->head_dim) * TD_TILE_QUERIES;
@@ -84,11 +84,11 @@ static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
     return 5 * column + 2 * scores + 2 * rows;
 }
 
-/** What the scores of a row are taken relative to, in base 2, and the factor that P lacks for it.
+/** Sets what the scores of a row are relative to, in base 2. Returns the factor that P then lacks.
  *
- * exp(S - L) would be P itself. But L is some log(keys) above the scores that matter, and the larger an
- * exponent, the more of it is rounded away: so it is L - log2(keys), about, and dQ, dK and dV get the factor,
- * each once a row. The factor also makes up for the rounding of that difference. */
+ * exp(S - L) would be P. But L is about log(keys) above the scores that matter, and the larger an exponent
+ * is, the more of it is rounded away. So scores are relative to about L - log2(keys). dQ, dK and dV get
+ * the factor, once for each row. The factor also corrects the rounding of that difference. */
 static float shift_of(float lse, int64_t keys, float *shift)
 {
     const double base2 = (double)lse * TD_LOG2E;
@@ -99,7 +99,7 @@ static float shift_of(float lse, int64_t keys, float *shift)
     return td_exp2((float)rounding) * td_exp2((float)-doublings);
 }
 
-/** Loads the queries of a tile: algorithm 2 of the paper, lines 5 to 8, with its D. */
+/** Loads the queries of a tile: lines 5 to 8 of the paper's algorithm 2, with D. */
 static void load_queries(const backward *b, tile *t, int64_t head, int64_t query_tile)
 {
     const td_attention_shape *const s = b->shape;
@@ -126,7 +126,7 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
         const int64_t keys = s->causal ? td_least(s->seq_k, t->first + c + 1) : s->seq_k;
         float factor = shift_of(b->lse[row + c], keys, &t->shift[c]), delta = 0.0f;
 
-        /* By query, for the bits of none may depend on the scores of another. */
+        /* For each query alone: its bits may not depend on the scores of another query. */
         t->settles[c] = t->alone || (s->dtype == TD_F32 && fabsf(b->lse[row + c]) > FAR);
         t->settled |= t->settles[c];
         if (t->settles[c])
@@ -138,13 +138,14 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
             dout_row[i] *= factor;
             q_row[i] *= t->factor[c];
         }
-        /* dP - D keeps the rounding of two sums where both are equal, as with rows that are all the same.
-         * That is a third of what one sequential sum would leave (seq 256, head_dim 64, 2026-11-22); D of the
-         * scores would cost two products. */
+        /* If dP and D are equal, as with rows that are all the same, dP - D is the rounding of two sums.
+         * It is a third of the rounding of one sequential sum (seq 256, head_dim 64, 2026-11-22). D from
+         * the scores would cost two GEMMs. */
         t->delta[c] = delta;
     }
     memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
-    for (int64_t c = t->queries; c < TD_TILE_QUERIES; c++) { /* no query: whatever P is, nobody adds it up */
+    for (int64_t c = t->queries; c < TD_TILE_QUERIES;
+         c++) { /* no query: P may be anything, nothing reads it */
         t->shift[c] = t->delta[c] = 0.0f;
         t->settles[c] = false;
     }
@@ -155,7 +156,7 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
     }
 }
 
-/** S^T and dP^T of one tile of keys: lines 11 and 13, masked. */
+/** S^T and dP^T of one tile of keys, masked: lines 11 and 13. */
 static void multiply_scores(const td_attention_shape *shape, tile *t, const td_tile_view *view,
                             const float *k, const float *v)
 {
@@ -186,7 +187,7 @@ static void multiply_scores(const td_attention_shape *shape, tile *t, const td_t
     }
 }
 
-/** Brings max, sum, above and top of a group of queries up to date with the tile of scores at hand. */
+/** Updates max, sum, mean, above and top of a group of queries by the tile's scores. */
 static void weigh_group(tile *t, int64_t first, int64_t keys)
 {
     float *const sum = t->sum + first, *const mean = t->mean + first;
@@ -227,10 +228,10 @@ static void weigh_group(tile *t, int64_t first, int64_t keys)
     }
 }
 
-/** P and D of a group's queries from the scores, where they settle so: a softmax over the row, and D =
- * rowsum(P * dP). Where one key has most of the weight dP comes relative to its own, and so does D: for it dP
- * - D is as small as it should be, not the rounding of two equal sums. Elsewhere this would make D a larger
- * sum than it is. */
+/** P and D from the scores, for queries of the group that settle: a softmax over the row, and D = rowsum(P
+ * * dP). If one key has most of the weight, dP and D are relative to the dP of this key. For this key dP -
+ * D is then as small as it should be, not the rounding of two equal sums. In other rows this would only
+ * make D a larger sum. */
 static void settle_group(tile *t, int64_t first)
 {
     for (int64_t c = first; c < first + TD_GROUP; c++)
@@ -242,7 +243,7 @@ static void settle_group(tile *t, int64_t first)
         }
 }
 
-/** The same for a tile with many keys, which costs the two products of the scores once more: 7 instead of
+/** The same for a tile with more than one tile of keys. It computes S and dP once more: 7 GEMMs instead of
  * 5. */
 static void settle(const backward *b, tile *t, int64_t head)
 {
@@ -260,7 +261,7 @@ static void settle(const backward *b, tile *t, int64_t head)
         settle_group(t, first);
 }
 
-/** S^T to P^T and dP^T to dS^T, `width` queries of them; a constant where this is inlined. */
+/** Turns S^T into P^T and dP^T into dS^T, for `width` queries. The compiler inlines this and knows width. */
 static inline __attribute__((always_inline)) void gradients(const int width, tile *t, int64_t first,
                                                             int64_t keys)
 {
@@ -286,13 +287,13 @@ static __attribute__((noinline)) void gradients_group(tile *t, int64_t first, in
     gradients(TD_GROUP, t, first, keys);
 }
 
-/** The same where queries settle. To the others it does the same to the bit. */
+/** The same if some queries settle. The other queries get the same bits as from gradients. */
 static void gradients_settled(tile *t, int64_t first, int64_t keys)
 {
     const float *const shift = t->shift + first, *const weight = t->weight + first;
     const float *const base = t->base + first, *const delta = t->delta + first;
 
-    if (t->alone) { /* their scores are all here */
+    if (t->alone) { /* the tile has all their scores */
         weigh_group(t, first, keys);
         settle_group(t, first);
     }
@@ -311,11 +312,11 @@ static void wait_for(const atomic_int *visits, int count)
 {
     for (int spins = 0; atomic_load_explicit(visits, memory_order_acquire) != count; spins++)
         if (spins >= 1000)
-            sched_yield(); /* the thread it waits for may want this processor */
+            sched_yield(); /* the other thread may need this processor */
 }
 
-/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums, in which `before` tiles of
- * queries are to be when it is this one's turn. */
+/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums. It is this tile's turn after
+ * `before` tiles of queries have added. */
 static void differentiate(const backward *b, tile *t, const td_tile_view *view, const float *k,
                           const float *v, float *dk, float *dv, const atomic_int *visits, int before)
 {
@@ -363,14 +364,14 @@ static void differentiate(const backward *b, tile *t, const td_tile_view *view, 
     }
 }
 
-/** One tile of queries against all keys. Sums of dK and dV are [seq_k, depth]. */
+/** One tile of queries with all keys. Sums of dK and dV are [seq_k, depth]. */
 static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t query_tile, float *dk_sums,
                                float *dv_sums)
 {
     const td_attention_shape *const s = b->shape;
     const int64_t head_dim = s->head_dim, depth = b->depth, row = head * s->seq_k;
     const size_t row_bytes = (size_t)head_dim * td_dtype_size(s->dtype);
-    const int before = (int)(b->query_tiles - 1 - query_tile); /* tiles of queries that came first */
+    const int before = (int)(b->query_tiles - 1 - query_tile); /* tiles of queries that add before this one */
 
     load_queries(b, t, head, query_tile);
     if (t->settled && !t->alone)
@@ -423,8 +424,7 @@ static void differentiate_head_tile(const backward *b, tile *t, int64_t head, in
                            (float *)b->dv + head * rows);
 }
 
-/** Where things are in `work`, in floats: the threads' tiles, the sums, and the visits, which are as
- * large. */
+/** Offsets in `work`, in floats: of the threads' tiles, the sums and the visits. */
 typedef struct layout {
     int64_t slots;   /* threads at most */
     int64_t scratch; /* of one thread */
@@ -446,7 +446,7 @@ static td_status plan(const td_attention_shape *shape, layout *out)
     const int64_t visits[] = {heads, key_tiles};
     int64_t sums = 0, counters, floats;
 
-    /* Heads in progress: one a thread, and of those left over fewer than there are threads. */
+    /* Heads in progress: one for each thread, and fewer shared heads than threads. */
     if (l.has_sums) {
         const int64_t extents[] = {td_least(heads, 2 * l.slots), 2, shape->seq_k, depth};
         TD_TRY(td_product("sums of backward", 4, extents, &sums));

@@ -17,7 +17,7 @@ typedef struct forward {
     int64_t query_tiles;
 } forward;
 
-/** What one thread holds of one tile of queries. Columns are queries. */
+/** What a thread keeps for a tile of queries. Columns are queries. */
 typedef struct tile {
     float *q;      /* [depth, TD_TILE_QUERIES]          scale log2(e) Q^T: scores are in base 2 */
     float *o;      /* [depth, TD_TILE_QUERIES]          O^T, not yet divided by the sums */
@@ -30,7 +30,7 @@ typedef struct tile {
     float alpha[TD_TILE_QUERIES]; /* 2^(old m - new m) */
 } tile;
 
-/** Floats of scratch that a thread needs, or, with a tile, where they are. */
+/** Returns how many floats of scratch a thread needs. If `t` is not NULL, also sets where they are. */
 static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
 {
     const int64_t column = td_whole_groups(shape->head_dim) * TD_TILE_QUERIES;
@@ -47,8 +47,8 @@ static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
     return 2 * column + scores + 2 * rows;
 }
 
-/** Turns the scores of `width` queries into P relative to the new maximum, and brings max, sum and alpha up
- * to date. width is a constant where this is inlined. */
+/** Turns the scores of `width` queries into P relative to the new maximum, and updates max, sum and alpha.
+ * The compiler inlines this and knows width. */
 static inline __attribute__((always_inline)) void online_softmax(const int width, tile *t, int64_t first,
                                                                  int64_t keys)
 {
@@ -62,11 +62,11 @@ static inline __attribute__((always_inline)) void online_softmax(const int width
 #pragma omp simd
         for (int c = 0; c < width; c++) {
             float score = scores[r * TD_TILE_QUERIES + c];
-            max[c] = score > max[c] ? score : max[c]; /* passes over NaN, which exp brings back */
+            max[c] = score > max[c] ? score : max[c]; /* skips NaN; exp gives NaN again */
         }
 #pragma omp simd
     for (int c = 0; c < width; c++) {
-        /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
+        /* Before the first finite score the maximum is -inf, and -inf - -inf would be NaN. */
         shift[c] = max[c] == -INFINITY ? 0.0f : max[c];
         t->alpha[first + c] = td_exp2(t->max[first + c] - shift[c]);
         t->max[first + c] = max[c];
@@ -84,7 +84,7 @@ static inline __attribute__((always_inline)) void online_softmax(const int width
         t->sum[first + c] = t->sum[first + c] * t->alpha[first + c] + sum[c];
 }
 
-/** Of whole tiles, in which the four chains of a row keep the vector units busier, and of what is left. */
+/** online_softmax of a whole tile: its four groups of queries keep the vector units busy. */
 static __attribute__((noinline)) void softmax_tile(tile *t, int64_t keys)
 {
     online_softmax(TD_TILE_QUERIES, t, 0, keys);
@@ -142,7 +142,7 @@ static void attend(const td_attention_shape *shape, tile *t, const td_tile_view 
     }
 }
 
-/** All keys for one tile of queries: algorithm 1 of the paper, one iteration of its outer loop. */
+/** One tile of queries with all keys: one iteration of the outer loop of the paper's algorithm 1. */
 static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_tile)
 {
     const td_attention_shape *const s = f->shape;
@@ -188,8 +188,8 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
                           o_pitch);
 }
 
-/* OpenMP knows from its start how many processors there are; the system would open and read a file, for each
- * layer of every pass over a model. */
+/* OpenMP knows from its start how many processors there are. The system would open and read a file, for
+ * each layer in each pass of a model. */
 int64_t td_flash_cpu_slots(int64_t tasks)
 {
     return td_least(tasks, omp_get_num_procs());
@@ -227,8 +227,8 @@ void td_flash_cpu_forward(const td_attention_shape *shape, const void *q, const 
         tile t;
 
         lay_out(shape, (float *)work + omp_get_thread_num() * lay_out(shape, NULL, NULL), &t);
-        /* Head by head, for K and V stay in the cache, and from the last queries to the first, as with a
-         * causal mask the last have the most keys and what is left at the end is small. */
+        /* Head by head, so that K and V stay in the cache. From the last queries to the first: under a
+         * causal mask the last queries see the most keys, so the tasks at the end are short. */
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; task++)
             attend_tile(&f, &t, task / f.query_tiles, f.query_tiles - 1 - task % f.query_tiles);

@@ -13,7 +13,7 @@ static td_gpu gpu_of(td_device *dev)
     return (td_gpu){.sms = all, .free_sms = all > owned ? all - owned : 1, .capability = cuda->capability};
 }
 
-/** What only this device needs of a shape. */
+/** Checks that only this device needs. */
 static td_status check(const td_attention_shape *shape)
 {
     if (td_cuda_flash_fits(shape))
@@ -24,7 +24,7 @@ static td_status check(const td_attention_shape *shape)
                    shape->batch, shape->heads, shape->seq, shape->seq_k);
 }
 
-/* What became of a launch. */
+/* The status of a pass, from the code of its launch. */
 static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shape *shape, const char *pass)
 {
     td_cuda_leave(cuda);
@@ -55,7 +55,7 @@ static td_status forward(td_device *dev, const td_attention_shape *shape, const 
 {
     td_cuda *const cuda = td_device_cuda(dev);
 
-    (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
+    (void)td_cuda_enter(cuda); /* if it fails, so does the launch */
     const cudaError_t code = td_cuda_flash_forward(cuda->stream, gpu_of(dev), shape, q, k, v, o, lse, work);
     return finish(cuda, code, shape, "flash attention, forward");
 }

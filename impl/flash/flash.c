@@ -51,7 +51,7 @@ static const td_flash_passes *passes_of(const td_device *dev)
     return &cpu_passes;
 }
 
-/** *out = the shape with its defaults, *passes = the device's, if it has them for this shape. */
+/** *out = the shape with its defaults, *passes = the device's. Fails if they cannot compute this shape. */
 static td_status resolve(td_device *dev, const td_attention_shape *shape, td_attention_shape *out,
                          const td_flash_passes **passes)
 {

@@ -4,9 +4,8 @@
 
 #include <math.h>
 
-/* The registers of a product: 6 rows of 4 vectors leave room for the 4 of B and one broadcast of A among
- * AVX-512's 32; AVX2 has 16 and takes 6 rows of 2. A step of depth is then 24 fused multiply-adds for 10
- * loads. */
+/* The registers of a GEMM. AVX-512 has 32: 6 rows of 4 vectors, 4 vectors of B and one broadcast of A fit.
+ * AVX2 has 16 and uses 6 rows of 2. A step of depth is then 24 fused multiply-adds for 10 loads. */
 #if defined(__AVX512F__)
 enum { LANES = 16, ROUNDS = 4, GROUPS = 4 };
 #elif defined(__AVX__)
@@ -16,9 +15,9 @@ enum { LANES = 4, ROUNDS = 2, GROUPS = 1 };
 #endif
 enum { ROWS = 6, VECTORS = TD_GROUP / LANES };
 
-/* A loop of few turns, all of them unrolled, so that arrays of vectors are registers. clang takes gcc's
- * pragma for a count and leaves some in memory: 1.35 times slower (clang 14, AVX-512, 2026-11-22). Under its
- * sanitizers all of them unrolled take minutes to compile. */
+/* A loop of few iterations that is unrolled completely, so that arrays of vectors are registers. clang
+ * takes gcc's pragma for a count and leaves some in memory: 1.35 times slower (clang 14, AVX-512,
+ * 2026-11-22). Under clang's sanitizers complete unrolling takes minutes to compile. */
 #if !defined(__clang__)
 #define UNROLL _Pragma("GCC unroll 16")
 #elif __has_feature(address_sanitizer)
@@ -28,15 +27,15 @@ enum { ROWS = 6, VECTORS = TD_GROUP / LANES };
 #endif
 #define UNROLLED(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-/* Scores and dP are sums over head_dim in runs of this many: the rounding of a sum grows with its length, and
- * theirs is most of the error of attention in f32. */
+/* Scores and dP are sums over head_dim, in runs of this length. The rounding of a sum grows with its
+ * length, and these sums have most of the error of attention in f32. */
 enum { RUN = 32 };
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef float unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 
-/** sum = A B over [begin, end) of the depth, for one register block. The first three are constants where this
- * is inlined, as they are in block. */
+/** sum = A B over [begin, end) of the depth, for one register block. The compiler inlines this and block,
+ * and knows their first three arguments. */
 static inline __attribute__((always_inline)) void accumulate(const int rows, const int width,
                                                              const td_tile_op op, int64_t begin, int64_t end,
                                                              const float *a, int64_t lda, const float *b,
@@ -101,9 +100,9 @@ static inline __attribute__((always_inline)) void block(const int rows, const in
     BLOCK(rows_, 3);                                                                                         \
     BLOCK(rows_, 4)
 
-/** All register blocks. Rows and columns are dealt out evenly (64 rows as two blocks of 5 and nine of 6), as
- * a block with few sums waits for each of them. Columns run outside: their part of B stays in L1 while A
- * streams. */
+/** All register blocks. Their sizes are about equal (64 rows are two blocks of 5 and nine of 6), because a
+ * block with few sums waits for each of them. The outer loop runs over columns: their part of B stays in
+ * L1 while A passes. */
 static inline __attribute__((always_inline)) void blocks(const td_tile_op op, const td_tile_product *p)
 {
     const int all_rows = (int)p->rows, all_groups = (int)p->groups;
@@ -218,7 +217,8 @@ void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src,
     store(dtype, rows, cols, src, ld, NULL, dst, cols);
 }
 
-/* The elements of a vector and a second one, whose first is LANES, that interleave their halves. */
+/* Numbers of elements that interleave the halves of two vectors. The second vector's elements start at
+ * LANES. */
 #if defined(__AVX512F__)
 #define FIRST_HALVES  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define SECOND_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
@@ -239,8 +239,8 @@ static void transpose(int64_t rows, int64_t cols, const float *src, int64_t lds,
 
             UNROLLED (i, LANES)
                 v[i] = *(const vector *)(src + (r + i) * lds + c);
-            /* Interleaving the rows of the upper half with those of the lower rotates the bits of an
-             * element's address (row, column) by one; ROUNDS of them exchange row and column. */
+            /* Interleaving the rows of the upper half with rows of the lower half rotates the bits of an
+             * element's address (row, column) by one. ROUNDS such steps exchange row and column. */
             UNROLLED (round, ROUNDS) {
                 UNROLLED (i, LANES / 2) {
                     w[2 * i] = __builtin_shufflevector(v[i], v[i + LANES / 2], FIRST_HALVES);

@@ -1,9 +1,9 @@
-/** Internal to flash/: the matrix tiles that both passes on the CPU are made of.
+/** Internal to flash/: the matrix tiles of both passes on the CPU.
  *
- * A tile holds queries as columns: scores are S^T [keys, queries], and Q, dO, O and dQ are held transposed,
- * as [head_dim, queries]. Then maximum, exp and sum of the softmax run down a column, so 16 queries share
- * each vector instruction and none adds across a vector; K and V enter the products element by element, so
- * they are read where they lie, in any head_dim, and only Q is ever transposed, once for all keys.
+ * A tile holds queries as columns: scores are S^T [keys, queries]. Q, dO, O and dQ are transposed, too:
+ * [head_dim, queries]. The maximum, exp and sum of the softmax then run down a column. So each vector
+ * instruction works for 16 queries, and none adds across a vector. K and V enter the GEMMs element by
+ * element, so they are read where they lie, for any head_dim. Only Q is transposed, once for all keys.
  *
  * Columns are counted in groups of 16: one 512-bit vector, or two of 256 bits. */
 #ifndef TD_FLASH_TILE_H
@@ -18,9 +18,9 @@
 
 enum {
     TD_GROUP = 16,
-    /* The sizes of a tile. With head_dim 64 a product reads one operand of 64 x 64 floats (16 KiB) again and
-     * again, which stays in an L1 of 32 KiB while the other streams through it. 96 or 128 keys are 1 to 4 %
-     * slower, 128 queries 5 %, 48 keys 2 % (f32, seq 512, one core with AVX-512, 2026-11-21). */
+    /* The sizes of a tile. With head_dim 64 a GEMM reads one operand of 64 x 64 floats (16 KiB) again and
+     * again. It stays in an L1 cache of 32 KiB while the other operand passes once. 96 or 128 keys are 1
+     * to 4 % slower, 128 queries 5 %, 48 keys 2 % (f32, seq 512, one core with AVX-512, 2026-11-21). */
     TD_TILE_QUERIES = 64,
     TD_TILE_KEYS = 64,
     TD_MAX_HEAD_DIM = 256
@@ -42,10 +42,10 @@ typedef enum td_tile_op {
     TD_TILE_RESCALE    /* C = C diag(alpha) + A^T B:    O^T = O^T diag(alpha) + V^T P^T,  dQ^T += K^T dS^T */
 } td_tile_op;
 
-/** A product of tiles: C is [rows, 16 groups], B [depth, 16 groups], A [rows, depth], or [depth, rows] for
- * TD_TILE_RESCALE; the rows of each are ld* elements apart. b is 64-byte aligned and ldb a multiple of 16;
- * the others need no alignment. Sums start at 0 and run in ascending order of depth, whatever the other
- * extents. */
+/** A GEMM of tiles. C is [rows, 16 groups], B [depth, 16 groups]. A is [rows, depth], or [depth, rows] for
+ * TD_TILE_RESCALE. Rows of each are ld* elements apart. b is 64-byte aligned and ldb a multiple of 16. The
+ * others need no alignment. Sums start at 0 and run in ascending order of depth, whatever the other
+ * extents are. */
 typedef struct td_tile_product {
     td_tile_op op;
     int64_t rows, groups, depth;
@@ -60,9 +60,9 @@ typedef struct td_tile_product {
 
 void td_tile_multiply(const td_tile_product *product);
 
-/** One tile of keys as a tile of queries sees it: the first `square` keys by all queries, and then, where a
- * causal mask cuts through, 16 keys at a time by fewer and fewer: keys [square + 16 i, ...) by the groups
- * from first_group + i on. */
+/** One tile of keys as a tile of queries sees it. All queries see the first `square` keys. The rest, under
+ * a causal mask, is cut into blocks of 16 keys: the groups from first_group + i on see keys [square + 16
+ * i, square + 16 i + 16). */
 typedef struct td_tile_view {
     int64_t keys, groups; /* of the tile; keys that no query sees are not counted */
     int64_t square, first_group;
@@ -74,7 +74,7 @@ typedef struct td_tile_block {
     bool diagonal;     /* key r of it is the query of column r of that group */
 } td_tile_block;
 
-/** first_key is the tile's first key, first_query the query tile's first query, both in the sequence. */
+/** first_key and first_query: where the tile of keys and the tile of queries start in the sequence. */
 static inline td_tile_view td_tile_view_of(const td_attention_shape *shape, int64_t first_key,
                                            int64_t first_query, int64_t queries)
 {
@@ -109,7 +109,7 @@ static inline int64_t td_tile_keys_of(const td_tile_view *view, int64_t group)
                : td_least(view->keys, view->square + (group - view->first_group + 1) * TD_GROUP);
 }
 
-/** Whether every group sees every key, as it mostly is. */
+/** Whether every group sees every key, which is the usual case. */
 static inline bool td_tile_is_full(const td_tile_view *view)
 {
     return view->square == view->keys && view->groups == TD_TILE_QUERIES / TD_GROUP;
@@ -128,7 +128,7 @@ void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, i
 void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, int64_t lds,
                           double scale, float *copy, float *dst);
 
-/** The way back: dst = the transpose of src times factor[column], rounded once; rows of dst are ldd apart.
+/** The inverse: dst = the transpose of src times factor[column], rounded once. Rows of dst are ldd apart.
  *
  *   scratch  [TD_GROUP, cols in whole groups]  64-byte aligned */
 void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const float *src, const float *factor,
@@ -141,16 +141,16 @@ void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src,
  * are in base 2, so TD_MASK_ADD_1E6 adds -1e6 log2(e). */
 void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores);
 
-/** 2^x for x up to 127, within 0.8 ulp if products are fused (measured over every float); 0 below 2^-126, NaN
- * for NaN.
+/** 2^x for x up to 127, within 0.8 ulp if multiplications and additions are fused (measured over every
+ * float). 0 below 2^-126, NaN for NaN.
  *
- * Scores are kept in base 2, log2(e) being folded into their scale, because 2^x has nothing to reduce: with n
- * the nearest integer, 2^(x - n) is a polynomial of degree 6 (fitted by us to the least largest relative
- * error, 3.0e-9 before rounding), and n goes into the exponent. Without a branch, so that a loop over it
- * becomes vector code. */
+ * Scores are in base 2: log2(e) is part of their scale. 2^x needs no reduction of its argument: with n the
+ * nearest integer, 2^(x - n) is a polynomial of degree 6, and n goes into the exponent. We fitted the
+ * polynomial to the least largest relative error, 3.0e-9 before rounding. There is no branch, so that a
+ * loop over it becomes vector code. */
 static inline float td_exp2(float x)
 {
-    const float to_integer = 0x1.8p23f; /* adding it rounds to an integer, left in the low bits */
+    const float to_integer = 0x1.8p23f; /* adding it rounds to an integer, in the low bits */
     float shifted = x + to_integer;
     float r = x - (shifted - to_integer);
     float y = 0x1.416b5cp-13f;
@@ -167,7 +167,7 @@ static inline float td_exp2(float x)
     memcpy(&bits, &shifted, sizeof bits);
     bits = (bits << 23) + 0x3F800000u;
     memcpy(&power, &bits, sizeof power);
-    y *= power; /* a product, so that NaN stays NaN whatever is in bits */
+    y *= power; /* a multiplication keeps NaN, whatever is in bits */
     return x < -126.0f ? 0.0f : y;
 }
 

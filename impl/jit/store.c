@@ -187,7 +187,7 @@ td_status td_store_write(const char *folder, const char *key, const td_code *cod
 {
     td_status status = TD_OK;
     const size_t key_bytes = strlen(key) + 1;
-    td_beside file = TD_NO_BESIDE;
+    td_replacement file = TD_NO_REPLACEMENT;
     char head[HEAD_BYTES + 1];
     char *path = path_of(folder, key);
 
@@ -200,13 +200,13 @@ td_status td_store_write(const char *folder, const char *key, const td_code *cod
     const uint64_t hash = hash_with(HASH_OF_NOTHING, key, key_bytes);
     snprintf(head, sizeof head, HEAD_FORMAT, hash_with(hash, code->data, code->bytes),
              key_bytes + code->bytes);
-    TD_TRY(td_beside_open(&file, path, 0644)); /* check_owner refuses more, whatever the umask */
-    TD_TRY(td_beside_write(&file, head, HEAD_BYTES));
-    TD_TRY(td_beside_write(&file, key, key_bytes));
-    TD_TRY(td_beside_write(&file, code->data, code->bytes));
-    TD_TRY(td_beside_commit(&file));
+    TD_TRY(td_replacement_open(&file, path, 0644)); /* check_owner refuses more, whatever the umask */
+    TD_TRY(td_replacement_write(&file, head, HEAD_BYTES));
+    TD_TRY(td_replacement_write(&file, key, key_bytes));
+    TD_TRY(td_replacement_write(&file, code->data, code->bytes));
+    TD_TRY(td_replacement_commit(&file));
 cleanup:
-    td_beside_close(&file);
+    td_replacement_close(&file);
     free(path);
     return status;
 }

@@ -10,20 +10,20 @@
 #include <string.h>
 #include <time.h>
 
-/** What is noted of a step, as a link of its trainer's chain. */
+/** A hook in the trainer's chain that notes tensors in the device's history. */
 typedef struct recorder {
-    td_hook hook; /* the first member: the model calls it */
+    td_hook hook; /* the first member, so that a pointer to it is a pointer to the recorder */
     td_device *dev;
     const td_memory_config *config;
     td_memory_recording *to;
     td_train *train;
     td_weights weights;
     int64_t parameters;
-    float *moments;         /* the first of them; NULL: there is no optimizer */
-    bool *gradient_live;    /* of each parameter */
-    int64_t *ids, *targets; /* [batch, context], on the device */
-    bool histories;         /* ours is running */
-    int64_t marks[TD_MEMORY_PHASES + 1];
+    float *moments;                      /* of the first weight; NULL: there is no optimizer */
+    bool *gradient_live;                 /* [parameters] */
+    int64_t *ids, *targets;              /* [batch, context], on the device */
+    bool history;                        /* our history is running */
+    int64_t marks[TD_MEMORY_PHASES + 1]; /* entries [marks[i], marks[i + 1]) belong to phase i */
 } recorder;
 
 /* ---- gradients ---- */
@@ -46,7 +46,7 @@ cleanup:
     return status;
 }
 
-/** Of the parameters within the range. */
+/** Notes the gradients of all parameters in the range. */
 static td_status note_gradients(recorder *r, td_range range, bool live)
 {
     td_status status = TD_OK;
@@ -61,7 +61,7 @@ cleanup:
     return status;
 }
 
-/** The norms' gradients are written one by one throughout the pass. */
+/** Backward writes the norms' gradients one by one, so they count as alive from the begin of the pass. */
 static td_status begin_pass(td_hook *hook, td_pass pass, bool last)
 {
     recorder *r = (recorder *)hook;
@@ -78,10 +78,10 @@ cleanup:
     return status;
 }
 
-/** In a backward pass the gradients of a range are formed after its weights were read for the last time. */
-static td_status weights_done(td_hook *hook, td_pass pass, const td_need *need)
+/** A backward pass computes the gradients of a range after its last read of the range's weights. */
+static td_status weights_done(td_hook *hook, td_pass pass, td_range range)
 {
-    return pass == TD_PASS_BACKWARD ? note_gradients((recorder *)hook, need->range, true) : TD_OK;
+    return pass == TD_PASS_BACKWARD ? note_gradients((recorder *)hook, range, true) : TD_OK;
 }
 
 static td_status gradients_final(td_hook *hook, td_range range, td_event *event)
@@ -97,7 +97,7 @@ cleanup:
     return status;
 }
 
-/* ---- what is there throughout ---- */
+/* ---- tensors that live throughout ---- */
 
 static td_status note_part(recorder *r, const char *name, const char *suffix, const void *address,
                            size_t bytes)
@@ -139,7 +139,8 @@ static bool contains(const td_memory_event *block, const void *address)
     return at && at >= begin && at < begin + block->bytes;
 }
 
-/** The block's category. What none of these addresses is in belongs to the step: ids, targets, its state. */
+/** The block's category, by a known address in it. A block without one belongs to the step: ids, targets, its
+ * state. */
 static td_memory_category block_category(const recorder *r, const td_memory_event *block)
 {
     if (contains(block, r->weights.params))
@@ -153,7 +154,7 @@ static td_memory_category block_category(const recorder *r, const td_memory_even
     return TD_MEMORY_SCRATCH;
 }
 
-/** What of a trainer no name says is one tensor a block. */
+/** Notes each block of the trainer that has no named tensors as one tensor, "step". */
 static td_status note_step(recorder *r)
 {
     const td_memory_event *events;
@@ -162,7 +163,7 @@ static td_status note_step(recorder *r)
 
     TD_TRY(td_device_history(r->dev, &events, &count, &dropped));
     for (int64_t i = 0; i < count; i++) {
-        const td_memory_event block = events[i]; /* which the note behind may move */
+        const td_memory_event block = events[i]; /* a copy: the note below may move the events */
 
         if (block.action == TD_MEMORY_ALLOC && block_category(r, &block) == TD_MEMORY_SCRATCH)
             TD_TRY(td_device_note_live(r->dev, "step", block.address, block.bytes));
@@ -171,12 +172,12 @@ cleanup:
     return status;
 }
 
-/** ids and, one token later, targets. */
+/** Draws ids and targets; targets are the same stream of tokens, one token later. */
 static td_status draw_tokens(recorder *r)
 {
     const td_transformer_config *model = &r->config->model;
     const td_rng rng = {.seed = 0};
-    const int64_t count = model->batch * model->context; /* as the plan checked */
+    const int64_t count = model->batch * model->context; /* td_train_plan checked that it fits */
     const size_t bytes = (size_t)count * sizeof *r->ids;
     td_status status = TD_OK;
     void *block;
@@ -209,8 +210,7 @@ td_status td_memory_train_config(const td_memory_config *config, td_train_config
     TD_NOT_NULL(config, out);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
     TD_FAIL_IF(config->model.owned, TD_UNSUPPORTED,
-               "model.owned is given, but a recording has no ranks that bring the "
-               "other weights");
+               "model.owned is not NULL, needs NULL: no other ranks gather weights in a recording");
     *out = (td_train_config){.model = config->model,
                              .until = until[config->pass],
                              .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
@@ -219,7 +219,7 @@ cleanup:
     return status;
 }
 
-/** The entries so far. */
+/** marks[phase] = the number of entries so far. */
 static td_status mark(recorder *r, int phase)
 {
     const td_memory_event *events;
@@ -250,7 +250,7 @@ static td_status create(recorder *r)
     }
     TD_TRY(note_weights(r));
     TD_TRY(note_step(r));
-    /* They are 0, as creation left them: what weights are changes no byte, and drawing many takes a while. */
+    /* Weights stay 0, as created: their values change no bytes, and drawing a large model takes long. */
     td_weights_written(td_train_model(r->train), true);
     TD_TRY(draw_tokens(r));
 cleanup:
@@ -324,7 +324,7 @@ cleanup:
     return status;
 }
 
-/* ---- what comes of it ---- */
+/* ---- the recording ---- */
 
 static bool ends_in(const char *text, const char *end)
 {
@@ -362,7 +362,8 @@ static int by_address(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/** The device keeps each text once, and so does the recording: labels[i] becomes the copy of theirs[i]. */
+/** The device keeps each label once, and so does the recording. Sorts the device's labels into `theirs`
+ * without repetitions; labels[i] becomes a copy of theirs[i]. */
 static td_status copy_labels(td_memory_recording *to, const td_memory_event *events, const char **theirs)
 {
     td_status status = TD_OK;
@@ -402,7 +403,7 @@ int64_t td_memory_label_index(const td_memory_recording *recording, const td_mem
     return index_of(recording->labels, recording->label_count, entry->event.label);
 }
 
-/** Takes the events over, with what only the recorder knows. */
+/** Copies the device's events, and adds their phases and categories. */
 static td_status take_events(recorder *r)
 {
     td_memory_recording *to = r->to;
@@ -436,7 +437,7 @@ cleanup:
     return status;
 }
 
-/** What the blocks were planned for. */
+/** Fills the summary's planned bytes. */
 static td_status take_plan(recorder *r)
 {
     const td_transformer_config *model = &r->config->model;
@@ -458,9 +459,9 @@ cleanup:
     return status;
 }
 
-/** Events of a pass, at the most: a layer has some 50 tensors, each live and dead, in forward and, computed
- * again and with their gradients, in backward; a parameter four that live and a gradient that comes and
- * goes. */
+/** An upper bound of a pass's events. A layer has some 50 tensors. Each becomes live and dead in forward, and
+ * again in backward, together with its gradient. A parameter has at most four tensors that live throughout,
+ * and a gradient that becomes live and dead. */
 static int64_t capacity_of(const td_model_size *size)
 {
     const int64_t a_layer = 256 + 9 * 8;
@@ -476,17 +477,17 @@ static td_status record(recorder *r)
     struct timespec now;
     td_status status = TD_OK;
 
-    TD_TRY(take_plan(r)); /* which checks all that creation does */
+    TD_TRY(take_plan(r)); /* checks the config as creation would */
     TD_TRY(td_device_reset_peak(r->dev));
     TD_TRY(td_device_memory(r->dev, &memory));
     summary->base_bytes = memory.current_bytes;
     clock_gettime(CLOCK_REALTIME, &now);
     r->to->epoch_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - td_clock_ns();
     TD_TRY(td_device_history_begin(r->dev, capacity_of(&config->model.size)));
-    r->histories = true;
+    r->history = true;
     TD_TRY(run_phases(r));
     TD_TRY(td_device_history_end(r->dev));
-    r->histories = false;
+    r->history = false;
     TD_TRY(td_device_memory(r->dev, &memory));
     summary->peak_bytes = memory.peak_bytes - summary->base_bytes;
     TD_TRY(take_events(r));
@@ -497,7 +498,7 @@ cleanup:
 
 static void recorder_deinit(recorder *r)
 {
-    if (r->histories)
+    if (r->history)
         (void)td_device_history_end(r->dev);
     td_train_destroy(r->train);
     /* Each is NULL or a live block of dev, which free accepts. */

@@ -1,15 +1,16 @@
 /** The memory of a step: every block and every tensor, from the device's history.
  *
  * A recording creates a model and runs one pass with the device's history. Blocks are allocations of the
- * device. Tensors lie in blocks, each from its first write to its last use. A planned step allocates its
- * blocks once, so the bytes of blocks stay the same and only tensors come and go. Blocks and tensors have a
- * category, the phase in which they began, and the path of labels at that time.
+ * device. Tensors lie in blocks. A tensor is alive from its first write to its last use. A planned step
+ * allocates its blocks once, so the bytes of blocks stay the same and only tensors come and go. Each block
+ * and each tensor has a category, the phase in which it began, and the path of labels at that time.
  *
- *   blocks    the sum of their bytes is exactly that of td_device_memory
+ *   blocks    the sum of their bytes is exactly the sum that td_device_memory reports
  *   tensors   no two live tensors share memory, and each lies in a block
  *
- * Each parameter's weights and moments are a tensor each, always alive. The gradient of a parameter is alive
- * from its GEMM (the embedding's: from its end) until its update. */
+ * The weights and the two moments of each parameter are separate tensors, and are always alive. The gradient
+ * of a parameter is alive from the GEMM that computes it until its update. The embedding's gradient is alive
+ * from its last write until its update. */
 #ifndef TD_MEMORY_MEMORY_H
 #define TD_MEMORY_MEMORY_H
 
@@ -35,7 +36,7 @@ typedef enum td_memory_category {
     TD_MEMORY_WEIGHTS = 0,     /* "weights": masters */
     TD_MEMORY_GRADIENTS,       /* "gradients": of the weights */
     TD_MEMORY_OPTIMIZER_STATE, /* "optimizer state": moments and hyperparameters */
-    TD_MEMORY_ACTIVATIONS,     /* "activations": what forward computes, or computes again */
+    TD_MEMORY_ACTIVATIONS,     /* "activations": results of forward, and of its recomputation */
     TD_MEMORY_SCRATCH /* "scratch": work of the operations, gradients of activations, tables, tokens */
 } td_memory_category;
 
@@ -57,52 +58,54 @@ typedef enum td_memory_phase {
 TD_API const char *td_memory_phase_name(td_memory_phase phase);
 
 typedef struct td_memory_config {
-    td_transformer_config model; /* `use` and `f32_gradients` are the recording's */
+    td_transformer_config model; /* `use` and `f32_gradients` are ignored; `owned` is NULL */
     td_memory_pass pass;
-    td_update_time time; /* of a step */
+    td_update_time time; /* when weights are updated; only TD_MEMORY_STEP reads it */
 } td_memory_config;
 
-/** The trainer that td_memory_record makes. TD_BAD_ARGUMENT: a NULL, an unknown pass. */
+/** *out = the config of the trainer that td_memory_record creates. TD_BAD_ARGUMENT: a NULL, an unknown pass.
+ * TD_UNSUPPORTED: model.owned is not NULL. */
 TD_API td_status td_memory_train_config(const td_memory_config *config, td_train_config *out);
 
 /** What happened to a block (ALLOC, FREE, OOM) or to a tensor (LIVE, DEAD). */
 typedef struct td_memory_entry {
-    td_memory_event event;       /* the device's; its label is the recording's */
-    td_memory_category category; /* of a block with several (the model's arena): activations */
+    td_memory_event event;       /* as the device noted it; the recording owns the label */
+    td_memory_category category; /* a block with several categories (the model's arena): activations */
     td_memory_phase phase;
-    int64_t pair;      /* the entry of the other end of this block or tensor; -1: none */
-    size_t live_bytes; /* of all tensors, after the entry */
+    int64_t pair;      /* index of the entry at the other end of this block or tensor; -1: none */
+    size_t live_bytes; /* of all live tensors, after this entry */
 } td_memory_entry;
 
 typedef struct td_memory_recording td_memory_recording;
 
 /** Creates a model on dev with weights of 0, runs one pass with a history, and frees the model. Discards a
- * running history. Waits for the device. The device's peak begins anew.
+ * running history. Resets the device's peak. Waits for the device.
  *
- * TD_BAD_ARGUMENT: a NULL, an unknown pass; as td_train_create, as is TD_UNSUPPORTED. TD_NO_MEMORY: also of
- * the host, for the history. *out is then NULL, and nothing is left on the device. */
+ * TD_BAD_ARGUMENT: a NULL, an unknown pass. TD_UNSUPPORTED: model.owned is not NULL. TD_NO_MEMORY: also if
+ * the host has no memory for the history. Other errors: as td_train_create and the calls of a step. After an
+ * error *out is NULL, and nothing is left on the device. */
 TD_API td_status td_memory_record(td_device *dev, const td_memory_config *config, td_memory_recording **out);
 TD_API void td_memory_recording_destroy(td_memory_recording *recording); /* accepts NULL */
 
-/** All entries, in order; they are the recording's. TD_BAD_ARGUMENT: a NULL. */
+/** All entries, in order; the recording owns them. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_memory_entries(const td_memory_recording *recording, const td_memory_entry **entries,
                                    int64_t *count);
 
-/** A phase, or all of them. Bytes are those of the recording, without what was on the device before. */
+/** One phase, or all of them. Bytes count the recording alone, without earlier blocks of the device. */
 typedef struct td_memory_span {
-    int64_t first, end;                       /* entries [first, end); the same: nothing happened */
+    int64_t first, end;                       /* entries [first, end); first == end: there are none */
     int64_t begin_ns, end_ns;                 /* td_clock_ns(); 0: the recording has no such phase */
     size_t allocated_bytes;                   /* of the blocks, at their peak */
     size_t live_bytes;                        /* of the tensors, at their peak */
     size_t begin_bytes, end_bytes;            /* of the tensors, at both ends */
-    size_t by_category[TD_MEMORY_CATEGORIES]; /* of live_bytes, at that peak */
-    int64_t peak;                             /* the entry that reaches it; -1: it is there at the begin */
+    size_t by_category[TD_MEMORY_CATEGORIES]; /* live_bytes by category, at the tensors' peak */
+    int64_t peak; /* the entry that reaches live_bytes; -1: the span begins with them */
 } td_memory_span;
 
 typedef struct td_memory_summary {
-    size_t base_bytes; /* that others had on the device */
-    size_t peak_bytes; /* the device's own account of its peak, without those: td_memory_stats */
-    size_t allocated[TD_MEMORY_CATEGORIES]; /* what the blocks were planned for; adds up to peak_bytes */
+    size_t base_bytes;                      /* on the device before the recording */
+    size_t peak_bytes;                      /* the device's peak (td_memory_stats) minus base_bytes */
+    size_t allocated[TD_MEMORY_CATEGORIES]; /* planned bytes of the blocks; the sum is peak_bytes */
     td_memory_span phases[TD_MEMORY_PHASES], whole;
     int64_t entries;
 } td_memory_summary;
@@ -110,22 +113,22 @@ typedef struct td_memory_summary {
 /** TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_memory_summary_of(const td_memory_recording *recording, td_memory_summary *out);
 
-#define TD_MEMORY_NAME_BYTES 96 /* a parameter's name of 55, a suffix, and a 0 */
+#define TD_MEMORY_NAME_BYTES 96 /* a parameter's name of at most 55 bytes, a suffix, and a final 0 */
 
-/** Tensors that are alike in different layers. */
+/** Tensors of the same name and size in different layers. */
 typedef struct td_memory_tensor {
-    char name[TD_MEMORY_NAME_BYTES]; /* "layers.*.ffn.gate_up", the layer in place of * if it is one tensor */
-    const char *label;               /* path of the first one: the recording's */
+    char name[TD_MEMORY_NAME_BYTES]; /* "layers.*.ffn.gate_up"; if count is 1, the layer replaces * */
+    const char *label;               /* path of the first tensor; the recording owns it */
     size_t bytes;                    /* of each */
     int64_t count;
     td_memory_category category;
     td_memory_phase phase;
-    int64_t entry; /* at which the first became live */
+    int64_t entry; /* at which the first tensor became live */
 } td_memory_tensor;
 
 /** The largest tensors that became live in a phase, the largest first, at most `capacity`.
  *
- *   largest  [capacity]  out  *count of them
+ *   largest  [capacity]  out  the first *count entries are written
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown phase, a capacity below 1. TD_NO_MEMORY. */
 TD_API td_status td_memory_largest(const td_memory_recording *recording, td_memory_phase phase,
@@ -133,25 +136,25 @@ TD_API td_status td_memory_largest(const td_memory_recording *recording, td_memo
 
 #define TD_MEMORY_CONTRIBUTORS 5
 
-/** One block of the model. Bytes of tensors are multiples of TD_ALIGNMENT. */
+/** The memory of one layer of the model. Bytes of tensors are multiples of TD_ALIGNMENT. */
 typedef struct td_memory_block {
-    size_t saved_bytes;                               /* alive after forward, for backward */
+    size_t saved_bytes;                               /* of tensors that forward keeps for backward */
     int64_t saved;                                    /* number of these tensors */
-    td_memory_tensor largest[TD_MEMORY_CONTRIBUTORS]; /* of these, at most `saved` */
+    td_memory_tensor largest[TD_MEMORY_CONTRIBUTORS]; /* the largest of them; unused entries are 0 */
     size_t gradient_bytes;                            /* gradients of its weights */
     size_t residual_bytes;                            /* of its input: one tensor of the residual stream */
     size_t scores_bytes;                              /* of its attention's score matrix; 0: there is none */
 } td_memory_block;
 
-/** TD_BAD_ARGUMENT: a NULL, a layer out of range. TD_NO_MEMORY. */
+/** *out = the memory of a layer, from 0 on. TD_BAD_ARGUMENT: a NULL, a layer out of range. TD_NO_MEMORY. */
 TD_API td_status td_memory_block_of(const td_memory_recording *recording, int64_t layer,
                                     td_memory_block *out);
 
 /* ---- files; each replaces an older file when it is complete ---- */
 
 /** Writes a snapshot in the format of torch.cuda.memory._dump_snapshot(), for PyTorch's tools and its public
- * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. Blocks are its segments,
- * tensors its blocks, labels its frames, innermost first. The CPU is device 0.
+ * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. Our blocks appear as its
+ * segments, our tensors as its blocks, our labels as its frames (innermost first). The CPU is device 0.
  *
  * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: `path` is no regular
  * file, the folder is missing or not writable, the disk is full. The old file at `path` is then unchanged.
@@ -169,11 +172,12 @@ TD_API int64_t td_memory_snapshot_events(const td_memory_recording *recording);
  *                "category": "activations", "phase": "forward", "pair": 77, "allocated_bytes": ...,
  *                "live_bytes": ...}, ...]}
  *
- * Actions are alloc, free, oom, live and dead; a pair is the index of an event, or null. Errors as above. */
+ * Actions are alloc, free, oom, live and dead; a pair is the index of an event, or null. Errors: as
+ * td_memory_write_snapshot. */
 TD_API td_status td_memory_write_events(const td_memory_recording *recording, const char *path);
 
 /** Writes the live tensors over the events as an SVG picture, stacked by category: with bands for phases, a
- * line for the bytes of blocks, and a mark at the peak. Errors as above. */
+ * line for the bytes of blocks, and a mark at the peak. Errors: as td_memory_write_snapshot. */
 TD_API td_status td_memory_write_timeline(const td_memory_recording *recording, const char *path);
 
 TD_END_DECLS

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** The entries that began and have not ended, in no order. */
+/** The entries of blocks and tensors that have begun and not ended, in no order. */
 typedef struct opened {
     int64_t *at, count;
 } opened;
@@ -16,13 +16,15 @@ static const void *end_of(const td_memory_event *event)
     return (const char *)event->address + event->bytes;
 }
 
+/** Entry `by` ends the i-th opened one. */
 static void settle(td_memory_recording *recording, opened *open, int64_t i, int64_t by)
 {
     recording->entries[open->at[i]].pair = by;
     open->at[i] = open->at[--open->count];
 }
 
-/** The newest opened entry of that action, place and, for a tensor, name; -1: none. */
+/** The place in `open` of an entry with this action, address and size, and for a tensor the same name; -1:
+ * there is none. */
 static int64_t find(const td_memory_recording *recording, const opened *open, td_memory_action action,
                     const td_memory_event *event)
 {
@@ -37,7 +39,7 @@ static int64_t find(const td_memory_recording *recording, const opened *open, td
     return -1;
 }
 
-/** What an entry changes of the tensors that are alive. */
+/** Updates the opened entries and the live bytes by entry i. */
 static void apply(td_memory_recording *recording, opened *open, int64_t i, size_t *live)
 {
     td_memory_entry *entry = &recording->entries[i];
@@ -68,7 +70,7 @@ static void apply(td_memory_recording *recording, opened *open, int64_t i, size_
             entry->category = recording->entries[entry->pair].category;
             settle(recording, open, found, i);
         }
-        for (int64_t j = open->count - 1; j >= 0; j--) { /* what stands in it is gone as well */
+        for (int64_t j = open->count - 1; j >= 0; j--) { /* tensors in the block end with it */
             const td_memory_entry *begun = &recording->entries[open->at[j]];
 
             if (begun->event.action == TD_MEMORY_LIVE && begun->event.address >= event->address &&
@@ -114,7 +116,7 @@ static void measure(const td_memory_recording *recording, td_memory_span *span)
     }
 }
 
-/** What is alive after entry `until`, by category. */
+/** Adds the bytes of tensors that are alive after entry `until` to their categories. */
 static void compose(const td_memory_recording *recording, int64_t until, size_t *by_category)
 {
     for (int64_t i = 0; i <= until; i++) {
@@ -154,7 +156,7 @@ cleanup:
     return status;
 }
 
-/* ---- what a recording says ---- */
+/* ---- access ---- */
 
 td_status td_memory_entries(const td_memory_recording *recording, const td_memory_entry **entries,
                             int64_t *count)
@@ -180,7 +182,7 @@ cleanup:
 
 /* ---- the largest tensors ---- */
 
-/** Whether two tensors differ in nothing but their layer. */
+/** Whether two tensors have the same size, and the same name except the layer. */
 static bool alike(const td_memory_event *a, const td_memory_event *b)
 {
     const char *rest_a, *rest_b;
@@ -204,7 +206,7 @@ static td_memory_tensor tensor_of(const td_memory_recording *recording, int64_t 
     return tensor;
 }
 
-/** From the largest; of the same size from the first. */
+/** The largest first; for equal sizes the earliest first. */
 static int by_size(const void *a, const void *b)
 {
     const td_memory_tensor *x = a, *y = b;
@@ -214,7 +216,7 @@ static int by_size(const void *a, const void *b)
     return x->entry < y->entry ? -1 : x->entry > y->entry;
 }
 
-/** Those of the chosen entries that differ in more than their layer, sorted; *out is the caller's. */
+/** Merges chosen tensors that are alike and sorts them by size. The caller frees *out. */
 static td_status collect(const td_memory_recording *recording, const bool *chosen, td_memory_tensor **out,
                          int64_t *count)
 {

@@ -1,24 +1,26 @@
 /* PyTorch's memory snapshot, written as a Python pickle.
  *
- * What a snapshot holds: torch/cuda/memory.py (_snapshot, its docstring) and what reads it: torch/cuda/
- * _memory_viz.py and torch/utils/viz/MemoryViz.js, of PyTorch 2.1 to 2.13.
+ * Sources, of PyTorch 2.1 to 2.13: the docstring of _snapshot in torch/cuda/memory.py, and the two readers of
+ * snapshots, torch/cuda/_memory_viz.py and torch/utils/viz/MemoryViz.js (the viewer).
  *
  *   {"segments": [segment, ...], "device_traces": [[event, ...], ...], "allocator_settings": {},
  *    "external_annotations": []}
  *   segment  device, address, total_size, allocated_size, active_size, requested_size, stream, segment_type,
- *            segment_pool_id, is_expandable, frames, blocks. The blocks cover it in the order of addresses:
- *            the viewer adds sizes up
+ *            segment_pool_id, is_expandable, frames, blocks. The blocks cover the segment without gaps, in
+ *            the order of addresses, because the viewer computes their addresses from their sizes
  *   block    address, size, requested_size, state, frames
  *   event    action, addr, size, stream, time_us (since 1970), frames, category
  *   frame    filename, line, name; innermost first
  *
- * Of the viewer: where any event has a category one must have "unknown", so a "snapshot" event comes first.
- * It draws "alloc" and "free_completed"; "free_requested" stands ahead of the latter, as PyTorch writes it. A
- * block outside every segment stops its replay. Addresses are below 2^53, which its numbers hold.
+ * Demands of the viewer: if any event has a category, one event must have the category "unknown". So a
+ * "snapshot" event comes first. The viewer draws "alloc" and "free_completed". As in PyTorch, a
+ * "free_requested" comes before each "free_completed". A block outside every segment stops the viewer's
+ * replay. Its numbers hold addresses below 2^53 exactly.
  *
- * What a pickle is: Python's Lib/pickletools.py and PEP 307. This is protocol 2, of which the viewer knows
- * these opcodes; it knows nothing of protocol 5. Containers are begun empty and filled in batches behind a
- * mark, since the viewer spreads a batch over the stack. Keys, and the frames of a label, are stored once:
+ * The format of a pickle: Python's Lib/pickletools.py and PEP 307. We write protocol 2, because the viewer
+ * cannot read protocol 5. It knows the opcodes below. Containers begin empty and are filled in batches after
+ * a mark, because the viewer keeps a whole batch on its stack. Keys and the frames of a label are stored
+ * once:
  *
  *   80 02 PROTO   } EMPTY_DICT   ] EMPTY_LIST   ( MARK   u SETITEMS   e APPENDS   X BINUNICODE (u32 length)
  *   J BININT (i32)   8a LONG1 (u8 length)   86 TUPLE2   88 NEWTRUE   89 NEWFALSE   r LONG_BINPUT (u32)
@@ -37,7 +39,7 @@ enum { BATCH = 1000, MOST_KEYS = 64, SMALL_SEGMENT = 1 << 20 };
 typedef struct pickle {
     td_writer *file;
     uint32_t memos;
-    const char *keys[MOST_KEYS]; /* that are stored under these memos */
+    const char *keys[MOST_KEYS]; /* keys[i] is stored under key_memos[i] */
     uint32_t key_memos[MOST_KEYS];
     int key_count;
 } pickle;
@@ -60,7 +62,7 @@ static void put_text(pickle *p, const char *text, size_t bytes)
     td_writer_put(p->file, text, bytes);
 }
 
-/** Not negative. The last byte's highest bit is the sign, which is to be 0. */
+/** number < 2^63. A pickled integer is signed, so the highest bit of its last byte must be 0. */
 static void put_integer(pickle *p, uint64_t number)
 {
     if (number <= INT32_MAX) {
@@ -76,7 +78,7 @@ static void put_integer(pickle *p, uint64_t number)
     put_number(p, number, bytes);
 }
 
-/** Stores what was put last; returns its number. */
+/** Stores the last value under a new number, and returns the number. */
 static uint32_t store(pickle *p)
 {
     put_byte(p, 'r');
@@ -90,7 +92,7 @@ static void put_stored(pickle *p, uint32_t memo)
     put_number(p, memo, 4);
 }
 
-/** A word that comes again and again; a literal, whose address tells it. */
+/** A word that occurs often: written once, then by its number. The pointer must stay valid: a literal. */
 static void put_word(pickle *p, const char *word)
 {
     for (int i = 0; i < p->key_count; i++)
@@ -138,7 +140,7 @@ static void put_empty_list(pickle *p)
     put_byte(p, ']');
 }
 
-/** Ends a batch, and begins the next one, where `count` items are in the list. */
+/** Ends a full batch and begins the next one, if the list has `count` items so far. */
 static void next_item(pickle *p, int64_t count)
 {
     if (count > 0 && count % BATCH == 0) {
@@ -152,7 +154,7 @@ static void next_item(pickle *p, int64_t count)
 typedef struct snapshot {
     pickle p;
     const td_memory_recording *recording;
-    uint32_t *frames; /* where the frames of each label are stored, from 1; 0: nowhere yet */
+    uint32_t *frames; /* [label_count], 1 + the number under which a label's frames are stored; 0: not yet */
 } snapshot;
 
 static void put_frame(pickle *p, const char *path, size_t path_bytes, const char *name, size_t name_bytes)
@@ -166,7 +168,7 @@ static void put_frame(pickle *p, const char *path, size_t path_bytes, const char
     end_dict(p);
 }
 
-/** A frame for each part of the path, innermost first, whose file is the path up to it. */
+/** One frame for each part of the label, innermost first. A frame's file is the label up to that part. */
 static void put_frames(snapshot *s, const td_memory_entry *entry)
 {
     const char *label = entry->event.label;
@@ -177,7 +179,7 @@ static void put_frames(snapshot *s, const td_memory_entry *entry)
         put_stored(&s->p, *memo - 1);
         return;
     }
-    if (end == 0) { /* nothing was in force */
+    if (end == 0) { /* there was no label */
         put_empty_list(&s->p);
         return;
     }
@@ -211,7 +213,7 @@ static void put_event(snapshot *s, const char *action, const td_memory_entry *en
     end_dict(&s->p);
 }
 
-/** Without which the viewer does not take categories. */
+/** The event of category "unknown" that the viewer needs. */
 static void put_begin(snapshot *s)
 {
     begin_dict(&s->p);
@@ -229,8 +231,8 @@ static void put_begin(snapshot *s)
     end_dict(&s->p);
 }
 
-/** The entry's events; what stands in a block that is freed goes first. Returns how many there are; s NULL:
- * they are only counted. */
+/** Writes the entry's events. A freed block's tensors are freed first. Returns `before` plus the number of
+ * events. s NULL: counts only. */
 static int64_t put_entry(snapshot *s, const td_memory_recording *recording, int64_t i, int64_t before)
 {
     static const char *const actions[][2] = {[TD_MEMORY_ALLOC] = {"segment_alloc", NULL},
@@ -292,7 +294,8 @@ static void put_block(snapshot *s, const char *address, size_t size, const td_me
     end_dict(&s->p);
 }
 
-/** Those of `left`, which are sorted by address, that stand in the block; their bytes, and how many. */
+/** The tensors in the block are left[*first], ..., left[*first + *inside - 1], as `left` is sorted by
+ * address. Returns their bytes. */
 static size_t tensors_of(const td_memory_event *block, const td_memory_entry *const *left, int64_t count,
                          int64_t *first, int64_t *inside)
 {
@@ -370,7 +373,7 @@ static int by_place(const void *a, const void *b)
     return p < q ? -1 : p > q;
 }
 
-/** What has not ended, in the order of addresses; *out is the caller's. */
+/** Entries with this action that have not ended, in the order of addresses. The caller frees *out. */
 static td_status left_over(const td_memory_recording *recording, td_memory_action action,
                            const td_memory_entry ***out, int64_t *count)
 {

@@ -4,10 +4,10 @@
 
 #include <stdlib.h>
 
-/** The picture, in its own units. A column is one of them wide. */
+/** Sizes of the picture in its own units. A column is one unit wide. */
 enum { WIDTH = 980, HEIGHT = 480, LEFT = 70, TOP = 34, COLUMNS = 880, ROWS = 370 };
 
-/** What is drawn of the entries in a column: those of its fullest moment. */
+/** A column covers several entries and shows the state after the one with the most live bytes. */
 typedef struct column {
     size_t live[TD_MEMORY_CATEGORIES], all, allocated;
 } column;
@@ -18,7 +18,7 @@ static const char *const colours[TD_MEMORY_CATEGORIES] = {[TD_MEMORY_WEIGHTS] = 
                                                           [TD_MEMORY_ACTIVATIONS] = "#228833",
                                                           [TD_MEMORY_SCRATCH] = "#aaaaaa"};
 
-/** The column of an entry, or of the place behind the last one. */
+/** The column of entry i; i == count is the right end of the picture. */
 static int column_of(const td_memory_recording *recording, int64_t i)
 {
     return recording->count > 0 ? (int)((double)i / (double)recording->count * COLUMNS) : 0;
@@ -61,7 +61,7 @@ static double y_of(double bytes, double most)
     return TOP + ROWS * (1 - bytes / most);
 }
 
-/** 1, 2 or 5 times a power of two of ten, so that `most` has at most eight of them. */
+/** A step of 1, 2 or 5 times a power of ten, of which `most` has at most eight. */
 static double step_of(double most)
 {
     double step = 1;
@@ -104,7 +104,8 @@ static void put_phases(td_writer *file, const td_memory_recording *recording)
     }
 }
 
-/** The band of a category, from the sum of those below it to that with it: there and back. */
+/** The band of a category. Its lower edge is the sum of the categories below it, its upper edge adds its own
+ * bytes. The path runs along the upper edge to the right, then back along the lower edge. */
 static void put_band(td_writer *file, const column *columns, int category, double most)
 {
     td_writer_print(file, "<path fill=\"%s\" d=\"M%d %.1f", colours[category], LEFT, y_of(0, most));

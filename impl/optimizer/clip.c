@@ -1,6 +1,6 @@
-/* Clipping by global norm. The norm of each range is taken when it is final, while the cache may still hold
- * its gradients, or if it comes with an event, at the end of the pass, so that the pass does not wait. The
- * norm of these norms is that of all. */
+/* Clipping by global norm. The norm of a range is computed when the range is final, while the cache may still
+ * hold its gradients. If the range comes with an event, the norm is computed at the end of the pass, so that
+ * the pass does not wait. The norm of all ranges' norms is the norm of all gradients. */
 #include "optimizer/optimizer.h"
 
 #include "base/check.h"
@@ -15,19 +15,19 @@ struct td_clip {
     td_device *dev;
     td_weights weights;
     float max_norm;
-    int64_t count; /* norms of this pass so far */
+    int64_t count; /* entries of norms in this pass */
     td_update_state *state;
-    char *block; /* the norm of all, at TD_ALIGNMENT the norms of ranges, and scratch */
+    char *block; /* the norm of all gradients; at TD_ALIGNMENT the norms of ranges; at WORK scratch */
     float *norms;
     char *work;
     td_ranges held;
-    td_ranges later;     /* whose norms are taken at the end, in the order in which they came */
-    td_event *behind;    /* what they are behind; NULL: there are none */
-    td_clip_ranks ranks; /* zeros: all gradients are here */
+    td_ranges later;     /* ranges whose norms are computed at the end, in the order in which they came */
+    td_event *event;     /* their gradients are complete after it; NULL: there are no such ranges */
+    td_clip_ranks ranks; /* zeros: this rank has all gradients */
     bool running;        /* between begin and end of a pass that makes gradients final */
 };
 
-/** Norms of ranges that there is room for, which is more than a model of 250 layers has. More become one. */
+/** Norms that there is room for: enough for a model of 250 layers. If there are more, they become one. */
 enum { NORMS = 256 };
 
 /** Where scratch begins in the block. */
@@ -64,12 +64,12 @@ static td_status clip_begin(td_hook *hook, td_pass pass, bool last)
     if (pass == TD_PASS_BACKWARD) {
         clip->running = last;
         clip->held.count = clip->later.count = clip->count = 0;
-        clip->behind = NULL;
+        clip->event = NULL;
     }
     return TD_OK;
 }
 
-/** Takes a norm of what comes next; when there is no room for it, those before become one. */
+/** Adds the norm of `count` gradients. If there is no room for it, the norms so far become one. */
 static td_status add_norm(td_clip *clip, int64_t count, const void *grads)
 {
     td_status status = TD_OK;
@@ -87,7 +87,7 @@ cleanup:
     return status;
 }
 
-/** Of what this rank has of the range, if it is to count it. */
+/** Adds norms of this rank's part of the range, unless another rank counts the range. */
 static td_status add_norms(td_clip *clip, td_range range)
 {
     td_status status = TD_OK;
@@ -112,9 +112,9 @@ static td_status clip_final(td_hook *hook, td_range range, td_event *event)
         TD_TRY(add_norms(clip, range));
         goto cleanup;
     }
-    if (clip->behind && clip->behind != event)
-        TD_TRY(td_event_wait(clip->behind));
-    clip->behind = event;
+    if (clip->event && clip->event != event)
+        TD_TRY(td_event_wait(clip->event));
+    clip->event = event;
     TD_TRY(td_ranges_append(&clip->later, range));
 cleanup:
     return status;
@@ -130,8 +130,8 @@ static td_status clip_end(td_hook *hook, td_pass pass, td_status status)
     clip->running = false;
     if (status != TD_OK || (clip->held.count == 0 && !clip->ranks.sum))
         return TD_OK;
-    if (clip->behind)
-        TD_TRY(td_event_wait(clip->behind));
+    if (clip->event)
+        TD_TRY(td_event_wait(clip->event));
     for (int64_t i = 0; i < clip->later.count; i++)
         TD_TRY(add_norms(clip, clip->later.at[i]));
     if (clip->count > 0)
@@ -164,10 +164,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     TD_CHECK(state, "state is NULL");
     TD_TRY(work_bytes(dev, weights->elements, weights->grad_dtype, &bytes));
     clip = calloc(1, sizeof *clip);
-    if (!clip) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *clip);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!clip, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *clip);
     clip->hook = (td_hook){.begin = clip_begin, .final = clip_final, .end = clip_end};
     clip->dev = dev;
     clip->weights = *weights;

@@ -10,9 +10,9 @@
 
 typedef struct group {
     td_optimizer_group is;
-    int64_t moments;   /* where its own begin, in floats */
+    int64_t moments;   /* offset of its moments in exp_avg and exp_avg_sq, in floats */
     const void *hyper; /* in the device's memory */
-    void *work;        /* likewise, of its updates on a few SMs */
+    void *work;        /* in the device's memory: scratch of updates on a few SMs */
 } group;
 
 struct td_optimizer {
@@ -24,22 +24,23 @@ struct td_optimizer {
     int32_t sms;
     int64_t count;
     group *groups;
-    char *
-        block; /* hyperparameters and work of the groups, TD_ALIGNMENT apart; first moments; second moments */
-    int64_t moments;
+    /* TD_ALIGNMENT bytes for each group, with its hyperparameters and work; then first moments; then second
+     * moments. */
+    char *block;
+    int64_t moments; /* floats of exp_avg */
     float *exp_avg, *exp_avg_sq;
 
-    /* With TD_UPDATE_AFTER: what waits for td_optimizer_update, and the event that it is behind, which the
-     * stream waits for when the pass has ended; NULL: it waits for none. */
-    td_ranges final;
-    td_event *behind;
+    /* With TD_UPDATE_AFTER. */
+    td_ranges final; /* ranges whose gradients wait for td_optimizer_update */
+    td_event *event; /* they are complete after it, so the stream waits for it in `end`; NULL: none */
 
-    int64_t left; /* elements of the groups that are not final in this pass */
+    int64_t left; /* elements of the groups that are not final yet in this pass */
 
     /* With TD_UPDATE_ALONG. */
-    td_stream *side;            /* for updates next to backward's GEMMs; NULL: the device has no streams */
-    td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
-    bool side_works;            /* has work that the device's stream has not waited for */
+    td_stream *side;    /* for updates next to backward's GEMMs; NULL: the device has no streams */
+    td_event *ready;    /* recorded before an update on the side stream, which waits for it */
+    td_event *finished; /* recorded after it */
+    bool side_works;    /* the device's stream has not waited for `finished` yet */
 };
 
 /* ---- groups ---- */
@@ -78,7 +79,8 @@ cleanup:
     return status;
 }
 
-/** Floats of the moments of the groups before `count`, each on a TD_ALIGNMENT boundary. */
+/** Floats of the first moments of the groups before group `count`; each group begins on a TD_ALIGNMENT
+ * boundary. */
 static int64_t moments_before(int64_t count, const td_optimizer_group *groups)
 {
     const int64_t alignment = TD_ALIGNMENT / sizeof(float);
@@ -170,7 +172,7 @@ static const group *group_of(const td_optimizer *o, td_range range)
     return NULL;
 }
 
-/** Where a moment of an element of the group is, with `base` that of all. */
+/** The address of a moment of an element of the group; base: exp_avg or exp_avg_sq. */
 static float *moment_at(const group *g, float *base, int64_t index)
 {
     return base + g->moments + (index - g->is.range.begin);
@@ -196,7 +198,7 @@ td_status td_optimizer_reset(td_optimizer *optimizer)
     td_status status = TD_OK;
 
     TD_CHECK(optimizer, "optimizer is NULL");
-    optimizer->final.count = 0; /* gradients of the weights before */
+    optimizer->final.count = 0; /* drops gradients that wait for td_optimizer_update */
     if (optimizer->moments > 0)
         TD_TRY(td_device_fill(optimizer->dev, optimizer->exp_avg, 0,
                               2 * (size_t)optimizer->moments * sizeof(float)));
@@ -206,7 +208,7 @@ cleanup:
 
 /* ---- updates ---- */
 
-/** Each call is of weights that are stored alike. */
+/** Updates a range of the group, with one call for each piece of the weights. */
 static td_status update_in(const td_optimizer *o, const group *g, td_range range, int32_t sms)
 {
     const td_weights *w = &o->weights;
@@ -251,8 +253,8 @@ cleanup:
     return status;
 }
 
-/** Tells the links behind what groups have of the range. */
-static td_status tell(const td_optimizer *o, td_range range, td_event *event)
+/** Tells the links after this one which parts of the range were updated. */
+static td_status notify_updated(const td_optimizer *o, td_range range, td_event *event)
 {
     td_status status = TD_OK;
 
@@ -266,7 +268,7 @@ cleanup:
     return status;
 }
 
-/** Updates on the side stream, after what the device's stream has to do now, and `event`. */
+/** Updates on the side stream, after `event` and after the work that the device's stream has now. */
 static td_status update_on_side(td_optimizer *o, td_range range, int32_t sms, td_event *event)
 {
     td_stream *const main = td_device_stream(o->dev);
@@ -279,7 +281,7 @@ static td_status update_on_side(td_optimizer *o, td_range range, int32_t sms, td
         status = td_event_wait(event);
     if (status == TD_OK)
         status = update(o, range, sms);
-    /* After a failure too: of several groups some may be on their way. */
+    /* After a failure too, because updates of some groups may be queued. */
     const td_status recorded = td_event_record(o->finished);
     if (recorded == TD_OK)
         o->side_works = true;
@@ -287,7 +289,7 @@ static td_status update_on_side(td_optimizer *o, td_range range, int32_t sms, td
         status = recorded;
     (void)td_device_set_stream(o->dev, main);
     if (status == TD_OK)
-        status = tell(o, range, o->finished);
+        status = notify_updated(o, range, o->finished);
 cleanup:
     return status;
 }
@@ -302,7 +304,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     if (pass == TD_PASS_RECOMPUTE)
         return TD_OK;
     o->final.count = 0;
-    o->behind = NULL;
+    o->event = NULL;
     o->left = 0;
     for (int64_t i = 0; i < o->count; i++)
         o->left += o->groups[i].is.range.end - o->groups[i].is.range.begin;
@@ -321,15 +323,15 @@ static td_status update_along(td_optimizer *o, td_range range, td_event *event)
     }
     o->left -= size;
 
-    if (o->side && (o->sms > 0 || event)) { /* the stream need not wait for the event */
-        /* If fewer elements are left than these, few GEMMs are left to leave SMs to. */
+    if (o->side && (o->sms > 0 || event)) { /* so the device's stream need not wait for the event */
+        /* If fewer elements are left than this range has, few GEMMs remain: the update takes all SMs. */
         TD_TRY(update_on_side(o, range, o->left < size ? 0 : o->sms, event));
         goto cleanup;
     }
     if (event)
         TD_TRY(td_event_wait(event));
     TD_TRY(update(o, range, 0));
-    TD_TRY(tell(o, range, NULL));
+    TD_TRY(notify_updated(o, range, NULL));
 cleanup:
     return status;
 }
@@ -346,32 +348,32 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
         TD_TRY(td_pop_after(o->dev, update_along(o, range, event)));
         goto cleanup;
     }
-    /* What follows in the pass need not wait: the next range is behind the same event, recorded later. */
-    if (o->behind && event != o->behind)
-        TD_TRY(td_event_wait(o->behind));
-    o->behind = event;
+    /* The pass need not wait: mostly the next range comes with the same event, recorded again. */
+    if (o->event && event != o->event)
+        TD_TRY(td_event_wait(o->event));
+    o->event = event;
     TD_TRY(td_ranges_add(&o->final, range));
 cleanup:
     return status;
 }
 
-/** Lets what follows wait for the gradients, and for the side stream's updates. After a failure too: the next
- * forward reads the weights. */
+/** Lets later work wait for the gradients, and for the updates on the side stream. After a failure too,
+ * because the next forward reads the weights. */
 static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
     td_optimizer *o = (td_optimizer *)hook;
 
-    if (pass == TD_PASS_RECOMPUTE) /* the backward pass around it goes on, or ends with the same failure */
+    if (pass == TD_PASS_RECOMPUTE) /* its backward pass goes on, or ends with the same failure */
         return TD_OK;
-    td_event *const behind = o->behind;
+    td_event *const event = o->event;
     const bool side_works = o->side_works;
 
-    o->behind = NULL;
+    o->event = NULL;
     o->side_works = false;
     td_device_share(o->dev, TD_SMS_UPDATE, 0);
     if (status != TD_OK)
         o->final.count = 0;
-    const td_status came = status == TD_OK && behind ? td_event_wait(behind) : TD_OK;
+    const td_status came = status == TD_OK && event ? td_event_wait(event) : TD_OK;
     const td_status went = side_works ? td_event_wait(o->finished) : TD_OK;
     return came == TD_OK ? went : came;
 }
@@ -386,18 +388,15 @@ td_status td_optimizer_update(td_optimizer *optimizer)
     td_status status = TD_OK;
 
     TD_CHECK(optimizer, "optimizer is NULL");
-    if (optimizer->final.count == 0 && optimizer->count > 0) {
-        status =
-            td_fail(TD_BAD_STATE, optimizer->time == TD_UPDATE_ALONG
-                                      ? "no gradients are held: updates come along the backward pass"
-                                      : "no gradients became final since the last update or forward pass");
-        goto cleanup;
-    }
+    TD_FAIL_IF(optimizer->final.count == 0 && optimizer->count > 0, TD_BAD_STATE,
+               optimizer->time == TD_UPDATE_ALONG
+                   ? "no gradients are held: updates come along the backward pass"
+                   : "no gradients became final since the last update or forward pass");
     const int64_t count = optimizer->final.count;
     optimizer->final.count = 0;
     for (int64_t i = 0; i < count; i++) {
         TD_TRY(update(optimizer, optimizer->final.at[i], 0));
-        TD_TRY(tell(optimizer, optimizer->final.at[i], NULL));
+        TD_TRY(notify_updated(optimizer, optimizer->final.at[i], NULL));
     }
 cleanup:
     return status;
@@ -432,11 +431,8 @@ static td_status make_groups(td_optimizer *o, const td_optimizer_config *config)
     size_t bytes;
     void *block;
 
-    o->groups = calloc((size_t)config->count + 1, sizeof *o->groups); /* of none a list, too */
-    if (!o->groups) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", config->count);
-        goto cleanup;
-    }
+    o->groups = calloc((size_t)config->count + 1, sizeof *o->groups); /* not NULL if there are none */
+    TD_FAIL_IF(!o->groups, TD_NO_MEMORY, "no host memory for %" PRId64 " groups", config->count);
     TD_TRY(block_bytes(config->count, config->groups, &bytes));
     TD_TRY(td_device_alloc(o->dev, bytes, &block));
     o->block = block;
@@ -481,10 +477,7 @@ td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config,
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_config(dev, config));
     o = calloc(1, sizeof *o);
-    if (!o) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!o, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
     o->hook = (td_hook){.begin = on_begin, .final = on_final, .end = on_end};
     o->dev = dev;
     o->weights = config->weights;

@@ -30,34 +30,32 @@ cleanup:
 
 td_status td_ranges_add(td_ranges *set, td_range range)
 {
-    int64_t next = 0; /* the first range behind */
+    int64_t next = 0; /* the first range after the new one */
     td_status status = TD_OK;
 
     while (next < set->count && set->at[next].begin < range.begin)
         next++;
-    if ((next > 0 && set->at[next - 1].end > range.begin) ||
-        (next < set->count && set->at[next].begin < range.end)) {
-        status = td_fail(TD_BAD_STATE,
-                         "gradients of elements %" PRId64 " to %" PRId64 " became final twice in one pass",
-                         range.begin, range.end);
-        goto cleanup;
-    }
+    TD_FAIL_IF((next > 0 && set->at[next - 1].end > range.begin) ||
+                   (next < set->count && set->at[next].begin < range.end),
+               TD_BAD_STATE,
+               "gradients of elements %" PRId64 " to %" PRId64 " became final twice in one pass", range.begin,
+               range.end);
     if (set->count == set->room)
         TD_TRY(grow(set));
     const bool joins_last = next > 0 && set->at[next - 1].end == range.begin;
     const bool joins_next = next < set->count && set->at[next].begin == range.end;
     td_range *const at = &set->at[next];
-    const size_t behind = (size_t)(set->count - next) * sizeof *at;
+    const size_t rest = (size_t)(set->count - next) * sizeof *at;
     if (joins_last && joins_next) {
         at[-1].end = at->end;
-        memmove(at, at + 1, behind - sizeof *at);
+        memmove(at, at + 1, rest - sizeof *at);
         set->count--;
     } else if (joins_last) {
         at[-1].end = range.end;
     } else if (joins_next) {
         at->begin = range.begin;
     } else {
-        memmove(at + 1, at, behind);
+        memmove(at + 1, at, rest);
         *at = range;
         set->count++;
     }

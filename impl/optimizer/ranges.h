@@ -9,11 +9,11 @@ typedef struct td_ranges {
     td_range *at; /* free(at) frees it */
 } td_ranges;
 
-/** The set of zeros is empty. TD_BAD_STATE: part of the range is in the set already. TD_NO_MEMORY: the host
- * has no more; a set that is emptied by `count = 0` keeps its room. */
+/** Adds a range to the set. A set of zeros is empty; `count = 0` empties one and keeps its memory.
+ * TD_BAD_STATE: part of the range is in the set already. TD_NO_MEMORY. */
 td_status td_ranges_add(td_ranges *set, td_range range);
 
-/** Uses it as a list instead: the range comes last, as it is. TD_NO_MEMORY. */
+/** Appends the range to a list, which is not ordered and joins no ranges. TD_NO_MEMORY. */
 td_status td_ranges_append(td_ranges *list, td_range range);
 
 #endif

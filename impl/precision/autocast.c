@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Operations that a device's lists leave out because PyTorch runs them as others, and the one that ends them.
- * A list that names such an operation itself comes first: CUDA's has einsum, say. */
+/* Operations that PyTorch runs as several others, and the last of these. If a device's list names such an
+ * operation itself, the list counts: CUDA's list names einsum. */
 static const struct {
     const char *op, *ends_in;
 } composites[] = {
@@ -106,18 +106,18 @@ cleanup:
     return status;
 }
 
-/** The dtype that PyTorch promotes two floating-point tensors to. */
+/** The dtype to which PyTorch promotes two floating-point tensors. */
 static td_dtype promoted(td_dtype a, td_dtype b)
 {
     if (a == b)
         return a;
     if (a == TD_F64 || b == TD_F64)
         return TD_F64;
-    return TD_F32; /* also for f16 beside bf16, neither of which holds the other */
+    return TD_F32; /* also for f16 with bf16: neither holds the other */
 }
 
-/** *out = the dtype that a list's "widest" casts to: f32 as soon as one input is, else low. The other low
- * precision is refused, unless an f32 input came before it. */
+/** *out = the dtype to which a TD_AUTOCAST_WIDEST operation casts its inputs: f32 if one input is f32, else
+ * low. The other low precision is refused, unless an f32 input comes before it. */
 static td_status widest(td_dtype low, const char *op, int64_t count, const td_dtype *inputs, td_dtype *out)
 {
     td_status status = TD_OK;

@@ -1,6 +1,6 @@
-/* The operator lists of torch.autocast, by the names of the operators in PyTorch's dispatcher without their
- * overloads: what PyTorch 2.13 registers for AutocastCPU and AutocastCUDA, but for _cudnn_rnn, which runs in
- * f16 whatever the low precision is. The parity layer holds them against that PyTorch. */
+/* The operator lists of torch.autocast: the operators that PyTorch 2.13 registers for AutocastCPU and
+ * AutocastCUDA. Names are those in PyTorch's dispatcher, without overloads. _cudnn_rnn is left out, because
+ * it always runs in f16. The parity layer compares the lists with that PyTorch. */
 #include "precision/autocast_lists.h"
 
 /* clang-format would put every name on a line of its own. */

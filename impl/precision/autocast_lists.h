@@ -12,7 +12,7 @@ typedef struct td_autocast_list {
     const char *const *names;
 } td_autocast_list;
 
-/** By td_autocast_device; the lists of a device share no name. */
+/** Indexed by td_autocast_device. A name is in at most one list of a device. */
 extern const td_autocast_list td_autocast_lists[2][TD_AUTOCAST_LISTS];
 
 #endif

@@ -25,11 +25,11 @@ typedef struct td_sum_case {
 /** Adds `value` count times, with every operation correctly rounded to the accumulator's dtype.
  *
  *   sum       out  the accumulator, exactly, as a double
- *   stalled   out  how many additions changed the sequential sum last: the accumulator's last growth; count
- *                  when it grew to the end, and for other methods. NULL: not wanted
+ *   stalled   out  the number of the last addition that changed a sequential sum; count if the sum grew to
+ *                  the end, and for the other methods. NULL: not wanted
  *
  * TD_BAD_ARGUMENT: a NULL, count below 0, an unknown dtype or method, an addend that the accumulator's dtype
- * cannot hold: a wider one, or bf16 beside f16 (their sum would be promoted to a third dtype). */
+ * cannot hold: a wider one, or one of f16 and bf16 with the other (PyTorch would promote both to f32). */
 TD_API td_status td_precision_sum(const td_sum_case *sum_case, double *sum, int64_t *stalled);
 
 /** The four loops of the handout's mixed_precision_accumulation, 1000 additions of 0.01 each; index 0 to 3.
@@ -43,23 +43,25 @@ typedef enum td_autocast_device { TD_AUTOCAST_CPU = 0, TD_AUTOCAST_CUDA } td_aut
 typedef enum td_autocast_rule {
     TD_AUTOCAST_LOWER = 0,      /* runs in the low precision */
     TD_AUTOCAST_F32,            /* runs in f32 */
-    TD_AUTOCAST_WIDEST,         /* runs in the widest dtype of its inputs, explicitly promoted */
-    TD_AUTOCAST_TYPE_PROMOTION, /* not listed: runs in what its inputs promote to */
+    TD_AUTOCAST_WIDEST,         /* casts all inputs to the widest dtype among them */
+    TD_AUTOCAST_TYPE_PROMOTION, /* not listed: runs in the dtype that its inputs promote to */
     TD_AUTOCAST_BANNED          /* autocast refuses to run it */
 } td_autocast_rule;
 
-/** The rule of an operation, by PyTorch's name ("linear", "matmul", "layer_norm", "cross_entropy_loss", ...),
- * in the operator lists of torch.autocast as PyTorch 2.13 registers them (documented under "Automatic Mixed
- * Precision package"), but for _cudnn_rnn, which runs in f16 whatever the low precision is. An operation made
- * of others that the lists do not name, "cross_entropy_loss" on CUDA say, has the rule of the one that ends
- * it. An operation in no list is TD_AUTOCAST_TYPE_PROMOTION. TD_BAD_ARGUMENT: a NULL, an unknown device. */
+/** The rule of an operation, by PyTorch's name ("linear", "matmul", "layer_norm", "cross_entropy_loss", ...).
+ *
+ * Source: the operator lists of torch.autocast that PyTorch 2.13 registers (documented under "Automatic Mixed
+ * Precision package"). _cudnn_rnn is left out, because it always runs in f16. Some operations are not listed
+ * and run as several listed ones, for example "cross_entropy_loss" on CUDA. They have the rule of their last
+ * part. Any other unlisted operation is TD_AUTOCAST_TYPE_PROMOTION. TD_BAD_ARGUMENT: a NULL, an unknown
+ * device. */
 TD_API td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_autocast_rule *out);
 
 /** "lower", "f32", "widest", "type promotion", "banned"; "unknown rule" for any other value. Never NULL. */
 TD_API const char *td_autocast_rule_name(td_autocast_rule rule);
 
-/** Number of listed operations, 0 for an unknown device, and entry `index` of the list: for showing and
- * checking the whole table. TD_BAD_ARGUMENT: a NULL, an unknown device, an index out of range. */
+/** The whole table: the number of listed operations (0 for an unknown device), and entry `index` from 0.
+ * *op is valid forever. TD_BAD_ARGUMENT: a NULL, an unknown device, an index out of range. */
 TD_API int64_t td_autocast_list_size(td_autocast_device device);
 TD_API td_status td_autocast_list_entry(td_autocast_device device, int64_t index, const char **op,
                                         td_autocast_rule *rule);
@@ -69,8 +71,9 @@ TD_API td_status td_autocast_list_entry(td_autocast_device device, int64_t index
  *   inputs  [count]  in  dtypes of the floating-point inputs that take part in type promotion: tensors with
  *                        dimensions, not scalars, and not the affine weights of a norm
  *
- * f64 is left alone by every rule. TD_BAD_ARGUMENT: a NULL, count below 1, an unknown device or dtype, a
- * `low` that is no low precision. TD_UNSUPPORTED: an operation that autocast bans. */
+ * No rule casts an f64 input. TD_BAD_ARGUMENT: a NULL, count below 1, an unknown device or dtype, a `low`
+ * other than f16 and bf16. TD_UNSUPPORTED: an operation that autocast bans, or the other low precision among
+ * the inputs of a TD_AUTOCAST_WIDEST operation before any f32 input. */
 TD_API td_status td_autocast_result(td_autocast_device device, td_dtype low, const char *op, int64_t count,
                                     const td_dtype *inputs, td_dtype *out);
 
@@ -81,11 +84,14 @@ typedef struct td_toy_component {
     td_dtype dtype;
 } td_toy_component;
 
-/** *count components of the ToyModel, at most 8, in the order of the forward pass, derived from the rules
- * above, with f32 parameters, inputs and targets. The two devices differ: CUDA's list has layer_norm in f32,
- * the CPU's does not name it, and the norm then keeps the low precision of its input. loss is
- * "cross_entropy_loss", "mse_loss" or "mean" (a plain mean of the logits). TD_BAD_ARGUMENT: a NULL, an
- * unknown device or loss, a `low` that is no low precision. */
+/** The dtypes of the ToyModel's components, derived from the rules above. Parameters, inputs and targets are
+ * f32. `loss` is "cross_entropy_loss", "mse_loss" or "mean" (a plain mean of the logits).
+ *
+ *   components  [8]  out  the first *count are written, in the order of the forward pass
+ *
+ * The devices differ in one rule. CUDA's list has layer_norm in f32. The CPU's list does not name it, so the
+ * norm keeps the low precision of its input. TD_BAD_ARGUMENT: a NULL, an unknown device or loss, a `low`
+ * other than f16 and bf16. */
 TD_API td_status td_autocast_toy_model(td_autocast_device device, td_dtype low, const char *loss,
                                        td_toy_component components[8], int64_t *count);
 

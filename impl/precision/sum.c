@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-/** x rounded to dtype. Each caller computes one operation of numbers of that dtype in double and rounds it
- * here, which is the correctly rounded operation: 53 bits are at least 2 p + 2 for every narrower dtype
- * (Figueroa 1995). */
+/** x rounded to dtype. Each caller computes one operation on numbers of that dtype in double and rounds the
+ * result here. This equals the correctly rounded operation: double has 53 bits, and 2 p + 2 are enough for a
+ * narrower dtype of p bits (Figueroa 1995). */
 static double rounded(td_dtype dtype, double x)
 {
     uint16_t bits;
@@ -19,8 +19,8 @@ static double rounded(td_dtype dtype, double x)
     return x;
 }
 
-/** *stalled = the last addition that changed the sum. With one addend throughout, a sum that stays once stays
- * for good, so the loop ends there. */
+/** *stalled = the number of the last addition that changed the sum. The addend is always the same, so a sum
+ * that one addition leaves unchanged never changes again, and the loop ends. */
 static double sum_sequential(td_dtype dtype, double x, int64_t count, int64_t *stalled)
 {
     double sum = 0.0;
@@ -38,7 +38,7 @@ static double sum_sequential(td_dtype dtype, double x, int64_t count, int64_t *s
 
 static double sum_kahan(td_dtype dtype, double x, int64_t count)
 {
-    double sum = 0.0, carry = 0.0; /* carry: what the sum has too much */
+    double sum = 0.0, carry = 0.0; /* carry: the rounding error of the last addition */
 
     for (int64_t i = 0; i < count; i++) {
         double addend = rounded(dtype, x - carry);
@@ -49,14 +49,14 @@ static double sum_kahan(td_dtype dtype, double x, int64_t count)
     return sum;
 }
 
-/** Halves of equal addends differ in length by at most one, so a level of the recursion has only two
- * different sums: low of n addends and high of n + 1, where n grows bit by bit to count. */
+/** At each level of the recursion the parts have n or n + 1 addends, which are all equal. So a level has only
+ * two different sums: low of n addends and high of n + 1. n takes the bits of count from the highest on. */
 static double sum_pairwise(td_dtype dtype, double x, int64_t count)
 {
     double low = 0.0, high = x;
 
     for (int bit = 62; bit >= 0; bit--) {
-        double odd = rounded(dtype, low + high); /* of 2 n + 1 */
+        double odd = rounded(dtype, low + high); /* the sum of 2 n + 1 addends */
         if (count >> bit & 1) {
             low = odd;
             high = rounded(dtype, high + high);
@@ -82,7 +82,7 @@ td_status td_precision_sum(const td_sum_case *sum_case, double *sum, int64_t *st
              "addend is %s, which the accumulator's dtype %s cannot hold", td_dtype_name(addend),
              td_dtype_name(accumulator));
 
-    /* Exact in the accumulator's dtype: cast_first and the promotion give the same number. */
+    /* The accumulator's dtype holds x exactly, so cast_first changes nothing. */
     double x = rounded(addend, sum_case->value);
     switch (sum_case->method) {
     case TD_SUM_SEQUENTIAL:

@@ -53,10 +53,7 @@ td_status td_shard_assign(int64_t count, const int64_t *elements, int32_t ranks,
     TD_TRY(check_sizes(count, elements, ranks, loads));
     TD_CHECK(owners || count == 0, "owners is NULL");
     sorted = calloc((size_t)count + 1, sizeof *sorted);
-    if (!sorted) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!sorted, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
     for (int64_t i = 0; i < count; i++)
         sorted[i] = (sized){elements[i], i};
     qsort(sorted, (size_t)count, sizeof *sorted, largest_first);

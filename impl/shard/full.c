@@ -90,10 +90,7 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
     td_status status = TD_OK;
 
     f->reduced = calloc((size_t)s->piece_count, sizeof *f->reduced);
-    if (!f->reduced) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", s->piece_count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!f->reduced, TD_NO_MEMORY, "no host memory for %" PRId64 " units", s->piece_count);
     if (s->ranks == 1)
         goto cleanup;
     for (int64_t i = 0; i < s->piece_count; i++) {
@@ -309,7 +306,7 @@ cleanup:
     return status;
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -317,15 +314,14 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
     int64_t unit;
 
     (void)pass, (void)next;
-    TD_TRY(find_unit(link, need->range, &unit));
+    TD_TRY(find_unit(link, range, &unit));
     const td_shard_piece *const piece = &link->split.pieces[unit];
     if (!is_split(piece))
         goto cleanup;
     TD_TRY(enter(link, unit));
     const td_shard_room *const room = room_of(&link->full.weights, unit);
     TD_TRY(td_flight_wait(&link->gathers, room->number));
-    *where = room->at +
-             size_between(piece->range.begin, need->range.begin, read_dtype(piece, link->weights.dtype));
+    *where = room->at + size_between(piece->range.begin, range.begin, read_dtype(piece, link->weights.dtype));
 cleanup:
     return status;
 }
@@ -366,10 +362,7 @@ static td_status on_room(td_hook *hook, td_range range, void **where)
         if (rooms->of[i].unit < 0 && is_for(&link->split, rooms, &rooms->of[i], number) &&
             (!room || rooms->of[i].number < room->number))
             room = &rooms->of[i];
-    if (!room) {
-        status = td_fail(TD_BAD_STATE, "gradients of too many units are not reduced yet");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!room, TD_BAD_STATE, "gradients of too many units are not reduced yet");
     if (room->free && room->number > 0)
         TD_TRY(td_event_wait(room->free));
     room->unit = number;
@@ -423,11 +416,9 @@ static td_status reduce(td_shard_link *link, int64_t number)
     td_status status = TD_OK;
     td_work **work;
 
-    if (f->sent == link->split.piece_count || (is_split(unit) && !room)) {
-        status = td_fail(TD_BAD_STATE, "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
-                         unit->range.begin, unit->range.end);
-        goto cleanup;
-    }
+    TD_FAIL_IF(f->sent == link->split.piece_count || (is_split(unit) && !room), TD_BAD_STATE,
+               "gradients of elements %" PRId64 " to %" PRId64 " became final twice", unit->range.begin,
+               unit->range.end);
     if (room && !f->silent) {
         char *const part = room->at + size_between(unit->range.begin, own.begin, dtype);
         const bool stays = f->adds && !link->options.reduce_last;
@@ -584,10 +575,8 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
 
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     if (pass == TD_PASS_RECOMPUTE)
         goto cleanup;
     f->at = -1;

@@ -130,10 +130,8 @@ td_status td_shard_link_finish(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_CHECK(link, "link is NULL");
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     if (link->split.kind == TD_SHARD_FULL)
         goto cleanup;
     TD_TRY(gather_updated(link));
@@ -197,17 +195,11 @@ static td_status join_graph(td_shard_link *link, td_shard_graph **out)
     *out = NULL;
     if (capture == 0)
         goto cleanup;
-    if (!link->captured) {
-        status =
-            td_fail(TD_BAD_STATE, "a step is captured, but the link was made for a trainer without capture");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->captured, TD_BAD_STATE,
+               "a step is captured, but the link was made for a trainer without capture");
     if (!link->graph || link->graph->capture != capture) {
         graph = calloc(1, sizeof *graph);
-        if (!graph) {
-            status = td_fail(TD_NO_MEMORY, "no host memory for a graph");
-            goto cleanup;
-        }
+        TD_FAIL_IF(!graph, TD_NO_MEMORY, "no host memory for a graph");
         *graph = (td_shard_graph){.link = link, .capture = capture};
         const td_graph_guest guest = {
             .launch = on_launch, .launched = on_launched, .leave = on_leave, .user = graph};
@@ -254,10 +246,8 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     td_shard_graph *graph;
     td_status status = TD_OK;
 
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     TD_TRY(join_graph(link, &graph));
     if (pass == TD_PASS_FORWARD)
         TD_TRY(begin_forward(link, graph));
@@ -267,7 +257,7 @@ cleanup:
     return status;
 }
 
-static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
     td_shard_link *link = td_shard_link_behind(hook);
@@ -275,7 +265,7 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
 
     (void)pass, (void)next, (void)where;
     for (int64_t i = 0; i < link->split.piece_count && link->gathers.done < link->gathers.sent; i++)
-        if (touches(link->split.pieces[i].range, need->range) && link->split.pieces[i].sent > until)
+        if (touches(link->split.pieces[i].range, range) && link->split.pieces[i].sent > until)
             until = link->split.pieces[i].sent;
     return until > link->gathers.done ? wait_for(link, until) : TD_OK;
 }

@@ -20,14 +20,7 @@ const char *td_shard_kind_name(td_shard_kind kind)
 
 td_status td_shard_kind_parse(const char *name, td_shard_kind *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("kind", names, sizeof *names, KINDS, name, &found));
-    *out = (td_shard_kind)found;
-cleanup:
-    return status;
+    return td_names_find("kind", names, sizeof *names, KINDS, name, (int *)out);
 }
 
 int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
@@ -50,6 +43,8 @@ void td_shard_share(const td_shard_link *link)
 static td_status make(td_shard_link *link, const td_train_config *config)
 {
     const td_shard_options *const o = &link->options;
+    const td_optimizer_group *groups;
+    td_optimizer_group all;
     td_status status = TD_OK;
     td_comm_info info;
 
@@ -63,9 +58,8 @@ static td_status make(td_shard_link *link, const td_train_config *config)
         td_shard_reduce_hook(link);
         td_shard_gather_hook(link);
     }
-    const td_optimizer_group all = {.range = {0, link->split.elements}, .hyper = config->hyper};
-    td_group_settings(config->groups ? config->group_count : 1, config->groups ? config->groups : &all,
-                      link->settings);
+    const int64_t count = td_train_groups(config, link->split.elements, &all, &groups);
+    td_group_settings(count, groups, link->settings);
     memcpy(link->settings + TD_GROUP_SETTINGS,
            (td_setting[]){{"link: kind (0 tensors, 1 flat, 2 full)", o->kind},
                           {"link: pieces", (double)link->split.piece_count},
@@ -103,15 +97,10 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, t
     TD_NOT_NULL(comm, options, config);
     TD_TRY(check_options(options));
     const td_shard_kind kind = options->kind;
-    if (kind == TD_SHARD_FULL && config->model.transient_gradients) {
-        status = td_fail(TD_UNSUPPORTED, "transient_gradients is set, but the link places gradients");
-        goto cleanup;
-    }
+    TD_FAIL_IF(kind == TD_SHARD_FULL && config->model.transient_gradients, TD_UNSUPPORTED,
+               "transient_gradients is set, but the link places gradients");
     link = calloc(1, sizeof *link);
-    if (!link) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
     link->comm = comm;
     link->options = *options;
     if (options->prefetch == 0)
@@ -264,10 +253,8 @@ td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers)
     td_parameter parameter;
 
     TD_NOT_NULL(link, numbers);
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
+               "the link is joined to no trainer: td_shard_link_attach comes first");
     td_transformer *const model = td_train_model(link->train);
     TD_TRY(td_transformer_parameter(model, index, &parameter));
     if (link->split.kind == TD_SHARD_FULL) {

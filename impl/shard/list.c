@@ -45,10 +45,7 @@ td_status td_shard_list_create(td_device *dev, td_comm *comm, td_shard_list **ou
     *out = NULL;
     TD_NOT_NULL(dev, comm);
     list = calloc(1, sizeof *list);
-    if (!list) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *list);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!list, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *list);
     list->dev = dev;
     list->comm = comm;
     TD_TRY(td_comm_describe(comm, &list->info));
@@ -167,10 +164,7 @@ td_status td_shard_list_add(td_shard_list *list, int64_t count, const td_shard_t
     TD_TRY(td_hyperparameters_check(hyper));
     elements = calloc((size_t)count, sizeof *elements);
     owners = calloc((size_t)count, sizeof *owners);
-    if (!elements || !owners) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!elements || !owners, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
     for (int64_t i = 0; i < count; i++)
         elements[i] = tensors[i].elements;
     memcpy(loads, list->loads, sizeof loads);

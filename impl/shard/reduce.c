@@ -79,12 +79,9 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
         TD_TRY(td_event_wait(event));
     TD_TRY(td_place_find(link->split.parameters, link->split.ranges, range, &first, &end));
     for (; first < end; first++)
-        if (!td_buckets_mark(b, first)) {
-            status =
-                td_fail(TD_BAD_STATE, "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
-                        link->split.ranges[first].begin, link->split.ranges[first].end);
-            goto cleanup;
-        }
+        TD_FAIL_IF(!td_buckets_mark(b, first), TD_BAD_STATE,
+                   "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
+                   link->split.ranges[first].begin, link->split.ranges[first].end);
     while (td_buckets_due(b)) {
         TD_TRY(td_buckets_send(b));
         td_shard_share(link);

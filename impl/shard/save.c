@@ -134,11 +134,8 @@ static td_status meet(td_comm *comm, int32_t ranks, td_saved *s, int64_t *most)
         s->moments = all[rank].moments > s->moments ? all[rank].moments : s->moments;
     }
     for (int32_t rank = 0; rank < ranks; rank++)
-        if (all[rank].moments >= 0 && all[rank].moments != s->moments) {
-            status = td_fail(TD_UNSUPPORTED, "rank %d: its optimizer is of another kind than other ranks'",
-                             (int)rank);
-            goto cleanup;
-        }
+        TD_FAIL_IF(all[rank].moments >= 0 && all[rank].moments != s->moments, TD_UNSUPPORTED,
+                   "rank %d: its optimizer is of another kind than other ranks'", (int)rank);
 cleanup:
     return status;
 }

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "train/state.h"
 #include "transformer/layout.h"
 #include "transformer/owned.h"
 
@@ -97,10 +98,8 @@ static td_status piece_by_unit(td_shard_split *split, const td_shard_options *op
     split->gaps = calloc((size_t)split->parameters, sizeof *split->gaps);
     split->owned = calloc(2 * (size_t)split->piece_count, sizeof *split->owned);
     split->grad_places = calloc(2 * (size_t)split->piece_count, sizeof *split->grad_places);
-    if (!split->gaps || !split->owned || !split->grad_places) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " units", split->piece_count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!split->gaps || !split->owned || !split->grad_places, TD_NO_MEMORY,
+               "no host memory for %" PRId64 " units", split->piece_count);
     for (int64_t i = 0; i < split->parameters; i++)
         split->gaps[i] = (td_range){all[i].offset + all[i].numel, split->ranges[i].end};
     for (int64_t i = 0; i < split->piece_count; i++) {
@@ -131,10 +130,7 @@ static td_status piece_by_parameter(td_shard_split *split, const td_train_config
     int32_t *owners = calloc((size_t)count, sizeof *owners);
     td_status status = TD_OK;
 
-    if (!elements || !owners) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!elements || !owners, TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
     for (int64_t i = 0; i < count; i++)
         elements[i] = split->ranges[i].end - split->ranges[i].begin;
     TD_TRY(td_shard_assign(count, elements, split->ranks, loads, owners));
@@ -157,13 +153,9 @@ static int by_group(const void *a, const void *b)
     return x->range.begin < y->range.begin ? -1 : x->range.begin > y->range.begin;
 }
 
-/** Adds what the trainer's groups have of a range. */
-static void add_groups(td_shard_split *split, const td_train_config *config, td_range range)
+/** Adds the parts of the range that the trainer's groups have. */
+static void add_groups(td_shard_split *split, int64_t count, const td_optimizer_group *groups, td_range range)
 {
-    const td_optimizer_group all = {.range = {0, split->elements}, .hyper = config->hyper};
-    const td_optimizer_group *groups = config->groups ? config->groups : &all;
-    const int64_t count = config->groups ? config->group_count : 1;
-
     for (int64_t i = 0; i < count; i++) {
         const td_range both = td_range_both(groups[i].range, range);
 
@@ -178,18 +170,18 @@ static void add_groups(td_shard_split *split, const td_train_config *config, td_
 
 static td_status make_groups(td_shard_split *split, const td_train_config *config)
 {
-    const int64_t each = config->groups ? config->group_count : 1;
+    const td_optimizer_group *groups;
+    td_optimizer_group all;
+    const int64_t count = td_train_groups(config, split->elements, &all, &groups);
     td_status status = TD_OK;
 
-    split->groups = calloc((size_t)(2 * split->piece_count * each) + 1, sizeof *split->groups);
-    if (!split->groups) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for groups of %" PRId64 " pieces", split->piece_count);
-        goto cleanup;
-    }
+    split->groups = calloc((size_t)(2 * split->piece_count * count) + 1, sizeof *split->groups);
+    TD_FAIL_IF(!split->groups, TD_NO_MEMORY, "no host memory for groups of %" PRId64 " pieces",
+               split->piece_count);
     for (int64_t i = 0; i < split->piece_count; i++) {
-        add_groups(split, config, split->pieces[i].own);
+        add_groups(split, count, groups, split->pieces[i].own);
         const int64_t updated = split->updated;
-        add_groups(split, config, split->pieces[i].rest);
+        add_groups(split, count, groups, split->pieces[i].rest);
         split->repeated += split->updated - updated;
     }
     qsort(split->groups, (size_t)split->group_count, sizeof *split->groups, by_group);
@@ -240,10 +232,8 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     order = calloc((size_t)count, sizeof *order);
     out->ranges = calloc((size_t)count, sizeof *out->ranges);
     out->pieces = calloc((size_t)count, sizeof *out->pieces);
-    if (!all || !order || !out->ranges || !out->pieces) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
-        goto cleanup;
-    }
+    TD_FAIL_IF(!all || !order || !out->ranges || !out->pieces, TD_NO_MEMORY,
+               "no host memory for %" PRId64 " parameters", count);
     out->parameters = count;
     const td_transformer_config *const model = &config->model;
     for (int64_t i = 0; i < count; i++)
@@ -251,13 +241,10 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     TD_TRY(td_place(count, all, out->elements, out->ranges, order));
     if (config->groups) /* as the trainer of all weights would check them */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
-    if (kind == TD_SHARD_FLAT && !has_all(config, out->elements)) {
-        status = td_fail(TD_UNSUPPORTED,
-                         "groups leave out some of the %" PRId64
-                         " elements: what of a bucket is nobody's cannot be gathered",
-                         out->elements);
-        goto cleanup;
-    }
+    TD_FAIL_IF(kind == TD_SHARD_FLAT && !has_all(config, out->elements), TD_UNSUPPORTED,
+               "groups leave out some of the %" PRId64
+               " elements: what of a bucket is nobody's cannot be gathered",
+               out->elements);
     if (kind == TD_SHARD_FLAT) {
         TD_TRY(td_buckets_alloc(&out->buckets, count));
         piece_by_bucket(out, config, all, order, options->bucket_mb);

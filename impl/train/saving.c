@@ -57,7 +57,7 @@ void td_saved_close(td_saved *s)
     free(s->parts);
 }
 
-/** TD_UNSUPPORTED unless this process has all of the optimizer's state. */
+/** TD_UNSUPPORTED unless this process updates all weights, and so has all moments. */
 static td_status check_whole(const td_saved *s)
 {
     td_status status = TD_OK;
@@ -67,19 +67,18 @@ static td_status check_whole(const td_saved *s)
     TD_TRY(td_transformer_weights(s->model, &weights));
     for (int64_t i = 0; i < s->count && s->parts[i].begin == end; i++)
         end = s->parts[i].end;
-    if (end != weights.elements)
-        status = td_fail(TD_UNSUPPORTED,
-                         "the optimizer's groups leave out weights: td_transformer_save writes the weights "
-                         "alone, and td_shard_save what ranks have together");
+    TD_FAIL_IF(end != weights.elements, TD_UNSUPPORTED,
+               "the optimizer's groups leave out weights: td_transformer_save writes the weights alone, and "
+               "td_shard_save the weights and moments of all ranks");
 cleanup:
     return status;
 }
 
-/** Does something with `count` numbers of a moment of a parameter, from its number `begin` on. */
+/** Writes or reads `count` numbers of a moment of a parameter, from its number `begin` on. */
 typedef td_status (*visit)(const td_saved *s, const void *context, int64_t begin, int64_t count,
                            float *numbers);
 
-/** Visits a moment of a parameter part by part, in the order of the block. */
+/** Calls `does` for each part of the moment that this rank has, in the order of the block. */
 static td_status visit_moment(const td_saved *s, const td_parameter *p, int which, visit does,
                               const void *context)
 {
@@ -105,8 +104,9 @@ static void name_moment(int which, const td_parameter *p, char name[NAME_BYTES])
 
 /* ---- saving ---- */
 
-/** The file's tensors: the count of steps, first moments, second moments, weights, whose elements do not grow
- * on the way. *names holds the moments' names; both are the caller's to free. */
+/** The file's tensors: the count of steps, first moments, second moments, weights. Their elements have 8, 4,
+ * 4 and at most 4 bytes, so that each tensor is aligned. *names holds the moments' names. The caller frees
+ * both. */
 static td_status describe(const td_saved *s, td_stored **tensors, char (**names)[NAME_BYTES], int64_t *count)
 {
     td_status status = TD_OK;
@@ -134,7 +134,7 @@ cleanup:
     return status;
 }
 
-/** Where a moment of a parameter is written. */
+/** The place of a moment in the file. */
 typedef struct target {
     const td_sink *sink;
     int64_t at; /* byte of its first number */
@@ -257,7 +257,7 @@ cleanup:
     return status;
 }
 
-/** Whether a name is that of a moment. */
+/** Whether it is the name of a moment of one of the model's parameters. */
 static bool is_moment(const td_saved *s, const char *name)
 {
     td_parameter unused;
@@ -295,7 +295,7 @@ cleanup:
     return status;
 }
 
-/** A tensor of a file, that a moment is read from. */
+/** The tensor of a file that a moment is read from. */
 typedef struct source {
     const td_safetensors *file;
     int64_t index;
@@ -344,7 +344,7 @@ td_status td_saved_read(const td_saved *s, const td_safetensors *file, int64_t s
 {
     td_status status = TD_OK;
 
-    TD_TRY(td_saving_read_weights(s->model, file, s->buffer)); /* first: from here on there are none */
+    TD_TRY(td_saving_read_weights(s->model, file, s->buffer)); /* the model has no weights until the end */
     TD_TRY(td_train_reset(s->train));
     TD_TRY(read_moments(s, file));
     TD_TRY(td_train_set_steps(s->train, steps));

@@ -1,4 +1,4 @@
-/** Internal to train/, but for td_train_waits: what saving asks of a trainer. */
+/** Internal to impl/: what saving, and links that connect ranks, ask of a trainer. */
 #ifndef TD_TRAIN_STATE_H
 #define TD_TRAIN_STATE_H
 
@@ -8,50 +8,64 @@
 /** TD_BAD_STATE: there is no optimizer, or a step is under way. TD_BAD_ARGUMENT: a NULL. */
 td_status td_train_check_settled(const td_train *train);
 
-/** Whether a step was counted whose update is still to come: td_train_update makes it. */
+/** Whether td_train_update must still update the weights of a step that was counted. */
 bool td_train_waits(const td_train *train);
 
 /** Whether the backward pass that runs adds to the gradients of earlier micro-batches. */
 bool td_train_adds(const td_train *train);
 
-/** A hash of what weights, moments and steps were made of: by which seeds, and after which calls. */
+/** A hash of the seeds and calls that made weights, moments and the count of steps. */
 uint64_t td_train_was(const td_train *train);
 
-/** The SMs that its updates run on next to GEMMs; 0: all. */
+/** The SMs that updates run on next to GEMMs; 0: all. */
 int32_t td_train_sms(const td_train *train);
-/** A link that shares a trainer's steps among ranks. `step` is called when a step's last backward pass
- * begins, and before a graph with one is launched: the ranks' states must be the same. */
+
+/** The trainer's config, with defaults filled in. After td_train_create `groups` and `model.owned` may point
+ * to memory that the caller has freed. */
+const td_train_config *td_train_config_of(const td_train *train);
+
+/** The config's groups. If it has none: *all, one group of all `elements` of the block. Returns how many. */
+int64_t td_train_groups(const td_train_config *config, int64_t elements, td_optimizer_group *all,
+                        const td_optimizer_group **out);
+
+/** A link that connects ranks. `step` is called when a step's last backward pass begins, and before the
+ * launch of a graph with such a pass. `state` is a hash that must be the same on all ranks. */
 typedef struct td_train_listener {
     void (*step)(void *user, uint64_t state);
     void *user;
     struct td_train_listener *next;
 } td_train_listener;
 
-/** From now on the listener hears of steps; it outlives the trainer's last one. */
+/** Calls the listener in all later steps. It must live until after the last one. */
 void td_train_listen(td_train *train, td_train_listener *listener);
 
 /** TD_BAD_ARGUMENT: the trainer was not made with the link in its chain. */
 td_status td_train_check_link(const td_train *train, const td_hook *link);
 
+/* ---- settings that ranks compare (td_comm_agree) ---- */
+
 enum { TD_TRAIN_SETTINGS = 14, TD_GROUP_SETTINGS = 9 };
 
-/** What decides an update, without groups: model, precision, gain, clip, micro-batches, and how many steps
- * there were. Waits for the device to know them. */
+/** All that decides an update, except groups: model, precision, gain, clip, micro-batches, and the number of
+ * steps so far. Waits for the device, which has that number. */
 td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS]);
 
-/** The groups' number, the first one's hyperparameters, and a hash of all; nothing of no group. */
+/** The number of groups, the first group's hyperparameters, and a hash of all groups. */
 void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS]);
 
-/** Adds what decides the group's updates to `hash`. */
+/** Adds the group's range and hyperparameters to `hash`. */
 uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group);
 
-/** The same of the trainer's groups as they are now; zeros if they are this rank's part. TD_NO_MEMORY. */
+/** td_group_settings of the trainer's groups as they are now; of no groups if they are only this rank's part
+ * (own_groups). TD_NO_MEMORY. */
 td_status td_train_group_settings(const td_train *train, td_setting out[TD_GROUP_SETTINGS]);
+
+/* ---- saving ---- */
 
 /** The next step will be number steps + 1. */
 td_status td_train_set_steps(td_train *train, int64_t steps);
 
-/** Forgets what was loaded, and all graphs: replays would not see that there are no weights. */
+/** Forgets the loaded batch and all graphs, because a replay would not see that there are no weights. */
 void td_train_forget(td_train *train);
 
 #endif

@@ -14,35 +14,35 @@ typedef enum part { FORWARD = 0, BACKWARD, UPDATE, STEP, PARTS } part;
 
 enum { MICROS = TD_MICRO_LAST + 1 };
 
-/** How a step is going to run: what a plan and a trainer are made from. */
+/** A config that was checked, and the sizes that follow from it. */
 typedef struct setup {
-    td_train_config config; /* with defaults filled in, and what of the model is the trainer's */
-    int32_t update_sms;     /* of the optimizer */
-    size_t loss, ids, targets,
-        bytes; /* where they stand in the trainer's block, whose begin is the state, and its size */
+    td_train_config config;    /* with defaults filled in, and the model's `use` and `f32_gradients` set */
+    int32_t update_sms;        /* td_train_update_sms */
+    size_t loss, ids, targets; /* offsets in the trainer's block, which begins with td_update_state */
+    size_t bytes;              /* of the block */
     td_transformer_bytes model;
     int64_t elements;
 } setup;
 
 struct td_train {
-    td_hook hook; /* the chain's first, which counts steps */
+    td_hook hook; /* the first link of the chain: it counts steps */
     td_device *dev;
     setup setup;
     td_transformer *model;
     td_optimizer *optimizer; /* NULL: none */
     td_clip *clip;           /* NULL: none */
-    td_hook *last;           /* of the caller's hooks, whose `next` is ours; NULL: none */
+    td_hook *last;           /* the last link of config.hooks, whose `next` the trainer sets; NULL: none */
     char *block;
     int64_t batch, seq;           /* loaded; 0: nothing */
-    int64_t turn;                 /* the micro-batch that comes next, or is on its way */
-    int64_t step_batch, step_seq; /* of the step's micro-batches so far, if turn > 0 */
-    bool due;                     /* a step was counted whose update td_train_update is to make */
+    int64_t turn;                 /* the micro-batch that runs, or comes next */
+    int64_t step_batch, step_seq; /* batch and seq of the step's earlier micro-batches, if turn > 0 */
+    bool due;                     /* a step was counted, and td_train_update must still update its weights */
     const void *logits;
     td_train_listener *listeners;
-    uint64_t set,
-        was; /* hashes: of td_train_set's last, and of what weights, moments and steps were made of */
+    uint64_t set; /* a hash of the hyperparameters that td_train_set set last */
+    uint64_t was; /* td_train_was */
     td_graph *graphs[PARTS][MICROS];
-    bool ran[PARTS][MICROS]; /* queued once, which is to come before a capture */
+    bool ran[PARTS][MICROS]; /* it was queued once, so that it may be captured next time */
 };
 
 /* ---- setup ---- */
@@ -52,7 +52,7 @@ static bool has_update(const td_train_config *config)
     return config->until == TD_TRAIN_UPDATE;
 }
 
-/** Gradients that share memory go to an update at once. */
+/** If gradients share memory, an update must read each of them before the next one is written. */
 static td_status check_places(const td_train_config *config)
 {
     static const char *const shared = "but gradients share memory (model.grad_places)";
@@ -98,14 +98,6 @@ cleanup:
     return status;
 }
 
-/** The optimizer's groups, which may be *all; returns how many. */
-static int64_t groups_of(const setup *s, td_optimizer_group *all, const td_optimizer_group **out)
-{
-    *all = (td_optimizer_group){.range = {0, s->elements}, .hyper = s->config.hyper};
-    *out = s->config.groups ? s->config.groups : all;
-    return s->config.groups ? s->config.group_count : 1;
-}
-
 static td_dtype grad_dtype_of(const td_transformer_config *model)
 {
     return model->f32_gradients ? td_precision_weights(model->precision)
@@ -130,13 +122,13 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
         s->config.gain = 1;
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
     s->config.model.f32_gradients |= s->config.micro_batches > 1;
-    TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
+    TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks the model's config */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));
-    const int64_t count = groups_of(s, &all, &groups);
+    const int64_t count = td_train_groups(&s->config, s->elements, &all, &groups);
     for (int64_t i = 0; i < count && has_update(config); i++)
         TD_TRY(td_owned_has(&config->model, groups[i].range, "groups are of this rank's weights"));
-    tokens = config->model.batch * config->model.context; /* as the plan checked */
+    tokens = config->model.batch * config->model.context; /* the plan checked this product */
     s->loss = TD_ALIGNMENT;
     s->ids = 2 * TD_ALIGNMENT;
     s->targets = s->ids + ((size_t)tokens * sizeof(int64_t) + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
@@ -157,7 +149,7 @@ td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_
     if (has_update(config)) {
         td_optimizer_group all;
         const td_optimizer_group *groups;
-        const int64_t count = groups_of(&s, &all, &groups);
+        const int64_t count = td_train_groups(&s.config, s.elements, &all, &groups);
 
         TD_TRY(td_optimizer_plan(s.elements, count, groups, &out->optimizer));
         for (int64_t i = 0; i < count; i++)
@@ -171,43 +163,6 @@ cleanup:
     return status;
 }
 
-/* ---- what ranks have to have alike ---- */
-
-uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group)
-{
-    const td_hyperparameters *h = &group->hyper; /* of another kind nothing is looked at */
-    const bool adamw = h->kind == TD_OPTIMIZER_ADAMW;
-    const double values[] = {
-        (double)group->range.begin,   (double)group->range.end,        h->kind,
-        adamw ? h->adamw.variant : 0, adamw ? h->adamw.lr : h->sgd.lr, adamw ? h->adamw.beta1 : 0,
-        adamw ? h->adamw.beta2 : 0,   adamw ? h->adamw.eps : 0,        adamw ? h->adamw.weight_decay : 0};
-
-    return td_hash(hash, values, sizeof values);
-}
-
-void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS])
-{
-    const td_hyperparameters *h = count > 0 ? &groups[0].hyper : NULL;
-    const bool adamw = h && h->kind == TD_OPTIMIZER_ADAMW;
-    uint64_t hash = TD_HASH_BEGIN;
-
-    for (int64_t i = 0; i < count; i++)
-        hash = td_group_hash(hash, &groups[i]);
-    memcpy(out,
-           (td_setting[]){{"groups of the optimizer", (double)count},
-                          {"optimizer (0 adamw, 1 sgd)", h ? (int)h->kind : -1},
-                          {"adamw's variant", adamw ? (int)h->adamw.variant : 0},
-                          {"lr", adamw ? h->adamw.lr
-                                 : h   ? h->sgd.lr
-                                       : 0},
-                          {"beta1", adamw ? h->adamw.beta1 : 0},
-                          {"beta2", adamw ? h->adamw.beta2 : 0},
-                          {"eps", adamw ? h->adamw.eps : 0},
-                          {"weight_decay", adamw ? h->adamw.weight_decay : 0},
-                          {"a hash of the groups' ranges and hyperparameters", (double)(hash >> 12)}},
-           TD_GROUP_SETTINGS * sizeof *out);
-}
-
 /* ---- creation ---- */
 
 static td_update_state *state_of(const td_train *train)
@@ -215,7 +170,7 @@ static td_update_state *state_of(const td_train *train)
     return (td_update_state *)train->block;
 }
 
-/** What must be the same on every rank of a step, but for what never changes. */
+/** A hash of all that may change between steps and must be the same on every rank. */
 static uint64_t state_now(const td_train *train)
 {
     const int64_t shape[] = {train->batch, train->seq};
@@ -227,7 +182,7 @@ static uint64_t state_now(const td_train *train)
     for (int64_t i = 0; i < td_optimizer_group_count(train->optimizer); i++) {
         td_optimizer_group group;
 
-        (void)td_optimizer_group_at(train->optimizer, i, &group); /* which exists */
+        (void)td_optimizer_group_at(train->optimizer, i, &group); /* group i exists */
         hash = td_group_hash(hash, &group);
     }
     return hash;
@@ -239,7 +194,7 @@ static void tell_listeners(const td_train *train)
         l->step(l->user, state_now(train));
 }
 
-/** A step begins with its last backward pass, behind whatever may refuse it. */
+/** A step is counted when its last backward pass begins, after all checks that may refuse it. */
 static td_status count_step(td_hook *hook, td_pass pass, bool last)
 {
     td_train *train = (td_train *)hook;
@@ -253,11 +208,11 @@ static td_status count_step(td_hook *hook, td_pass pass, bool last)
     return td_update_begin(train->dev, state_of(train), config->gain / (float)config->micro_batches);
 }
 
-/** Chains the trainer's hook, the caller's, clipping, the optimizer, and the caller's behind it. */
+/** Links the chain: the trainer's hook, config.hooks, clipping, the optimizer, config.behind. */
 static td_status chain(td_train *train)
 {
-    td_hook *const behind = train->setup.config.behind, *const optimizer =
-                                                            td_optimizer_hook(train->optimizer);
+    td_hook *const behind = train->setup.config.behind;
+    td_hook *const optimizer = td_optimizer_hook(train->optimizer);
     td_hook *const updates = optimizer ? optimizer : behind;
     td_hook *const own = train->clip ? td_clip_hook(train->clip) : updates;
 
@@ -277,7 +232,7 @@ static td_status chain(td_train *train)
     return td_transformer_set_hooks(train->model, &train->hook);
 }
 
-/** The caller's links of a chain are in no trainer yet. */
+/** TD_BAD_STATE: a link of the chain is in another trainer. */
 static td_status check_free(const char *name, const td_hook *chain)
 {
     td_status status = TD_OK;
@@ -293,7 +248,7 @@ static td_status make_optimizer(td_train *train)
     const setup *s = &train->setup;
     td_optimizer_group all;
     const td_optimizer_group *groups;
-    const int64_t count = groups_of(s, &all, &groups);
+    const int64_t count = td_train_groups(&s->config, s->elements, &all, &groups);
     td_optimizer_config config = {.count = count,
                                   .groups = groups,
                                   .state = state_of(train),
@@ -371,8 +326,8 @@ static td_status check_optimizer(const td_train *train)
     td_status status = TD_OK;
 
     TD_CHECK(train, "train is NULL");
-    if (!train->optimizer)
-        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: its steps end before the update");
+    TD_FAIL_IF(!train->optimizer, TD_BAD_STATE,
+               "the trainer has no optimizer: its steps end before the update");
 cleanup:
     return status;
 }
@@ -409,12 +364,10 @@ td_status td_train_check_settled(const td_train *train)
     td_status status = TD_OK;
 
     TD_TRY(check_optimizer(train));
-    if (train->turn > 0)
-        status = td_fail(TD_BAD_STATE,
-                         "a step is under way: %" PRId64 " of its %" PRId64 " micro-batches are done",
-                         train->turn, train->setup.config.micro_batches);
-    else if (train->due)
-        status = td_fail(TD_BAD_STATE, "a step is under way: its gradients wait for td_train_update");
+    TD_FAIL_IF(train->turn > 0, TD_BAD_STATE,
+               "a step is under way: %" PRId64 " of its %" PRId64 " micro-batches are done", train->turn,
+               train->setup.config.micro_batches);
+    TD_FAIL_IF(train->due, TD_BAD_STATE, "a step is under way: its gradients wait for td_train_update");
 cleanup:
     return status;
 }
@@ -427,6 +380,11 @@ bool td_train_waits(const td_train *train)
 uint64_t td_train_was(const td_train *train)
 {
     return train->was;
+}
+
+const td_train_config *td_train_config_of(const td_train *train)
+{
+    return &train->setup.config;
 }
 
 int32_t td_train_sms(const td_train *train)
@@ -452,7 +410,7 @@ void td_train_listen(td_train *train, td_train_listener *listener)
 {
     listener->next = train->listeners;
     train->listeners = listener;
-    train->was = 0; /* all ranks have rank 0's weights now, or are to have had the same */
+    train->was = 0; /* all ranks have the same weights now: rank 0's, or drawn with the same seed */
 }
 
 td_status td_train_check_link(const td_train *train, const td_hook *link)
@@ -464,53 +422,6 @@ td_status td_train_check_link(const td_train *train, const td_hook *link)
                          : "its config had no such link when td_train_create read it");
 cleanup:
     return status;
-}
-
-td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
-{
-    static const char *const attentions[] = {"flash", "naive", "jit"};
-    const td_train_config *config = &train->setup.config;
-    const td_model_size *size = &config->model.size;
-    td_status status = TD_OK;
-    double attention = 0;
-    int64_t steps;
-
-    TD_TRY(td_train_steps(train, &steps));
-    for (int i = 0; i < 3; i++)
-        if (strcmp(config->model.attention, attentions[i]) == 0)
-            attention = i;
-    memcpy(out,
-           (td_setting[]){{"d_model", (double)size->d_model},
-                          {"d_ff", (double)size->d_ff},
-                          {"layers", (double)size->layers},
-                          {"heads", (double)size->heads},
-                          {"vocab", (double)size->vocab},
-                          {"precision", config->model.precision},
-                          {"attention (0 flash, 1 naive, 2 jit)", attention},
-                          {"rope_theta", config->model.rope_theta > 0 ? config->model.rope_theta : 10000},
-                          {"micro_batches", (double)config->micro_batches},
-                          {"gain", (double)config->gain},
-                          {"clip", (double)config->clip},
-                          {"until", config->until},
-                          {"update_sms", train->setup.update_sms},
-                          {"steps so far", (double)steps}},
-           TD_TRAIN_SETTINGS * sizeof *out);
-cleanup:
-    return status;
-}
-
-td_status td_train_group_settings(const td_train *train, td_setting out[TD_GROUP_SETTINGS])
-{
-    const int64_t count = train->setup.config.own_groups ? 0 : td_optimizer_group_count(train->optimizer);
-    td_optimizer_group *groups = calloc((size_t)count + 1, sizeof *groups);
-
-    if (!groups)
-        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", count);
-    for (int64_t i = 0; i < count; i++)
-        (void)td_optimizer_group_at(train->optimizer, i, &groups[i]); /* which exists */
-    td_group_settings(count, groups, out);
-    free(groups);
-    return TD_OK;
 }
 
 td_transformer *td_train_model(const td_train *train)
@@ -569,8 +480,8 @@ bool td_train_adds(const td_train *train)
     return micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
 }
 
-/** Backward of a micro-batch. The losses of several are added up in memory that graphs can add to: here and
- * not in forward, which an evaluation calls as well. */
+/** Backward of a micro-batch. With several micro-batches their losses are added up in the trainer's block, so
+ * that graphs do it too. Forward does not add, because an evaluation calls forward as well. */
 static td_status queue_backward(td_train *train)
 {
     td_status status = TD_OK;
@@ -586,7 +497,7 @@ cleanup:
     return status;
 }
 
-/** Under a label of its own, for a replay has none of those that it was captured under. */
+/** Launches a graph under a label, because a replay sets no label of the captured pass. */
 static td_status launch(const td_train *train, part what, td_graph *graph)
 {
     static const char *const labels[PARTS] = {[FORWARD] = TD_LABEL_FORWARD,
@@ -596,7 +507,7 @@ static td_status launch(const td_train *train, part what, td_graph *graph)
     const td_micro micro = micro_of(train);
     td_status status = TD_OK;
 
-    /* A replay calls no hook: count_step told the listeners of this one's capture alone. */
+    /* A replay calls no hook, so count_step does not tell the listeners. */
     if ((what == BACKWARD || what == STEP) && (micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST))
         tell_listeners(train);
     TD_TRY(td_device_push_label(train->dev, labels[what]));
@@ -605,10 +516,10 @@ cleanup:
     return status;
 }
 
-/** Begins a part: replays its graph where there is one, and else begins to capture one when the part comes
- * the second time, for then whatever is made on first use is there. After a failure all graphs are
- * forgotten: one may hold half a part, and replays of those before it would leave the model as the failure
- * left it. */
+/** Begins a part. If it has a graph, the graph is launched. Otherwise, if the part was queued once before,
+ * its capture begins: all that is made on first use exists then. After a failure all graphs are forgotten. A
+ * graph may hold half a part, and the state of the model after the failure is not the state that later
+ * graphs were captured in. */
 static td_status enter(td_train *train, part what, bool *replayed)
 {
     const td_micro micro = micro_of(train);
@@ -626,7 +537,7 @@ cleanup:
     return status;
 }
 
-/** Ends a part that was queued with `status`, and runs what was captured. */
+/** Ends a part whose queueing returned `status`. If it was captured, launches the graph. */
 static td_status leave(td_train *train, part what, td_status status)
 {
     const td_micro micro = micro_of(train);
@@ -638,7 +549,7 @@ static td_status leave(td_train *train, part what, td_status status)
         const td_status ended = td_graph_end(train->dev, graph);
         if (status == TD_OK)
             status = ended;
-        else if (ended != TD_OK) /* because of the failure before, which says more */
+        else if (ended != TD_OK) /* the failure in the capture says more than that of its end */
             td_fail(status, "%s", reason);
         if (status == TD_OK)
             status = launch(train, what, *graph);
@@ -655,7 +566,7 @@ static const int64_t *ids_of(const td_train *train)
     return (int64_t *)(train->block + train->setup.ids);
 }
 
-/** Where backward follows; nothing to do elsewhere. */
+/** Queues the loss, if the trainer has one. */
 static td_status queue_loss(td_train *train)
 {
     const int64_t *targets = (int64_t *)(train->block + train->setup.targets);
@@ -694,7 +605,7 @@ td_status td_train_load(td_train *train, const int64_t *ids, const int64_t *targ
     const size_t bytes = (size_t)(batch * seq) * sizeof *ids;
     if (batch != train->batch || seq != train->seq)
         forget_graphs(train);
-    train->batch = train->seq = 0; /* until both are there */
+    train->batch = train->seq = 0; /* if a copy fails, nothing is loaded */
     TD_TRY(td_device_copy(train->dev, train->block + train->setup.ids, ids, bytes));
     if (targets)
         TD_TRY(td_device_copy(train->dev, train->block + train->setup.targets, targets, bytes));
@@ -709,8 +620,7 @@ static td_status check_loaded(const td_train *train)
     td_status status = TD_OK;
 
     TD_CHECK(train, "train is NULL");
-    if (train->batch == 0)
-        status = td_fail(TD_BAD_STATE, "no batch was loaded");
+    TD_FAIL_IF(train->batch == 0, TD_BAD_STATE, "no batch was loaded: td_train_load comes first");
 cleanup:
     return status;
 }
@@ -729,7 +639,7 @@ td_status td_train_forward(td_train *train, const void **logits)
             status = queue_loss(train);
         TD_TRY(leave(train, FORWARD, status));
     }
-    train->due = false; /* gradients that waited are dropped */
+    train->due = false; /* forward drops gradients that waited for td_train_update */
     if (logits)
         *logits = train->logits;
 cleanup:
@@ -781,7 +691,7 @@ td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targ
     TD_CHECK(train, "train is NULL");
     const td_train_config *config = &train->setup.config;
     train->turn = 0;
-    train->due = false; /* gradients that waited are written over */
+    train->due = false; /* this step overwrites gradients that waited for td_train_update */
     for (int64_t micro = 0; micro < config->micro_batches; micro++, train->turn++) {
         const int64_t at = micro * batch * seq;
 
@@ -805,7 +715,7 @@ cleanup:
     return status;
 }
 
-/* ---- what came of it ---- */
+/* ---- results ---- */
 
 td_status td_train_loss(td_train *train, float *out)
 {

@@ -30,37 +30,37 @@ typedef enum td_train_until {
 typedef struct td_train_config {
     td_transformer_config model; /* `use` is the trainer's, which sets `f32_gradients` with micro-batches */
     td_train_until until;
-    td_hyperparameters hyper; /* of all weights */
-    /* The weights that the optimizer updates, each group with hyperparameters of its own (then those above
-     * are not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
+    td_hyperparameters hyper; /* of all weights, if groups is NULL */
+    /* Ranges of weights that the optimizer updates, ascending and without overlap, each with hyperparameters;
+     * `hyper` is then ignored. group_count may be 0. NULL: all weights, with `hyper`. */
     const td_optimizer_group *groups;
     int64_t group_count;
     bool own_groups;     /* the groups are only this rank's part: td_shard_link_create sets it */
     td_update_time time; /* during the backward pass, which is faster, or after it */
-    /* How many SMs of a GPU the updates during the backward pass take, while its GEMMs have the others
-     * (td_optimizer_config.sms); 0: as td_train_update_sms; TD_UPDATE_ALL_SMS: all, in the GEMMs' stream. The
-     * number can change the bits of the GEMMs in the backward pass and in its recomputations: all ranks need
-     * the same. */
+    /* How many SMs of a GPU run the updates during the backward pass, while its GEMMs run on the others
+     * (td_optimizer_config.sms). 0: the result of td_train_update_sms. TD_UPDATE_ALL_SMS: all SMs, in the
+     * GEMMs' stream. The number can change the bits of the GEMMs in the backward pass and in its
+     * recomputations: all ranks need the same number. */
     int32_t update_sms;
-    float
-        gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
-                 * of ranks; 0: 1 */
+    /* A factor for gradients; 1 / micro_batches is applied anyway. Use 1 / ranks if a hook sums the gradients
+     * of all ranks. 0: 1. */
+    float gain;
     float clip;            /* gradients are clipped to this global norm; 0: they are not */
-    int64_t micro_batches; /* a step averages their gradients, which are f32 if weights are; 0: 1 */
+    int64_t micro_batches; /* a step averages their gradients; above 1 it sets model.f32_gradients; 0: 1 */
     bool capture; /* each part, or the whole step, is captured when it comes the second time, then replayed */
-    td_hook *hooks;  /* before clipping and the optimizer; they outlive the trainer; NULL: none */
-    td_hook *behind; /* likewise, after the optimizer: they hear what it has updated */
+    td_hook *hooks;  /* links before clipping and the optimizer; they outlive the trainer; NULL: none */
+    td_hook *behind; /* links after the optimizer, which hear what it updated; they outlive the trainer */
 } td_train_config;
 
 typedef struct td_train_bytes {
     td_transformer_bytes model;
     size_t optimizer; /* moments and hyperparameters */
-    size_t moments;   /* of these: 8 an element of AdamW's groups */
-    size_t step;      /* what a captured step reads, and what clipping needs */
+    size_t moments;   /* the moments' share of `optimizer`: 8 bytes an element of AdamW's groups */
+    size_t step;      /* ids, targets, loss and state of the step, and scratch of clipping */
 } td_train_bytes;
 
-/** What td_train_create will allocate on the device. Errors as there. TD_UNSUPPORTED: groups of weights that
- * model.owned leaves out; all weights, if groups is NULL. */
+/** The bytes that td_train_create will allocate on the device. Errors as td_train_create. TD_UNSUPPORTED:
+ * groups with weights that model.owned leaves out; also if groups is NULL, which means all weights. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
 
 /** The SMs that updates of this config take during the backward pass. This is config->update_sms. If that is
@@ -74,11 +74,11 @@ TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *conf
 typedef struct td_train td_train;
 
 /** A trainer on dev, which must outlive it. Its model has no weights yet. A link is in one trainer at a time.
- * Links of config->hooks are chained to the trainer's own, so that the last one's `next` changes until the
- * trainer is destroyed. The links of config->behind keep their `next`.
+ * The trainer sets `next` of the last link of config->hooks, and resets it in td_train_destroy. Links of
+ * config->behind are not changed.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
- * micro_batches below 0, or above 1 beside transient gradients; gradients that share memory
+ * micro_batches below 0, or above 1 with transient gradients; gradients that share memory
  * (model.grad_places) without an update along the pass of one micro-batch; as td_transformer_create,
  * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
  * without graphs; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of hooks or behind
@@ -92,7 +92,7 @@ TD_API td_status td_train_init(td_train *train, uint64_t seed);
 /** Moments and the count of steps become 0; weights stay as they are. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_train_reset(td_train *train);
 
-/** What the trainer owns; NULL for NULL, and if it has none. */
+/** Objects that the trainer owns; NULL for NULL, and if it has no such object. */
 TD_API td_transformer *td_train_model(const td_train *train);
 TD_API td_optimizer *td_train_optimizer(const td_train *train);
 TD_API td_clip *td_train_clip(const td_train *train);
@@ -103,7 +103,7 @@ TD_API td_status td_train_set(td_train *train, const td_hyperparameters *hyper);
 
 /** One step on `micro_batches` batches.
  *
- *   ids, targets  [micro_batches, batch, seq]  in  int64, on the device; targets NULL where there is no loss
+ *   ids, targets  [micro_batches, batch, seq]  in  int64, on the device; targets NULL with TD_TRAIN_FORWARD
  *
  * They may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan; on the
  * CPU an id or target outside the vocabulary. After an error in the middle of a step weights may be updated
@@ -120,8 +120,8 @@ TD_API td_status td_train_step(td_train *train, const int64_t *ids, const int64_
 TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
                                int64_t seq);
 
-/** Forward and, where backward follows, loss. logits [batch, seq, vocab] as in td_transformer_forward; NULL:
- * not wanted. TD_BAD_STATE: nothing was loaded. */
+/** Forward, and the loss unless the trainer goes forward only. logits [batch, seq, vocab] as in
+ * td_transformer_forward; NULL: not wanted. TD_BAD_STATE: nothing was loaded. */
 TD_API td_status td_train_forward(td_train *train, const void **logits);
 
 /** Backward of the micro-batch of the last forward. With TD_UPDATE_ALONG the last one also updates.
@@ -140,21 +140,20 @@ TD_API td_status td_train_settle(td_train *train);
 
 /* ---- saving; these settle, and wait for the device ---- */
 
-/** Writes all that the next step depends on to a safetensors file. A run resumed with td_train_restore gives
- * bitwise the same weights as an uninterrupted run.
+/** Writes a safetensors file with all that the next step depends on, except hyperparameters. A run resumed
+ * with td_train_restore gives bitwise the same weights as an uninterrupted run.
  *
  *   the weights                   as td_transformer_save
  *   optimizer.exp_avg.<name>      F32, with AdamW: the first moment of weight <name>
  *   optimizer.exp_avg_sq.<name>   the second
  *   optimizer.step                I64, one number: how many steps there were
- *   metadata                      "optimizer": "adamw" or "sgd"; "update_sms": td_train_update_sms, which
- *                                 decided bits of the steps
+ *   metadata                      "optimizer": "adamw" or "sgd"; "update_sms": td_train_update_sms, on
+ *                                 which the bits of the steps depend
  *
- * Hyperparameters are the caller's, who sets them. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no
- * optimizer; there are no weights; a step is under way, because micro-batches are added up, or gradients wait
- * for td_train_update. TD_UNSUPPORTED: groups of two kinds, or that leave out some weights, as a shard's do:
- * td_shard_save is for those.
- * Otherwise as td_transformer_save. */
+ * The caller sets hyperparameters again. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no optimizer; there
+ * are no weights; a step is under way, because some of its micro-batches are done, or gradients wait for
+ * td_train_update. TD_UNSUPPORTED: groups of two kinds; groups that leave out weights, as with td_shard_link:
+ * use td_shard_save. Otherwise as td_transformer_save. */
 TD_API td_status td_train_save(td_train *train, const char *path);
 
 /** Reads such a file. The next step follows the saved one, and graphs are captured again. A step under way,
@@ -167,7 +166,7 @@ TD_API td_status td_train_save(td_train *train, const char *path);
  * moments and the count of steps are 0: restore or initialise it. */
 TD_API td_status td_train_restore(td_train *train, const char *path);
 
-/* ---- what came of it; these wait for the device ---- */
+/* ---- results; these wait for the device ---- */
 
 /** With micro_batches above 1: the mean loss of this step's micro-batches that went backward, or of the last
  * step's if none did yet. Else the loss of the last forward pass, also of an evaluation.

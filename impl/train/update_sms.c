@@ -4,17 +4,17 @@
 
 #include <string.h>
 
-/* Where another number than the formula's makes whole steps faster, of 8 to 28 in steps of 2 (bf16_mixed,
- * 25 November 2026). */
+/* Models for which another number than the formula's makes steps faster. 8 to 28 were tried in steps of 2
+ * (bf16_mixed, 25 November 2026). */
 static const struct {
-    const char *card; /* how its name begins */
+    const char *card; /* the begin of its name */
     int64_t d_model, d_ff, tokens;
     int32_t sms;
 } measured[] = {{"NVIDIA H100", 768, 3072, 2048, 12},
                 {"NVIDIA H100", 1024, 4096, 2048, 16},
                 {"NVIDIA H100", 2560, 10240, 2048, 22}};
 
-/* What an SM moves next to GEMMs, and what all SMs compute (H100). */
+/* H100: bytes per second that an update moves with one SM next to GEMMs, and FLOP per second of GEMMs. */
 #define SM_BYTES  75e9
 #define FLOPS_16  480e12
 #define FLOPS_F32 45e12
@@ -26,12 +26,12 @@ static const struct {
  * 27.8). If each of two ranks updates half of the weights, 28 is the best (22.8, 20.4, 21.5, 22.9; 22.8). */
 enum { LEAST_16 = 12, MOST = 28, MOST_OF_LONG = 40, CLUSTER = 4 };
 
-/** An update that takes longer than the GEMMs even on so many SMs is a long one. */
+/** The update is long if it takes longer than the GEMMs even on so many SMs. */
 enum { LONG = 132 };
 
 /** The SMs with which the update takes as long as the GEMMs of the backward pass. Both times grow with the
- * number of weights, which cancels: the bytes of a weight, over 4 FLOPs for each token. `parts`: into how
- * many the ranks divide the update, at least. */
+ * number of weights, so this number cancels: bytes of a weight against 4 FLOPs for each token. `parts`: ranks
+ * that divide the update, at least. */
 static int32_t by_formula(const td_transformer_config *model, int32_t parts)
 {
     const double wide = (double)td_dtype_size(td_precision_weights(model->precision)),

@@ -9,7 +9,8 @@
  *            h = ln1(input), which is there already
  *   input(i + 1) = middle + w2(silu(w1(h)) * w3(h)),  h = ln2(middle)
  *
- * `ends`: it ends with what w2 multiplies. */
+ * `ends`: it ends with what w2 multiplies. If the layer runs again, the results of attention may be there
+ * still. */
 static td_status layer_forward(td_transformer *m, int64_t i, bool ends)
 {
     const td_in q = td_read(m, TD_T_Q, i), k = td_read(m, TD_T_K, i), v = td_read(m, TD_T_V, i);
@@ -20,7 +21,8 @@ static td_status layer_forward(td_transformer *m, int64_t i, bool ends)
     TD_TRY(td_linear(m, i, TD_W_Q, td_read(m, TD_T_NORM, i), td_write(m, TD_T_QKV, i)));
     TD_TRY(td_heads(m, td_read(m, TD_T_QKV, i), td_write(m, TD_T_Q, i), td_write(m, TD_T_K, i),
                     td_write(m, TD_T_V, i)));
-    TD_TRY(td_attend(m, q, k, v, td_write(m, TD_T_O, i)));
+    if (m->pass != TD_PASS_RECOMPUTE || !m->plan.spared[TD_T_O])
+        TD_TRY(td_attend(m, q, k, v, td_write(m, TD_T_O, i)));
     TD_TRY(td_linear(m, i, TD_W_OUTPUT, td_read(m, TD_T_O, i), td_write(m, TD_T_ATTN_BRANCH, i)));
     TD_TRY(td_add_norm(m, i, TD_W_LN2, td_read(m, TD_T_INPUT, i), td_read(m, TD_T_ATTN_BRANCH, i),
                        td_write(m, TD_T_MIDDLE, i), td_write(m, TD_T_NORM2, i)));

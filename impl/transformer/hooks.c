@@ -55,24 +55,22 @@ td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
     return first;
 }
 
-td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
+td_status td_hooks_needed(td_hook *chain, td_pass pass, td_range range, const td_range *next,
                           const void **where)
 {
     td_status status = TD_OK;
 
-    TD_NOT_NULL(need, where);
-    TELL(needed, (hook, pass, need, next, where));
+    TD_NOT_NULL(where);
+    TELL(needed, (hook, pass, range, next, where));
 cleanup:
     return status;
 }
 
-td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need)
+td_status td_hooks_done(td_hook *chain, td_pass pass, td_range range)
 {
     td_status status = TD_OK;
 
-    TD_NOT_NULL(need);
-    TELL(done, (hook, pass, need));
-cleanup:
+    TELL(done, (hook, pass, range));
     return status;
 }
 

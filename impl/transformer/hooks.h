@@ -88,15 +88,6 @@ typedef enum td_pass {
     TD_PASS_BACKWARD
 } td_pass;
 
-/** What of a range is read. Embedding and norms read masters, which are numbers; GEMMs read the upper planes,
- * or masters if these are no planes. */
-typedef enum td_reads { TD_READS_NUMBERS = 0, TD_READS_UPPER } td_reads;
-
-typedef struct td_need {
-    td_range range;
-    td_reads reads;
-} td_need;
-
 /** What an operation of the model writes: a tensor of the arena, or the gradient of a parameter. */
 typedef struct td_output {
     const char *name; /* valid during the call */
@@ -114,15 +105,16 @@ struct td_hook {
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
 
-    /** Work that is queued after this call reads the range at *where, until `done`. *where is the address of
+    /** Work that is queued after this call reads the range at *where, until `done`. If the masters of the
+     * range are planes, the work reads the upper planes; else it reads the masters. *where is the address of
      * the range's first element in the model's block, and a link may change it. *where is NULL if this rank
      * does not have the range in one piece: a link must then set it, or the pass fails with TD_BAD_STATE.
-     * `next`: what the pass, or a recomputation in it, needs after this, so that a link can fetch it during
-     * the work; NULL: nothing. */
-    td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+     * `next`: the range that the pass, or a recomputation in it, needs after this one, so that a link can
+     * fetch it during the work; NULL: none. */
+    td_status (*needed)(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                         const void **where);
 
-    td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
+    td_status (*done)(td_hook *hook, td_pass pass, td_range range);
 
     /** Work that is queued after this call writes gradients of the range to *where, or adds to them, until
      * `written`. *where is the address of the range's first gradient in the model's block, and a link may
@@ -169,9 +161,9 @@ struct td_hook {
 /* A chain of NULL has no links. TD_BAD_ARGUMENT: another NULL, except `next` and `event`. */
 
 TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
-TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
+TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, td_range range, const td_range *next,
                                  const void **where);
-TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
+TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, td_range range);
 TD_API td_status td_hooks_room(td_hook *chain, td_range range, void **where);
 TD_API td_status td_hooks_written(td_hook *chain, td_range range);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);

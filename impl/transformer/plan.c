@@ -91,12 +91,21 @@ static const struct {
     [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, true},
 };
 
+/** What attention writes in a layer, if it does not run again; else 0. */
+static size_t spared_bytes(const td_plan *plan)
+{
+    return plan->spared[TD_T_O] ? plan->bytes[TD_T_O] + plan->bytes[TD_T_SAVED] : 0;
+}
+
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer)
 {
     const size_t slot = (size_t)(layer < plan->last ? layer % plan->span : layer - plan->last);
 
-    if (tensor == TD_T_INPUT && layer < plan->last && slot == 0)
+    if (layer < plan->last && tensor == TD_T_INPUT && slot == 0)
         return (size_t)(layer / plan->span) * plan->bytes[tensor];
+    if (layer < plan->last && plan->spared[tensor])
+        return plan->ahead - (size_t)(plan->last - layer) * spared_bytes(plan) +
+               (tensor == TD_T_O ? plan->bytes[TD_T_SAVED] : 0);
     return plan->offset[tensor] + (plan->kept[tensor] ? slot * plan->layer_stride : 0);
 }
 
@@ -158,6 +167,28 @@ cleanup:
     return status;
 }
 
+/** Fields of checkpoints: layers at least 0, and no more than there are. */
+static td_status check_checkpoints(const td_transformer_config *config)
+{
+    const struct {
+        const char *name;
+        int64_t layers;
+    } fields[] = {{"checkpoint_layers", config->checkpoint_layers}, {"kept_layers", config->kept_layers}};
+    const int64_t all = config->size.layers;
+    td_status status = TD_OK;
+
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        TD_CHECK(fields[i].layers >= 0 && fields[i].layers <= all,
+                 "%s is %" PRId64 ", needs 1 to all %" PRId64 ", or 0 for 1", fields[i].name,
+                 fields[i].layers, all);
+        TD_CHECK(fields[i].layers == 0 || config->keep >= TD_KEEP_INPUTS,
+                 "%s is %" PRId64 ", which needs TD_KEEP_INPUTS or TD_KEEP_ATTENTION", fields[i].name,
+                 fields[i].layers);
+    }
+cleanup:
+    return status;
+}
+
 static td_status check_config(const td_transformer_config *config)
 {
     const td_model_size *size = &config->size;
@@ -179,11 +210,7 @@ static td_status check_config(const td_transformer_config *config)
     TD_CHECK(td_precision_name(config->precision), "precision is %d, which is no td_precision",
              (int)config->precision);
     TD_CHECK(td_keep_name(config->keep), "keep is %d, which is no td_keep", (int)config->keep);
-    TD_CHECK(config->checkpoint_layers >= 0 && config->checkpoint_layers <= size->layers,
-             "checkpoint_layers is %" PRId64 ", needs 1 to all %" PRId64 ", or 0 for 1",
-             config->checkpoint_layers, size->layers);
-    TD_CHECK(config->checkpoint_layers == 0 || config->keep == TD_KEEP_INPUTS,
-             "checkpoint_layers is %" PRId64 ", which needs TD_KEEP_INPUTS", config->checkpoint_layers);
+    TD_TRY(check_checkpoints(config));
     TD_CHECK(config->use == TD_MODEL_INFERENCE || config->use == TD_MODEL_GRADIENTS,
              "use is %d, needs TD_MODEL_INFERENCE or TD_MODEL_GRADIENTS", (int)config->use);
     /* Written so that NaN is refused. */
@@ -285,13 +312,14 @@ static void choose_kept(td_plan *plan)
 }
 
 /** Lays out one layer's kept tensors one after the other. Tensors with an instance for ln_final come first.
- * The arena begins with the inputs of all checkpoints except the last. The last checkpoint may have fewer
- * layers than the others: its instance for ln_final is dead before other layers take that place. */
+ * The arena begins with the inputs of all checkpoints except the last, and with the spared tensors. If the
+ * last checkpoint has fewer layers than the others, its instance for ln_final is dead before other layers
+ * take that place. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
     size_t stride = 0, beyond = 0;
-    int64_t layers, inputs;
+    int64_t layers, inputs, spared;
 
     for (int turn = 0; turn < 2; turn++)
         for (int i = TD_T_INPUT; i < TD_TENSORS; i++)
@@ -300,16 +328,20 @@ static td_status place_kept(td_plan *plan)
                 TD_TRY(add_bytes("kept activations", plan->bytes[i], &stride));
                 beyond = turn == 0 ? stride : beyond;
             }
-    TD_TRY(td_product("kept activations", 2, (int64_t[]){plan->span, (int64_t)stride}, &layers));
+    TD_TRY(td_product("kept activations", 2, (int64_t[]){plan->slots, (int64_t)stride}, &layers));
     TD_TRY(td_product("inputs of checkpoints", 2,
                       (int64_t[]){plan->last / plan->span, (int64_t)plan->bytes[TD_T_INPUT]}, &inputs));
+    TD_TRY(
+        td_product("results of attention", 2, (int64_t[]){plan->last, (int64_t)spared_bytes(plan)}, &spared));
+    plan->ahead = (size_t)inputs;
+    TD_TRY(add_bytes("results of attention", (size_t)spared, &plan->ahead));
     plan->layer_stride = stride;
     plan->total.activations = (size_t)layers;
     TD_TRY(add_bytes("kept activations", beyond, &plan->total.activations));
-    TD_TRY(add_bytes("kept activations", (size_t)inputs, &plan->total.activations));
+    TD_TRY(add_bytes("kept activations", plan->ahead, &plan->total.activations));
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++)
         if (plan->kept[i])
-            plan->offset[i] += (size_t)inputs;
+            plan->offset[i] += plan->ahead;
 cleanup:
     return status;
 }
@@ -325,16 +357,15 @@ static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->grad_dtype);
     const int64_t layers = plan->config.size.layers;
-    const size_t inputs = (size_t)(plan->last / plan->span) * plan->bytes[TD_T_INPUT];
     size_t begin = 0;
 
     for (int64_t layer = 0; layer <= layers; layer++) {
         const int64_t first =
             layer < layers ? plan->layout.layers + layer * plan->layout.layer_stride : plan->layout.norms;
         const size_t ahead = (size_t)first * element;
-        const int64_t until = layer < plan->span ? layer + 1 : plan->span;
+        const int64_t until = layer < plan->slots ? layer + 1 : plan->slots;
         const size_t needed =
-            layer < layers ? inputs + (size_t)until * plan->layer_stride : plan->total.activations;
+            layer < layers ? plan->ahead + (size_t)until * plan->layer_stride : plan->total.activations;
         if (needed > ahead && needed - ahead > begin)
             begin = needed - ahead;
     }
@@ -481,9 +512,12 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     plan.config.keep = td_has_backward(&plan) ? config->keep : TD_KEEP_MOST;
     plan.all_kept = plan.config.keep != TD_KEEP_MOST;
     plan.span = config->size.layers;
-    if (plan.config.keep == TD_KEEP_INPUTS)
+    if (plan.config.keep >= TD_KEEP_INPUTS)
         plan.span = config->checkpoint_layers > 1 ? config->checkpoint_layers : 1;
-    plan.last = (config->size.layers - 1) / plan.span * plan.span;
+    const int64_t own =
+        config->kept_layers > 1 ? config->kept_layers : 1; /* the last checkpoint's, at least */
+    plan.last = (config->size.layers - own) / plan.span * plan.span;
+    plan.slots = config->size.layers - plan.last > plan.span ? config->size.layers - plan.last : plan.span;
 
     plan.dtype = td_precision_dtype(config->precision);
     plan.wide = td_precision_weights(config->precision);
@@ -499,6 +533,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
         plan.gradient_bytes = 0;
     plan.total.gradients = plan.gradient_bytes;
 
+    plan.spared[TD_T_SAVED] = plan.spared[TD_T_O] = plan.config.keep == TD_KEEP_ATTENTION;
     TD_TRY(record(&plan));
     td_recording_together(plan.recording, together);
     TD_TRY(measure(dev, &plan, bytes));

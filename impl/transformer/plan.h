@@ -63,13 +63,16 @@ typedef struct td_plan {
     td_layout layout;
     int64_t pieces; /* of the weights that this rank has */
     bool shares;    /* gradients of some owned ranges have one place (grad_places) */
-    int64_t span;   /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
+    int64_t span;   /* layers of a checkpoint; mostly all layers */
+    int64_t slots;  /* layers whose kept activations are there together: of the longest checkpoint */
     int64_t last;  /* the first layer of the last checkpoint, which alone backward finds as forward left it */
     bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* from the arena's begin; of a checkpoint's first layer, for a kept tensor */
     bool kept[TD_TENSORS];     /* for backward: one a layer of a checkpoint, layer_stride apart */
     bool beyond[TD_TENSORS];   /* and one for ln_final, after the last layer's; the input always has one */
+    bool spared[TD_TENSORS];   /* one a layer also where layers run again, at the arena's begin */
+    size_t ahead;              /* bytes of what stands there: these, and inputs of checkpoints but the last */
     size_t layer_stride, arena_bytes;
     size_t gradient_bytes, gradient_offset; /* the offset is in the arena, for transient gradients */
     td_transformer_bytes total;
@@ -92,8 +95,8 @@ void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *
 bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, int64_t *count,
                        td_dtype *dtype);
 
-/** Where the layer's instance of a tensor begins in the arena. Inputs of checkpoints but the last stand at
- * its begin, one after the other. */
+/** Where the layer's instance of a tensor begins in the arena. The inputs of all checkpoints except the last
+ * come first, one after the other. Then come the spared tensors of the layers that run again. */
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer);
 
 #endif

@@ -136,12 +136,10 @@ void td_recording_together(const td_recording *r, uint64_t together[TD_TENSORS])
 
 /* ---- what hooks hear ---- */
 
-static td_need need_of(const td_transformer *model, td_use use)
+/** The part of the block that a use of weights or gradients is of. */
+static td_range range_of(const td_transformer *model, td_use use)
 {
-    const bool numbers = use.what == TD_PART_EMBEDDING || use.what == TD_PART_NORMS;
-
-    return (td_need){td_part_range(&model->plan.layout, (td_part)use.what, use.layer),
-                     numbers ? TD_READS_NUMBERS : TD_READS_UPPER};
+    return td_part_range(&model->plan.layout, (td_part)use.what, use.layer);
 }
 
 int64_t td_needs(const td_transformer *model, bool forward, int64_t most, td_range *ranges)
@@ -157,7 +155,7 @@ int64_t td_needs(const td_transformer *model, bool forward, int64_t most, td_ran
                 used->until < 0)
                 continue;
             if (count < most)
-                ranges[count] = need_of(model, used->use).range;
+                ranges[count] = range_of(model, used->use);
             count++;
         }
     return count;
@@ -178,17 +176,17 @@ static const td_use *next_need(const td_recording *r, int64_t call)
 
 static td_status needed(td_transformer *model, td_use use)
 {
-    const td_need need = need_of(model, use);
-    const void *where = td_weights_in_one(&model->weights, need.range).at;
+    const td_range range = range_of(model, use);
+    const void *where = td_weights_in_one(&model->weights, range).at;
     td_status status = TD_OK;
 
     if (model->hooks) {
         const td_use *const after = next_need(model->plan.recording, model->stage.call);
-        const td_need next = need_of(model, after ? *after : use);
+        const td_range next = range_of(model, after ? *after : use);
 
-        TD_TRY(td_hooks_needed(model->hooks, model->pass, &need, after ? &next : NULL, &where));
+        TD_TRY(td_hooks_needed(model->hooks, model->pass, range, after ? &next : NULL, &where));
     }
-    TD_TRY(td_check_place("weights", need.range, where));
+    TD_TRY(td_check_place("weights", range, where));
     model->at[use.what] = where;
 cleanup:
     return status;
@@ -196,7 +194,7 @@ cleanup:
 
 static td_status make_room(td_transformer *model, td_use use)
 {
-    const td_range range = td_part_range(&model->plan.layout, (td_part)use.what, use.layer);
+    const td_range range = range_of(model, use);
     void *where = td_weights_in_one(&model->weights, range).grad;
     td_status status = TD_OK;
 
@@ -211,7 +209,7 @@ cleanup:
 /** This pass has written the gradients of a range. */
 static td_status final(td_transformer *model, td_use use)
 {
-    const td_range range = td_part_range(&model->plan.layout, (td_part)use.what, use.layer);
+    const td_range range = range_of(model, use);
     td_status status = TD_OK;
 
     if (model->plan.config.transient_gradients)
@@ -310,8 +308,7 @@ static td_status life_ends(td_transformer *model, td_use use, td_status status)
     }
     if (status != TD_OK || use.kind == TD_USE_GRADIENT)
         return status == TD_OK ? final(model, use) : status;
-    const td_need need = need_of(model, use);
-    return td_hooks_done(model->hooks, model->pass, &need);
+    return td_hooks_done(model->hooks, model->pass, range_of(model, use));
 }
 
 static td_status begin(td_transformer *model, const td_call *call)

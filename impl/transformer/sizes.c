@@ -11,6 +11,7 @@ static const struct {
     {"large", {.d_model = 1280, .d_ff = 5120, .layers = 36, .heads = 20, .vocab = 10000}},
     {"xl", {.d_model = 1600, .d_ff = 6400, .layers = 48, .heads = 25, .vocab = 10000}},
     {"2.7B", {.d_model = 2560, .d_ff = 10240, .layers = 32, .heads = 32, .vocab = 10000}},
+    {"8B", {.d_model = 4096, .d_ff = 11008, .layers = 34, .heads = 32, .vocab = 151936}},
     {"10B", {.d_model = 4608, .d_ff = 12288, .layers = 50, .heads = 36, .vocab = 10000}},
 };
 
@@ -33,12 +34,14 @@ cleanup:
     return status;
 }
 
-static const char *const keeps[] = {
-    [TD_KEEP_MOST] = "most", [TD_KEEP_ALL] = "all", [TD_KEEP_INPUTS] = "inputs"};
+static const char *const keeps[] = {[TD_KEEP_MOST] = "most",
+                                    [TD_KEEP_ALL] = "all",
+                                    [TD_KEEP_INPUTS] = "inputs",
+                                    [TD_KEEP_ATTENTION] = "attention"};
 
 const char *td_keep_name(td_keep keep)
 {
-    return (unsigned)keep <= TD_KEEP_INPUTS ? keeps[keep] : NULL;
+    return (unsigned)keep <= TD_KEEP_ATTENTION ? keeps[keep] : NULL;
 }
 
 td_status td_keep_parse(const char *name, td_keep *out)
@@ -47,7 +50,7 @@ td_status td_keep_parse(const char *name, td_keep *out)
     int found;
 
     TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("keep", keeps, sizeof *keeps, TD_KEEP_INPUTS + 1, name, &found));
+    TD_TRY(td_names_find("keep", keeps, sizeof *keeps, TD_KEEP_ATTENTION + 1, name, &found));
     *out = (td_keep)found;
 cleanup:
     return status;

@@ -21,9 +21,10 @@ typedef struct td_model_size {
     int64_t d_model, d_ff, layers, heads, vocab;
 } td_model_size;
 
-/** The sizes of the handout: "small", "medium", "large", "xl", "2.7B", and, of the 2026 handout, "10B", each
- * with vocabulary 10,000. The 2025 "xl" is meant; the 2026 "xl" is "2.7B". TD_BAD_ARGUMENT: NULL, or an
- * unknown name; the message lists the known ones. */
+/** The sizes of the handout: "small", "medium", "large", "xl", "2.7B", and, of the 2026 handout, "8B" and
+ * "10B". The 2025 "xl" is meant; the 2026 "xl" is "2.7B". "8B", the leaderboard's model, has vocabulary
+ * 151,936; the others have 10,000. TD_BAD_ARGUMENT: NULL, or an unknown name; the message lists the known
+ * ones. */
 TD_API td_status td_model_size_find(const char *name, td_model_size *out);
 
 /** Name number `index` of that table, NULL past its end. */
@@ -40,13 +41,15 @@ typedef enum td_keep {
     TD_KEEP_ALL,      /* Everything: a shorter step. With t = batch * context, a layer's activations grow by
                        * t (2 d_model + d_ff) elements of the GEMMs' type, ln_final's by t d_model. Each norm
                        * also keeps t numbers of f32. Scratch shrinks. */
-    TD_KEEP_INPUTS    /* Activation checkpointing: the input of each checkpoint's first layer. Backward runs
+    TD_KEEP_INPUTS,   /* Activation checkpointing: the input of each checkpoint's first layer. Backward runs
                        * the layers of a checkpoint forward again before it differentiates them. So the
                        * activations of one checkpoint are there at a time, as with TD_KEEP_ALL. The last
                        * checkpoint does not run again. */
+    TD_KEEP_ATTENTION /* as TD_KEEP_INPUTS, and of each layer what attention writes: attention does not run
+                       * again. */
 } td_keep;
 
-/** "most", "all" or "inputs"; NULL for any other value. */
+/** "most", "all", "inputs" or "attention"; NULL for any other value. */
 TD_API const char *td_keep_name(td_keep keep);
 
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
@@ -64,7 +67,10 @@ typedef struct td_transformer_config {
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
-    int64_t checkpoint_layers; /* of TD_KEEP_INPUTS: how many layers a checkpoint has; 0: 1 */
+
+    /* Of TD_KEEP_INPUTS and TD_KEEP_ATTENTION: how many layers a checkpoint has; 0: 1. The last one has
+     * at least kept_layers, and as few as let all others be whole; 0: 1. */
+    int64_t checkpoint_layers, kept_layers;
 
     /* If the weights are f32, gradients are too, also if GEMMs have 16 bits, as in PyTorch. The gradients of
      * many micro-batches can then be added up, and ranks reduce gradients in f32. */
@@ -94,10 +100,10 @@ typedef struct td_transformer td_transformer;
  * _load, _write of every parameter, or _refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, more than 65,535 layers, heads that do not divide d_model, an
- * odd head size, an unknown attention, precision, keep or use, checkpoint_layers that the other choices do
- * not allow, a rope_theta that is negative or not finite, owned ranges that are empty, descend or leave the
- * block, a place that is none, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev
- * cannot serve, owned ranges with transient gradients. TD_NO_MEMORY. *out is then NULL. */
+ * odd head size, an unknown attention, precision, keep or use, checkpoint_layers or kept_layers that the
+ * other choices do not allow, a rope_theta that is negative or not finite, owned ranges that are empty,
+ * descend or leave the block, a place that is none, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or
+ * head size that dev cannot serve, owned ranges with transient gradients. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */

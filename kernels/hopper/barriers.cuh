@@ -81,7 +81,7 @@ template <int THREADS> __device__ inline void group_sync(int id)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
-/** Arrives and goes on. */
+/** Arrives and does not wait. */
 template <int THREADS> __device__ inline void group_arrive(int id)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
@@ -96,7 +96,7 @@ __device__ inline void cluster_sync()
                      : "memory");
 }
 
-/** What block `rank` of the cluster has at this address of its shared memory. */
+/** Loads from this address of the shared memory of block `rank` of the cluster. */
 __device__ inline float2 load_pair_of_block(uint32_t address, int rank)
 {
     float2 x;

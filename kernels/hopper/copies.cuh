@@ -50,15 +50,15 @@ __device__ inline void bulk_commit()
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/** Waits until at most PENDING of the thread's latest groups have not read shared memory yet. The writes of
- * the other groups may still be under way. */
+/** Waits until all but the thread's latest PENDING groups have read shared memory. Their writes may still
+ * be under way. */
 template <int PENDING> __device__ inline void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-/** Waits until at most PENDING of the thread's latest groups are under way. The writes of the other groups
- * are visible to this thread. */
+/** Waits until all but the thread's latest PENDING groups have ended. Their writes are visible to this
+ * thread. */
 template <int PENDING> __device__ inline void bulk_wait()
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -78,8 +78,9 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/** Policies of the L2 cache: data that other blocks will read again is evicted last, data that is read once
- * first. The values are what createpolicy.fractional gives for fraction 1, as in CUTLASS. */
+/** Policies of the L2 cache. keep_policy is for data that other blocks will read again: it is evicted
+ * last. once_policy is for data that is read once: it is evicted first. The values are what
+ * createpolicy.fractional gives for fraction 1, as in CUTLASS. */
 __device__ inline uint64_t keep_policy()
 {
     return 0x14F0000000000000;

@@ -4,12 +4,10 @@
  * one directly after the other, on a 1024-byte boundary. A tile with wider rows has several panels, each with
  * all rows. The same bytes serve as both kinds of operand:
  *
- *   rows      the contraction runs along a row (K-major, trans 0). A step of 16 elements is 32 bytes further
- * on
- *             in the panel, so Q, K, V and dO are operands of Q K^T and dO V^T
- *   columns   the contraction runs over the rows (MN-major, trans 1). A step is 16 rows further on, so V is
- * an
- *             operand of P V
+ *   rows      the contraction runs along a row (K-major, trans 0). The next 16 elements are 32 bytes later
+ *             in the panel. Q, K, V and dO are operands of Q K^T and dO V^T in this way
+ *   columns   the contraction runs over the rows (MN-major, trans 1). The next step is 16 rows later. V is
+ *             an operand of P V in this way
  *
  * gemm() only starts a wgmma. The order in a kernel: gemm_begin, gemm..., gemm_commit, gemm_wait<N>, pin.
  * Before gemm_wait has retired the group, no code may touch its accumulators, its A registers or its shared
@@ -48,7 +46,7 @@ template <int W = 128> __device__ inline uint64_t columns_operand(uint32_t addre
            (address & 0x3FFFF) >> 4;
 }
 
-/** The operand `bytes` further on in shared memory. */
+/** The operand `bytes` later in shared memory. */
 __device__ inline uint64_t further(uint64_t operand, uint32_t bytes)
 {
     return operand + (bytes >> 4);
@@ -66,7 +64,7 @@ template <int W> __host__ __device__ constexpr uint32_t columns_step(int step)
 
 /* ---- order ---- */
 
-/** Before the first gemm, and after other code has touched accumulators or A registers. */
+/** Called before the first gemm, and after other code has touched accumulators or A registers. */
 __device__ inline void gemm_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -1,4 +1,4 @@
-/** The AdamW step on parameters in registers, for updates on all SMs and on a few. */
+/** The AdamW step on parameters in registers, for updates on all SMs and on a few SMs. */
 #ifndef TD_KERNELS_TILE_ADAMW_CUH
 #define TD_KERNELS_TILE_ADAMW_CUH
 
@@ -10,9 +10,10 @@
 namespace tile
 {
 
-/* One instruction each, and together within 2^-21 of the update. A learning rate makes that small beside the
- * weight, which is rounded to 2^-24; and where few warps are there to fill each other's waits, what is exact
- * or knows of numbers below 2^-126 takes longer than the memory. */
+/* Approximations of one instruction each. Together their relative error is within 2^-21 of the update. The
+ * learning rate makes the update small, so this error is small compared with the rounding of the weight
+ * (2^-24). With few warps on an SM, exact versions, or versions for numbers below 2^-126, take longer than
+ * the memory. */
 __device__ inline float square_root(float x)
 {
     float root;
@@ -29,22 +30,22 @@ __device__ inline float reciprocal(float x)
     return result;
 }
 
-/** A step in the form that all variants share, its constants computed in float64 and rounded once:
+/** The constants of a step, computed in float64 and rounded once. All variants of AdamW have this form:
  *   g = gain * gradient,  m += gain1 (g - m),  v = beta2 v + gain2 g^2,
  *   p -= decay p,  p -= rate m / (sqrt(v) root + eps).
- * Where p decays after its step, rate has the decay of the step in it. A v below 2^-126 counts as 0, and a
- * denominator above 2^126 gives 0. */
+ * In the variant whose p decays after its step, rate includes the decay of the step. A v below 2^-126 counts
+ * as 0, and a denominator above 2^126 makes the step 0. */
 struct adamw_constants {
     float gain, gain1, beta2, gain2, rate, root, eps, decay;
 
-    /* Each product says whether it is fused with a sum: left to the compiler, a weight's step could differ in
-     * its last bit between two kernels, or between the vectors of one and what is left over. */
+    /* Each multiplication is explicitly fused with an addition or not. If the compiler chose, the last bit
+     * could differ between two kernels, or between packs and single elements. */
     __device__ void step(float gradient, float &weight, float &first, float &second) const
     {
         const float grad = __fmul_rn(gain, gradient);
 
         first = fmaf(gain1, grad - first, first);
-        /* The gradient's square alone may overflow. */
+        /* gain2 comes first, because grad * grad could overflow. */
         second = fmaf(beta2, second, __fmul_rn(__fmul_rn(gain2, grad), grad));
         weight = fmaf(-decay, weight, weight);
         weight = fmaf(-rate, first * reciprocal(fmaf(square_root(second), root, eps)), weight);
@@ -82,8 +83,8 @@ __device__ inline adamw_constants constants_of(const td_adamw &a, const td_updat
 
 /* ---- on the host ---- */
 
-/** Calls f with the types of weights and gradients. Beside f32 weights, whole or as planes, gradients may be
- * narrow; narrow weights have gradients of their own type. */
+/** Calls f with the types of weights and gradients. Gradients of f32 weights (whole or planes) may have 16
+ * bits. Gradients of 16-bit weights have the weights' type. */
 template <typename F> cudaError_t by_update_types(const td_update_tensors *t, F f)
 {
     return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {

@@ -1,9 +1,9 @@
-/** A kernel behind another of the same operation, in the same stream: it is launched while the other's last
- * blocks run, and waits for them on the device. In stream order the multiprocessors would stand still for a
- * microsecond in between.
+/** Programmatic dependent launch of a second kernel of the same operation, in the same stream. The second
+ * kernel is launched while the last blocks of the first run, and waits for them on the device. In stream
+ * order the SMs would be idle for a microsecond between the kernels.
  *
- * Code for GPUs before sm_90 cannot wait, nor can it where a newer GPU runs it from PTX: there the stream's
- * order stays. */
+ * Code that was compiled for GPUs before sm_90 cannot wait, even if it runs from PTX on a newer GPU. It keeps
+ * the stream's order. */
 #ifndef TD_KERNELS_TILE_BEHIND_CUH
 #define TD_KERNELS_TILE_BEHIND_CUH
 
@@ -12,7 +12,7 @@
 namespace tile
 {
 
-/** In the first kernel: the one behind it may be launched once every block has said this, or has ended. */
+/** For the first kernel: the second may be launched when every block has called this or has ended. */
 __device__ inline void let_begin()
 {
 #if __CUDA_ARCH__ >= 900
@@ -20,9 +20,9 @@ __device__ inline void let_begin()
 #endif
 }
 
-/** In the kernel behind it: returns when the first has ended, and all that it wrote can be seen. Every block
- * calls it that touches what the first does; and what came before the first has ended only if the first
- * itself was launched in the stream's order. */
+/** For the second kernel: returns when the first kernel has ended and all its writes are visible. Every block
+ * that shares memory with the first kernel must call it. Kernels before the first have also ended, but only
+ * if the first itself was launched in stream order. */
 __device__ inline void wait_for_first()
 {
 #if __CUDA_ARCH__ >= 900
@@ -30,9 +30,8 @@ __device__ inline void wait_for_first()
 #endif
 }
 
-/** Launches a kernel that calls wait_for_first() behind the one that was launched last: early if the code
- * that the current GPU runs can wait, else in the stream's order. Its blocks have `bytes` of dynamic shared
- * memory. */
+/** Launches a kernel that calls wait_for_first() after the last launched kernel: early if the current GPU's
+ * code can wait, else in stream order. Its blocks have `bytes` of dynamic shared memory. */
 template <typename... P, typename... A>
 cudaError_t launch_behind_with(cudaStream_t stream, dim3 blocks, dim3 threads, size_t bytes,
                                void (*kernel)(P...), A... arguments)
@@ -51,8 +50,7 @@ cudaError_t launch_behind_with(cudaStream_t stream, dim3 blocks, dim3 threads, s
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs =
-        code.ptxVersion >= 90 ? 1 : 0; /* the architecture it was compiled for, 10 major + minor */
+    config.numAttrs = code.ptxVersion >= 90 ? 1 : 0; /* the architecture of the code, 10 major + minor */
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
 }
 

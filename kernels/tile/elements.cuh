@@ -1,8 +1,8 @@
-/** Elements of every storage type: f32 in registers, packs of them in memory, 16 bytes at a time where rows
+/** Elements of every storage type. In registers they are f32. In memory they are packs, of 16 bytes if rows
  * allow it.
  *
- * A kernel is a template of the type T and of the width W of its packs. W is 1 where an address or a row's
- * length does not suit wider packs; the rest of the kernel is the same. */
+ * A kernel is a template of the type T and of the width W of its packs. W is 1 if an address or a row's
+ * length does not fit wider packs; the rest of the kernel is the same. */
 #ifndef TD_KERNELS_TILE_ELEMENTS_CUH
 #define TD_KERNELS_TILE_ELEMENTS_CUH
 
@@ -49,8 +49,8 @@ template <> __device__ inline f16 narrow<f16>(float value)
     return __float2half_rn(value);
 }
 
-/** W elements as they lie in memory, read and written with as few accesses as 16 bytes each allow. 16-bit
- * elements are held in words: of elements the compiler would give each a register of its own. */
+/** W elements as in memory, read and written in as few accesses of at most 16 bytes as possible. 16-bit
+ * elements are kept in 32-bit words, because the compiler would give each single element a register. */
 template <typename T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) pack {
     static constexpr bool in_words = sizeof(T) == 2 && W % 2 == 0;
     std::conditional_t<in_words, uint32_t, T> at[in_words ? W / 2 : W];
@@ -66,7 +66,7 @@ template <typename T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) :
     }
 };
 
-/* A struct is copied member by member: what moves a pack is told to move words. */
+/* The type in which load and store move a pack. The compiler would copy the struct member by member. */
 template <int BYTES>
 using word = std::conditional_t<
     BYTES % 16 == 0, uint4,
@@ -99,7 +99,7 @@ template <typename T, int W> __device__ inline void store(T *array, int64_t inde
         reinterpret_cast<piece *>(array)[index * PIECES + i] = words[i];
 }
 
-/** Rounds W numbers: two by one instruction where the type has one. */
+/** Rounds W numbers, two in one instruction if the type has such an instruction. */
 template <typename T, int W> __device__ inline pack<T, W> rounded(const float (&values)[W])
 {
     pack<T, W> result;
@@ -124,7 +124,7 @@ template <typename T, int W> __device__ inline pack<T, W> rounded(const float (&
     return result;
 }
 
-/** Where numbers of type T are stored. load gives an object whose [i] is the i-th number of a pack. */
+/** An array of numbers that are stored as T. load returns an object whose [i] is number i of a pack. */
 template <typename T> struct numbers {
     T *at;
 
@@ -145,7 +145,7 @@ template <typename T> struct numbers {
     }
 };
 
-/** The type of f32 numbers as two planes: td_split of ops/ops.h. */
+/** The storage type of f32 numbers in two planes: see td_split in ops/ops.h. */
 struct planes {
     uint16_t high, low;
 };
@@ -189,7 +189,7 @@ template <> struct numbers<planes> {
 #pragma unroll
         for (int i = 0; i < W; i++) {
             bits[i] = __float_as_uint(values[i]);
-            /* NaN first: the addition would carry 0x7FFFFFFF over to -0. */
+            /* Makes NaNs quiet with low bits of 0: the addition below would turn 0x7FFFFFFF into -0. */
             if ((bits[i] & 0x7FFFFFFFu) > 0x7F800000u)
                 bits[i] = (bits[i] | 0x00400000u) & 0xFFFF0000u;
         }
@@ -198,7 +198,7 @@ template <> struct numbers<planes> {
             lower.at[0] = (uint16_t)bits[0];
         } else {
 #pragma unroll
-            for (int i = 0; i < W; i += 2) { /* the upper halves of both, and the lower ones */
+            for (int i = 0; i < W; i += 2) { /* the upper halves of two numbers, and their lower halves */
                 upper.at[i / 2] = __byte_perm(bits[i] + 0x8000u, bits[i + 1] + 0x8000u, 0x7632);
                 lower.at[i / 2] = __byte_perm(bits[i], bits[i + 1], 0x5410);
             }
@@ -208,8 +208,8 @@ template <> struct numbers<planes> {
     }
 };
 
-/** exp(x) for results of type T: to the last bits for f32, where 16 bits would round them away by three
- * instructions (2^-22, results below 2^-126 become 0). */
+/** exp(x) for results of type T. f32: accurate to the last bits. 16 bits: three instructions with a relative
+ * error of 2^-22, which the rounding hides; results below 2^-126 become 0. */
 template <typename T> __device__ inline float exp_for(float x)
 {
     if constexpr (std::is_same_v<T, float>)
@@ -219,7 +219,7 @@ template <typename T> __device__ inline float exp_for(float x)
     return y;
 }
 
-/** x / y for results of type T, likewise. */
+/** x / y for results of type T, as accurate as exp_for. */
 template <typename T> __device__ inline float divide_for(float x, float y)
 {
     if constexpr (std::is_same_v<T, float>)
@@ -241,14 +241,14 @@ template <typename F> cudaError_t by_dtype(td_dtype dtype, F f)
     return dtype == TD_BF16 ? f(type<bf16>()) : dtype == TD_F16 ? f(type<f16>()) : f(type<float>());
 }
 
-/** Calls f with the type of `dtype` and that of `second`, which is the same, or f32 beside 16 bits. */
+/** Calls f with the types of `dtype` and of `second`, which is dtype, or f32 if dtype has 16 bits. */
 template <typename F> cudaError_t by_dtype_and_wide(td_dtype dtype, td_dtype second, F f)
 {
     return by_dtype(
         dtype, [&](auto narrow) { return dtype == second ? f(narrow, narrow) : f(narrow, type<float>()); });
 }
 
-/** Packs of 16 bytes of the widest of the types. */
+/** The width W for which a pack of the widest type has 16 bytes. */
 template <typename... T> constexpr int full_width()
 {
     constexpr size_t sizes[] = {sizeof(T)...};
@@ -259,8 +259,7 @@ template <typename... T> constexpr int full_width()
     return (int)(16 / most);
 }
 
-/** Whether packs of `width` elements fill an extent, and every address is a multiple of 16 bytes (NULL
- * is). */
+/** Whether `extent` is a multiple of `width`, and every address is a multiple of 16 bytes or NULL. */
 template <typename... P> bool packs_fit(int width, int64_t extent, const P *...pointers)
 {
     return extent % width == 0 && ((reinterpret_cast<uintptr_t>(pointers) | ... | 0) & 15) == 0;

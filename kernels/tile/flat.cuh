@@ -1,5 +1,5 @@
-/** Flat arrays: every thread has packs a grid apart, and what is left over behind the last pack goes one by
- * one. */
+/** Loops over flat arrays: each thread takes packs that are a grid apart. The elements after the last pack
+ * are taken one by one. */
 #ifndef TD_KERNELS_TILE_FLAT_CUH
 #define TD_KERNELS_TILE_FLAT_CUH
 
@@ -10,8 +10,8 @@ namespace tile
 
 constexpr int FLAT_BLOCK = 256;
 
-/** f(width, index) for the thread's packs of W of `count` elements, and f(1, index) for its elements of the
- * rest. */
+/** Calls f(width, index) for each of this thread's packs of W elements, and f(1, index) for each of its
+ * elements after the last pack. width is a std::integral_constant. */
 template <int W, typename F> __device__ inline void for_flat(int64_t count, F f)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
@@ -24,7 +24,7 @@ template <int W, typename F> __device__ inline void for_flat(int64_t count, F f)
             f(std::integral_constant<int, 1>(), index);
 }
 
-/** Blocks for `count` elements in packs of W: no more than `most`, which then take turns. */
+/** The number of blocks for `count` elements in packs of `width`, at most `most`; blocks then take turns. */
 inline unsigned flat_blocks(int64_t count, int width, int64_t most)
 {
     const int64_t blocks = (count - 1) / ((int64_t)width * FLAT_BLOCK) + 1;

@@ -1,11 +1,12 @@
-/** Warp-level matrix products on tensor cores, for sm_80 and later: mma.sync, ldmatrix, cp.async (PTX ISA).
+/** Matrix multiplication of a warp on tensor cores, for sm_80 and later: mma.sync, ldmatrix, cp.async (PTX
+ * ISA).
  *
- * The element type T is __nv_bfloat16, __half, or float, which means TF32: storage in f32, products of
- * operands that were rounded to 10 bits of fraction. A step of the contraction is 32 bytes of a row in all
- * three, which makes the fragments of operands whose contraction index is contiguous the same bytes.
+ * The element type T is __nv_bfloat16, __half or float. float means TF32: operands are stored in f32 and
+ * rounded to 10 bits of fraction before the multiplication. A step of the contraction is 32 bytes of a row
+ * for each T. So if the contraction index is contiguous, a fragment has the same bytes of a row for each T.
  *
- * Fragments, with g = lane / 4 and t = lane % 4: an accumulator c of a 16 x 8 block holds (g, 2t), (g, 2t +
- * 1), (g + 8, 2t) and (g + 8, 2t + 1). */
+ * Fragments, with g = lane / 4 and t = lane % 4: c[0] to c[3] of an accumulator of a 16 x 8 block are the
+ * elements (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1). */
 #ifndef TD_KERNELS_TILE_MMA_CUH
 #define TD_KERNELS_TILE_MMA_CUH
 
@@ -19,12 +20,12 @@
 namespace tile
 {
 
-/** Elements of one step of the contraction: 16 or, for TF32, 8. */
+/** Elements of one step of the contraction: 16; for TF32 8. */
 template <typename T> constexpr int STEP = 32 / (int)sizeof(T);
 
 /* ---- asynchronous copies ---- */
 
-/** 16 bytes to shared memory, or 16 zero bytes if not `wanted`; src is then not read. */
+/** Copies 16 bytes to shared memory. If not `wanted`, writes 16 zero bytes and does not read src. */
 __device__ inline void copy16(uint32_t dst, const void *src, bool wanted)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(wanted ? 16 : 0)
@@ -36,7 +37,7 @@ __device__ inline void copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/** Waits until at most PENDING of the latest groups are under way. */
+/** Waits until all groups of copies are complete except the latest PENDING. */
 template <int PENDING> __device__ inline void copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -76,7 +77,7 @@ __device__ inline float2 load_pair(uint32_t address)
 
 /* ---- conversions ---- */
 
-/** The bits of an f32 rounded to TF32, ties away from zero. */
+/** x rounded to TF32, ties away from zero, as the bits of an f32. */
 __device__ inline uint32_t to_tf32(float x)
 {
     uint32_t bits;
@@ -84,7 +85,7 @@ __device__ inline uint32_t to_tf32(float x)
     return bits;
 }
 
-/** Two values as one word, `low` in the lower half. */
+/** Two values of type T in one word, `low` in the lower half. */
 template <typename T> __device__ inline uint32_t pack(float low, float high)
 {
     uint32_t word;
@@ -102,7 +103,7 @@ template <typename T> __device__ inline void round_operand(uint32_t (&x)[4])
             x[i] = to_tf32(__uint_as_float(x[i]));
 }
 
-/** 2^x; 0 below 2^-126. Two units in the last place. */
+/** 2^x with an error of at most two units in the last place. A result below 2^-126 becomes 0. */
 __device__ inline float exp2_fast(float x)
 {
     float y;
@@ -110,7 +111,7 @@ __device__ inline float exp2_fast(float x)
     return y;
 }
 
-/* ---- the product ---- */
+/* ---- multiplication ---- */
 
 /** c += a b for a 16 x STEP, b STEP x 8. */
 template <typename T>

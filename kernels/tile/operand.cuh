@@ -1,8 +1,9 @@
-/** A tile of rows in shared memory, and its four ways to become an operand of a warp's matrix product.
+/** A tile of rows in shared memory, and four ways to load an operand of a warp's matrix multiplication from
+ * it.
  *
- * Rows are D elements, zero beyond the head's own, and 16 bytes of padding: their starts then fall into
- * different banks, so ldmatrix and the accesses below are free of conflicts, and addresses stay linear, which
- * leaves the offsets of an unrolled loop to the instructions' immediate fields. */
+ * A row has D elements (zero after head_dim) and 16 bytes of padding. The padding puts the starts of rows
+ * into different banks, so ldmatrix and the accesses below have no bank conflicts. Addresses stay linear, so
+ * the offsets of an unrolled loop fit into the instructions' immediate fields. */
 #ifndef TD_KERNELS_TILE_OPERAND_CUH
 #define TD_KERNELS_TILE_OPERAND_CUH
 
@@ -14,12 +15,12 @@ namespace tile
 /** Bytes from row to row of a tile of D columns. */
 template <typename T, int D> constexpr int PITCH = D *(int)sizeof(T) + 16;
 
-/* The contraction over rows of a tile in TF32 takes them in the order 0 2 4 6 1 3 5 7 within every eight: an
- * accumulator's columns 2t and 2t + 1 are then the elements t and t + 4 that a lane must hold of the left
- * operand, and no value moves between lanes. The right operand follows suit, and so does a left operand that
- * is read from shared memory for the same product. */
+/* In TF32 a contraction over the rows of a tile takes each eight rows in the order 0 2 4 6 1 3 5 7. Then the
+ * columns 2t and 2t + 1 of an accumulator are the elements t and t + 4 of the left operand that a lane needs,
+ * and no value moves between lanes. The right operand has the same order, and so has a left operand that is
+ * read from shared memory for the same multiplication. */
 
-/** Where a lane starts to read: add the tile's address, and the row and column of the block. */
+/** The offsets at which a lane starts to read: add the tile's address, and the block's row and column. */
 template <typename T, int PITCH> struct lanes {
     /** Left operand [m, k], or right operand [k, n] of 16-bit elements, k being the row. */
     __device__ static uint32_t straight(int lane)
@@ -34,7 +35,7 @@ template <typename T, int PITCH> struct lanes {
         return ((lane & 7) + 8 * (lane >> 4)) * PITCH + 16 * ((lane >> 3) & 1);
     }
 
-    /** Word by word, what ldmatrix cannot transpose. */
+    /** For 32-bit elements, which ldmatrix cannot transpose: word by word. */
     __device__ static uint32_t words(int lane)
     {
         return 2 * (lane & 3) * PITCH + 4 * (lane >> 2);
@@ -58,21 +59,21 @@ template <typename T, int PITCH> struct lanes {
     }
 };
 
-/** a [16, STEP] of a tile [m, k]. */
+/** Loads a [16, STEP] from a tile [m, k]. */
 template <typename T> __device__ inline void load_left(uint32_t (&a)[4], uint32_t address)
 {
     load_matrices(a, address);
     round_operand<T>(a);
 }
 
-/** Two blocks b [STEP, 8] side by side, of a tile stored as [n, k]: S = Q K^T reads K so. */
+/** Loads two neighbouring blocks b [STEP, 8] from a tile stored as [n, k], as K in S = Q K^T. */
 template <typename T> __device__ inline void load_right_by_columns(uint32_t (&b)[4], uint32_t address)
 {
     load_matrices(b, address);
     round_operand<T>(b);
 }
 
-/** Two blocks b [STEP, 8] side by side, of a tile stored as [k, n]: O = P V reads V so. */
+/** Loads two neighbouring blocks b [STEP, 8] from a tile stored as [k, n], as V in O = P V. */
 template <typename T, int PITCH> __device__ inline void load_right_by_rows(uint32_t (&b)[4], uint32_t address)
 {
     if constexpr (std::is_same_v<T, float>) {
@@ -86,7 +87,7 @@ template <typename T, int PITCH> __device__ inline void load_right_by_rows(uint3
     }
 }
 
-/** a [16, STEP] of a tile stored as [k, m]: dQ = dS K reads dS^T so. */
+/** Loads a [16, STEP] from a tile stored as [k, m], as dS^T in dQ = dS K. */
 template <typename T, int PITCH>
 __device__ inline void load_left_transposed(uint32_t (&a)[4], uint32_t address)
 {
@@ -101,7 +102,7 @@ __device__ inline void load_left_transposed(uint32_t (&a)[4], uint32_t address)
     }
 }
 
-/** Two neighbours of a row to shared memory. */
+/** Stores two neighbouring elements of a row. */
 template <typename T> __device__ inline void store_pair(uint32_t address, float x, float y)
 {
     if constexpr (std::is_same_v<T, float>)
@@ -110,7 +111,7 @@ template <typename T> __device__ inline void store_pair(uint32_t address, float 
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pack<T>(x, y)) : "memory");
 }
 
-/** Step `step` of a left operand whose values are accumulators c [16, 8 blocks]. */
+/** a = step `step` of a left operand whose values are the accumulators c [16, 8 BLOCKS]. */
 template <typename T, int BLOCKS>
 __device__ inline void left_of_accumulators(uint32_t (&a)[4], const float (&c)[BLOCKS][4], int step)
 {
@@ -127,8 +128,8 @@ __device__ inline void left_of_accumulators(uint32_t (&a)[4], const float (&c)[B
     }
 }
 
-/** c = a b^T of this warp's rows of one tile by the rows of another, over D columns: 16 BLOCKS rows by 8 NB
- * columns. `left` and `right` are the addresses at which this lane starts to read. */
+/** c [16 BLOCKS, 8 NB] = a b^T: rows of this warp in one tile by rows of another tile, over D columns. `left`
+ * and `right` are the addresses at which this lane starts to read. */
 template <typename T, int D, int BLOCKS, int NB>
 __device__ inline void product_by_columns(float (&c)[BLOCKS][NB][4], uint32_t left, uint32_t right)
 {
@@ -157,7 +158,8 @@ __device__ inline void product_by_columns(float (&c)[BLOCKS][NB][4], uint32_t le
     }
 }
 
-/** sum += c b of accumulators c [16 BLOCKS, 8 NB] by the first 8 NB rows of a tile, of which 8 ON columns. */
+/** sum += c b, with the accumulators c [16 BLOCKS, 8 NB] and the first 8 NB rows and 8 ON columns of a tile
+ * b. */
 template <typename T, int D, int BLOCKS, int NB, int ON>
 __device__ inline void add_product_by_rows(float (&sum)[BLOCKS][ON][4], const float (&c)[BLOCKS][NB][4],
                                            uint32_t right)

@@ -1,9 +1,9 @@
-/** A row that a group of threads holds in registers: half a warp, a warp, or a whole block.
+/** A row in the registers of a group of threads: half a warp, a warp, or a whole block.
  *
- * The row is cut into packs; thread t of the group has the packs t, t + THREADS, t + 2 THREADS ..., at most
- * HELD of them. All loads of a row are then under way before the first value is needed, and a row is read
- * from memory once. A longer row comes in pieces that are held one after the other, and is read again, mostly
- * from the second-level cache, to be written. */
+ * The row is cut into packs. Thread t of the group has packs t, t + THREADS, t + 2 THREADS, ..., at most HELD
+ * of them. So all loads of a row are in flight before the first value is needed, and a row is read from
+ * memory once. A longer row is processed in pieces. It is read a second time, mostly from the L2 cache, when
+ * the result is written. */
 #ifndef TD_KERNELS_TILE_ROW_CUH
 #define TD_KERNELS_TILE_ROW_CUH
 
@@ -12,14 +12,14 @@
 namespace tile
 {
 
-/** Threads of a row, packs that each holds, and rows that a block has at a time. WHOLE: no row has more packs
- * than that. */
+/** THREADS: threads for each row. HELD: most packs in a thread. ROWS: rows of a block at a time. WHOLE: every
+ * row fits in THREADS * HELD packs. */
 template <int THREADS_, int HELD_,
           int ROWS_ = THREADS_<128 ? 128 / THREADS_ : 1, bool WHOLE_ = true> struct group {
     static constexpr int THREADS = THREADS_, HELD = HELD_, ROWS = ROWS_;
     static constexpr bool WHOLE = WHOLE_;
     static constexpr int WARPS = (THREADS + 31) / 32, BLOCK = THREADS * ROWS;
-    static constexpr int MOST = THREADS * HELD; /* packs of a piece */
+    static constexpr int MOST = THREADS * HELD; /* packs in a piece */
 
     __device__ static int thread()
     {
@@ -31,7 +31,7 @@ template <int THREADS_, int HELD_,
     }
 };
 
-/** f(slot, index) for the thread's packs of a piece of `count`. */
+/** Calls f(slot, index) for each of this thread's packs in a piece of `count` packs. */
 template <typename G, typename F> __device__ inline void for_packs(int count, F f)
 {
 #pragma unroll
@@ -42,7 +42,7 @@ template <typename G, typename F> __device__ inline void for_packs(int count, F 
     }
 }
 
-/** f(first, count) for the pieces of a row of `packs`. */
+/** Calls f(first, count) for each piece of a row of `packs` packs. */
 template <typename G, typename F> __device__ inline void for_pieces(int packs, F f)
 {
     if constexpr (G::WHOLE)
@@ -55,7 +55,7 @@ template <typename G, typename F> __device__ inline void for_pieces(int packs, F
 template <typename T, int W, typename G> struct row {
     pack<T, W> packs[G::HELD];
 
-    /** The piece of `count` packs at `start`. */
+    /** Loads the piece of `count` packs at `start`. */
     __device__ void take(const T *start, int count)
     {
         for_packs<G>(count, [&](int slot, int index) { packs[slot] = load<W>(start, index); });
@@ -74,9 +74,10 @@ struct add {
     }
 };
 
-/** The reduction of a value over the threads of a group, in an order of its own; every thread gets it. Where
- * a group has several warps, all groups of the block come along. `scratch` has a place for each warp of the
- * block. Rounds of a loop take turns with two of them: a thread may still read the last one. */
+/** Reduces a value over the threads of a group, always in the same order. Every thread gets the result. If a
+ * group has several warps, all groups of the block must call this together. `scratch` has an element for each
+ * warp of the block. A loop must use two scratch arrays in turn, because a thread may still read the last
+ * one. */
 template <typename G, typename V, typename Op> __device__ inline V reduce(V value, Op op, V *scratch)
 {
 #pragma unroll
@@ -94,8 +95,8 @@ template <typename G, typename V, typename Op> __device__ inline V reduce(V valu
     return value;
 }
 
-/** Calls f with the group for rows of `packs`: few threads for short rows, and enough registers in flight for
- * long ones. */
+/** Calls f with the group for rows of `packs` packs: few threads for short rows, many loads in flight for
+ * long rows. */
 template <typename F> cudaError_t by_group(int64_t packs, F f)
 {
     if (packs <= 32)
@@ -109,7 +110,8 @@ template <typename F> cudaError_t by_group(int64_t packs, F f)
     return packs <= 1024 ? f(group<256, 4>()) : f(group<256, 4, 1, false>());
 }
 
-/** The same for rows that come element by element: fewer kinds, no speed to speak of. */
+/** The same for rows that are read element by element. Two kinds of groups are enough, because these are slow
+ * anyway. */
 template <typename F> cudaError_t by_plain_group(int64_t packs, F f)
 {
     return packs <= 128 ? f(group<32, 4>()) : f(group<256, 8, 1, false>());

@@ -1,4 +1,4 @@
-/** Shared memory as PTX addresses it. */
+/** Addresses of shared memory for PTX. */
 #ifndef TD_KERNELS_TILE_SHARED_CUH
 #define TD_KERNELS_TILE_SHARED_CUH
 

@@ -1,4 +1,4 @@
-/** The stable softmax of a row: its largest element and the sum of the exponentials, together. */
+/** The stable softmax of a row: its largest element and the sum of exponentials, in one pass. */
 #ifndef TD_KERNELS_TILE_SOFTMAX_CUH
 #define TD_KERNELS_TILE_SOFTMAX_CUH
 
@@ -11,8 +11,9 @@ namespace tile
 template <typename T> struct running {
     float top = -INFINITY, sum = 0.0f;
 
-    /** Both of a row's parts. Where neither has seen more than -infinity the difference of the tops would be
-     * NaN. */
+    /** The state of two parts of a row together. Equal tops need no exponential; the difference of two tops
+     * of
+     * -infinity would be NaN. */
     __device__ running operator+(running other) const
     {
         running both;
@@ -23,8 +24,8 @@ template <typename T> struct running {
         return both;
     }
 
-    /** What the exponentials of a part are taken relative to: NaN must show beside -infinity, which must not
-     * make one. */
+    /** The number that is subtracted before the exponentials. It is 0 if top is -infinity: -infinity alone
+     * must not give NaN, but a NaN in the row must. */
     __device__ float pivot() const
     {
         return top == -INFINITY ? 0.0f : top;
@@ -45,7 +46,7 @@ template <typename T> __device__ inline running<T> shuffled(running<T> value, in
     return value;
 }
 
-/** The largest element of a pack; NaN only if there is nothing else. */
+/** The largest element of a pack; NaN only if all elements are NaN. */
 template <typename T, int W> __device__ inline float largest(const pack<T, W> &values)
 {
     if constexpr (W % 2 == 0 && !std::is_same_v<T, float>) {
@@ -65,7 +66,7 @@ template <typename T, int W> __device__ inline float largest(const pack<T, W> &v
     }
 }
 
-/** Puts `value` in place of the elements that lie behind the first `seen` of a row; few packs have any. */
+/** In pack `index` of a row, replaces elements after the row's first `seen` elements by `value`. */
 template <typename T, int W> __device__ inline void mask(pack<T, W> &values, int index, int seen, float value)
 {
     const int here = seen - index * W;
@@ -88,7 +89,7 @@ template <typename T, int W> __device__ inline void mask(pack<T, W> &values, int
     }
 }
 
-/** The thread's share of a piece of a row. */
+/** The state of this thread's packs in a piece of a row. */
 template <typename T, int W, typename G>
 __device__ inline running<T> sum_piece(const row<T, W, G> &in, int count)
 {

@@ -1,5 +1,4 @@
-/** A stable sort of some thousand small numbers by one block, in shared memory: by digits, from the
- * lowest. */
+/** A stable radix sort of at most CHUNK numbers by one block, in shared memory, from the lowest digit. */
 #ifndef TD_KERNELS_TILE_SORT_CUH
 #define TD_KERNELS_TILE_SORT_CUH
 
@@ -10,17 +9,17 @@ namespace tile
 
 constexpr int SORT_BLOCK = 1024, SORT_WARPS = SORT_BLOCK / 32, TURNS = 4;
 constexpr int CHUNK = TURNS * SORT_BLOCK;
-/* A digit has as many values as the block has warps, and as a warp has lanes. */
+/* The number of values of a digit = warps of the block = lanes of a warp. */
 constexpr int DIGIT_BITS = 5, DIGITS = 1 << DIGIT_BITS;
 
-/** Sorts up to CHUNK keys, stably, along with their places before. Those of a warp follow each other, 32 in
- * each turn, and a thread has one in each turn. */
+/** Sorts up to CHUNK keys together with their original places. A thread has one key in each turn. A warp has
+ * consecutive keys, 32 in each turn. */
 struct sorter {
     int keys[CHUNK];
     uint16_t places[CHUNK];
     int counts[DIGITS][SORT_WARPS + 1], totals[DIGITS];
 
-    /** By the digit at bit `shift`; what had equal digits keeps its order. */
+    /** Sorts by the digit at bit `shift`. Keys with equal digits keep their order. */
     __device__ void pass(int shift, int turns, const int (&key)[TURNS], const int (&place)[TURNS])
     {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -48,8 +47,8 @@ struct sorter {
             }
         __syncthreads();
 
-        /* Each count becomes the sum of those before it: of smaller digits, and of its digit in earlier
-         * warps. */
+        /* Each count becomes the sum of all counts before it: of smaller digits, and of the same digit in
+         * earlier warps. */
         const int mine = counts[warp][lane];
         int sum = mine;
         for (int distance = 1; distance < 32; distance *= 2) {
@@ -74,7 +73,7 @@ struct sorter {
         __syncthreads();
     }
 
-    /** Behind the last of the equals of the key at `first`, among `all`. */
+    /** The end of the run of keys equal to the key at `first`, among `all` sorted keys. */
     __device__ int end_of(int first, int all) const
     {
         int low = first, high = all;

@@ -8,9 +8,8 @@ from parity.bench import checkpointing
 from parity.bench.drivers import CDriver, TorchDriver
 from parity.bench.page import report
 from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
-from parity.bench.timings import Parts, Phases, Whole, side_of
-from parity.core import Case, Side, grid
-from parity.core.clock import time_sides
+from parity.bench.timings import Phases, Whole, side_of
+from parity.core import Case, grid
 from parity.shared.model import c_switches, extents, initial_state, torch_model, torch_switches
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
@@ -25,7 +24,6 @@ RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed":
 EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
 WHOLE_STEPS = 10
-UPDATE_SMS = (12, 16, 20, 24, 28)
 COLD_STEPS = max(WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
 TIMINGS = {"phases": Phases, "whole": Whole}
@@ -70,17 +68,8 @@ def gpu_cases(profile):
         yield whole(size, "bf16_mixed", mode="inference")
     for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
         yield checkpoints(*keys, "cuda", stage=1)
-    for size, batch in (("2.7B", 16), ("xl", 32)):
-        micros = dict(warmup=2, micro_batches=checkpointing.STEP_TOKENS // (batch * WHOLE_CONTEXT))
-        keys = keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "step", **micros) | {"batch": batch}
-        seconds = checkpointing.STEP_TOKENS * 6 * numel_of(size) / 5e14
-        yield checkpointing.micro_case(keys, seconds=seconds, stage=1)
     for layers in (1, 2, 4):  # the handout's question
         yield checkpoints("2.7B", 2048, layers, "cuda", stage=2)
-    for size in ["2.7B", "xl", "small"]:
-        yield whole(size, "bf16_mixed", mode="parts")
-    for keys in grid(size=GPU_SIZES, sms=UPDATE_SMS):
-        yield on_sms(**keys)
     asked = [gpu_step(size, WHOLE_CONTEXT, "f32", "step", stage=1, warmup=5) for size in GPU_SIZES]
     yield from asked  # with the handout's warm-up, however long a step is
     for keys in grid(dtype=["tf32", "bf16_mixed", "f32"], context=CONTEXTS, size=GPU_SIZES):
@@ -191,53 +180,31 @@ def cold(size):
 
 
 def whole(size, dtype, mode="step"):
-    """Steps, or with "inference" forward passes, that nothing waits for between two readings of the clock; or with
-    "parts" one step and what its kernels take."""
+    """Steps, or with "inference" forward passes, that nothing waits for between two readings of the clock."""
     numel = numel_of(size)
-    training, timed = mode != "inference", mode != "parts"
-    mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, "step" if training else mode)
-    steps = 7 * WHOLE_STEPS + 8 if timed else 6
-    # One size shows what PyTorch's kernels take: compiling takes minutes.
-    queued = ["c", "torch_eager", "torch_compile"] if timed or size == "small" else ["c"]
-    captured = ["c_graph"] if timed else []
-    captured += ["c_graph_overlap"] if training else []
-    captured += ["torch_compile_graph"] if timed and dtype == "bf16_mixed" else []
-    # What the headline compares; where two models fit at once it is the first two.
+    training = mode == "step"
+    mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, mode)
+    steps = 7 * WHOLE_STEPS + 8
+    queued = ["c", "torch_eager", "torch_compile"]
+    captured = ["c_graph", *(["c_graph_overlap"] if training else [])]
+    captured += ["torch_compile_graph"] if dtype == "bf16_mixed" else []
+    # What the headline compares. If two models fit at once, they are the first two.
     alternate = [impl for impl in ("torch_compile_graph", "c_graph_overlap", "c_graph") if impl in captured]
     return Case(
         "torch_compile",
-        measure={"step": "time memory", "inference": "time", "parts": "memory"}[mode],
+        measure="time memory" if training else "time",
         repeats=7,
         together=WHOLE_STEPS,
         in_turn=True,
-        alternate=alternate if timed else (),
-        again=queued if timed else (),
+        alternate=alternate,
+        again=queued,
         config=configs([*queued, *captured], "cuda", dtype, mode, timed="whole"),
-        alone=not timed,
-        ahead=timed,
-        stage=-2 if mode == "step" else -1,
+        ahead=True,
+        stage=-2 if training else -1,
         # With what is compiled ahead of its turn.
         seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 0.5 + steps * (7 * mine + 2 * theirs),
         needs_bytes=numel * (20 if training else 12),
         **keys_of(size, WHOLE_CONTEXT, dtype, mode, warmup=2),
-    )
-
-
-def on_sms(size, sms):
-    """C's step in mixed precision with the weights' update on so many SMs."""
-    numel = numel_of(size)
-    how = switches("c_graph_overlap", "cuda", "bf16_mixed", "step", "whole") | {"update_sms": sms}
-    steps = 7 * WHOLE_STEPS + 8
-    return Case(
-        "torch_compile",
-        measure="time",
-        repeats=7,
-        together=WHOLE_STEPS,
-        config={"c_graph_overlap": how},
-        stage=3,
-        seconds=OVERHEAD_S + numel / 2e9 + steps * step_seconds(size, WHOLE_CONTEXT, "bf16_mixed")[0],
-        needs_bytes=numel * 20,
-        **keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "update", update_sms=sms, warmup=2),
     )
 
 
@@ -284,60 +251,21 @@ def run(case, draw, c):
     batch = (state, *inputs(case, draw))
     flops = model_flops(case, c)
     values = {"tokens": case.batch * case.context, "flops": flops}
-    if case["pass"] == "parts":
-        rates = ceilings(draw, c)
-        values = rates | floors(case, c, rates)
     if case.deliverable == "gradient_checkpointing":
         values |= checkpointing.predictions(case, c)
-    if case.deliverable == "micro_batches":
-        values |= {"model_flops": asked_flops(case, c)}
     sides = {}
     for impl, how in case.config.items():
         driver = (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
-        timing = Parts if case["pass"] == "parts" else TIMINGS[how["timed"]]
         # Of the sides that may alternate none keeps scores, as the case's hungriest does.
         each = 8 if case["pass"] == "inference" else 18  # bytes a weight
         needs = each * numel_of(case["size"]) if impl in case.alternate else None
-        sides[impl] = side_of(timing(driver, case, values), flops, needs)
+        sides[impl] = side_of(TIMINGS[how["timed"]](driver, case, values), flops, needs)
     return sides
 
 
 def inputs(case, draw):
-    batch = case.batch * case.get("micro_batches", 1)
-    tokens = draw.integers("tokens", (batch, case.context + 1), high=case.vocab)
+    tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def ceilings(draw, c):
-    """What the GPU does at best: TFLOP/s of a large product, GB/s of a large copy, both PyTorch's."""
-    a, b = (draw.quickly(name, (8192, 8192), "bf16") for name in ("a", "b"))
-    x = draw.quickly("x", (2**28,), "f32")
-    y = torch.empty_like(x)
-    sides = {"product": Side(lambda: a @ b), "copy": Side(lambda: y.copy_(x))}
-    ms = {name: t.stats()["median"] for name, t in time_sides(sides, repeats=10, device=c.on).items()}
-    return {"product_tflops": 2 * 8192**3 / ms["product"] / 1e9, "copy_gb_s": 2 * x.nbytes / ms["copy"] / 1e6}
-
-
-def floors(case, c, rates):
-    """Milliseconds that each part of a step in mixed precision must take at those rates."""
-    size = c.struct("td_account_model", case)
-    flops = c.value("td_account_model_flops", size, case.batch, case.context, True, True)
-    numel = c.value("td_account_model_parameters", size).total
-    tokens = case.batch * case.context
-    # Of a layer, bytes a token: two norms with their residuals read x (4) and what is added (2), write the
-    # sum (4) and the result (2), and backward reads x and dy, updates dx (8) and writes its rounded copy; q,
-    # k and v are read and written, both ways; the gate reads two and writes one, its backward reads three and
-    # writes two.
-    layer = case.d_model * (2 * (12 + 16) + 2 * 12) + case.d_ff * (6 + 10)
-    moved = tokens * (case.layers * layer + 4 * case.vocab)
-    products = 3 * (flops.projections + flops.ffn + flops.head)
-    # p, m and v have 4 bytes each and are read and written, and the gradient of 2 is read.
-    return {
-        "floor_products": products / rates["product_tflops"] / 1e9,
-        "floor_attention": 3.5 * flops.attention_products / rates["product_tflops"] / 1e9,
-        "floor_optimizer": numel * (6 * 4 + 2) / rates["copy_gb_s"] / 1e6,
-        "floor_rest": moved / rates["copy_gb_s"] / 1e6,
-    }
 
 
 def model_flops(case, c):
@@ -345,10 +273,3 @@ def model_flops(case, c):
     size = c.struct("td_account_model", case)
     counted = c.value("td_account_model_flops", size, case.batch, case.context, False, False)
     return counted.forward_matmul + (0.0 if case["pass"] == "inference" else counted.backward_matmul)
-
-
-def asked_flops(case, c):
-    """What the model asks for in all micro-batches: of attention what the mask leaves, backward twice forward."""
-    size = c.struct("td_account_model", case)
-    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
-    return 3 * counted.forward_matmul * case.get("micro_batches", 1)

@@ -1,12 +1,10 @@
-"""Activation checkpointing: what a step takes, and how much memory, where backward computes activations again; and
-steps of many micro-batches, for which such a step is run."""
+"""Activation checkpointing: time and memory of a step whose backward pass computes activations again."""
 
 from parity.core import Case
-from parity.shared.model import AS_TIMED, c_switches, torch_switches
+from parity.shared.model import c_switches, torch_switches
 
 KEPT = {"c_keep_all": {"keep": "all"}, "c_keep_most": {"keep": "most"}, "c_checkpoint": {"keep": "inputs"}}
 PEERS = {"cuda": "torch_compile_graph", "cpu": "torch_eager"}
-STEP_TOKENS = 2**18  # of a step whose optimizer is spread over many micro-batches
 
 
 def configs(device, dtype, checkpoint_layers):
@@ -43,21 +41,6 @@ def case(keys, device, *, numel, seconds, stage=0):
         # With checkpoints, beside what both sides start from; those that keep all may have no room.
         needs_bytes=numel * 18,
         reference="torch_checkpoint" if checkpoint_layers > 1 else PEERS[device],
-        stage=stage,
-        **keys,
-    )
-
-
-def micro_case(keys, *, seconds, stage=0):
-    """A step of STEP_TOKENS tokens in mixed precision on a GPU."""
-    switches = AS_TIMED | {"gradients": "held"}
-    return Case(
-        "micro_batches",
-        measure="time memory",
-        repeats=3,
-        in_turn=True,
-        config={"c_graph_overlap": {"attention": "flash"} | switches | {"timed": "whole"}},
-        seconds=5 + 7 * seconds,
         stage=stage,
         **keys,
     )

@@ -1,7 +1,6 @@
-"""The page of bench: phases of the models' steps, warm-up, precision, compiling, checkpoints, and parts of a step."""
+"""The page of bench: phases of the models' steps, warm-up, precision, compiling, checkpoints."""
 
 import itertools
-import re
 
 from parity.bench.steps import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.clock import statistics
@@ -15,15 +14,6 @@ ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COMPILED)
 BOTH = ("c", "torch_eager")
 STEPS, WARM = 10, 5  # that the handout asks for
 SLOWER = 1.1  # times a settled step: what a first step takes at least for a sentence
-# Kernels by name: ours are called td_<class>_<operation>, the libraries' as they please.
-FUSED = "products with AdamW"  # of builds before 26 November 2026, in older records
-PARTS = {
-    FUSED: r"td_linear_adamw",
-    "optimizer": r"td_optimizer|[Aa]dam|multi_tensor_apply",
-    "attention": r"td_attention|flash|fmha|sdpa|attention",
-    "products": r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|td_gemm",
-}
-BETWEEN = r"triton_(poi|red|per|for)_"  # what the compiler fuses between products, whatever its name says
 
 
 def report(page, records):
@@ -36,10 +26,7 @@ def report(page, records):
     report_warmup(page, grid)
     report_precision(page, warm)
     report_compiled(page, compiled)
-    report_parts(page, compiled.only(**{"pass": "parts"}))
-    report_update(page, records.only("torch_compile"))
     report_checkpoints(page, records.only("gradient_checkpointing").records)
-    report_micro_batches(page, records.only("micro_batches").records)
     page.method("steps", switches=ran_with(records))
 
 
@@ -295,57 +282,7 @@ def fastest(sides, impls):
     return min((sides[impl] for impl in impls if clean(sides.get(impl))), key=ms_of, default=None)
 
 
-# ---- the update along the backward pass ----
-
-
-def report_update(page, compiled):
-    """Times of steps by the number of SMs on which the weights are updated."""
-    steps = by_case(compiled.only(**{"pass": "step"}), ["size"])
-
-    def cells(record):
-        sides = steps.get((record["case"]["size"],), {})
-        found = {"after the pass": ms_of(sides.get("c_graph"))}
-        found[f"{record['case']['update_sms']} SMs"] = ms_of(record)
-        return found | {"SMs by default": sides.get("c_graph_overlap", {}).get("update_sms")}
-
-    page.question(
-        "On how many SMs is the update fastest, next to the GEMMs of the backward pass (bf16_mixed)?"
-    )
-    rows = tabled(compiled.only(**{"pass": "update"}).where(clean).records, ["size"], cells)
-    units = {name: "ms" for row in rows for name in row if name not in ("size", "SMs by default")}
-    page.table(rows, "update_sms", units=units)
-
-
-# ---- parts ----
-
-
-def part_of(kernel):
-    if re.match(BETWEEN, kernel):
-        return "rest"
-    return next((part for part, names in PARTS.items() if re.search(names, kernel)), "rest")
-
-
-def report_parts(page, records):
-    """GPU time of the kernels of one step by part, and the least that each part can take."""
-    page.question("Where does the time of a step go (bf16_mixed), and what is the least of each part?")
-    found = []
-    for (size,), sides in by_case(records.where(lambda r: r.get("parts")), ["size"]).items():
-        rows = {part: {"size": size, "part": part} for part in (*PARTS, "rest", "sum")}
-        for impl, record in sides.items():
-            for kernel, ms in record["parts"].items():
-                for part in (part_of(kernel), "sum"):
-                    rows[part][impl] = rows[part].get(impl, 0.0) + ms
-        values = next(iter(sides.values()))["values"]
-        for part, row in rows.items():
-            row["floor"] = values.get(f"floor_{part}")
-        rows["sum"]["floor"] = sum(row["floor"] for row in rows.values() if row["floor"])
-        found += [row for row in rows.values() if row.keys() & sides.keys()]
-    units = dict.fromkeys((*ORDER, "floor"), "ms")
-    page.table(found, "step_parts", ["size", "part", *units], units)
-    page.method("parts")
-
-
-# ---- checkpoints and micro-batches ----
+# ---- checkpoints ----
 
 
 def place(record):
@@ -422,27 +359,3 @@ def arithmetic(found):
     sums = {of: found[of]["values"]["inputs_mib"] for of in sorted(found) if layers % of == 0}
     told = {"layers": layers, "input": each, "layer": layer, "rest": values["all_mib"] - layers * layer}
     return told | {"sums": sums, "model": (layers * each / layer) ** 0.5}
-
-
-def report_micro_batches(page, records):
-    page.section("micro_batches", "What is used of the GPU if the optimizer runs once in 262,144 tokens?")
-    rows, told = [], {}
-    for record in sorted(records, key=place):
-        case, peak, ms = record["case"], peak_of(record), ms_of(record)
-        row = {name: case[name] for name in ("size", "dtype", "batch", "context", "micro_batches")}
-        row |= {"side": record["impl"], "time": ms, "peak memory": record.get("peak_mib")}
-        flops = record.get("values", {}).get("model_flops")
-        if ms:
-            tokens = case["batch"] * case["context"] * case["micro_batches"]
-            share = flops / ms / 1e9 / peak if peak and flops else None
-            row |= {"tokens/s": 1e3 * tokens / ms, "MFU": f"{100 * share:.1f} %" if share else None}
-            told = {
-                "size": case["size"],
-                "ms": ms,
-                "micro": case["micro_batches"],
-                "mfu": share,
-                "tokens": tokens,
-            }
-        rows.append(row)
-    page.table(rows, "micro_batches", units={"time": "ms", "peak memory": "MiB"})
-    page.say(**told)

@@ -1,4 +1,4 @@
-"""A timing says what is measured of a driver's step: its phases, the whole, or its parts, by kernel.
+"""A timing says what is measured of a driver's step: its phases, or the whole.
 
 `values` stand in the record as they are.
 """
@@ -56,27 +56,6 @@ class Whole:
         if self.unphased:
             found |= {"phases": {}, "message": self.unphased}
         return found | self.driver.peaks
-
-
-class Parts:
-    """One step after a few, and the GPU time of each kernel in it."""
-
-    def __init__(self, driver, case, values):
-        self.driver, self.values = driver, values
-        self.close = driver.close
-        self.parts = {}
-
-    def open(self):
-        self.driver.open_whole()
-        for _ in range(3):
-            self.driver.whole()
-
-    def call(self):
-        self.parts = self.driver.on.kernels(self.driver.whole)
-        return {}
-
-    def record(self):
-        return {"parts": self.parts, "values": self.values}
 
 
 def side_of(timing, flops, needs_bytes=None):

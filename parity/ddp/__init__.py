@@ -39,21 +39,11 @@ def cases(profile, device):
             keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=configs_of(device))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
-    yield from fit_cases(device)
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, profile, **keys)
         drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == usual_mb(device, keys["dtype"])
         if keys["ranks"] == 2 and (profile == "full" or drawn):
             yield communication_case(device, **keys)
-
-
-def fit_cases(device):
-    """All-reduces of f32, and on GPUs, where NCCL is told something else for them, of 16 bits."""
-    how = dict(seconds=1.0, part="fit", ranks=2)
-    yield Case("ddp_bucketed_benchmarking", **how)
-    if device == "cuda":
-        config = switches_of(torch.device(device), "bf16")
-        yield Case("ddp_bucketed_benchmarking", dtype="bf16", config=config, **how)
 
 
 def timed_case(device, profile, **keys):
@@ -139,7 +129,7 @@ def run(case, draw, c):
     if "model" in case:
         return toys(case, draw, c)
     if "part" in case:
-        return communication.run(case, draw, c, usual_mb(draw.device.type, case.get("dtype", "f32")))
+        return communication.run(case, draw, c, usual_mb(draw.device.type, case.dtype))
     return timed_step(case, draw, c) if "warmup" in case else judged_step(case, draw, c, IMPL, {})
 
 

@@ -2,10 +2,8 @@
 
 from parity.core import words
 from parity.core.comparison import ms_of
-from parity.ddp.communication import fitted, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ran_with, report_proofs, setup, tabled
-from parity.shared.ranked import NARROW
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -31,8 +29,6 @@ def report(page, records):
     times = records.where(lambda r: "warmup" in r["case"])
     runs = [r for r in records.only(part="communication").records if "values" in r and r["status"] == "ok"]
     runs.sort(key=lambda r: (MINE.index(r["impl"]), *order_of(r["case"])))
-    fitted_to = records.only(part="fit").where(lambda r: "series" in r).records
-    links = {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in fitted_to}
     proofs(page, errors, "naive")
     way = way_of(runs, times)
     report_one(page, times, runs, way, ("naive",))
@@ -41,8 +37,8 @@ def report(page, records):
     report_overlap(page, times, runs, way)
     report_traces(page, times, runs, way)
     proofs(page, errors, "bucketed")
-    report_buckets(page, times, runs, links, way)
-    page.table([taken(r, links) for r in runs], "communication_of_all", more=True)
+    report_buckets(page, times, runs, way)
+    page.table([row_of(r, WAY_AND_STEP) for r in runs], "communication_of_all", more=True)
     if len(times.values("ranks")) > 1:
         page.table(by_strategy(times.records, WAY_AND_STEP), "steps_of_all", more=True)
     page.method("steps", gpu=on_gpu(times), switches=ran_with(times))
@@ -103,7 +99,7 @@ def steps_table(page, times, runs, way, strategies, name):
             "steps, which are queued. tandem: the build of C; only rows of one build can be compared."
             + newer(found, timed)
         )
-    page.table([head_of(r, ()) | split(r) for r in found], f"{name}_communication")
+    page.table([row_of(r, STEP) for r in found], f"{name}_communication")
 
 
 def newer(found, timed):
@@ -122,30 +118,23 @@ def newer(found, timed):
     return ""
 
 
-def split(record):
-    """What communication takes of a step."""
-    values = record["values"]
-    row = {f"{title} (ms)": values[key] for title, key in SPLIT.items()}
-    row |= {
-        f"{name} / step": f"{100 * values[name] / values['step']:.0f} %"
-        for name in ("exposed", "collectives")
-    }
-    return (
-        row
-        | {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]}
-        | {
-            "MiB": values["bytes"] / MIB,
-            "tandem": build_of(record),
-        }
-    )
-
-
 SPLIT = {
     "step": "step",
     "without communication": "without",
     "exposed": "exposed",
     "collectives": "collectives",
 }
+
+
+def row_of(record, keys):
+    """What communication takes of a step, after these case keys."""
+    values = record["values"]
+    row = {"side": record["impl"]} | {title: record["case"].get(key) for key, title in keys.items()}
+    row |= {f"{title} (ms)": values[key] for title, key in SPLIT.items()}
+    for name in ("exposed", "collectives"):
+        row[f"{name} / step"] = f"{100 * values[name] / values['step']:.0f} %"
+    row |= {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]}
+    return row | {"MiB": values["bytes"] / MIB, "tandem": build_of(record)}
 
 
 def build_of(record):
@@ -250,7 +239,7 @@ def bars_of(series):
 # ---- buckets ----
 
 
-def report_buckets(page, times, runs, links, way):
+def report_buckets(page, times, runs, way):
     page.section("ddp_bucketed_benchmarking (a)")
     steps_table(page, times, runs, way, ("overlap", "bucketed"), "buckets")
     every = of([*runs, *times.records], way)
@@ -289,8 +278,6 @@ def report_buckets(page, times, runs, links, way):
         default=None,
     )
     page.say(**way, **told)
-    page.table(fits(links), "fit", more=True)
-    page.method("buckets")
 
 
 def steps_by_bucket(times, runs, way, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
@@ -301,28 +288,6 @@ def steps_by_bucket(times, runs, way, side, strategy="bucketed", pick=lambda rec
     seen = {r["case"].get("bucket_mb", 0): r["values"]["step"] for r in of(runs, way, strategy, side)}
     found = timed if len(timed) >= len(seen) else seen
     return {mb: found[mb] for mb in sorted(found) if found[mb]}
-
-
-def link_of(links, record):
-    """The all-reduces that a step's collectives are like; f32's if there are no others; None without."""
-    impl = record["impl"]
-    return links.get((impl, record["case"]["dtype"] in NARROW), links.get((impl, False)))
-
-
-def head_of(record, names):
-    """The side, these case keys, strategy and bucket of a run."""
-    keys = dict(zip(names, names, strict=True)) | STEP
-    return {"side": record["impl"]} | {title: record["case"].get(key) for key, title in keys.items()}
-
-
-def taken(record, links):
-    """A row of what communication takes."""
-    values, row = record["values"], head_of(record, WAY) | split(record)
-    row["tail (ms)"] = values["tail"]
-    if link_of(links, record):
-        o, w = fitted(link_of(links, record))
-        row["calls and bytes (ms)"] = 1e3 * (values["calls"] * o + values["bytes"] / w)
-    return row
 
 
 def by_strategy(records, keys):
@@ -348,14 +313,3 @@ def by_strategy(records, keys):
                 row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / theirs
     builds = [row.pop("tandem", None) for row in rows]  # the last column
     return [row | {"tandem": build} for row, build in zip(rows, builds, strict=True)]
-
-
-def fits(links):
-    for (impl, narrow), series in links.items():
-        o, w = fitted(series)
-        row = {"side": impl, "of": "16 bits" if narrow else "f32"}
-        row |= {"o (ms a call)": 1e3 * o, "w (GB/s)": w / 1e9}
-        for nbytes, ms in zip(series["bytes"], times_of(series), strict=True):
-            row[f"{nbytes / MIB:g} MiB (ms)"] = ms
-            row[f"model / it, {nbytes / MIB:g} MiB"] = 1e3 * (o + nbytes / w) / ms
-        yield row

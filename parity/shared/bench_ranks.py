@@ -9,7 +9,7 @@ TIMES = {
     "step": "step",
     "without": "silent",
     "collectives": "collectives",
-    "beside": "beside",
+    "beside": "hidden",
     "tail": "tail",
     "waits": "waits",
 }  # names of records, and of td_bench_rank

@@ -19,6 +19,7 @@ ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 # ---- sizes ----
 
 SIZES = {size: (*extents, 10_000) for size, extents in ref.SIZES.items()}
+SIZES["8B"] = (4096, 11008, 34, 32, 151_936)  # of the 2026 leaderboard
 SIZES["laptop"] = (256, 1024, 4, 4, 2000)  # trains in milliseconds on two cores
 
 

@@ -1,0 +1,97 @@
+/* What must be the same in the trainers of all ranks. */
+#include "base/check.h"
+#include "train/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int64_t td_train_groups(const td_train_config *config, int64_t elements, td_optimizer_group *all,
+                        const td_optimizer_group **out)
+{
+    *all = (td_optimizer_group){.range = {0, elements}, .hyper = config->hyper};
+    *out = config->groups ? config->groups : all;
+    return config->groups ? config->group_count : 1;
+}
+
+uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group)
+{
+    const td_hyperparameters *h = &group->hyper; /* only the fields of its kind count */
+    const bool adamw = h->kind == TD_OPTIMIZER_ADAMW;
+    const double values[] = {
+        (double)group->range.begin,   (double)group->range.end,        h->kind,
+        adamw ? h->adamw.variant : 0, adamw ? h->adamw.lr : h->sgd.lr, adamw ? h->adamw.beta1 : 0,
+        adamw ? h->adamw.beta2 : 0,   adamw ? h->adamw.eps : 0,        adamw ? h->adamw.weight_decay : 0};
+
+    return td_hash(hash, values, sizeof values);
+}
+
+void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS])
+{
+    const td_hyperparameters *h = count > 0 ? &groups[0].hyper : NULL;
+    const bool adamw = h && h->kind == TD_OPTIMIZER_ADAMW;
+    uint64_t hash = TD_HASH_BEGIN;
+
+    for (int64_t i = 0; i < count; i++)
+        hash = td_group_hash(hash, &groups[i]);
+    memcpy(out,
+           (td_setting[]){{"groups of the optimizer", (double)count},
+                          {"optimizer (0 adamw, 1 sgd)", h ? (int)h->kind : -1},
+                          {"adamw's variant", adamw ? (int)h->adamw.variant : 0},
+                          {"lr", adamw ? h->adamw.lr
+                                 : h   ? h->sgd.lr
+                                       : 0},
+                          {"beta1", adamw ? h->adamw.beta1 : 0},
+                          {"beta2", adamw ? h->adamw.beta2 : 0},
+                          {"eps", adamw ? h->adamw.eps : 0},
+                          {"weight_decay", adamw ? h->adamw.weight_decay : 0},
+                          {"a hash of the groups' ranges and hyperparameters", (double)(hash >> 12)}},
+           TD_GROUP_SETTINGS * sizeof *out);
+}
+
+td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
+{
+    static const char *const attentions[] = {"flash", "naive", "jit"};
+    const td_train_config *config = td_train_config_of(train);
+    const td_model_size *size = &config->model.size;
+    td_status status = TD_OK;
+    double attention = 0;
+    int64_t steps;
+
+    TD_TRY(td_train_steps(train, &steps));
+    for (int i = 0; i < 3; i++)
+        if (strcmp(config->model.attention, attentions[i]) == 0)
+            attention = i;
+    memcpy(out,
+           (td_setting[]){{"d_model", (double)size->d_model},
+                          {"d_ff", (double)size->d_ff},
+                          {"layers", (double)size->layers},
+                          {"heads", (double)size->heads},
+                          {"vocab", (double)size->vocab},
+                          {"precision", config->model.precision},
+                          {"attention (0 flash, 1 naive, 2 jit)", attention},
+                          {"rope_theta", config->model.rope_theta > 0 ? config->model.rope_theta : 10000},
+                          {"micro_batches", (double)config->micro_batches},
+                          {"gain", (double)config->gain},
+                          {"clip", (double)config->clip},
+                          {"until", config->until},
+                          {"update_sms", td_train_sms(train)},
+                          {"steps so far", (double)steps}},
+           TD_TRAIN_SETTINGS * sizeof *out);
+cleanup:
+    return status;
+}
+
+td_status td_train_group_settings(const td_train *train, td_setting out[TD_GROUP_SETTINGS])
+{
+    const td_optimizer *const optimizer = td_train_optimizer(train);
+    const int64_t count = td_train_config_of(train)->own_groups ? 0 : td_optimizer_group_count(optimizer);
+    td_optimizer_group *groups = calloc((size_t)count + 1, sizeof *groups);
+
+    if (!groups)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", count);
+    for (int64_t i = 0; i < count; i++)
+        (void)td_optimizer_group_at(optimizer, i, &groups[i]); /* group i exists */
+    td_group_settings(count, groups, out);
+    free(groups);
+    return TD_OK;
+}
