@@ -68,8 +68,8 @@ TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, t
 /** Forward. Tensors: as td_attention_impl, with the sizes of td_jit_sizes.
  *
  *   saved  out  f32  [2, batch, heads, seq]: the largest score of each query (on the CPU times log2(e), on
- *                    CUDA before the scale), then 1 / sum(exp(score - largest score)). If cuBLASLt runs the GEMMs:
- *                    P [batch, heads, seq, seq_k]
+ *                    CUDA before the scale), then 1 / sum(exp(score - largest score)). If cuBLASLt runs the
+ *                    GEMMs: P [batch, heads, seq, seq_k]
  *
  * The first call for a shape compiles forward, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim
  * above 256 on the CPU or 128 on CUDA; a dtype other than f32 and bf16; tf32; seq or seq_k above 2^30; on
