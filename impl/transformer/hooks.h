@@ -1,4 +1,4 @@
-/** How others take part in a step of a model: the optimizer, clipping, data parallelism, sharding.
+/** Hooks: how the optimizer, clipping, data parallelism and sharding take part in a model's step.
  *
  * A model has one block of weights. A range is some elements of this block. While the model queues a pass it
  * calls a chain of hooks, in the order in which the device will run the pass. A hook may queue work on the
@@ -15,7 +15,7 @@
  *     output    an operation has written a tensor or a gradient
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
- *     settle    outside of passes: all weights are to be there
+ *     settle    outside of passes: all weights must be in the block
  *
  * Every element of the block is needed before it is read and done after that. `done` comes before `final`,
  * because the optimizer writes the weights of a range that is final. In the backward pass of the last
@@ -56,7 +56,7 @@ typedef struct td_piece {
  * In mixed precision the masters of GEMM weights are planes (td_split): the upper 16 bits of all numbers of a
  * piece, which GEMMs read as bf16, then the lower ones. All other masters are numbers of `dtype`. */
 typedef struct td_weights {
-    int64_t elements; /* of the block, padding included, on whatever rank they are */
+    int64_t elements; /* of the whole block, padding included, also those that other ranks have */
     td_dtype dtype;   /* of masters */
     td_dtype grad_dtype;
     int64_t count;
@@ -88,7 +88,7 @@ typedef enum td_pass {
     TD_PASS_BACKWARD
 } td_pass;
 
-/** What an operation of the model writes: a tensor of the arena, or the gradient of a parameter. */
+/** A tensor of the arena, or the gradient of a parameter, that an operation writes. */
 typedef struct td_output {
     const char *name; /* valid during the call */
     const void *at;   /* on the device */
@@ -96,7 +96,7 @@ typedef struct td_output {
     td_dtype dtype;
 } td_output;
 
-/** A link of a chain, the first member of what implements it. A function may be NULL. */
+/** A link of a chain. An implementation has it as the first member of its struct. A function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
     td_hook *next;     /* the link after this one; NULL: none */
@@ -147,12 +147,14 @@ struct td_hook {
      * TD_BAD_STATE, because it computes nothing yet. */
     td_status (*output)(td_hook *hook, const td_output *output);
 
-    /** `status`: what ended the pass; TD_OK: it is complete. It comes once for every `begin`, also if that
-     * failed. If the link has kept gradients back, it passes them on now, or drops them after a failure. */
+    /** `status`: the failure that ended the pass; TD_OK: the pass is complete. Called once for every `begin`,
+     * also if `begin` failed. A link that has kept gradients back passes them on now, or drops them after a
+     * failure. */
     td_status (*end)(td_hook *hook, td_pass pass, td_status status);
 
-    /** Between passes: somebody will read or write all weights, after the work on the device's current
-     * stream. A link brings weights to the block that are elsewhere, or still being copied. */
+    /** Between passes: the caller will read or write all weights, after the work on the device's current
+     * stream. A link must complete gathers that it began, and gather weights that are new on other ranks
+     * only. */
     td_status (*settle)(td_hook *hook);
 };
 

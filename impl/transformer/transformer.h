@@ -3,9 +3,9 @@
  *   x = token_embeddings[ids];  per layer  x = x + attn(ln1(x));  x = x + ffn(ln2(x));
  *   logits = lm_head(ln_final(x))
  *
- * A model owns one planned block of parameters, one of gradients and one arena of activations and scratch:
- * after creation a pass allocates nothing. Every parameter has the name that it has in the course's PyTorch
- * state dict. Optimizers and others take part by hooks, and train/ runs the step. */
+ * A model owns one block of parameters, one block of gradients, and one arena of activations and scratch. A
+ * pass allocates nothing. Parameters have the names of the course's PyTorch state dict. Optimizers and links
+ * take part by hooks (transformer/hooks.h), and td_train runs the step (train/train.h). */
 #ifndef TD_TRANSFORMER_TRANSFORMER_H
 #define TD_TRANSFORMER_TRANSFORMER_H
 
@@ -35,17 +35,17 @@ typedef enum td_model_use {
     TD_MODEL_GRADIENTS      /* forward and backward */
 } td_model_use;
 
-/** What forward keeps for backward, which computes the rest again. Inference ignores it. */
+/** The activations that forward keeps for backward, which computes all others again. Inference ignores it. */
 typedef enum td_keep {
     TD_KEEP_MOST = 0, /* all but the norms' outputs and silu(gate) * up */
     TD_KEEP_ALL,      /* Everything: a shorter step. With t = batch * context, a layer's activations grow by
                        * t (2 d_model + d_ff) elements of the GEMMs' type, ln_final's by t d_model. Each norm
                        * also keeps t numbers of f32. Scratch shrinks. */
     TD_KEEP_INPUTS,   /* Activation checkpointing: the input of each checkpoint's first layer. Backward runs
-                       * the layers of a checkpoint forward again before it differentiates them. So the
-                       * activations of one checkpoint are there at a time, as with TD_KEEP_ALL. The last
+                       * the layers of a checkpoint forward again before it differentiates them. So memory
+                       * holds the activations of one checkpoint at a time, as with TD_KEEP_ALL. The last
                        * checkpoint does not run again. */
-    TD_KEEP_ATTENTION /* as TD_KEEP_INPUTS, and of each layer what attention writes: attention does not run
+    TD_KEEP_ATTENTION /* As TD_KEEP_INPUTS, and the outputs of attention in each layer: attention does not run
                        * again. */
 } td_keep;
 
@@ -55,21 +55,21 @@ TD_API const char *td_keep_name(td_keep keep);
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_keep_parse(const char *name, td_keep *out);
 
-/** The way to attend of that name. TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known
- * ones. */
+/** The implementation of attention with that name. TD_BAD_ARGUMENT: a NULL, or an unknown name; the message
+ * lists the known ones. */
 TD_API td_status td_transformer_attention(const char *name, const td_attention_impl **out);
 
 typedef struct td_transformer_config {
     td_model_size size;
-    int64_t batch, context; /* the largest that forward will be given; the plan is made for these */
-    td_precision precision; /* gradients and activations have the type of its GEMMs */
+    int64_t batch, context; /* the largest batch and seq of a forward pass; memory is planned for these */
+    td_precision precision; /* activations, and gradients unless f32_gradients, have the type of its GEMMs */
     const char *attention;  /* of td_transformer_attention: "flash", "naive" or "jit" */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
 
-    /* Of TD_KEEP_INPUTS and TD_KEEP_ATTENTION: how many layers a checkpoint has; 0: 1. The last one has
-     * at least kept_layers, and as few as let all others be whole; 0: 1. */
+    /* TD_KEEP_INPUTS and TD_KEEP_ATTENTION: the layers of a checkpoint; 0: 1. The last checkpoint has at
+     * least kept_layers (0: 1), and only as many more as make all other checkpoints whole. */
     int64_t checkpoint_layers, kept_layers;
 
     /* If the weights are f32, gradients are too, also if GEMMs have 16 bits, as in PyTorch. The gradients of
@@ -80,15 +80,16 @@ typedef struct td_transformer_config {
      * them, and backward cannot accumulate. */
     bool transient_gradients;
 
-    /* The weights that this rank has: ascending ranges of the block. NULL: all. Hooks bring the others when a
-     * pass needs them, and say where their gradients go (td_hook.needed, td_hook.room). */
+    /* The weights that this rank has: ascending ranges of the block. NULL: all weights. When a pass needs
+     * other weights, a hook supplies their address, and the address of their gradients (td_hook.needed,
+     * td_hook.room). */
     const td_range *owned;
     int64_t owned_count;
 
-    /* Of each owned range: the place of its gradients, 1 to TD_GRAD_PLACES. Ranges of one place have the same
-     * memory, one after the other; 0: the range has memory of its own. NULL: all have. A step then needs an
-     * update along the backward pass, and the caller's links see to it that an update has read a place before
-     * the next gradients come there. */
+    /* The place of each owned range's gradients, 1 to TD_GRAD_PLACES. Ranges with the same place use the same
+     * memory at different times. 0: the range has memory of its own. NULL: all ranges do. With places, a step
+     * needs an update along the backward pass. The caller's links must ensure that the update has read a
+     * place before the next gradients are written there. */
     const int32_t *grad_places;
 } td_transformer_config;
 
@@ -102,7 +103,7 @@ typedef struct td_transformer td_transformer;
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, more than 65,535 layers, heads that do not divide d_model, an
  * odd head size, an unknown attention, precision, keep or use, checkpoint_layers or kept_layers that the
  * other choices do not allow, a rope_theta that is negative or not finite, owned ranges that are empty,
- * descend or leave the block, a place that is none, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or
+ * descend or leave the block, an unknown place, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or
  * head size that dev cannot serve, owned ranges with transient gradients. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
@@ -110,8 +111,8 @@ TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
 
 /** The course's initialisation: linears truncated normal with std sqrt(2 / (d_in + d_out)) cut at 3 std,
  * embeddings std 1 cut at 3, norm weights 1. Parameter i draws from stream i of `seed`, and its element j is
- * number j of the stream: with owned ranges too. TD_NO_MEMORY: no room for the numbers on their way through
- * the host. */
+ * number j of the stream, also with owned ranges. TD_NO_MEMORY: for the numbers, which are drawn in the
+ * host's memory. */
 TD_API td_status td_transformer_init(td_transformer *model, uint64_t seed);
 
 /* ---- parameters, in state-dict order ---- */
@@ -121,18 +122,20 @@ typedef struct td_parameter {
     int64_t rows, cols; /* cols is 0 for a vector */
     int64_t numel;
     int64_t offset;      /* of its first element in the block of weights */
-    td_dtype dtype;      /* that of the precision's weights */
-    td_dtype grad_dtype; /* of grad: that of its products, or of the weights (f32_gradients) */
-    void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh. NULL:
-                          * its numbers are planes (td_weights), see td_transformer_read and _write, or this
-                          * rank does not have all of them in one piece */
-    void *grad; /* likewise; NULL for inference, if this rank does not have all of it in one piece, or if
-                 * gradients share memory (grad_places) */
+    td_dtype dtype;      /* of data: td_precision_weights */
+    td_dtype grad_dtype; /* of grad: td_precision_dtype, or with f32_gradients dtype */
+    /* The numbers on the device, row-major; after writing there, call td_transformer_refresh. NULL: they are
+     * planes (td_weights; use td_transformer_read and _write), or this rank does not have all of them in one
+     * piece. */
+    void *data;
+    /* The gradient on the device, row-major. NULL: the model is for inference, this rank does not have all of
+     * the gradient in one piece, or gradients share memory (grad_places). */
+    void *grad;
 } td_parameter;
 
-TD_API int64_t
-td_transformer_parameter_count(const td_transformer *model);      /* tensors: 9 layers + 3; 0 for NULL */
-TD_API int64_t td_transformer_numel(const td_transformer *model); /* elements of all; 0 for NULL */
+/** The number of parameters, which is 9 layers + 3, and the number of their elements; 0 for NULL. */
+TD_API int64_t td_transformer_parameter_count(const td_transformer *model);
+TD_API int64_t td_transformer_numel(const td_transformer *model);
 
 /** Parameter `index` in state-dict order. TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t index, td_parameter *out);
@@ -150,10 +153,10 @@ TD_API td_status td_transformer_elements(const td_model_size *size, td_precision
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);
 
-/** Copies the numbers of parameter `index` in state-dict order to or from dev's memory, also if they are
- * planes. A model has weights once every parameter was written, or after td_transformer_init, _load or
- * _refresh. Queued on dev's current stream. If ranks share weights, call td_train_settle before. With owned
- * ranges td_transformer_write writes the numbers that this rank has.
+/** Copies the numbers of parameter `index` in state-dict order from the model to dev's memory, or back, also
+ * if they are planes. A model has weights when every parameter was written, or after td_transformer_init,
+ * _load or _refresh. Queued on dev's current stream. If ranks share weights, call td_train_settle before.
+ * With owned ranges td_transformer_write writes only the numbers that this rank has.
  *
  *   numbers  [rows, cols]  out of td_transformer_read, in of td_transformer_write; the parameter's dtype
  *
@@ -183,7 +186,7 @@ TD_API td_status td_transformer_save(td_transformer *model, const char *path);
  * until they are loaded or initialised again. */
 TD_API td_status td_transformer_load(td_transformer *model, const char *path);
 
-/** The block that the parameters are parts of. TD_BAD_ARGUMENT: a NULL. */
+/** The block that has all parameters. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_transformer_weights(const td_transformer *model, td_weights *out);
 
 /* ---- the step ---- */
@@ -226,27 +229,28 @@ TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targe
 /** The address of the last loss in the device's memory; NULL for NULL. */
 TD_API const float *td_transformer_loss_on_device(const td_transformer *model);
 
-/** The place of a backward pass among its step's micro-batches. MIDDLE and LAST add to the gradients; ONLY
- * and FIRST overwrite them. */
+/** Which of its step's micro-batches a backward pass has. MIDDLE and LAST add to the gradients; ONLY and
+ * FIRST overwrite them. */
 typedef enum td_micro { TD_MICRO_ONLY = 0, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST } td_micro;
 
 /** Gradients of the last loss for every parameter.
  *
- * TD_BAD_STATE: no loss since the last forward, or a model for inference. Also an addition to gradients whose
- * backward failed. TD_BAD_ARGUMENT: a micro that is none; an addition to gradients that are transient or
- * share memory. */
+ * TD_BAD_STATE: no loss since the last forward; a model for inference; MIDDLE or LAST after a backward that
+ * failed. TD_BAD_ARGUMENT: an unknown micro; MIDDLE or LAST with gradients that are transient or share
+ * memory. */
 TD_API td_status td_transformer_backward(td_transformer *model, td_micro micro);
 
 /* ---- memory ---- */
 
-/** What a model of that configuration allocates, without allocating it. */
+/** The bytes that td_transformer_create allocates on the device. */
 typedef struct td_transformer_bytes {
     size_t parameters;
-    size_t gradients;   /* transient ones: what they take beyond the activations */
+    size_t gradients;   /* if they are transient: only the bytes beyond those of activations */
     size_t activations; /* kept from forward for backward */
-    size_t scratch;     /* reused within the step: work of the operations, gradients of activations, tables */
+    size_t scratch;     /* all other tensors: scratch of operations, gradients of activations, tables */
 } td_transformer_bytes;
 
+/** Fills *out without allocating on the device. Errors as td_transformer_create. */
 TD_API td_status td_transformer_plan(td_device *dev, const td_transformer_config *config,
                                      td_transformer_bytes *out);
 
