@@ -1,4 +1,4 @@
-# Shared by the commands of ci/: where things are, and how they say what they are doing.
+# Paths and functions that the commands of ci/ share.
 # shellcheck shell=bash
 set -euo pipefail
 
@@ -8,8 +8,8 @@ venv=$root/build/venv
 python=$venv/bin/python
 jobs=$(nproc)
 export PATH="$venv/bin:$PATH"
-# Python keeps what it compiles of build/venv at the first import (ci/setup leaves it uncompiled). In an
-# environment that forbids it, each of hundreds of processes would compile PyTorch again.
+# Python compiles the modules of build/venv at their first import and keeps the result (ci/setup compiles
+# none). If the environment forbade that, each of hundreds of processes would compile PyTorch again.
 unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '\n==> %s\n' "$*"; }
@@ -18,7 +18,7 @@ die() {
     exit 1
 }
 
-# The project's files that match, as they lie here, tracked or new.
+# The project's files that match, tracked or new.
 files() {
     local file
 
@@ -27,7 +27,7 @@ files() {
     done
 }
 
-# A build keeps the paths that it was made with.
+# A build contains absolute paths, so a copied or moved build is refused.
 for cache in build/*/CMakeCache.txt; do
     [ -f "$cache" ] || continue
     home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$cache")
@@ -50,15 +50,15 @@ build() {
     cmake --build --preset "$preset" -j "$jobs" "$@"
 }
 
-# test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why,
-# come last.
+# test_preset PRESET ARGUMENTS... runs ctest on a preset's build. Prints failed tests, and the lines that say
+# why, at the end.
 test_preset() {
     local preset=$1 logs=$root/build/$1/Testing/Temporary status=0
     shift
 
     say "test: preset $preset"
     rm -f "$logs/LastTestsFailed.log"
-    # Two more than processors, because many tests wait for most of their time.
+    # Two more jobs than processors, because many tests mostly wait.
     ctest --preset "$preset" -j "$((jobs + 2))" "$@" || status=$?
     [ "$status" -ne 0 ] || return 0
     say "test: preset $preset failed; the lines that say why"

@@ -18,6 +18,6 @@ int main(void)
         td_rng_normal(&(td_rng){.seed = 1}, 0, numel, 0, 1, x) ||
         td_flash_forward(dev, &shape, x, x, x, o, lse, work))
         return fprintf(stderr, "%s\n", td_last_error()), 1;
-    printf("query 0 sees key 0 alone, so its output is value 0: %g = %g\n", *(float *)o, *(float *)x);
-    td_device_close(dev); /* and every block on it */
+    printf("query 0 sees only key 0, so its output is value 0: %g = %g\n", *(float *)o, *(float *)x);
+    td_device_close(dev); /* frees its blocks too */
 }

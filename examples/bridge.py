@@ -1,4 +1,4 @@
-"""A PyTorch model whose ranks work together through libtandem."""
+"""Trains a PyTorch model with data parallelism and a sharded optimizer of libtandem."""
 
 import torch
 

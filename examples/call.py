@@ -1,4 +1,4 @@
-"""C's flash attention on PyTorch's tensors, beside PyTorch's own."""
+"""C's flash attention on PyTorch's tensors, compared with PyTorch's attention."""
 
 import torch
 

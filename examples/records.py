@@ -1,4 +1,4 @@
-"""The records of a machine as a data frame."""
+"""Loads the records of a machine into a data frame."""
 
 import pandas
 

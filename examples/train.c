@@ -1,4 +1,4 @@
-/* Trains a small model on the bytes of a text, and lets it write. */
+/* Trains a small model on the bytes of a text, then prints the sentence that it has learned. */
 #include <tandem/rng.h>
 #include <tandem/train.h>
 
@@ -10,14 +10,15 @@ static const char text[] = "A step is one object. It goes forward, then backward
                            "The device owns memory and time, and lends the step both. "
                            "Whoever asks for more is told what was wrong. ";
 
-/* As the library does it: a function has one way out, with the status of the call that failed. */
+/* Every function has one exit, `cleanup`, with the status of the call that failed. The library does the
+ * same. */
 #define TRY(call)                                                                                            \
     do {                                                                                                     \
         if ((status = (call)) != TD_OK)                                                                      \
             goto cleanup;                                                                                    \
     } while (0)
 
-/* Windows of the text, to be read, and the same one byte on, to be said. */
+/* ids = random windows of the text; targets = the same windows, one byte later. */
 static td_status load_batch(td_device *dev, uint64_t step, int64_t *ids, int64_t *targets)
 {
     td_status status;
@@ -33,7 +34,7 @@ cleanup:
     return status;
 }
 
-/* From "T" on the likeliest byte, one after the other, up to a full stop. */
+/* Prints "T" and then always the most probable next byte, up to a full stop. */
 static td_status write_sentence(td_device *dev, td_transformer *model, int64_t *ids)
 {
     td_status status = TD_OK;
@@ -85,6 +86,6 @@ cleanup:
     if (status != TD_OK)
         fprintf(stderr, "%s: %s\n", td_status_name(status), td_last_error());
     td_train_destroy(train);
-    td_device_close(dev); /* and every block on it */
+    td_device_close(dev); /* frees its blocks too */
     return status == TD_OK ? 0 : 1;
 }

@@ -181,7 +181,7 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
     using S = shapes<D>;
     const pipeline<D> barriers(memory);
     ring<S::STAGES> stage;
-    /* If tasks wait for each other, a block that has not started must own none. */
+    /* If tasks wait for each other, a block that has not started must not own a task. */
     const bool ordered = args.turns != nullptr;
     int index = (int)blockIdx.x;
 
@@ -208,7 +208,7 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
                                            mine.head / args.o_heads, &barriers.dout_full[i], keep_policy());
             bulk_load(memory + S::DOT + i * S::STAT, dot + row, S::STAT, &barriers.dout_full[i]);
         }
-        /* At most STAGES tiles before the end of the task, so that the tasks even out. */
+        /* At most STAGES tiles before the end of the task, so that the blocks end at about the same time. */
         index = atomicAdd(args.counter, 1) + (ordered ? 0 : (int)gridDim.x);
         barriers.publish(count, index);
     }
@@ -284,7 +284,8 @@ template <int D> __device__ void add_tiles(const backward_arguments &args, unsig
                 __syncwarp();
             }
         }
-        /* The warpgroup takes its place for dK. An arrival that it has not seen must not meet the next. */
+        /* The warpgroup now uses the place of dQ for dK. Both sides meet once more, so that no arrival is
+         * left for the next task. */
         group_arrive<GROUP + 32>(DQ_EMPTY + group);
         group_sync<GROUP + 32>(DQ_FULL + group);
     }

@@ -259,7 +259,7 @@ __device__ void add_parts(typename L::memory &shared, const hopper_args &args, c
         if (column == 0)
             args.lse[(int64_t)at.head * args.seq + query] = fmaf(max, args.scale, logf(sum));
     }
-    cluster_sync(); /* nobody reads this block's memory any more */
+    cluster_sync(); /* no other block reads this block's memory any more */
 }
 
 template <typename T, int D, typename L, bool CAUSAL>
@@ -449,14 +449,14 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
             rows.sum[h] += __shfl_xor_sync(~0u, rows.sum[h], 2);
             inverse[h] = 1.0f / rows.sum[h];
         }
-        /* The sum is relative to the rounded exponent of the maximum. Without what was rounded away it is
-         * relative to the score itself: a row with one visible key has that score for its lse. */
+        /* The sum is relative to the rounded exponent of the maximum. Without the part that was rounded
+         * away it is relative to the score itself: a row with one visible key has that score for its lse. */
         const auto rounded = [&](int h) {
             const float base = rows.max[h] == -INFINITY ? 0.0f : rows.max[h];
             return LN2 * fmaf(base, args.exponent.high, -__fmul_rn(base, args.exponent.high));
         };
         if (args.blocks.parts > 1) {
-            group_sync<L::GROUPS * GROUP>(PARTS_START<L>); /* nobody reads keys and values any more */
+            group_sync<L::GROUPS * GROUP>(PARTS_START<L>); /* no warp reads keys and values any more */
             float *const to = L::parts(shared) + (group * ROWS + row) * L::PART_ROW + lane % 4 * 2;
 #pragma unroll
             for (int h = 0; h < 2; h++) {

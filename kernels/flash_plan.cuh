@@ -271,8 +271,7 @@ __device__ inline void add_to(float *sums, const float (&c)[4])
 #endif
 }
 
-/** A score that the mask hides: -infinity, or 1e6 less before scaling. -infinity also takes the place of
- * NaN. */
+/** A score that the mask hides: 1e6 less before scaling, or -infinity, also if the score is NaN. */
 __device__ inline float hide(float score, float hidden)
 {
     return hidden == -INFINITY ? -INFINITY : score + hidden;

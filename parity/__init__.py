@@ -6,7 +6,7 @@ import os
 # reads this when torch is first imported.
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
-# The modules from the ground up: what fails on a floor spoils those above it.
+# The modules in order: a fault in one shows in the later ones.
 FLOORS = (
     "accounting",
     "comm",

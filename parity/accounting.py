@@ -1,10 +1,10 @@
-"""The arithmetic of the write-up: C's formulas beside what PyTorch counts on a model that is never allocated."""
+"""The arithmetic of the write-up: C's formulas against PyTorch's counts on a model that is never allocated."""
 
 import math
 
 from parity.core import Case, Side, equal, grid, within
 from parity.shared.model import extents
-from parity.shared.pages import mib, valued
+from parity.shared.pages import valued
 from ref import accounting as ref
 from ref.transformer import SIZES
 
@@ -12,7 +12,7 @@ GIB = 2**30
 CONTEXTS = [128, 256, 512, 1024]
 LENGTHS = [256, 1024, 4096, 8192, 16384]
 RUNS_RANKS = True  # they are counted here, and none is started
-# The handout's model, and the rates behind its figures: 460 TFLOP/s, and 90 GB/s each way on each axis of the
+# The handout's model, and the rates of its figures: 460 TFLOP/s, and 90 GB/s each way on each axis of the
 # mesh.
 XXL = {"d_model": 16384, "d_ff": 53248, "blocks": 126}
 MESH = {"flops_per_second": 4.6e14, "bytes_per_second": 2 * 9e10}
@@ -53,7 +53,7 @@ def run(case, draw, c):
 
 
 def sides(mine, theirs, rule=None, **more):
-    """C's figures, all of them in the record, and those that the other side can count as well."""
+    """All of C's figures are in the record. The figures that PyTorch can count too are compared."""
     return {
         "c": Side(lambda: {name: mine[name] for name in theirs}, record={"values": {**mine, **more}}),
         "torch_eager": lambda: theirs,
@@ -65,12 +65,8 @@ def fields(struct, *names):
     return {name: getattr(struct, name) for name in names}
 
 
-def shape_of(size):
-    return extents(size)[0]
-
-
 def model(case, c):
-    shape = shape_of(case.size)
+    shape = extents(case.size)[0]
     desc = c.struct("td_account_model", case, **shape)
     parts = ("embedding", "attention", "ffn", "norms", "head", "total", "tensors")
     mine = fields(c.value("td_account_model_parameters", desc), *parts)
@@ -78,8 +74,6 @@ def model(case, c):
     mine |= {"forward_flops": flops.forward_matmul, "backward_flops": flops.backward_matmul}
     sizes = c.value("td_account_model_activations", desc, case.batch, case.context, 4)
     mine |= fields(sizes, "residual", "scores", "ffn", "logits") | {"ffn_parameters": mine["ffn"]}
-    training = c.value("td_account_training_memory", mine["total"], 4, 4, 4)
-    copies = c.value("td_account_autocast_copies", desc, 2)
 
     meta = ref.meta_model(*shape.values(), case.context)
     counted = ref.parameters(meta)
@@ -88,27 +82,20 @@ def model(case, c):
     theirs |= {"forward_flops": float(total["forward"]), "backward_flops": float(total["backward"])}
     heads = {name: shape[name] for name in ("d_model", "d_ff", "heads", "vocab")}
     theirs |= ref.activation_bytes(**heads, batch=case.batch, context=case.context)
-    return sides(mine, theirs, training=training.total, copies=copies, **shape)
+    return sides(mine, theirs)
 
 
 def attention(case, c):
-    size = (case.batch, case.seq, case.seq, case.head_dim, 4, 2, False)
-    memory = c.value("td_account_attention_memory", *size)
-    mine = {"matrices": 2 * memory.matrix, "saved_naive": memory.saved_naive}
-    peaks = fields(
-        memory, "matrix", "saved_flash", "forward_peak", "backward_peak", "forward_flops", "softmax_flops"
+    memory = c.value(
+        "td_account_attention_memory", case.batch, case.seq, case.seq, case.head_dim, 4, 2, False
     )
-    oom = {
-        f"oom_{gib}": c.value("td_account_attention_oom", case.batch, case.head_dim, 4, gib * GIB)
-        for gib in (24, 80)
-    }
     counted = ref.attention_saved_bytes(case.batch, case.seq, case.head_dim)
-    return sides(mine, {"matrices": counted["matrices"]}, torch_total=counted["total"], **peaks, **oom)
+    return sides({"matrices": 2 * memory.matrix}, {"matrices": counted["matrices"]})
 
 
 def ddp(case, c):
     parameters = c.value(
-        "td_account_model_parameters", c.struct("td_account_model", case, **shape_of(case.size))
+        "td_account_model_parameters", c.struct("td_account_model", case, **extents(case.size)[0])
     )
     size = 4.0 * parameters.total
     link = (case.bytes_per_second, case.seconds_per_call)
@@ -169,8 +156,6 @@ def report(page, records):
     report_xxl(page, records.only("communication_accounting"))
     report_ring(page, records.only("alternate_ring_all_reduce"))
     report_parallel(page, records)
-    report_models(page, records.only("memory_accounting"))
-    report_attention(page, valued(records.only("attention_accounting"), head_dim=64))
     page.method()
 
 
@@ -249,54 +234,3 @@ def report_parallel(page, records):
         page.table([limits], "parallelism_both", titles)
         page.say(**row)
         page.working(**row, **LAYER, **RATES)
-
-
-def report_models(page, records):
-    page.section(
-        "memory_accounting",
-        "How many parameters, bytes and FLOPs has each model (vocabulary 10,000, batch 4)?",
-    )
-    rows = valued(records, context=512)
-    for row in rows:
-        row |= {"f32": mib(4 * row["total"]), "state": row["training"] / GIB, "bf16": mib(row["copies"])}
-        row |= {"forward": row["forward_flops"] / 1e12, "backward": row["backward_flops"] / 1e12}
-    page.table(
-        rows,
-        "models",
-        columns={"size": "size", "total": "parameters", "tensors": "tensors", "f32": "f32 weights"}
-        | {"state": "weights, gradients, moments", "bf16": "autocast copies"}
-        | {"forward": "forward at 512", "backward": "backward at 512"},
-        units={"f32": "MiB", "state": "GiB", "bf16": "MiB", "forward": "TFLOP", "backward": "TFLOP"},
-        digits={"forward": 4, "backward": 4},
-    )
-    page.say(**next((row for row in rows if row["size"] == "2.7B"), {}))
-    names = ("residual", "ffn", "scores", "logits")
-    rows = valued(records, size="2.7B")
-    for row in rows:
-        row |= {"largest": max(names, key=row.get)} | {name: mib(row[name]) for name in names}
-    page.note("2.7B, f32, tensors that are not joined with others:")
-    page.table(
-        rows,
-        "activations",
-        columns={"context": "context", "residual": "residual (B S d)", "ffn": "FFN hidden (B S d_ff)"}
-        | {"scores": "scores (B H S^2)", "logits": "logits (B S V)", "largest": "largest"},
-        units=dict.fromkeys(names, "MiB"),
-    )
-
-
-def report_attention(page, rows):
-    page.section(
-        "attention_accounting",
-        "What does naive attention keep for backward (batch 8, f32), and when does it not fit?",
-    )
-    names = ("matrix", "saved_naive", "saved_flash", "forward_peak", "backward_peak")
-    for row in rows:
-        row |= {name: mib(row[name]) for name in names}
-    page.table(
-        rows,
-        "attention",
-        columns={"seq": "seq", "matrix": "one score matrix", "saved_naive": "saved, naive"}
-        | {"saved_flash": "saved, flash", "forward_peak": "forward peak", "backward_peak": "backward peak"},
-        units=dict.fromkeys(names, "MiB"),
-    )
-    page.say(**(rows[-1] if rows else {}))

@@ -1,4 +1,4 @@
-"""Collectives among ranks: libtandem's over MPI, Gloo and NCCL beside torch.distributed, in the same processes."""
+"""Collectives among ranks: libtandem's over MPI, Gloo and NCCL against torch.distributed, in the same processes."""
 
 import functools
 import itertools
@@ -7,13 +7,12 @@ import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid, parity, within
 from parity.core.comparison import ms_of
-from parity.shared.pages import number, tabled
+from parity.shared.pages import MIB, number, tabled
+from parity.shared.ranked import BACKENDS
 from ref import comm as ref
 
 NAME = "distributed_communication_single_node"
 
-MIB = 2**20
-BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 TORCH = {"cuda": "torch_nccl", "cpu": "torch_gloo"}
 RANKS = (2, 4, 6)
 SIZES = (1, 10, 100, 1024)  # MiB of a rank's buffer
@@ -162,8 +161,8 @@ def my_parts(case, inputs, rank):
 
 
 def truth_of(case, inputs, rank):
-    """The true output, and whether it is known to the bit: where nothing is added, where whole numbers are, and where
-    two are, which have one order."""
+    """The true output, and whether it is known to the bit. It is if nothing is added, if integers are added, or if two
+    numbers are added, because their sum has one order."""
     if case.collective == "broadcast":
         return inputs[ROOT % case.ranks].clone(), True
     if case.collective == "all_gather":

@@ -1,4 +1,4 @@
-"""Flash attention: answers at every edge of its tiles, times beside plain attention, and memory against length."""
+"""Flash attention: answers at every edge of its tiles, and times next to plain attention."""
 
 import itertools
 
@@ -9,10 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from parity.core import DTYPES as DTYPE_SIZES
 from parity.core import Case, grid, within
 from parity.core.comparison import Comparison, geomean, ms_of
-from parity.core.view import number
 from parity.shared import attend
 from parity.shared.attend import HEAD_DIM, HEAD_DIMS
-from parity.shared.pages import by_case, errors_by, held, mark, mib, on_gpu, peak_of, tabled, time_of
+from parity.shared.pages import by_case, errors_by, held, mark, on_gpu, peak_of, tabled, time_of
 from ref import attention as naive
 from ref import flash as ref
 from ref.ops import tf32_matmul
@@ -22,18 +21,12 @@ PUBLISHED_MS = 5.364  # the leaderboard's verified record of 2025, on an H100
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 PHASES = ["forward", "backward", "both"]
 SEQS = [2**power for power in range(7, 17)]
-# The sequence lengths of the memory curves.
-MEMORY_SEQS = {"cpu": [256, 512, 1024, 2048, 4096, 8192], "cuda": [1024, 2048, 4096, 8192, 16384, 32768]}
 
 
 def cases(profile, device):
     yield from error_cases(DTYPES[device], few=(profile, device) == ("quick", "cpu"))
-    yield from gpu_headline_cases(profile) if device == "cuda" else headline_cases(profile)
-    for seq in MEMORY_SEQS[device]:
-        keys = dict(batch=1, heads=1, seq=seq, head_dim=HEAD_DIM, dtype="f32", causal=True, mask="inf")
-        seconds = 0.3 + 3 * (seq / 8192) ** 2
-        yield Case("flash_benchmarking", measure="memory", seconds=seconds, **keys, **{"pass": "memory"})
-    yield from gpu_grid_cases(profile) if device == "cuda" else grid_cases(profile)
+    yield from headline_cases(profile, device)
+    yield from grid_cases(profile, device)
 
 
 def error_cases(dtypes, few=False):
@@ -72,72 +65,55 @@ def both_deliverables(**keys):
         yield Case(deliverable, **keys, reference="torch_tf32" if keys["dtype"] == "tf32" else None)
 
 
-def headline_cases(profile):
-    """The comparison by which a change is judged, in every profile."""
-    for phase in ("forward", "backward"):
-        yield timed_case(
-            3 if profile == "quick" else 5, batch=8, heads=1, seq=2048, head_dim=64, dtype="f32", phase=phase
-        )
+def headline_cases(profile, device):
+    """The comparison by which a change is judged, in every profile. On a GPU it has the leaderboard's shape, also with
+    heads of 128."""
+    if device == "cpu":
+        shapes, repeats = [dict(batch=8, heads=1, seq=2048, head_dim=64, dtype="f32")], 5
+    else:
+        sizes, repeats = HEAD_DIMS[-2:] if profile == "full" else [64], 20
+        shapes = [dict(batch=1, heads=16, seq=16384, head_dim=size, dtype="bf16") for size in sizes]
+        yield timed_case(device, repeats, "both", "leaderboard", **shapes[0])
+    for shape in shapes:
+        for phase in ("forward", "backward"):
+            yield timed_case(device, 3 if (profile, device) == ("quick", "cpu") else repeats, phase, **shape)
 
 
-def grid_cases(profile):
-    """The handout's grid: batch 1, one head, causal."""
-    if profile == "quick":
+def grid_cases(profile, device):
+    """The handout's grid: batch 1, one head, causal. A GPU also has TF32, the fast way of f32, with one head size."""
+    gpu = device == "cuda"
+    if profile == "full":
+        dtypes = ["bf16", "f32"] if gpu else DTYPES["cpu"]
+        points = [tuple(keys.values()) for keys in grid(seq=SEQS, head_dim=HEAD_DIMS, dtype=dtypes)]
+        points += [(seq, HEAD_DIM, "tf32") for seq in SEQS if gpu and seq <= 16384]
+    elif gpu:
+        points = [(seq, 64, "bf16") for seq in (512, 4096, 16384)] + [(4096, 128, "bf16"), (4096, 64, "f32")]
+    elif profile == "quick":
         points = [(512, 64, "f32"), (512, 64, "bf16")]
-    elif profile == "standard":
+    else:
         points = [(seq, 64, "f32") for seq in (128, 512, 2048)]
         points += [(512, head_dim, "f32") for head_dim in (16, 32, 128)]
         points += [(512, 64, "bf16"), (2048, 64, "bf16")]
-    else:
-        points = [tuple(keys.values()) for keys in grid(seq=SEQS, head_dim=HEAD_DIMS, dtype=DTYPES["cpu"])]
+    few, several = (16384, 10) if gpu else (4096, 5)
     for seq, head_dim, dtype in points:
         for phase in PHASES:
-            repeats = None if seq < 4096 else 5 if seq < 32768 else 3
-            yield timed_case(repeats, batch=1, heads=1, seq=seq, head_dim=head_dim, dtype=dtype, phase=phase)
+            repeats = None if seq < few else several if seq < 32768 else 3
+            keys = dict(batch=1, heads=1, seq=seq, head_dim=head_dim, dtype=dtype)
+            yield timed_case(device, repeats, phase, **keys)
 
 
-def timed_case(repeats, phase, **keys):
-    scores = keys["batch"] * keys["seq"] ** 2
-    seconds = 1.5 if scores < 2**24 else scores / 2**27 * (repeats + 2) * (0.3 if phase == "forward" else 1)
-    how = dict(measure="time", seconds=seconds, repeats=repeats, alone=scores >= 2**28)
-    return Case("flash_benchmarking", **how, **keys, causal=True, mask="inf", **{"pass": phase})
-
-
-def gpu_headline_cases(profile):
-    """The leaderboard's shape, and the same with heads of 128."""
-    shape = dict(batch=1, heads=16, seq=16384, head_dim=64, dtype="bf16")
-    yield gpu_timed_case(20, **shape, phase="both", deliverable="leaderboard")
-    for head_dim in [64, 128] if profile == "full" else [64]:
-        for phase in ("forward", "backward"):
-            keys = dict(batch=1, heads=16, seq=16384, head_dim=head_dim, dtype="bf16", phase=phase)
-            yield gpu_timed_case(20, **keys)
-
-
-def gpu_grid_cases(profile):
-    """The handout's grid, which asks for bf16 and f32; and TF32, which is how f32 runs fast, at one head size."""
-    if profile != "full":
-        points = [(seq, 64, "bf16") for seq in (512, 4096, 16384)] + [(4096, 128, "bf16"), (4096, 64, "f32")]
+def timed_case(device, repeats, phase, deliverable="flash_benchmarking", **keys):
+    scores = keys["batch"] * keys["heads"] * keys["seq"] ** 2
+    if device == "cuda":
+        matrix = scores * (2 if keys["dtype"] == "bf16" else 4)
+        seconds = 0.6 + (repeats or 0) * matrix / 2**33 * (0.1 if phase == "forward" else 0.4)
+        how = dict(in_turn=matrix >= 2**31)  # plain attention's matrices may fill the GPU
     else:
-        points = [tuple(keys.values()) for keys in grid(seq=SEQS, head_dim=HEAD_DIMS, dtype=["bf16", "f32"])]
-        points += [(seq, HEAD_DIM, "tf32") for seq in SEQS if seq <= 16384]
-    for seq, head_dim, dtype in points:
-        for phase in PHASES:
-            repeats = None if seq < 16384 else 10 if seq < 32768 else 3
-            yield gpu_timed_case(
-                repeats, batch=1, heads=1, seq=seq, head_dim=head_dim, dtype=dtype, phase=phase
-            )
-
-
-def gpu_timed_case(repeats, phase, deliverable="flash_benchmarking", **keys):
-    matrix = keys["batch"] * keys["heads"] * keys["seq"] ** 2 * (2 if keys["dtype"] == "bf16" else 4)
-    seconds = 0.6 + (repeats or 0) * matrix / 2**33 * (0.1 if phase == "forward" else 0.4)
-    # Plain attention's matrices may fill the GPU.
-    how = dict(measure="time", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**31)
+        work = (repeats or 0) + 2
+        seconds = 1.5 if scores < 2**24 else scores / 2**27 * work * (0.3 if phase == "forward" else 1)
+        how = dict(alone=scores >= 2**28)
+    how |= dict(measure="time", seconds=seconds, repeats=repeats)
     return Case(deliverable, **how, **keys, causal=True, mask="inf", **{"pass": phase})
-
-
-def runs(case):
-    return ["attention"] if case.get("pass") == "memory" else []  # plain attention too
 
 
 def run(case, draw, c):
@@ -145,7 +121,7 @@ def run(case, draw, c):
         return nan_sides(case, draw, c)
     if case.measure == ("error",):
         return error_sides(case, draw, c)
-    return measured_sides(case, draw, c)
+    return timed_sides(case, draw, c)
 
 
 def error_sides(case, draw, c):
@@ -204,35 +180,20 @@ def is_output_of(case, name):
     return (case.deliverable == "flash_forward") == (name in ("o", "lse"))
 
 
-def measured_sides(case, draw, c):
+def timed_sides(case, draw, c):
     tensors = attend.inputs(case, draw)
-    account = attend.account(case, c, matrices=1)
-    weigh = case["pass"] == "memory"
-    phase = "forward" if weigh else case["pass"]
-    flops = attend.flops_of(account, phase)
-    rows = mib(tensors[0].nbytes)  # one of q, k, v, o
+    phase = case["pass"]
+    flops = attend.flops_of(attend.account(case, c, matrices=1), phase)
     flash = attend.TandemAttention(case, c, "flash", tensors, fleeting=case.alone)
-    eager = attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
-    sides = {
-        "c": flash.side(
-            phase, flops=flops, record={"values": {"account_mib": mib(account.saved_flash) - 3 * rows}}
-        ),
-        "torch_eager": eager.side(
-            phase, flops=flops, record={"values": {"account_mib": mib(account.forward_peak + account.mask)}}
-        ),
+    sides = {"torch_eager": lambda *qkv: naive.attention(*qkv, case.causal)} | libraries(case, draw.device)
+    return {"c": flash.side(phase, flops=flops)} | {
+        impl: attend.Eager(attention, tensors).side(phase, flops=flops) for impl, attention in sides.items()
     }
-    for impl, library in libraries(case, draw.device).items():
-        sides[impl] = attend.Eager(library, tensors).side(phase, flops=flops)
-    if weigh:
-        plain = attend.TandemAttention(case, c.side("c_naive"), "naive", tensors)
-        record = {"values": {"account_mib": mib(account.saved_naive) - 3 * rows}}
-        sides["c_naive"] = plain.side(phase, flops=flops, record=record)
-    return sides
 
 
 def libraries(case, device):
-    """PyTorch's own fused attention, by kernel where it has several: FlashAttention-2, cuDNN's, and for f32, which
-    neither of them takes, its memory-efficient one."""
+    """PyTorch's own fused attention. On a GPU one side for each kernel: FlashAttention-2 and cuDNN's; for f32, which
+    neither takes, the memory-efficient one."""
 
     def fused(*qkv):
         return F.scaled_dot_product_attention(*qkv, is_causal=case.causal)
@@ -278,7 +239,6 @@ def report(page, records):
         page.table(errors_by(errors, ["head_dim", "dtype"]), deliverable, more=True)
     report_grid(page, records.only("flash_benchmarking", **{"pass": PHASES}))
     report_leaderboard(page, records.only("leaderboard"))
-    report_memory(page, records.only("flash_benchmarking", **{"pass": "memory"}))
     page.method()
 
 
@@ -321,10 +281,6 @@ def report_grid(page, timed):
     page.table(rows, "headline", units=dict.fromkeys(headline.impls(), "ms"))
     say_grid(page, said, headline, "bf16" if gpu else "f32")
     plot_speeds(page, grid, "bf16" if gpu else "f32", gpu)
-    for phase in PHASES:
-        part = grid.only(**{"pass": phase})
-        units = dict.fromkeys(part.impls(), "ms")
-        page.table(part.wide(["dtype", "head_dim", "seq"], "ms"), f"lengths_{phase}", units=units, more=True)
 
 
 def say_grid(page, said, headline, dtype):
@@ -400,15 +356,3 @@ def plot_speeds(page, grid, dtype, gpu):
         log="x",
         ceilings={"peak of the data sheet": peaks[0]} if peaks else None,
     )
-
-
-def report_memory(page, records):
-    page.question("How does memory grow with the sequence?")
-
-    def cells(record):
-        impl = record["impl"]
-        return {impl: record.get("peak_mib"), f"{impl} arithmetic": number(record, "values.account_mib")}
-
-    rows = tabled(records.records, ("seq",), cells, order=lambda key: key)
-    names = [f"{impl}{end}" for impl in records.impls() for end in ("", " arithmetic")]
-    page.table(rows, "memory", ["seq", *names], dict.fromkeys(names, "MiB"), more=True)

@@ -7,14 +7,14 @@ from parity.core.comparison import Comparison, geomean
 from parity.core.view import number
 from parity.shared import attend
 from parity.shared.attend import BATCH, HEAD_DIM, PASSES
-from parity.shared.pages import by_case, errors_by, grid_rows
+from parity.shared.pages import by_case, errors_by, grid_rows, plot_passes
 from ref import attention as ref
 from ref import jit
 
 DTYPES = ["f32", "bf16"]
 # On a GPU: the largest tiles, and products by cuBLASLt.
 JUDGED = [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]
-LONG = 8192  # from which on a CPU takes minutes a cell: one call, behind the one that compiles
+LONG = 8192  # from this length on a CPU takes minutes a cell: one call, after the one that compiles
 # Score matrices that PyTorch was seen to hold at once, of seq 4096 on a CPU. Where there is no room for them
 # it is not asked.
 MATRICES = {
@@ -108,14 +108,7 @@ def report(page, records):
     page.section("torch_compile (a)")
     report_grid(page, timed)
     curves = timed.only(head_dim=HEAD_DIM)
-    panels = {phase: curves.only(**{"pass": phase}) for phase in PASSES}
-    page.plot(
-        "time",
-        {phase: {impl: of.curve("seq", "ms", impl) for impl in of.impls()} for phase, of in panels.items()},
-        x="seq",
-        y="ms",
-        title=f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32",
-    )
+    plot_passes(page, curves, f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32")
     first = report_first(page, timed)
     page.say(**answer(timed), **first)
     page.table(errors_by(records, ["causal", "dtype"]), "errors", more=True)
@@ -123,7 +116,7 @@ def report(page, records):
 
 
 def report_grid(page, timed):
-    """Times of both passes and all sides, and where the compiler swapped the formula for a fused attention."""
+    """Times of both passes and all sides, and whether the compiler swapped the formula for a fused attention."""
 
     def more(record):
         return {"swapped": "*"} if record.get("values", {}).get("swapped") else {}

@@ -5,7 +5,7 @@ import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
 from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches, train_options
-from parity.shared.pages import MIB, extent, ran_with, tabled
+from parity.shared.pages import MIB, extent, tabled
 from ref import memory as ref
 from ref.transformer import Transformer
 
@@ -84,14 +84,13 @@ def sizes(case, draw, c):
     def tandem():
         recorded = Recording(case, c, WAYS["c_naive"], "step")
         try:
-            block, forward = recorded.block(0), recorded.largest("forward")
-            ffn = next(entry for entry in forward if entry.name.endswith(".ffn.hidden"))
-            logits = next(entry for entry in forward if entry.name == "logits")
+            block = recorded.block(0)
+            forward = {name.split(".", 2)[-1]: nbytes for name, nbytes, _ in recorded.largest(20)}
             return {
                 "residual": block.residual_bytes,
                 "scores": block.scores_bytes,
-                "ffn": ffn.bytes,
-                "logits": logits.bytes,
+                "ffn": forward["ffn.hidden"],
+                "logits": forward["logits"],
             }
         finally:
             recorded.close()
@@ -101,15 +100,6 @@ def sizes(case, draw, c):
         return {name: found[name] for name in ("residual", "scores", "ffn", "logits")}
 
     return {"c": tandem, "torch_eager": eager, "rule": {"*": equal()}}
-
-
-class Entry:
-    """Tensors that differ in their layer alone."""
-
-    def __init__(self, c, tensor):
-        self.name, self.label = (c.ffi.string(text).decode() for text in (tensor.name, tensor.label))
-        self.bytes, self.count = tensor.bytes, tensor.count
-        self.category = c.ffi.string(c.td_memory_category_name(tensor.category)).decode()
 
 
 class Recording:
@@ -128,12 +118,12 @@ class Recording:
     def block(self, layer):
         return self.c.value("td_memory_block_of", self.handle, layer)
 
-    def largest(self, phase, capacity=20):
+    def largest(self, capacity):
+        """[(name, bytes, count)] of the forward pass. Tensors that differ only in their layer are one."""
         found = self.c.ffi.new("td_memory_tensor[]", capacity)
         count = self.c.ffi.new("int64_t *")
-        phases = {"create": 0, "forward": 1, "backward": 2, "optimizer": 3}
-        self.c.td_memory_largest(self.handle, phases[phase], capacity, found, count)
-        return [Entry(self.c, found[i]) for i in range(count[0])]
+        self.c.td_memory_largest(self.handle, PHASE_NAMES.index("forward"), capacity, found, count)
+        return [(self.c.ffi.string(of.name).decode(), of.bytes, of.count) for of in list(found)[: count[0]]]
 
     def timeline(self):
         """The fullest moment of each of POINTS stretches of the events, in MiB: all live tensors and each category; and
@@ -158,18 +148,18 @@ class Recording:
     def values(self):
         """What a record says of it, in bytes but for names."""
         summary, block = self.summary, self.block(0)
-        values = {"blocks": summary.peak_bytes, "live": summary.whole.live_bytes}
+        values = {"live": summary.whole.live_bytes}
         for i, name in enumerate(CATEGORIES):
             values[f"live {name}"] = summary.whole.by_category[i]
             values[f"blocks {name}"] = summary.allocated[i]
-        values |= {"residual": block.residual_bytes, "scores": block.scores_bytes}
+        values |= {"residual": block.residual_bytes}
         values |= {"saved": block.saved_bytes, "block gradients": block.gradient_bytes}
         for i in range(min(CONTRIBUTORS, block.saved)):
-            entry = Entry(self.c, block.largest[i])
-            values |= {f"saved {i + 1} name": entry.name, f"saved {i + 1}": entry.bytes}
-        for i, entry in enumerate(self.largest("forward", CONTRIBUTORS)):
-            values |= {f"largest {i + 1} name": entry.name, f"largest {i + 1} label": entry.label}
-            values |= {f"largest {i + 1}": entry.bytes, f"largest {i + 1} count": entry.count}
+            tensor = block.largest[i]
+            values[f"saved {i + 1} name"] = self.c.ffi.string(tensor.name).decode()
+            values[f"saved {i + 1}"] = tensor.bytes
+        for i, (name, nbytes, count) in enumerate(self.largest(CONTRIBUTORS), 1):
+            values |= {f"largest {i} name": name, f"largest {i}": nbytes, f"largest {i} count": count}
         return values
 
 
@@ -177,7 +167,7 @@ class Recording:
 
 
 def model_of(case, device):
-    """A model whose weights are there: what they are changes no size."""
+    """A model on the device. The values of its weights change no size."""
     with torch.device("meta"):
         model = Transformer(*sizes_of(case))
     model = model.to(DTYPES[case.dtype]).to_empty(device=device)
@@ -287,11 +277,11 @@ def report(page, records):
     peaks = {"f32": peak_values(f32, context), "mixed": peak_values(mixed, context)}
     page.say(**peaks, ends=list(zip(ends_of(f32), ends_of(mixed), strict=True)))
     report_residual(page, f32)
-    report_largest(page, measured)
-    report_saved(page, measured)
+    report_largest(page, f32)
+    report_saved(page, f32)
     sizes = records.only(part="sizes", impl="c").records
     same = bool(sizes) and all(record["status"] == "ok" for record in sizes)
-    page.method(same=same, switches=ran_with(measured))
+    page.method(same=same)
 
 
 def values_of(record):
@@ -343,7 +333,6 @@ def report_timeline(page, f32):
         during=next((name for name, end in zip(PHASE_NAMES, ends, strict=False) if end >= peak), None),
         gradients=max(series.get("live gradients", ()), default=None),
         weights=in_mib(live, "live weights"),
-        state=in_mib(live, "live optimizer state"),
         forward=in_mib(values_of(forward), "live"),
         step=in_mib(live, "live"),
         naive=in_mib(values_of(naive), "live"),
@@ -377,8 +366,8 @@ def peak_values(records, context):
             if record:
                 found |= {"size": record["case"]["size"], "context": record["case"]["context"]}
                 found[f"{name}_{what}"] = record.get("peak_mib")
-                found[f"{name}_{what}_reserves"] = values_of(record).get("blocks gradients", 0)
-    return found
+    reserves = values_of(longest(records, impl="c", **at, **{"pass": "forward"})).get("blocks gradients", 0)
+    return found | {"c_forward_reserves": reserves}
 
 
 def ends_of(records):
@@ -422,21 +411,20 @@ def numbered(values, name, capacity=CONTRIBUTORS):
             yield f"{name} {i}", values[f"{name} {i}"] / MIB
 
 
-def report_largest(page, measured):
+def report_largest(page, f32):
     page.section("memory_profiling (e)")
     rows, theirs = [], []
-    plain = measured.only(impl="c_naive", **{"pass": "forward"}).where(lambda r: "largest 1" in values_of(r))
-    for record in sorted(plain.records, key=lambda r: (r["case"]["dtype"] != "f32", r["case"]["context"])):
+    f32 = f32.only(**{"pass": "forward"})
+    plain = f32.only(impl="c_naive").where(lambda r: "largest 1" in values_of(r))
+    for record in sorted(plain.records, key=lambda r: r["case"]["context"]):
         case, values = record["case"], values_of(record)
         for key, each in numbered(values, "largest"):
             tensor = values[f"{key} name"]
             row = {name: case[name] for name in ("size", "dtype", "context")} | {"tensor of c_naive": tensor}
             row |= {"each": each, "count": values[f"{key} count"]}
             rows.append(row | {"made in": MADE_IN.get(tensor.replace("layers.*.", ""), "")})
-    page.table([row for row in rows if row["dtype"] == "f32"], "largest", units={"each": "MiB"}, expected=3)
-    page.table(rows, "largest_of_all", units={"each": "MiB"}, more=True)
-    forward = measured.only(impl="torch_eager", dtype="f32", **{"pass": "forward"}).records
-    for record in sorted(forward, key=lambda r: r["case"]["context"]):
+    page.table(rows, "largest", units={"each": "MiB"}, expected=3)
+    for record in sorted(f32.only(impl="torch_eager").records, key=lambda r: r["case"]["context"]):
         values, context = values_of(record), record["case"]["context"]
         for key, each in numbered(values, "saved", 1):
             shape = values[f"{key} name"]
@@ -445,56 +433,45 @@ def report_largest(page, measured):
             theirs.append(row | {"each": each, "made in": line})
     page.note("PyTorch, the largest tensor that a block keeps:")
     page.table(theirs, "largest_of_pytorch", units={"each": "MiB"})
-    last, told = longest(plain, dtype="f32"), {}
+    last, told = longest(plain), {}
     if last:
-        other = values_of(twin(measured, last))
+        other = values_of(twin(f32, last))
         told = last["case"] | {"name": values_of(last)["largest 1 name"].replace("layers.*.", "")}
         told |= {"mine": in_mib(values_of(last), "largest 1"), "theirs": in_mib(other, "saved 1")}
         told["what"] = next((row["what"] for row in theirs if row["context"] == told["context"]), None)
     page.say(**told)
 
 
-def report_saved(page, measured):
+def report_saved(page, f32):
     page.section("memory_profiling (f)")
-    rows, forward = [], measured.only(**{"pass": "forward"})
-    gradients = {
-        tuple(r["case"][name] for name in ("size", "dtype", "context")): in_mib(
-            values_of(r), "block gradients"
-        )
-        for r in measured.only(impl="c_naive", **{"pass": "step"}).records
-    }
-    for record in sorted(forward.records, key=lambda r: (r["case"]["context"], r["impl"])):
-        case, values = record["case"], values_of(record)
-        for key, each in numbered(values, "saved") if values.get("saved") else ():
-            row = {name: case[name] for name in ("size", "dtype", "context")} | {"side": record["impl"]}
-            row |= {
-                "all of the block": in_mib(values, "saved"),
-                "tensor": values[f"{key} name"],
-                "of it": each,
-                "share": f"{100 * values[key] / values['saved']:.1f} %",
-            }
-            mine = gradients.get((case["size"], case["dtype"], case["context"]))
-            rows.append(row | {"gradients of the block": mine if record["impl"] == "c_naive" else None})
-    units = dict.fromkeys(("all of the block", "of it", "gradients of the block"), "MiB")
+    forward = f32.only(**{"pass": "forward"}).where(lambda r: values_of(r).get("saved"))
+    context = max(forward.values("context"), default=None)
+    at_longest = {r["impl"]: r for r in forward.only(context=context).records}
+    steps = f32.only(impl="c_naive", context=context, **{"pass": "step"}).records
+    gradients = next((in_mib(values_of(r), "block gradients") for r in steps), None)
+    rows = []
+    for impl, record in sorted(at_longest.items()):
+        values = values_of(record)
+        for key, each in numbered(values, "saved"):
+            row = {name: record["case"][name] for name in ("size", "dtype", "context")} | {"side": impl}
+            row |= {"all of the block": in_mib(values, "saved"), "tensor": values[f"{key} name"]}
+            row |= {"of it": each, "share": f"{100 * values[key] / values['saved']:.1f} %"}
+            rows.append(row | {"gradients of the block": gradients if impl == "c_naive" else None})
     page.note(
         "2.7B is the handout's xl of 2026. PyTorch's tensors have no names, so their shapes stand here."
     )
-    last = [row for row in rows if row["context"] == rows[-1]["context"]]
-    page.table([r for r in last if r["dtype"] == last[0]["dtype"]], "saved_at_the_longest", units=units)
-    page.table(rows, "saved", units=units, more=True)
-    kept = [r for r in forward.only(impl="c").records if "saved" in values_of(r)]
-    record = max(kept, key=lambda r: r["case"]["context"], default=None)
-    if record is None:
-        return
-    case, values = record["case"], values_of(record)
-    if case["context"] < LONGEST:
+    units = dict.fromkeys(("all of the block", "of it", "gradients of the block"), "MiB")
+    page.table(rows, "saved_at_the_longest", units=units)
+    if context is not None and context < LONGEST:
         page.lacks(f"context {LONGEST}, at which the forward pass did not fit")
-    page.say(
-        size=case["size"],
-        context=case["context"],
-        saved=in_mib(values, "saved"),
-        theirs=in_mib(values_of(twin(measured, record)), "saved"),
-        first=values.get("saved 1 name", "").replace("layers.0.", "") or None,
-        share=values["saved 1"] / values["saved"] if values.get("saved") else None,
-        gradients=gradients.get((case["size"], case["dtype"], case["context"])),
-    )
+    if "c" in at_longest:
+        values = values_of(at_longest["c"])
+        page.say(
+            size=at_longest["c"]["case"]["size"],
+            context=context,
+            saved=in_mib(values, "saved"),
+            theirs=in_mib(values_of(at_longest.get("torch_eager")), "saved"),
+            first=values["saved 1 name"].replace("layers.0.", ""),
+            share=values["saved 1"] / values["saved"],
+            gradients=gradients,
+        )

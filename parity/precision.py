@@ -2,12 +2,10 @@
 
 import torch
 
-from parity.core import Case, Side, equal, grid
+from parity.core import DTYPES, NAMES, Case, Side, equal, grid
 from parity.shared.pages import tabled, valued
 from ref import precision as ref
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LOW = ["f16", "bf16"]
 DEVICES = ["cpu", "cuda"]
 LOSSES = ["cross_entropy_loss", "mse_loss", "mean"]
@@ -49,9 +47,7 @@ def sums(case, c):
     """Every sum must be PyTorch's bit for bit, and so must the addition after which it stopped to grow."""
     if "loop" in case:
         desc = c.value("td_precision_handout_case", case.loop - 1)
-        addend, accumulator = (
-            c.ffi.string(c.td_dtype_name(x)).decode() for x in (desc.addend, desc.accumulator)
-        )
+        addend, accumulator = name_of(c, desc.addend), name_of(c, desc.accumulator)
         count, value, method, cast_first = desc.count, desc.value, "sequential", desc.cast_first
         desc = c.ffi.addressof(desc)
     else:
@@ -145,17 +141,13 @@ def result_by_torch(case, op, dtypes):
 def lists(case, c):
     """C's lists name exactly the operators for which PyTorch has an autocast kernel."""
     refuse_other_lists(c.on.torch)
-    device = c.enum("td_autocast_device", case.device)
-    by_rule = {}
+    device, named = c.enum("td_autocast_device", case.device), []
     for index in range(c.td_autocast_list_size(device)):
         op, rule = c.ffi.new("char **"), c.ffi.new("td_autocast_rule *")
         c.td_autocast_list_entry(device, index, op, rule)
-        rule = c.ffi.string(c.td_autocast_rule_name(rule[0])).decode()
-        by_rule.setdefault(rule, []).append(c.ffi.string(op[0]).decode())
-    named = sorted(op for ops in by_rule.values() for op in ops)
-    mine = {"operators": " ".join(named)}
-    theirs = {"operators": " ".join(sorted(ref.registered(case.device)))}
-    return exact_sides("dtypes", mine, theirs) | {"c": Side(lambda: mine, record={"lists": by_rule})}
+        named.append(c.ffi.string(op[0]).decode())
+    mine, theirs = sorted(named), sorted(ref.registered(case.device))
+    return exact_sides("dtypes", {"operators": " ".join(mine)}, {"operators": " ".join(theirs)})
 
 
 def square(case, c):
@@ -180,7 +172,7 @@ def report(page, records):
     autocast = records.only("benchmarking_mixed_precision")
     report_toy_model(page, autocast.only(part="toy_model", impl="c"))
     report_layer_norm(page, autocast, records)
-    report_lists(page, autocast)
+    page.method(listed=LISTED, operations=len(ref.OPS))
 
 
 def stalled_in_bf16(records):
@@ -204,21 +196,6 @@ def report_sums(page, records):
     printed, exact = ({f"loop{row['loop']}": row[name] for row in loops} for name in ("printed", "in full"))
     page.say(**printed, same=len({row["sum"] for row in loops[2:]}) == 1 and len(loops) == 4)
     page.working(exact=exact, f16=loops[-1]["sum"] / 1000 if loops else None, bf16=stalled_in_bf16(records))
-    page.question("How do other dtypes, and two ways to add more carefully, do?")
-
-    def cells(record):
-        case, values = record["case"], record["values"]
-        found = {case["method"]: values["sum"]}
-        return found | ({"grew until": values["stalled"]} if case["method"] == "sequential" else {})
-
-    added = records.only(impl="c", count=1000, value=0.01).where(lambda r: "values" in r).records
-    page.table(
-        tabled(added, ("addend", "accumulator"), cells), "other_sums", digits=dict.fromkeys(METHODS, 8)
-    )
-    longest = max((row["count"] for row in valued(records) if "method" in row), default=0)
-    stalled = [row for row in valued(records, count=longest, method="sequential") if row["stalled"] < longest]
-    names = ["addend", "accumulator", "value", "sum", "stalled"]
-    page.table(stalled, "stalled_sums", names, digits={"sum": 8}, more=True)
 
 
 def report_toy_model(page, toys):
@@ -251,16 +228,3 @@ def report_layer_norm(page, records, everything):
         square=squares.get("bf16"),
         stops=(stalled_in_bf16(everything) or {}).get("sum"),
     )
-
-
-def report_lists(page, records):
-    page.question("Does C have PyTorch's autocast policies?")
-    rows = []
-    for record in records.only(part="lists", impl="c").where(lambda r: "lists" in r).records:
-        counts = {rule: len(record["lists"].get(rule, [])) for rule in ("lower", "f32", "widest", "banned")}
-        same = record["status"] == "ok"
-        rows.append(
-            {"device": record["case"]["device"], **counts, "same names as PyTorch's dispatcher": same}
-        )
-    page.table(rows, "autocast_lists")
-    page.method(listed=LISTED, operations=len(ref.OPS))

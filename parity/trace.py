@@ -18,7 +18,7 @@ from parity.shared.model import (
     torch_switches,
     train_options,
 )
-from parity.shared.pages import by_case, extent, on_gpu, ran_with
+from parity.shared.pages import by_case, extent, on_gpu
 from ref import trace as ref
 from ref.transformer import SIZES
 
@@ -28,19 +28,14 @@ RATES = {"cpu": 5e10, "cuda": 5e13}  # FLOP/s to expect
 APART_MS = 0.02  # a gap that no picture shows
 KERNELS = 5  # of a record, for each of SCOPES
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
-PASSES = {
-    "forward": ("forward", "loss"),
-    "backward": ("backward",),
-    "optimizer": ("optimizer",),
-    "step": PHASES,
-}
+FORWARD = ("forward", "loss")  # of the handout
 SCOPES = {
     "forward": ("forward",),
     "forward and backward": ("forward", "loss", "backward"),
     "step": PHASES,
 }
 PARTS = ("scores", "softmax", "values", "fused")
-# Operations of PyTorch on a CPU, whose names are no kernels'.
+# PyTorch's operations on a CPU by class: the list of kernels' names does not have them.
 OPERATIONS = {
     "matmul": ("mm", "bmm", "addmm"),
     "softmax": ("softmax",),
@@ -150,13 +145,12 @@ class Traced:
         self.info = c.value("td_trace_info_of", self.trace)
 
     def bench(self, config):
-        """The median time of each pass, in ms."""
+        """The median time of the forward pass, in ms."""
         with quick_start(self.c):
             result = self.c.value("td_bench_run", self.c.device, config, None, None)
-        summary = self.c.value("td_bench_summary_of", result)
-        found = {name: getattr(summary, name).ms.median for name in PASSES}
+        ms = self.c.value("td_bench_summary_of", result).forward.ms.median
         self.c.td_bench_result_destroy(result)
-        return found
+        return ms
 
     def close(self):
         self.c.td_trace_destroy(self.trace)
@@ -196,10 +190,8 @@ class Traced:
     def values(self):
         without = self.c.ffi.string(self.info.cupti).decode()
         values = {"without kernels": without} if without else {}
-        for name, phases in PASSES.items():
-            total = self.total(phases)
-            values |= {f"{name} timer": self.timer[name]}
-            values |= {f"{name} window": total.window_ms, f"{name} busy": total.busy_ms}
+        values |= {"forward timer": self.timer, "forward window": self.total(FORWARD).window_ms}
+        values |= {"optimizer busy": self.total(("optimizer",)).busy_ms}
         for scope, phases in SCOPES.items():
             total = self.total(phases)
             values |= {f"{scope} ms {name}": total.by_class_ms[i] for i, name in enumerate(self.classes)}
@@ -256,11 +248,13 @@ def torch_values(profiled, c):
     steps, values = profiled.steps, {}
     classes = {name: class_of(c, name) for name in {found.name for found in profiled.activities}}
 
-    for name, phases in PASSES.items():
-        mine = [found for found in profiled.activities if found.phase in phases]
-        clocks = zip(*(profiled.timer[phase] for phase in phases if phase in profiled.timer), strict=True)
-        values |= {f"{name} timer": median(map(sum, clocks))}
-        values |= {f"{name} window": window(mine, steps), f"{name} busy": busy(mine) / steps}
+    forward, optimizer = (
+        [found for found in profiled.activities if found.phase in phases]
+        for phases in (FORWARD, ("optimizer",))
+    )
+    clocks = zip(*(profiled.timer[phase] for phase in FORWARD), strict=True)
+    values |= {"forward timer": median(map(sum, clocks)), "forward window": window(forward, steps)}
+    values |= {"optimizer busy": busy(optimizer) / steps}
     for scope, phases in SCOPES.items():
         by_class, by_name, calls = defaultdict(float), defaultdict(float), defaultdict(int)
         for found in profiled.activities:
@@ -357,7 +351,7 @@ def report(page, records):
     report_softmax(page, cases, both, case)
     counted = records.only(part="flops", impl="c").records
     same = bool(counted) and all(record["status"] == "ok" for record in counted)
-    page.method(gpu=on_gpu(profiled), same=same, switches=ran_with(profiled))
+    page.method(gpu=on_gpu(profiled), same=same)
 
 
 def in_order(records):
@@ -370,7 +364,7 @@ def case_of(record):
 
 def values_of(record):
     found = (record or {}).get("values", {})
-    return found if "step busy" in found else {}
+    return found if "forward timer" in found else {}
 
 
 def rows_of(cases, cells):
@@ -441,7 +435,7 @@ def class_times(record, scope):
 
 
 def series_of(record):
-    """{class: {fill: intervals}} of a step's kernels, where they were recorded."""
+    """{class: {fill: intervals}} of a step's kernels, if they were recorded."""
     series = (record or {}).get("series", {})
     return {
         name: {name: list(zip(series[f"{name} begin"], series[f"{name} end"], strict=True))}
@@ -571,7 +565,7 @@ def report_share(page, cases, both, case):
 
 
 def softmax_ratio(record):
-    """Softmax over both products, in time and in FLOPs; None where attention is one kernel."""
+    """Softmax over both products, in time and in FLOPs; None if attention is one kernel."""
     values = values_of(record)
     parts = [values.get(f"attention ms {part}") for part in PARTS[:3]]
     if None in parts:

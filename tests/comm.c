@@ -548,8 +548,8 @@ TD_TEST(spans_are_of_the_calls_in_order)
     assert_int_equal(count, 0);
     before = td_clock_ns();
     td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_SUM, &works[0]));
-    td_assert_refused(td_comm_watched(comm, &spans, &count), TD_BAD_STATE, "1 were not waited for");
-    td_assert_refused(td_comm_watch(comm, 0), TD_BAD_STATE, "1 were not waited for");
+    td_assert_refused(td_comm_watched(comm, &spans, &count), TD_BAD_STATE, "1 collectives are unfinished");
+    td_assert_refused(td_comm_watch(comm, 0), TD_BAD_STATE, "1 collectives are unfinished");
     td_assert_ok(td_comm_all_gather(comm, in, out, COUNT / 2, TD_COMM_F32, &works[1]));
     td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, &works[2]));
     for (int i = 0; i < 3; i++)
@@ -565,7 +565,8 @@ TD_TEST(spans_are_of_the_calls_in_order)
         assert_true(spans[i].begin_ns >= (i > 0 ? spans[i - 1].end_ns : before));
     }
     td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, NULL));
-    td_assert_refused(td_comm_watched(comm, &spans, &count), TD_BAD_STATE, "4 collectives were made, 3");
+    td_assert_refused(td_comm_watched(comm, &spans, &count), TD_BAD_STATE,
+                      "4 collectives were made, capacity is 3");
     td_assert_ok(td_comm_watch(comm, 0));
     td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, NULL));
     td_assert_ok(td_comm_watched(comm, &spans, &count));
@@ -647,7 +648,7 @@ TD_TEST(collectives_are_captured)
     td_assert_ok(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL));
     td_assert_ok(td_graph_begin(dev));
     td_assert_refused(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL), TD_BAD_STATE,
-                      "give it a handle");
+                      "pass `work`");
     td_assert_ok(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, &work));
     td_assert_refused(td_work_test(work, &done), TD_BAD_STATE, "part of a graph");
     td_assert_ok(td_work_queue_wait(work));
@@ -700,7 +701,7 @@ TD_TEST(results_in_windows_are_the_same)
         /* NCCL would be wrong about the second part. */
         td_assert_refused(
             td_comm_reduce_scatter(comm, block, (char *)block + 256, 5, TD_COMM_F16, TD_SUM, NULL),
-            TD_BAD_ARGUMENT, "count is 5 f16, in a window parts need a multiple of 16 bytes");
+            TD_BAD_ARGUMENT, "count is 5 f16, needs parts of a multiple of 16 bytes in a window");
         td_assert_refused(
             td_comm_all_reduce(comm, (char *)block + 8, (char *)block + 256, 5, TD_COMM_F32, TD_SUM, NULL),
             TD_BAD_ARGUMENT, "in is at byte 8 of a window");
@@ -765,10 +766,10 @@ int main(int argc, char **argv)
     const td_status status = td_comm_close(comm);
     if (status != TD_OK)
         fprintf(stderr, "%s\n", td_last_error());
-    /* It starts once in a process, and a second communicator says so. */
+    /* It starts only once in a process, and a second communicator says so. */
     const td_comm_options options = td_ranks_options(info.backend);
     if (info.backend == TD_COMM_MPI && options.ranks > 1 && status == TD_OK &&
-        (td_comm_open(dev, &options, &comm) == TD_OK || !strstr(td_last_error(), "starts once")))
+        (td_comm_open(dev, &options, &comm) == TD_OK || !strstr(td_last_error(), "starts only once")))
         return fprintf(stderr, "a second communicator of MPI: %s\n", td_last_error()), 1;
     td_device_close(dev);
     return failed || status != TD_OK;

@@ -212,7 +212,7 @@ def taken_port(options, backend: str, launcher: str) -> float:
         try:
             took = run.end([0, 1])
             expect_line(run, 0, r"rank 0 cannot listen at 127.0.0.1:\d+: the port is taken")
-            expect_line(run, 1, r"rank 0 (does not say that all ranks have come|did not come in time)")
+            expect_line(run, 1, r"rank 0 (has not reported that all ranks have come|did not come in time)")
         finally:
             run.close()
     return took
@@ -225,7 +225,7 @@ def taken_directory(options, backend: str, launcher: str) -> float:
         try:
             took = run.end([0, 1])
             expect_line(
-                run, 0, r"the directory is taken: '.*tandem.again' is there, of process 1 on elsewhere"
+                run, 0, r"the directory is taken: '.*tandem.again' exists, from process 1 on elsewhere"
             )
             expect_line(run, 1, r"rank 0 did not come in time: nobody answers at .*tandem.again")
         finally:
@@ -324,7 +324,7 @@ def cases(options):
     late = r"|rank 0 did not come in time"
     twin = r"rank 2 \(.*\) and process \d+ on .* both say that they are rank 2" + late
     yield "twin", lambda: other_options(options, "gloo", "loop", "twin", twin)
-    other = r"rank 1 \(process \d+ on .*\) was told of 4 ranks, rank 0 of 3" + late
+    other = r"rank 1 \(process \d+ on .*\) has 4 ranks, rank 0 has 3" + late
     yield "another number of ranks", lambda: other_options(options, "gloo", "loop", "ranks", other)
 
 

@@ -175,7 +175,8 @@ TD_TEST(a_call_that_does_not_end_is_named_where_all_are_in_it)
     open_pair(pair);
     for (int i = 0; i < 2; i++)
         td_control_publish(pair[i].control, &first);
-    td_assert_refused(td_control_late(pair[1].control, &first), TD_RANK_FAILED, "though all ranks are in it");
+    td_assert_refused(td_control_late(pair[1].control, &first), TD_RANK_FAILED,
+                      "although all ranks have made it");
     close_pair(pair);
 }
 
@@ -244,7 +245,7 @@ TD_TEST(ranks_that_do_not_fit_are_refused)
     pair[0].options.device = pair[1].options.device = "GPU 0000:0f:00.0";
     open_pair(pair);
     for (int i = 0; i < 2; i++)
-        assert_says(&pair[i], "ranks 0 and 1 are both on GPU 0000:0f:00.0, each needs a GPU of its own");
+        assert_says(&pair[i], "ranks 0 and 1 both use GPU 0000:0f:00.0: each needs its own GPU");
 }
 
 /* ---- waits ---- */
@@ -386,8 +387,8 @@ TD_TEST(a_library_that_cannot_be_loaded_is_told_to_all)
         td_status status;
         const char *words;
     } cases[] = {{"dlopen", 1, TD_LIBRARY_ERROR, "backend gloo cannot be loaded"},
-                 {"dlsym", 1, TD_LIBRARY_ERROR, "libtandem_gloo.so is of another build"},
-                 {"pthread_create", 3, TD_NO_MEMORY, "has no thread"}};
+                 {"dlsym", 1, TD_LIBRARY_ERROR, "libtandem_gloo.so is from another build"},
+                 {"pthread_create", 3, TD_NO_MEMORY, "gives no thread"}};
 
     if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK)
         skip();
@@ -453,7 +454,7 @@ TD_TEST(places_that_are_none_are_refused)
                       TD_BAD_ARGUMENT, "too long");
     free(deep);
     td_assert_refused(td_meet_connect(&(td_meet_place){.found = "nonsense"}, in_seconds(0.01), &met),
-                      TD_RANK_FAILED, "MPI told");
+                      TD_RANK_FAILED, "address from MPI");
 }
 
 TD_TEST(a_directory_with_another_file_is_refused)
@@ -469,7 +470,7 @@ TD_TEST(a_directory_with_another_file_is_refused)
     fputs("something else\n", file);
     fclose(file);
     const td_meet_place place = {.directory = folder, .run = "run"};
-    td_assert_refused(td_meet_listen(&place, &meeting), TD_IO_ERROR, "no file of ours");
+    td_assert_refused(td_meet_listen(&place, &meeting), TD_IO_ERROR, "is not a file of tandem");
     td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), TD_RANK_FAILED, "tandem.run");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
@@ -528,7 +529,7 @@ TD_TEST(arguments_are_checked)
     td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "needs a CUDA device");
     o = one;
     o.directory = o.address = "x:1";
-    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "both told");
+    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "both set");
     if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK) {
         td_device_close(dev);
         skip();

@@ -356,7 +356,7 @@ static void call_in_windows(const char *folder)
     CHECK(td_comm_all_reduce(comm, in, at + 4, 4, TD_COMM_F32, TD_SUM, NULL) == TD_BAD_ARGUMENT &&
           strstr(td_last_error(), "out is at byte 260"));
     CHECK(td_comm_reduce_scatter(comm, at, at + 512, 5, TD_COMM_BF16, TD_SUM, NULL) == TD_BAD_ARGUMENT &&
-          strstr(td_last_error(), "count is 5 bf16, in a window parts need a multiple of 16 bytes"));
+          strstr(td_last_error(), "count is 5 bf16, needs parts of a multiple of 16 bytes in a window"));
     CHECK(td_comm_all_gather(comm, in, at + 512, 3, TD_COMM_F32, NULL) == TD_BAD_ARGUMENT);
     CHECK_OK(td_comm_broadcast(comm, at + 4, 3, TD_COMM_F32, 1, NULL));
 
@@ -401,7 +401,8 @@ static void end_windows(const char *folder)
     td_comm_window_destroy(windows_of[0]); /* while the launches are on their way */
     CHECK(windows() == 1);
     CHECK_OK(td_comm_barrier(comm));
-    CHECK(td_graph_launch(graphs[0]) == TD_BAD_STATE && strstr(td_last_error(), "a window that has ended"));
+    CHECK(td_graph_launch(graphs[0]) == TD_BAD_STATE &&
+          strstr(td_last_error(), "a window that was destroyed"));
     CHECK_OK(td_graph_launch(graphs[1]));
     CHECK_OK(td_device_free(dev, block));
     CHECK(windows() == 0);

@@ -225,7 +225,7 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
         other.token = wrong[i].token;
         other.run = wrong[i].run;
         td_assert_refused(td_meet_connect(&other, td_clock_ns(), &met), TD_RANK_FAILED,
-                          "does not know this run's name and token");
+                          "has not proved that it knows this run's name and token");
         assert_null(strstr(td_last_error(), "strangers"));
     }
     for (int i = 0; i < CROWD; i++)
@@ -280,7 +280,7 @@ TD_TEST(a_repeated_greeting_leads_nowhere)
     close(caught);
     td_meet_close(&meeting);
     end(&victim);
-    assert_says(victim.error, "does not know this run's name and token");
+    assert_says(victim.error, "has not proved that it knows this run's name and token");
 
     start(&hub);
     const int stranger = knock();
@@ -386,7 +386,7 @@ TD_TEST(rank_0_refuses_what_cannot_be)
         close(peers[i]);
         if (to_hub[i].when != STARTED)
             end(hub);
-        if (!strstr(hub->error, "rank 1 (process 1 on played) sent a message that cannot be"))
+        if (!strstr(hub->error, "rank 1 (process 1 on played) sent an invalid message"))
             fail_msg("%s: '%s'", to_hub[i].name, hub->error);
         td_control_close(hub->control);
     }
@@ -462,7 +462,7 @@ TD_TEST(a_rank_refuses_what_cannot_be)
         close(peer); /* it is waited for at a close */
         if (!m || m->when != STARTED)
             end(&r);
-        if (!strstr(r.error, "rank 0") || !strstr(r.error, "sent a message that cannot be"))
+        if (!strstr(r.error, "rank 0") || !strstr(r.error, "sent an invalid message"))
             fail_msg("%s: '%s'", m ? m->name : "hosts", r.error);
         td_control_close(r.control);
         td_meet_close(&meeting);

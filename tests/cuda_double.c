@@ -418,29 +418,29 @@ TD_BODY(products_leave_room_for_others)
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_double.target = 0;
-        td_device_share(gpu, TD_SMS_COLLECTIVES, cases[i].shared);
+        td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, cases[i].shared);
         product_of(1001 + (int64_t)i);
         assert_int_equal(td_double.target, cases[i].target);
     }
-    td_device_share(gpu, TD_SMS_UPDATE, 6);
-    td_device_share(gpu, TD_SMS_COLLECTIVES, 10);
+    td_device_reserve_sms(gpu, TD_SMS_UPDATE, 6);
+    td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 10);
     product_of(1010);
     assert_int_equal(td_double.target, 84);
-    td_device_share(gpu, TD_SMS_UPDATE, 0);
+    td_device_reserve_sms(gpu, TD_SMS_UPDATE, 0);
     td_double.without_below = 91; /* no algorithm for so few: then for all */
     product_of(1011);
     assert_int_equal(td_double.target, 0);
     td_double.without_below = 0;
-    td_device_share(gpu, TD_SMS_COLLECTIVES, 24);
+    td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 24);
     product_of(1001);
     assert_int_equal(td_double.target, 76);
     td_double.heuristics = 0;
-    td_device_share(gpu, TD_SMS_COLLECTIVES, 0);
+    td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 0);
     product_of(1001);
-    td_device_share(gpu, TD_SMS_COLLECTIVES, 24);
+    td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 24);
     product_of(1001);
     assert_int_equal(td_double.heuristics, 0);
-    td_device_share(gpu, TD_SMS_COLLECTIVES, 0);
+    td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 0);
 }
 
 TD_BODY(products_of_every_length_stay_bounded)

@@ -280,17 +280,17 @@ TD_TEST(the_device_is_shared_while_buckets_are_on_their_way)
 
     toy_make(&p.model, false, 1);
     wrap(&p, TD_DDP_BUCKETED, 0.0016, true, (int64_t[]){0, 3, 1}); /* buckets of two and one */
-    p.ddp->multiprocessors = 5;
+    p.ddp->sms = 5;
     for (int step = 0; step < 2; step++) {
         td_assert_ok(td_ddp_begin(p.ddp, true));
         td_assert_ok(td_ddp_ready(p.ddp, 0));
-        assert_int_equal(td_device_shared(dev), 0);
+        assert_int_equal(td_device_reserved_sms(dev), 0);
         td_assert_ok(td_ddp_ready(p.ddp, 3));
-        assert_int_equal(td_device_shared(dev), 5);
+        assert_int_equal(td_device_reserved_sms(dev), 5);
         td_assert_ok(td_ddp_ready(p.ddp, 1));
-        assert_int_equal(td_device_shared(dev), 5);
+        assert_int_equal(td_device_reserved_sms(dev), 5);
         td_assert_ok(td_ddp_finish(p.ddp));
-        assert_int_equal(td_device_shared(dev), 0);
+        assert_int_equal(td_device_reserved_sms(dev), 0);
     }
     td_ddp_destroy(p.ddp);
 }

@@ -256,12 +256,12 @@ TD_TEST(only_live_blocks_of_the_device_are_freed)
     td_assert_ok(td_device_open("cpu", &other));
     td_assert_ok(td_device_alloc(dev, 4096, (void **)&block));
     td_assert_ok(td_device_alloc(other, 10, &theirs));
-    td_assert_refused(td_device_free(dev, block + 256), TD_BAD_ARGUMENT, "is no live block of cpu");
-    td_assert_refused(td_device_free(dev, block + 4096), TD_BAD_ARGUMENT, "is no live block of cpu");
-    td_assert_refused(td_device_free(dev, theirs), TD_BAD_ARGUMENT, "is no live block of cpu");
+    td_assert_refused(td_device_free(dev, block + 256), TD_BAD_ARGUMENT, "is not a live block of cpu");
+    td_assert_refused(td_device_free(dev, block + 4096), TD_BAD_ARGUMENT, "is not a live block of cpu");
+    td_assert_refused(td_device_free(dev, theirs), TD_BAD_ARGUMENT, "is not a live block of cpu");
     assert_int_equal(memory_of(dev).live_blocks, 1);
     td_assert_ok(td_device_free(dev, block));
-    td_assert_refused(td_device_free(dev, block), TD_BAD_ARGUMENT, "is no live block of cpu"); /* twice */
+    td_assert_refused(td_device_free(dev, block), TD_BAD_ARGUMENT, "is not a live block of cpu"); /* twice */
     assert_int_equal(memory_of(dev).current_bytes, 0);
     td_device_close(other); /* with its block still live: the leak checker watches */
 }

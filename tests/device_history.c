@@ -159,7 +159,7 @@ TD_TEST(labels_nest_32_deep)
         td_assert_ok(td_device_push_label(dev, label));
         snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s", i ? "/" : "", label);
     }
-    td_assert_refused(td_device_push_label(dev, "deeper"), TD_BAD_STATE, "32 is the deepest");
+    td_assert_refused(td_device_push_label(dev, "deeper"), TD_BAD_STATE, "needs at most 32");
     td_assert_ok(td_device_history_begin(dev, 1));
     td_assert_ok(td_device_note_live(dev, "t", &place, 1));
     assert_memory_equal(history_of(dev).events[0].label, want, strlen(want));

@@ -185,7 +185,7 @@ TD_TEST(work_goes_to_the_stream_that_is_set)
     assert_true(seen.own);
 
     td_assert_ok(td_device_open("cpu", &other));
-    td_assert_refused(td_device_set_stream(other, made), TD_BAD_ARGUMENT, "stream is one of cpu");
+    td_assert_refused(td_device_set_stream(other, made), TD_BAD_ARGUMENT, "stream belongs to cpu");
     assert_null(td_device_stream(other));
     td_device_close(other);
     td_stream_destroy(made);

@@ -225,15 +225,15 @@ static void agrees_with_float64_and_repeats(void **state)
  * on both sides of each number. 1100 keys of one head are cut into parts, whose results are added up. */
 static const struct {
     int64_t batch, heads, seq, seq_k;
-    bool small; /* those that td_gpu_small() leaves */
+    bool small; /* also run if td_gpu_small() */
 } extents[] = {{1, 1, 1, 1, false},     {1, 2, 1, 37, false},   {2, 1, 37, 1, false},
                {1, 2, 63, 65, false},   {2, 3, 64, 64, false},  {1, 1, 127, 33, false},
                {1, 3, 129, 129, false}, {1, 1, 100, 259, true}, {1, 2, 259, 100, false}};
 static const struct {
     int64_t size;
-    bool small; /* one of every width, and one that is read element by element */
-} head_dims[] = {{1, false}, {3, false},  {16, true},   {32, true},  {33, true},   {64, true},
-                 {80, true}, {96, false}, {127, false}, {128, true}, {160, false}, {256, true}};
+    bool small; /* also run if td_gpu_small(): every width, and one that is read element by element */
+} head_dims[] = {{1, false}, {3, false}, {16, true},   {32, true},  {33, true},   {64, true},
+                 {80, true}, {96, true}, {127, false}, {128, true}, {160, false}, {256, true}};
 static const struct {
     td_dtype dtype;
     bool tf32;
@@ -584,7 +584,7 @@ static void nan_goes_where_it_must(void **state)
     } shapes[] = {{130, 130, 20, false}, {130, 130, 20, true}, {260, 260, 64, true},  {50, 201, 80, true},
                   {201, 50, 128, true},  {1, 37, 16, true},    {1100, 1100, 16, true}};
     const td_attend_tensor tensors[] = {TD_ATTEND_Q, TD_ATTEND_K, TD_ATTEND_V, TD_ATTEND_DOUT};
-    const int64_t rows[] = {0, 31, 64, 77, 128, 700}; /* at most the last of its side */
+    const int64_t rows[] = {0, 31, 64, 77, 128, 700}; /* at most the last row of its tensor */
 
     (void)state;
     for (size_t i = 0; i < 2 * KINDS * sizeof shapes / sizeof *shapes; i++) {
@@ -720,9 +720,9 @@ static void owned_multiprocessors_change_no_bit(void **state)
         results all = compute(&run, 0);
 
         for (int j = 0; j < 2; j++) {
-            td_device_share(gpu, TD_SMS_UPDATE, owned[j]);
+            td_device_reserve_sms(gpu, TD_SMS_UPDATE, owned[j]);
             results some = compute(&run, 0);
-            td_device_share(gpu, TD_SMS_UPDATE, 0);
+            td_device_reserve_sms(gpu, TD_SMS_UPDATE, 0);
             assert_identical_results(&run, &all, &some, true);
             free_results(&some);
         }

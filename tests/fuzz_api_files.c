@@ -176,7 +176,7 @@ API(td_safetensors_open)
     const char *from = path;
     if (wrong()) {
         from = BAD(bad);
-        impossible(TD_BAD_ARGUMENT, "path|no safetensors file");
+        impossible(TD_BAD_ARGUMENT, "path|not a safetensors file");
         impossible(TD_IO_ERROR, "cannot");
     }
     td_safetensors **to = pointer("out", &made);

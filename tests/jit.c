@@ -237,11 +237,11 @@ static char *write_nothing(const td_attention_shape *shape, bool backward)
 /* What a kind of device makes of a shape may depend on all of it but these. */
 TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
 {
-    static const td_maker maker = {.open = open_nothing,
-                                   .close = close_nothing,
-                                   .compile = compile_nothing,
-                                   .load = load_nothing,
-                                   .unload = unload_nothing};
+    static const td_toolchain toolchain = {.open = open_nothing,
+                                           .close = close_nothing,
+                                           .compile = compile_nothing,
+                                           .load = load_nothing,
+                                           .unload = unload_nothing};
     const td_attention_shape first = {
         .batch = 2, .heads = 3, .seq = 5, .seq_k = 7, .head_dim = 8, .dtype = TD_F32, .scale = 0.5f};
     td_attention_shape shapes[] = {first, first, first, first, first, first, first, first, first};
@@ -255,7 +255,7 @@ TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
     td_assert_ok(td_device_open("cpu", &dev));
     for (int i = 0; i < SHAPES; i++) {
         memset(&written, 0, sizeof written);
-        td_assert_ok(td_code_of(dev, &maker, &shapes[i], false, write_nothing, &loaded[i]));
+        td_assert_ok(td_code_of(dev, &toolchain, &shapes[i], false, write_nothing, &loaded[i]));
         if (i > 0 && i < ALIKE) {
             assert_ptr_equal(loaded[i], loaded[0]);
             continue;
@@ -269,7 +269,7 @@ TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
     }
     void *backward; /* is compiled when it is asked for */
     assert_int_equal(info_of(dev).compiled, SHAPES + 1 - ALIKE);
-    td_assert_ok(td_code_of(dev, &maker, &first, true, write_nothing, &backward));
+    td_assert_ok(td_code_of(dev, &toolchain, &first, true, write_nothing, &backward));
     assert_true(backward != loaded[0]);
     assert_int_equal(info_of(dev).compiled, SHAPES + 2 - ALIKE);
     td_device_close(dev);
@@ -413,7 +413,7 @@ TD_TEST(what_others_may_write_is_not_run)
         assert_int_equal(chmod(entry_of(cache), modes[i]), 0);
         const td_jit_info info = run_with(quick(), cache);
         assert_int_equal(info.rejected, 1);
-        assert_words(info.note, "others than its owner may write it");
+        assert_words(info.note, "other users can write it");
         assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
     }
 }
@@ -438,10 +438,10 @@ TD_TEST(a_folder_that_is_not_one_costs_the_cache_alone)
     const td_jit_info info = run_with(quick(), cache);
     assert_int_equal(info.compiled, 1);
     assert_words(info.note, "Not a directory");
-    assert_words(info.note, "in memory alone");
+    assert_words(info.note, "only in memory");
     const td_jit_info below = run_with(quick(), cache_of("file/below"));
     assert_int_equal(below.compiled, 1);
-    assert_words(below.note, "in memory alone");
+    assert_words(below.note, "only in memory");
 }
 
 TD_TEST(an_entry_that_is_a_folder_stays_one)
@@ -471,7 +471,7 @@ TD_TEST(a_read_only_folder_costs_the_cache_alone)
     const td_jit_info info = run_with(quick(), "/proc/tandem");
     assert_int_equal(info.compiled, 1);
     assert_words(info.note, "cannot make '/proc/tandem");
-    assert_words(info.note, "in memory alone");
+    assert_words(info.note, "only in memory");
 }
 
 TD_TEST(a_full_disk_costs_the_cache_alone)
@@ -484,7 +484,7 @@ TD_TEST(a_full_disk_costs_the_cache_alone)
         full_disk = 1;
         td_assert_ok(attend(dev, &small));
         full_disk = 0;
-        assert_words(info_of(dev).note, "No space left on device; the code is in memory alone");
+        assert_words(info_of(dev).note, "No space left on device; the code is only in memory");
         td_assert_ok(attend(dev, &small)); /* from memory */
         assert_int_equal(info_of(dev).compiled, 1);
         td_device_close(dev);
@@ -533,9 +533,9 @@ TD_TEST(a_compiler_that_fails_is_an_error_with_its_words)
     } cases[] = {
         {"fails", "echo 'note: at it'; echo 'code.c:1: error: no'; exit 3",
          "failed (3): code.c:1: error: no"},
-        {"silent", "exit 1", "failed (1): it said nothing"},
+        {"silent", "exit 1", "failed (1): it printed nothing"},
         {"killed", "kill -9 $$", "was ended by signal 9"},
-        {"idle", "exit 0", "made nothing"},
+        {"idle", "exit 0", "succeeded, but made no file"},
         {"liar", "echo no code > \"$out\"", "cannot be loaded"},
         {"empty", "cp /dev/null \"$out\"", "cannot be loaded"},
         {"other", "echo 'int x;' | cc -shared -o \"$out\" -xc -", "has no td_jit_forward"},
@@ -589,7 +589,7 @@ TD_TEST(a_compiler_that_is_missing_is_an_error)
         {"/no/such/compiler", "no compiler '/no/such/compiler' that can be run: jit attention"},
         {plain, "cannot be run: Exec format error"},
         {mute, "does not list its macros"},
-        {"false", "failed (1): it said nothing"},
+        {"false", "failed (1): it printed nothing"},
     };
 
     snprintf(plain, sizeof plain, "%s/plain", folder);
@@ -688,7 +688,7 @@ TD_TEST(a_compiler_needs_room_for_its_files)
     assert_null(code.data);
     td_compiler_deinit(&compiler);
     td_assert_refused(td_code_read("/no/such/file", &code), TD_IO_ERROR, "cannot open '/no/such/file'");
-    td_assert_refused(td_code_read("/tmp", &code), TD_IO_ERROR, "is no regular file");
+    td_assert_refused(td_code_read("/tmp", &code), TD_IO_ERROR, "is not a regular file");
 }
 
 /* ---- arguments ---- */
@@ -698,7 +698,8 @@ TD_TEST(bad_options_are_refused)
     td_device *dev = open_jit(NULL, cache_of("options"));
 
     td_assert_ok(td_jit_prepare(dev, &small));
-    td_assert_refused(td_jit_configure(dev, &(td_jit_options){0}), TD_BAD_STATE, "has its compiler already");
+    td_assert_refused(td_jit_configure(dev, &(td_jit_options){0}), TD_BAD_STATE,
+                      "has its compiler already: call td_jit_configure before");
     td_device_close(dev);
 }
 

@@ -252,7 +252,7 @@ static void attend(const td_attention_shape *shape, int aligned)
                           .heads = p.s.o_bshd ? (int)p.s.heads : 1,
                           .aligned = aligned};
 
-    assert_false(k.products);
+    assert_false(k.with_gemm);
     piece forward = build_pass(&p.s, false), backward = build_pass(&p.s, true);
     run(&forward, "td_attention_jit_forward", heads * tiles_of(p.s.seq, &k.forward), &k.forward, &a);
     assert_results(&p, 0, 1, "forward");
@@ -331,7 +331,7 @@ TD_TEST(the_softmax_between_products_is_that_of_float64)
         given.seq_k = cols;
         td_assert_ok(td_attention_shape_resolve(&given, &s));
         const td_jit_kernels k = td_jit_kernels_of(&s);
-        assert_true(k.products);
+        assert_true(k.with_gemm);
         for (int row = 0; row < ROWS; row++) {
             double sum = 0, dot = 0;
 

@@ -309,9 +309,9 @@ static trainer open_trainer(const cell *c)
         td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
     assert_true(!side || t.shard->full.reductions.side);
     if (t.ddp)
-        td_ddp_link_container(t.ddp)->multiprocessors = 0; /* GEMMs have all SMs */
+        td_ddp_link_container(t.ddp)->sms = 0; /* GEMMs have all SMs */
     if (t.shard)
-        t.shard->multiprocessors = 0;
+        t.shard->sms = 0;
     return t;
 }
 

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 NAME = "leaky_relu"
-# In place of y = x / 2, as someone fills it in who changes nothing else.
+# A function other than y = x / 2, filled in without any other change.
 FILLED = {
     f"impl/{NAME}/{NAME}.c": {
         "return 0.5f * x;": "return x > 0 ? x : 0.25f * x;",
@@ -89,7 +89,7 @@ class NewModule(unittest.TestCase):
         listed = self.succeed(str(venv / "python"), "-c", "import parity; print(*parity.FLOORS)").split()
         self.assertLess(listed.index("ops"), listed.index(NAME))
 
-        # Its test, and what it adds to the random one, without the rest of the library.
+        # The module's test, and its part of the random test, without the rest of the library.
         configure = [
             "-S",
             ".",

@@ -3,7 +3,7 @@
 typedef struct cross_entropy_case {
     char name[64];
     int64_t rows, vocab;
-    double spread; /* of the logits: large for rows that are sure of themselves */
+    double spread; /* of the logits: large for confident rows */
 } cross_entropy_case;
 
 /* Loss of logits in float64; lse of every row. */
@@ -44,7 +44,7 @@ static void *work_for(ops_case *c, const td_cross_entropy_shape *shape)
     return ops_bytes(c, bytes);
 }
 
-/* f16 ends at 2^-24: there a gradient is scaled up, as in training. */
+/* f16 ends at 2^-24, so gradients are scaled up, as in training. */
 static float scale_for(const ops_case *c, int64_t rows)
 {
     return c->dtype == TD_F16 ? 1.5f * (float)rows : 1.5f;
@@ -118,7 +118,7 @@ TD_TEST(backward_is_the_derivative)
     ops_finish(&c);
 }
 
-/* What a case on given logits has: forward and backward of them. */
+/* A case on given logits: their forward and backward. */
 typedef struct given {
     td_cross_entropy_shape shape;
     float *logits, *dlogits, *loss, *lse;
@@ -157,7 +157,8 @@ TD_TEST(equal_logits_give_the_log_of_the_vocabulary)
     ops_finish(&c);
 }
 
-/* lse is near 1e4, where floats are 2^-10 apart; the loss of a sure row is far smaller, and its gradient. */
+/* lse is near 1e4, where floats are 2^-10 apart. The loss of a confident row and its gradient are far
+ * smaller. */
 TD_TEST(a_sure_row_keeps_its_small_loss)
 {
     ops_case c = ops_begin(TD_F32, "sure row");
@@ -183,13 +184,13 @@ TD_TEST(nan_and_infinity_travel)
     for (int i = 0; i < ROWS * VOCAB; i++)
         assert_int_equal(isnan(g.dlogits[i]) != 0, i / VOCAB == 1 || i / VOCAB == 3);
     assert_true(g.dlogits[6] == 0 && g.dlogits[8] == 0.125f && g.dlogits[7] == -0.125f);
-    /* A target that the mask of the vocabulary hides costs infinity. */
+    /* If the mask of the vocabulary hides a target, its loss is infinite. */
     assert_true(*run_given(&c, 1, VOCAB, logits + 6, (const int64_t[]){0}).loss == INFINITY);
     ops_finish(&c);
 }
 
-/* The CPU sees the targets and refuses (tests/fuzz_api_ops.c); a GPU's kernel makes the loss NaN, and the
- * row of the gradient. */
+/* The CPU sees the targets and refuses (tests/fuzz_api_ops.c). A GPU's kernel makes the loss and the row of
+ * the gradient NaN. */
 TD_TEST(unknown_targets_are_not_read)
 {
     enum { VOCAB = 3 };

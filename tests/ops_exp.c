@@ -46,7 +46,7 @@ TD_TEST(ends_of_the_range)
             fail_msg("td_exp(%a) is %a, needs %a", (double)rows[i].x, (double)td_exp(rows[i].x),
                      (double)rows[i].y);
     assert_true(isnan(td_exp(NAN)) && isnan(td_exp(-NAN)));
-    /* The last arguments before either end. */
+    /* The last arguments before each end of the range. */
     assert_true(td_exp(0x1.62e42ep6f) < INFINITY && td_exp(0x1.62e42ep6f) > 0x1.fffp127f);
     assert_true(td_exp(-0x1.5d589ep6f) > 0x1.ffep-127f && td_exp(-0x1.5d589ep6f) < 0x1.001p-126f);
 }

@@ -60,7 +60,8 @@ static void forward_and_backward(void **state)
                 td_silu_mul_forward(ops_dev, &shape, on(gate), on(up), on(y)));
         ops_assert_close(&c, "y", c.dtype, y, truth, rows * cols, 2);
 
-        /* What lies between cols and pitch stays as it was: poison here, the operand in place. */
+        /* Memory between cols and pitch must not change: it is poison here, and the operand itself in
+         * place. */
         OPS_RUN(&c, c.dtype, dgate, all, NULL,
                 td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup), NULL));
         OPS_RUN(&c, c.dtype, dup, all, NULL,
@@ -86,7 +87,7 @@ static void forward_and_backward(void **state)
         }
 
         void *own_gate = ops_copy(&c, c.dtype, gate, all), *own_up = ops_copy(&c, c.dtype, up, all);
-        /* Everything in place, and forward's output over its gradient. */
+        /* All outputs in place of inputs, and forward's output in place of its gradient. */
         void *again = ops_copy(&c, c.dtype, dy, rows * cols);
         OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(own_gate), on(own_up), on(again), on(own_gate),
                                       on(own_up), on(again)));

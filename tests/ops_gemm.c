@@ -4,8 +4,8 @@
 #include <dnnl.h>
 #include <omp.h>
 
-/* These stand in front of the library in this program: calls that fail, and a processor without bf16
- * products. */
+/* This program has these functions instead of the library's: calls that fail, and a processor without bf16
+ * GEMMs. */
 static dnnl_status_t sgemm_fails = dnnl_success, create_fails = dnnl_success, execute_fails = dnnl_success;
 static bool without_bf16;
 static int sgemm_calls;
@@ -46,14 +46,15 @@ dnnl_cpu_isa_t __wrap_dnnl_get_effective_cpu_isa(void)
     return without_bf16 ? dnnl_cpu_isa_avx2 : __real_dnnl_get_effective_cpu_isa();
 }
 
-/* What oneDNN may use here; ONEDNN_MAX_CPU_ISA makes it less than the processor has. */
+/* The processor's instructions that oneDNN uses. ONEDNN_MAX_CPU_ISA can make them fewer than the processor
+ * has. */
 static bool has_bf16(void)
 {
     return ((unsigned)__real_dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
            dnnl_cpu_isa_avx512_core_bf16;
 }
 
-/* How numbers are multiplied: bf16 ones also on a processor that has no such products. */
+/* How numbers are multiplied. bf16 is tested on processors without bf16 GEMMs too. */
 typedef struct product {
     char name[32];
     td_dtype dtype;
@@ -64,7 +65,7 @@ static const product products[] = {
     {"bf16", TD_BF16, false}, {"bf16 without bf16 products", TD_BF16, true}, {"f32", TD_F32, false}};
 enum { PRODUCTS = sizeof products / sizeof *products, BF16_PRODUCTS = 2 };
 
-/* Types and orders of a product's matrices. */
+/* Types and orders of a GEMM's matrices. */
 typedef struct variant {
     const char *name;
     td_dtype dtype, out_dtype;
@@ -87,7 +88,7 @@ static const variant variants[] = {
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
-/* One matrix of a batch as it lies in memory. */
+/* One matrix of a batch with its layout in memory. */
 typedef struct layout {
     int64_t rows, cols, pitch, stride, count;
 } layout;
@@ -118,7 +119,7 @@ static void *draw_integers(ops_case *c, td_dtype dtype, int64_t batch, layout l)
     return block;
 }
 
-/* In place of the elements of c, in float64; what lies between them stays. */
+/* Replaces the elements of c, in float64, but not the memory between them. */
 static void reference(const td_gemm_shape *s, const double *a, const double *b, double *c)
 {
     for (int64_t batch = 0; batch < s->batch; batch++)
@@ -147,12 +148,12 @@ typedef struct exact_case {
     char name[64];
     int64_t batch, m, n, k;
     float alpha, beta;
-    int64_t more, gap; /* elements behind each row, and behind each matrix */
+    int64_t more, gap; /* elements after each row, and after each matrix */
 } exact_case;
 
-/* Small integers have one right answer, whatever the order of the sums, and bf16 output its one rounding.
- * Poison lies behind every row and every matrix: reading it shows in the result, writing it in the
- * comparison. */
+/* Small integers have one right answer for any order of the sums, and bf16 output rounds it once. Poison lies
+ * after every row and every matrix. If it is read, the result shows it; if it is written, the comparison
+ * finds it. */
 static void integers_are_exact(void **state)
 {
     const exact_case *row = *state;
@@ -244,19 +245,19 @@ static void random_numbers_are_close(void **state)
 
         reference(&shape, ops_f64(&c, dtype, a, row->batch * mk), ops_f64(&c, dtype, b, row->batch * kn),
                   truth);
-        for (int round = 0; round < 3; round++) { /* the last one beside other work */
-            td_device_share(ops_dev, TD_SMS_COLLECTIVES, round == 2 ? 24 : 0);
+        for (int round = 0; round < 3; round++) { /* the last one while other threads work */
+            td_device_reserve_sms(ops_dev, TD_SMS_COLLECTIVES, round == 2 ? 24 : 0);
             memcpy(out, before, (size_t)(row->batch * mn) * td_dtype_size(out_dtype));
             td_fence_poison(work);
             td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work));
             ops_assert_close(&c, "c", out_dtype, out, truth, row->batch * mn, 4);
         }
-        td_device_share(ops_dev, TD_SMS_COLLECTIVES, 0);
+        td_device_reserve_sms(ops_dev, TD_SMS_COLLECTIVES, 0);
         ops_finish(&c);
     }
 }
 
-/* One weight for all sequences, one input for all weights: a stride of 0, on either side. */
+/* One weight for all sequences, and one input for all weights: a stride of 0 for either operand. */
 typedef struct shared_case {
     char name[32];
     td_dtype dtype;
@@ -303,7 +304,7 @@ static void shared_operands(void **state)
     ops_finish(&c);
 }
 
-/* The heads of a token stand side by side: matrices of c interleave row by row. */
+/* The heads of a token are neighbours, so the matrices of c interleave row by row. */
 TD_TEST(interleaved_output)
 {
     enum { HEADS = 3, SEQ = 130, DIM = 64, K = 26 };
@@ -384,7 +385,8 @@ static void nan_and_infinity_travel(void **state)
     ops_finish(&c);
 }
 
-/* Three outer products of 23 MB each in f32: more than is copied at a time, fewer slots than threads. */
+/* Three outer products of 23 MB each in f32: more than one copy moves at a time, and fewer slots than
+ * threads. */
 TD_TEST(large_bf16_matrices_take_turns)
 {
     enum { BATCH = 3, SIDE = 2400 };
@@ -424,7 +426,7 @@ TD_TEST(large_bf16_matrices_take_turns)
     ops_finish(&c);
 }
 
-/* A product that all threads share, of ones: every element of c is WIDE_K. */
+/* A GEMM of ones that all threads share: every element of c is WIDE_K. */
 enum { WIDE_M = 256, WIDE_N = 384, WIDE_K = 768 };
 
 typedef struct wide {
@@ -472,7 +474,7 @@ static void assert_whole(const wide *w)
                      (double)w->out[i]);
 }
 
-/* oneDNN leaves the part of c undone whose thread OpenMP does not give it. */
+/* If OpenMP does not give oneDNN a thread, that thread's part of c stays undone. */
 static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
 {
     enum { MANY = 4 };
@@ -506,7 +508,7 @@ static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
     ops_finish(&w.c);
 }
 
-/* More threads than the scratch has room for: fewer multiply. */
+/* More threads than the scratch has memory for: fewer threads multiply. */
 TD_TEST(many_threads_share_the_scratch)
 {
     wide w = wide_begin(TD_BF16, "many threads");
@@ -551,7 +553,7 @@ TD_TEST(a_failing_bf16_product_is_reported)
     ops_finish(&w.c);
 }
 
-/* The processor's bf16 products take subnormals for 0, f32 ones keep them; both leave what is normal. */
+/* The processor's bf16 GEMMs treat subnormals as 0, and f32 GEMMs keep them. Both keep normal numbers. */
 static void subnormal_inputs_count_in_full_or_as_zero(void **state)
 {
     const product *p = *state;
@@ -576,8 +578,7 @@ static void subnormal_inputs_count_in_full_or_as_zero(void **state)
     ops_finish(&w.c);
 }
 
-/* Random shapes, and each again with one extent larger. The plan of a model measures its largest step
- * alone. */
+/* Random shapes, each also with one extent larger. A model's plan measures only its largest step. */
 TD_TEST(scratch_grows_with_every_extent)
 {
     enum { SHAPES = 20000 };
@@ -586,7 +587,7 @@ TD_TEST(scratch_grows_with_every_extent)
 
     for (int i = 0; i < SHAPES; i++) {
         const int64_t *d = drawn + (ptrdiff_t)i * 9;
-        /* Evenly over the orders of magnitude, up to 4096. */
+        /* Uniform over the orders of magnitude, up to 4096. */
         td_gemm_shape shape = {.batch = 1 + d[0] % 1000 % (1 << d[1] % 13),
                                .m = 1 + d[1] / 13 % (1 << d[2] % 13),
                                .n = 1 + d[2] / 13 % (1 << d[3] % 13),
@@ -643,7 +644,8 @@ static const exact_case exact_cases[] = {
     {"exact above a vector", 2, 17, 17, 17, 1, 2, 5, 1},
     {"exact primes", 3, 37, 53, 29, 1, 0, 2, 7},
     {"exact head dim 80", 4, 33, 80, 65, 1, 1, 0, 0},
-    {"exact pieces for each thread", 1, 161, 401, 101, 1, 1, 3, 0}, /* 6.5 million products: cut in three */
+    {"exact pieces for each thread", 1, 161, 401, 101, 1, 1, 3,
+     0}, /* 6.5 million multiplications: cut in three */
     {"exact dense for each thread", 1, 161, 401, 101, 2, 0, 0, 0},
     {"exact dense batch", 5, 65, 97, 131, 1, 1, 0, 0},
     {"exact many terms", 1, 33, 65, 4099, 1, 0, 0, 0},

@@ -1,7 +1,7 @@
-/* The operations on a GPU: the groups of test_ops, and what only a GPU has. */
+/* The operations on a GPU: the groups of test_ops, and tests that need a GPU. */
 #include "support/ops_kit.h"
 
-/* The weights of a replayed graph, or of calls, and what their updates read. */
+/* Weights that a replayed graph or calls update, and the inputs of these updates. */
 typedef struct trained {
     td_adamw *adamw;
     td_update_state *now;
@@ -24,7 +24,7 @@ static trained trained_make(ops_case *c, td_adamw adamw, const float *p, int64_t
     return t;
 }
 
-/* A whole step: counted, its gradients averaged and clipped. */
+/* A whole step: it counts itself, and averages and clips its gradients. */
 static void train(const trained *t, const float *g, int64_t count, float gain, float max_norm)
 {
     const td_update_tensors tensors = {
@@ -36,8 +36,8 @@ static void train(const trained *t, const float *g, int64_t count, float gain, f
     td_assert_ok(td_adamw_update(ops_dev, on(t->adamw), on(t->now), &tensors));
 }
 
-/* A captured update sees the step that it has counted itself, other gradients, and the learning rate that was
- * assigned since. */
+/* A captured update uses the step number that it counts itself, new gradients, and the learning rate that was
+ * assigned last. */
 TD_TEST(a_replayed_update_goes_on)
 {
     enum { N = 1009, STEPS = 3 };
@@ -51,7 +51,7 @@ TD_TEST(a_replayed_update_goes_on)
     td_graph *graph = NULL;
 
     for (int i = 0; i < N; i++)
-        g_later[i] /= 64; /* which is not clipped */
+        g_later[i] /= 64; /* small enough that it is not clipped */
     ops_upload();
     td_assert_ok(td_graph_begin(ops_dev));
     train(&replayed, g, N, gain, max_norm);
@@ -80,7 +80,7 @@ TD_TEST(a_replayed_update_goes_on)
     ops_finish(&c);
 }
 
-/* What was captured with the graph is assigned again at each replay, though the host's memory has changed. */
+/* Each replay assigns the bytes that were captured, although the host's memory has changed. */
 TD_TEST(a_replayed_assignment_has_its_bytes)
 {
     ops_case c = ops_begin(TD_F32, "replayed assignment");
@@ -104,8 +104,8 @@ TD_TEST(a_replayed_assignment_has_its_bytes)
     ops_finish(&c);
 }
 
-/* What is kept of a product is bounded: after a thousand others it is forgotten. A graph that has captured it
- * replays, and it is found again, with the same bits. */
+/* The memory for known GEMM shapes is bounded: after a thousand other shapes one is forgotten. A graph that
+ * captured it still replays. A later call finds it again, with the same bits. */
 TD_TEST(a_captured_product_outlives_what_is_kept_of_it)
 {
     enum { M = 33, N = 40, K = 24, OTHERS = 1000, WIDE = 8 };
@@ -143,7 +143,7 @@ TD_TEST(a_captured_product_outlives_what_is_kept_of_it)
     ops_finish(&c);
 }
 
-/* Vectors are 16 bytes: tensors that begin beside them give the same bits. */
+/* Vectors have 16 bytes. Tensors that begin at other addresses give the same bits. */
 TD_TEST(tensors_may_begin_anywhere)
 {
     enum { ROWS = 5, COLS = 80, ALL = ROWS * COLS };
@@ -166,14 +166,14 @@ TD_TEST(tensors_may_begin_anywhere)
     }
 }
 
-/* Weights of an update, and moments. */
+/* Weights and moments of an update. */
 typedef struct updated {
     void *p; /* numbers, or high planes */
     uint16_t *low;
     float *m, *v;
 } updated;
 
-/* `count` of them, drawn, and another `count` with the same bits from number `begin` on. */
+/* Draws `count` numbers, and gives another `count` the same bits from number `begin` on. */
 static void draw_updated(ops_case *c, td_dtype dtype, bool planes, int64_t count, int64_t begin, updated *x,
                          updated *y)
 {
@@ -228,7 +228,7 @@ static const struct {
 
 enum { UPDATE_TYPES = sizeof update_types / sizeof *update_types };
 
-/* The same for updates. */
+/* The same for a list of updates. */
 TD_TEST(updates_may_begin_anywhere)
 {
     enum { ALL = 403 };
@@ -257,14 +257,15 @@ TD_TEST(updates_may_begin_anywhere)
     }
 }
 
-/* Updates on a few SMs have the bits of updates on all: for every combination of types, for sizes on both
- * sides of 16 bytes, of a chunk of 2,048 and of what all SMs take at a time, twice with one work. */
+/* Updates on a few SMs have the bits of updates on all SMs: for every combination of types, for sizes around
+ * 16 bytes, around a chunk of 2,048 and around the elements that all SMs take at a time, twice with one work
+ * area. */
 TD_TEST(updates_on_some_sms_have_the_same_bits)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};
 
     if (!td_update_has_sms(ops_dev))
-        return; /* nothing but the plain kernels, which have tests of their own */
+        return; /* there is only the plain kernel, which has its own tests */
     for (int i = 0; i < UPDATE_TYPES; i++)
         for (size_t j = 0; j < sizeof counts / sizeof *counts; j++)
             for (int sgd = 0; sgd < 2; sgd++) {
@@ -296,6 +297,132 @@ TD_TEST(updates_on_some_sms_have_the_same_bits)
                     assert_int_equal(work[k], 0);
                 ops_finish(&c);
             }
+}
+
+/* More than 2^32 bytes and 2^31 elements, as logits of a long sequence: the last rows are those of a call
+ * without the others. Numbers are small whole numbers, so that no order of sums changes a bit. */
+enum { LARGE_ROWS = 16384, LARGE_VOCAB = 151936, LARGE_WIDTH = 64, LAST_ROWS = 128 };
+
+typedef struct large {
+    char *logits, *few, *x, *weight, *out[2], *work; /* logits of all rows, and of the last */
+    int64_t *targets;
+    float *loss, *lse;
+} large;
+
+static void *large_room(int64_t count, size_t size)
+{
+    void *room;
+
+    td_assert_ok(td_device_alloc(ops_dev, (size_t)count * size, &room));
+    return room;
+}
+
+/* `count` whole numbers from -2 to 2, in bf16, on the device. */
+static void large_draw(void *to, int64_t count)
+{
+    float *numbers = calloc((size_t)count, sizeof *numbers);
+    uint16_t *narrow = calloc((size_t)count, sizeof *narrow);
+
+    assert_true(numbers && narrow);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = (float)(i * i % 65521 % 5 - 2);
+    td_assert_ok(td_convert(count, TD_F32, numbers, TD_BF16, narrow));
+    td_assert_ok(td_device_upload(ops_dev, to, narrow, (size_t)count * sizeof *narrow));
+    free(numbers);
+    free(narrow);
+}
+
+static void large_assert_same(const char *name, const void *a, const void *b, int64_t count, td_dtype dtype)
+{
+    const size_t bytes = (size_t)count * td_dtype_size(dtype);
+    char *both = calloc(2, bytes);
+
+    assert_non_null(both);
+    td_assert_ok(td_device_download(ops_dev, both, a, bytes));
+    td_assert_ok(td_device_download(ops_dev, both + bytes, b, bytes));
+    td_assert_identical(name, dtype, both, both + bytes, count);
+    free(both);
+}
+
+static const int64_t large_before = LARGE_ROWS - LAST_ROWS; /* rows that one of two calls has not */
+
+static void large_gemm(const large *t, td_gemm_shape shape, const void *a, const void *b, void *y)
+{
+    shape.batch = 1;
+    shape.alpha = 1;
+    shape.dtype = TD_BF16;
+    td_assert_ok(td_gemm(ops_dev, &shape, a, b, y, t->work));
+}
+
+TD_TEST(last_rows_of_large_logits)
+{
+    const int64_t all = (int64_t)LARGE_ROWS * LARGE_VOCAB, few = (int64_t)LAST_ROWS * LARGE_VOCAB,
+                  before = all - few;
+    const td_cross_entropy_shape whole = {LARGE_ROWS, LARGE_VOCAB, TD_BF16},
+                                 last = {LAST_ROWS, LARGE_VOCAB, TD_BF16};
+    int64_t targets[LARGE_ROWS];
+    large t = {.logits = NULL};
+    void *room;
+
+    if (td_device_alloc(ops_dev, (size_t)all * 2, &room) == TD_NO_MEMORY)
+        skip();
+    t.logits = room;
+    t.few = large_room(few, 2);
+    t.x = large_room((int64_t)LARGE_ROWS * LARGE_WIDTH, 2);
+    t.weight = large_room((int64_t)LARGE_VOCAB * LARGE_WIDTH, 2);
+    for (int i = 0; i < 2; i++)
+        t.out[i] = large_room((int64_t)LARGE_VOCAB * LARGE_WIDTH, 4);
+    t.work = large_room(1, 64 << 20);
+    t.targets = large_room(LARGE_ROWS, 8);
+    t.loss = large_room(1, 4);
+    t.lse = large_room(2 * LARGE_ROWS, 4);
+    const char *const x_last = t.x + large_before * LARGE_WIDTH * 2;
+    char *const logits_last = t.logits + before * 2;
+    large_draw(t.x, (int64_t)LARGE_ROWS * LARGE_WIDTH);
+    large_draw(t.weight, (int64_t)LARGE_VOCAB * LARGE_WIDTH);
+    for (int64_t i = 0; i < LARGE_ROWS; i++)
+        targets[i] = i * 7919 % LARGE_VOCAB;
+    td_assert_ok(td_device_upload(ops_dev, t.targets, targets, sizeof targets));
+
+    td_gemm_shape shape = {.n = LARGE_VOCAB, .k = LARGE_WIDTH, .trans_b = true, .out_dtype = TD_BF16};
+    shape.m = LARGE_ROWS;
+    large_gemm(&t, shape, t.x, t.weight, t.logits);
+    shape.m = LAST_ROWS;
+    large_gemm(&t, shape, x_last, t.weight, t.few);
+    large_assert_same("logits", logits_last, t.few, few, TD_BF16);
+
+    shape = (td_gemm_shape){.n = LARGE_WIDTH, .k = LARGE_VOCAB, .out_dtype = TD_F32};
+    shape.m = LARGE_ROWS;
+    large_gemm(&t, shape, t.logits, t.weight, t.out[0]);
+    shape.m = LAST_ROWS;
+    large_gemm(&t, shape, t.few, t.weight, t.out[1]);
+    large_assert_same("input's gradient", t.out[0] + large_before * LARGE_WIDTH * 4, t.out[1],
+                      (int64_t)LAST_ROWS * LARGE_WIDTH, TD_F32);
+
+    td_assert_ok(td_cross_entropy_forward(ops_dev, &whole, t.logits, t.targets, t.loss, t.lse, t.work));
+    td_assert_ok(
+        td_cross_entropy_backward(ops_dev, &whole, t.logits, t.targets, t.lse, LARGE_ROWS, t.logits));
+    float *const lse_last = t.lse + LARGE_ROWS;
+    int64_t *const targets_last = t.targets + large_before;
+    td_assert_ok(td_cross_entropy_forward(ops_dev, &last, t.few, targets_last, t.loss, lse_last, t.work));
+    td_assert_ok(td_cross_entropy_backward(ops_dev, &last, t.few, targets_last, lse_last, LAST_ROWS, t.few));
+    large_assert_same("lse", t.lse + large_before, lse_last, LAST_ROWS, TD_F32);
+    large_assert_same("dlogits", logits_last, t.few, few, TD_BF16);
+
+    /* The weight's gradient of all rows, of which only the last are not 0. */
+    td_assert_ok(td_device_fill(ops_dev, t.logits, 0, (size_t)before * 2));
+    large_draw(logits_last, few);
+    shape = (td_gemm_shape){.m = LARGE_VOCAB, .n = LARGE_WIDTH, .trans_a = true, .out_dtype = TD_F32};
+    shape.k = LARGE_ROWS;
+    large_gemm(&t, shape, t.logits, t.x, t.out[0]);
+    shape.k = LAST_ROWS;
+    large_gemm(&t, shape, logits_last, x_last, t.out[1]);
+    large_assert_same("weight's gradient", t.out[0], t.out[1], (int64_t)LARGE_VOCAB * LARGE_WIDTH, TD_F32);
+
+    void *const rooms[] = {t.logits, t.few,  t.x,       t.weight, t.out[0],
+                           t.out[1], t.work, t.targets, t.loss,   t.lse};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
+        td_assert_ok(td_device_free(ops_dev, rooms[i]));
 }
 
 int main(void)

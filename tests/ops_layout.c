@@ -9,7 +9,7 @@ typedef struct embedding_case {
     td_embedding_shape shape;
 } embedding_case;
 
-/* dweight has dy's type, or beside f32 each other one. */
+/* dweight has dy's type, or any other type if dy is f32. */
 static void embedding_copies_rows_and_sums_them_back(void **state)
 {
     const embedding_case *row = *state;
@@ -77,7 +77,7 @@ TD_TEST(embedding_sums_in_f32)
     ops_finish(&c);
 }
 
-/* One row, of more tokens than are sorted at a time: whole numbers, of which every order gives the same
+/* One row with more tokens than are sorted at a time. The numbers are integers, so every order gives the same
  * sum. */
 TD_TEST(embedding_sums_many_tokens_of_one_row)
 {
@@ -103,8 +103,8 @@ TD_TEST(embedding_sums_many_tokens_of_one_row)
     ops_finish(&c);
 }
 
-/* The CPU sees the ids and refuses (tests/fuzz_api_ops.c); a GPU's kernel gives a row of NaN for such an
- * id, and leaves it out of the sums. */
+/* The CPU sees the ids and refuses (tests/fuzz_api_ops.c). For an id outside the table a GPU's kernel gives a
+ * row of NaN, and leaves it out of the sums. */
 TD_TEST(embedding_reads_no_unknown_row)
 {
     enum { TOKENS = 6, VOCAB = 5, DIM = 8 };
@@ -153,7 +153,7 @@ static int64_t pitch_of(const td_heads_shape *s)
     return s->pitch ? s->pitch : PARTS * s->heads * s->head_dim;
 }
 
-/* One of q, k and v as it stands in the rows of tokens, in the order of [batch, heads, seq, head_dim]. */
+/* q, k or v from the rows of tokens, in the order [batch, heads, seq, head_dim]. */
 static void *picked(ops_case *c, const td_heads_shape *s, int part, const void *rows)
 {
     const size_t bytes = (size_t)s->head_dim * td_dtype_size(c->dtype);
@@ -168,7 +168,7 @@ static void *picked(ops_case *c, const td_heads_shape *s, int part, const void *
     return matrices;
 }
 
-/* Every pair in float64, turned by the angle of its position, or back with sign -1. */
+/* Rotates every pair in float64 by the angle of its position, or back with sign -1. */
 static double *turned(ops_case *c, const td_heads_shape *s, const float *cosine, const float *sine,
                       double sign, const void *matrices)
 {
@@ -270,7 +270,7 @@ static void qkv_gradients_are_turned_back_into_rows(void **state)
     }
 }
 
-/* Position 0 is not turned at all, and a table for more positions serves a shorter sequence. */
+/* Position 0 is not rotated. A table for more positions works for a shorter sequence. */
 TD_TEST(rope_begins_at_the_identity)
 {
     enum { COUNT = 3 * 2 * 6 };
@@ -319,8 +319,8 @@ TD_TEST(round_is_the_conversion)
     ops_finish(&c);
 }
 
-/* Whether `high` is the bf16 that is nearest to a number, of two as near the one further from zero. An
- * infinite one counts as 2^128. */
+/* Whether `high` is the bf16 nearest to a number, and for a tie the one further from zero. Infinity counts as
+ * 2^128. */
 static bool is_nearest(uint32_t bits, uint16_t high)
 {
     const double at = fabs((double)td_f32_from_bits(bits)),
@@ -332,7 +332,7 @@ static bool is_nearest(uint32_t bits, uint16_t high)
     return high == (uint16_t)((bits >> 16) + up);
 }
 
-/* Every upper half of an f32 with the lower halves around 0 and around a tie. */
+/* Every upper half of an f32, with lower halves around 0 and around a tie. */
 TD_TEST(planes)
 {
     static const uint16_t lower[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
@@ -343,7 +343,7 @@ TD_TEST(planes)
 
     for (int i = 0; i < N; i++)
         numbers[i] = (uint32_t)(i / LOWER) << 16 | lower[i % LOWER];
-    for (int begin = 0; begin < 2; begin++) { /* from an address for vectors, and from the one after it */
+    for (int begin = 0; begin < 2; begin++) { /* from an address for vectors, and from the address after it */
         const int64_t count = N - begin;
 
         ops_upload();
@@ -355,7 +355,7 @@ TD_TEST(planes)
         for (int i = begin; i < N; i++) {
             if ((numbers[i] & 0x7FFFFFFFu) > 0x7F800000u) {
                 assert_true((high[i] & 0x7FC0) == 0x7FC0 &&
-                            low[i] == 0); /* quiet: of both planes and of one */
+                            low[i] == 0); /* quiet, both in two planes and in one */
                 assert_int_equal(joined[i], (numbers[i] | 0x00400000u) & 0xFFFF0000u);
             } else {
                 assert_int_equal(joined[i], numbers[i]);

@@ -8,7 +8,7 @@ static const char *const variant_names[] = {"course2025", "course2026", "torch"}
 
 static const float gains[] = {1, 0.37f};
 
-/* Of p and g, 0 as in td_update_tensors; and whether p is planes. */
+/* types of p and g, 0 as in td_update_tensors; and whether p is planes */
 typedef struct update_types {
     td_dtype dtype, grad_dtype;
     bool planes;
@@ -29,10 +29,10 @@ static bool has_kernels(td_dtype dtype)
     return dtype == 0;
 }
 
-/* What AdamW and SGD have in common: drawn weights and gradients, and what the truth is made of. */
+/* State that tests of AdamW and SGD share: drawn weights and gradients, and inputs of the truth. */
 typedef struct update {
     td_update_tensors tensors;
-    td_dtype grad_dtype; /* without a 0 */
+    td_dtype grad_dtype; /* never 0 */
     void *p_before, *p, *g;
     uint16_t *planes[2]; /* high and low, if p is planes */
     double *p_truth, *grad;
@@ -56,7 +56,7 @@ static update update_make(ops_case *c, const update_types *types, int64_t count,
     return u;
 }
 
-/* Before each call: planes of what p is. */
+/* Before each call: the planes of p. */
 static void update_split(ops_case *c, update *u, bool planes)
 {
     uint16_t *halves[2];
@@ -87,7 +87,7 @@ typedef struct adamw_case {
     char name[64];
     int64_t count, step;
     double lr, beta1, weight_decay, eps,
-        gradient; /* the last scales the gradients: near eps the variants part */
+        gradient; /* the last factor scales the gradients: near eps the variants differ */
 } adamw_case;
 
 static void adamw_of(const adamw_case *row, int variant, const update_types *types, float gain)
@@ -179,7 +179,7 @@ TD_TEST(sgd)
     ops_finish(&c);
 }
 
-/* Steps that the device counts, each with a gain of its own. */
+/* Steps that the device counts, each with another gain. */
 TD_TEST(the_device_counts_the_steps)
 {
     static const float each[] = {1, 0.37f, -2};
@@ -226,12 +226,12 @@ static const struct {
 } clips[] = {
     {1, 1, 0.5f, false},
     {1, 1, 0, false},
-    {1, 1, 1, true}, /* by the 1e-6 */
+    {1, 1, 1, true}, /* below 1, because of the 1e-6 */
     {1, 1, 20, true},
     {1, 1e-3f, 20, true},
     {1, 1e30f, 3e30f, true},
     {1, 1, INFINITY, true},
-    /* It is the norm behind the gain that counts. */
+    /* The norm after the gain decides. */
     {0.37f, 1, 2, false},
     {0.37f, 1, 20, true},
     {-0.37f, 1, 2, false},
@@ -274,8 +274,7 @@ TD_TEST(a_norm_that_is_nan_makes_the_gain_nan)
     }
 }
 
-/* Norm, clipping and step, of which the host learns nothing: SGD from 0 with a rate of -1 shows the clipped
- * gradients. */
+/* Norm, clipping and step without the host. SGD from 0 with a rate of -1 shows the clipped gradients. */
 TD_TEST(clipped_gradients_have_the_norm)
 {
     enum { N = 1009 };
@@ -330,7 +329,7 @@ TD_TEST(assigning_writes_its_bytes_alone)
         memcpy(want + at, from, bytes);
         ops_upload();
         td_assert_ok(td_assign(ops_dev, on(to + at), from, bytes));
-        memset(from, 0xAA, sizeof from); /* it may change once the call returns */
+        memset(from, 0xAA, sizeof from); /* the host may change it after the call */
         ops_download();
         assert_memory_equal(to, want, sizeof want);
         ops_finish(&c);
@@ -349,9 +348,9 @@ TD_TEST(the_defaults_are_torchs)
     }
 }
 
-/* ---- what the steps come to ---- */
+/* ---- several steps ---- */
 
-/* 20 steps downhill: the small differences of one step must not add up. */
+/* 20 steps downhill: small differences of single steps must not add up. */
 TD_TEST(many_steps_stay_together)
 {
     enum { N = 67, STEPS = 20 };
@@ -432,14 +431,15 @@ TD_TEST(nan_and_infinity_stay_in_their_element)
         OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t));
         assert_true(isnan(p[0]) && isnan(m[0]) && isnan(v[0]));
         assert_true(isnan(p[1]) && m[1] == 0 && v[1] == 0);
-        assert_true(isnan(p[2])); /* infinity less its decay, infinity too */
+        assert_true(isnan(p[2])); /* infinity minus its decay, which is infinite too */
         assert_true(isnan(p[3]) && m[3] == INFINITY && v[3] == INFINITY);
         assert_true(p[4] == 1.5f && m[4] == 0 && v[4] == 0); /* only the decay */
         ops_finish(&c);
     }
 }
 
-/* The square of the first gradient is beyond f32, its share of v is not: later steps must move the weight. */
+/* The square of the first gradient exceeds f32, but its share of v does not: later steps must move the
+ * weight. */
 TD_TEST(one_huge_gradient_freezes_no_weight)
 {
     enum { N = 2 };
@@ -471,7 +471,7 @@ TD_TEST(one_huge_gradient_freezes_no_weight)
     }
 }
 
-/* Ten steps of numbers and of planes, from the ends of the range on: the same bits after each. */
+/* Ten steps of numbers and of planes, which begin at the ends of the range: the same bits after each step. */
 TD_TEST(planes_are_updated_as_numbers_are)
 {
     static const float ends[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 1e-45f, -1e-39f, 0.0f, -0.0f};
@@ -550,7 +550,7 @@ TD_TEST(global_norm)
             ops_finish(&c);
         }
 
-    /* Squares beyond f32 and below it; NaN and infinity. */
+    /* Squares above and below the range of f32; NaN and infinity. */
     ops_case c = ops_begin(TD_F32, "norm ends");
     assert_true(norm_of(&c, TD_F32, 2, ops_given(&c, TD_F32, 2, (const float[]){3e30f, -4e30f})) == 5e30f);
     assert_true(norm_of(&c, TD_F32, 2, ops_given(&c, TD_F32, 2, (const float[]){3e-30f, -4e-30f})) == 5e-30f);

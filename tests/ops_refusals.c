@@ -1,9 +1,9 @@
-/* A device without kernels refuses each operation by its name, and touches no output. What operations refuse
- * on the CPU is tests/fuzz_api_ops.c's and tests/fuzz_api_updates.c's. */
+/* A device without kernels refuses each operation and names it, and changes no output. tests/fuzz_api_ops.c
+ * and tests/fuzz_api_updates.c test refusals on the CPU. */
 #include "support/ops_kit.h"
 
-/* A device of another kind stands before ops.c in this program when asked for. A build with CUDA has no
- * gaps. */
+/* If a test asks for it, this program gives ops.c a device of another kind. A build with CUDA has all
+ * kernels. */
 static bool pretend_cuda;
 
 td_device_kind __real_td_device_kind_of(const td_device *dev);
@@ -25,7 +25,7 @@ TD_TEST(gaps_are_named)
     td_softmax_shape softmax_shape = {1, 1, 0, TD_F32};
     td_cross_entropy_shape cross_entropy_shape = {1, 1, TD_F32};
     td_update_tensors tensors = {.count = 1, .dtype = TD_F16, .p = out, .g = in, .m = out, .v = out};
-    void *const there = (void *)(uintptr_t)256; /* where the host cannot look, and need not */
+    void *const there = (void *)(uintptr_t)256; /* an address that the host must not read */
     td_device *d = ops_dev;
     size_t bytes;
 

@@ -10,10 +10,10 @@ static double rstd_of(const double *x, int64_t cols, double eps)
     return 1 / sqrt(ops_dot(x, x, cols) / (double)cols + eps);
 }
 
-/* Each type alone, and each 16-bit type beside x in f32. Those of f16 come last: the CPU has none. */
+/* Each type alone, and each 16-bit type with x in f32. f16 comes last, because the CPU does not have it. */
 typedef struct types {
     const char *name;
-    td_dtype dtype, x_dtype; /* an x_dtype of 0 is dtype, said shortly */
+    td_dtype dtype, x_dtype; /* x_dtype 0 means dtype */
 } types;
 
 static const types all_types[] = {{"f32", TD_F32, TD_F32},
@@ -77,7 +77,7 @@ static void forward(void **state)
     }
 }
 
-/* The bits of an addition and a norm behind it. */
+/* The bits of an addition followed by a norm. */
 static void residual_forward(void **state)
 {
     const rmsnorm_case *row = *state;
@@ -116,7 +116,7 @@ static void residual_forward(void **state)
     }
 }
 
-/* Units of what is added and of what was there, as units of their sum, in which both may cancel. */
+/* Errors of the added numbers and of the earlier numbers, in units of their sum, in which both may cancel. */
 static double units_of_sum(double units, const double *sum, const double *before, int64_t count)
 {
     double squares = ops_dot(sum, sum, count);
@@ -166,7 +166,7 @@ static void check_backward(const rmsnorm_case *row, const types *of, bool add_dx
 #define BACKWARD(dy, dx, rounded)                                                                            \
     td_rmsnorm_backward(ops_dev, &shape, on(x), on(weight), on(rstd), on(dy), add_dx, on(dx), on(rounded),   \
                         add_dweight, on(dweight), on(ops_bytes(&c, bytes)))
-    /* The other output of each run only has to hold numbers: it is checked in its own. */
+    /* The other output of each run must only be finite, because another run checks it. */
     memcpy(dweight, dweight_before, (size_t)cols * td_dtype_size(dweight_dtype));
     OPS_RUN(&c, x_dtype, dx, all, add_dx ? dx_before : NULL, BACKWARD(dy, dx, rounded));
     ops_assert_close(&c, "dx", x_dtype, dx, dx_truth, all, units_of_sum(8, dx_truth, dx_added, all));
@@ -190,7 +190,7 @@ static void check_backward(const rmsnorm_case *row, const types *of, bool add_dx
     ops_finish(&c);
 }
 
-/* All types, dx and dweight added to what is there or not, dweight also in f32. */
+/* All types; dx and dweight set or added to; dweight also in f32. */
 static void backward(void **state)
 {
     for (const types *of = all_types; of < end_of_types(); of++)
@@ -297,8 +297,8 @@ TD_TEST(overflow_of_the_squares)
     ops_finish(&c);
 }
 
-/* A sum of 512 products costs up to 4 units where the compiler makes one chain of it. With a small eps, dx of
- * a row of one element is all cancellation: no rstd in f32 could give it. */
+/* A sum of 512 terms has an error of up to 4 units if the compiler makes one chain of it. With a small eps,
+ * dx of a row of one element is pure cancellation, which no f32 rstd could represent. */
 static const rmsnorm_case cases[] = {
     {"rmsnorm one", {1, 1, .eps = 4}},
     {"rmsnorm below a vector", {5, 15, .eps = 1e-5f}},

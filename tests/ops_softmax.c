@@ -47,7 +47,7 @@ static void forward_and_backward(void **state)
         OPS_RUN(&c, c.dtype, own, all, x, td_softmax_forward(ops_dev, &shape, on(own), on(own)));
         td_assert_identical("in place", c.dtype, own, y, all);
 
-        /* The backward of the y that was stored, rounded as it is. */
+        /* The backward of the stored, rounded y. */
         double *p = ops_f64(&c, c.dtype, y, all);
         for (int64_t r = 0; r < rows; r++) {
             double dot = ops_dot(p + r * cols, g + r * cols, seen(&shape, r));
@@ -80,7 +80,7 @@ TD_TEST(equal_scores_share_exactly)
     ops_finish(&c);
 }
 
-/* Columns behind the mask may hold anything: they change no bit and become 0. */
+/* Masked columns may hold anything: they change no bit and become 0. */
 TD_TEST(the_mask_hides_what_is_behind_it)
 {
     enum { SEQ = 37, ALL = 2 * SEQ * SEQ };
@@ -132,8 +132,8 @@ TD_TEST(backward_is_the_derivative)
     ops_finish(&c);
 }
 
-/* Row 0: NaN. 1: one masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN of the other
- * sign. */
+/* Row 0: NaN. 1: one element masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN with
+ * the other sign. */
 TD_TEST(ends_of_the_range)
 {
     enum { ROWS = 7, COLS = 3 };
@@ -151,7 +151,7 @@ TD_TEST(ends_of_the_range)
         for (int i = 0; i < COLS; i++)
             assert_true(isnan(y[i]) && isnan(y[6 + i]) && isnan(y[9 + i]) && isnan(y[18 + i]));
         assert_true(y[3] == 0 && y[4] == 0.5 && y[5] == 0.5);
-        if (c.dtype != TD_F16) /* where 3e38 is infinity */
+        if (c.dtype != TD_F16) /* in f16 3e38 is infinity */
             assert_true(y[12] == 1 && y[13] == 0 && y[14] == 0);
         assert_true(y[15] == 0.5 && y[16] == 0.5 && y[17] >= 0 && y[17] < 1e-37);
         ops_finish(&c);

@@ -1,6 +1,5 @@
-/* Groups of ranges with hyperparameters of their own, the link that updates them, clipping, and the schedule.
- * What a single update computes is tests/ops_optimizers.c's; here its numbers come from one call on the whole
- * range. */
+/* Groups of ranges with different hyperparameters, the link that updates them, clipping, and the schedule.
+ * tests/ops_optimizers.c tests single updates; here one call on the whole range gives the numbers. */
 #include "optimizer/optimizer.h"
 
 #include "base/check.h"
@@ -15,7 +14,7 @@
 
 enum { ELEMENTS = 1000 };
 
-/* What the tests count: calls of the operations, and the elements that norms are taken of. */
+/* Counts of calls of the operations, and of elements whose norms are computed. */
 static int64_t updates, normed;
 
 td_status __real_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
@@ -36,7 +35,7 @@ td_status __wrap_td_global_norm(td_device *dev, int64_t count, td_dtype dtype, c
     return __real_td_global_norm(dev, count, dtype, g, norm, work);
 }
 
-/* What streams wait for. */
+/* The events for which streams wait. */
 static const td_event *waits[8];
 static int64_t wait_count;
 
@@ -46,7 +45,7 @@ td_status __wrap_td_event_wait(td_event *event)
     return TD_OK;
 }
 
-/* A block of mixed precision on the CPU, some of whose masters are planes, and what a step reads. */
+/* A block of mixed precision on the CPU, with some masters in planes, and the inputs of a step. */
 typedef struct block {
     td_device *dev;
     td_weights weights;
@@ -128,8 +127,8 @@ static td_optimizer *make(const block *b, int64_t count, const td_optimizer_grou
     return optimizer;
 }
 
-/* A backward pass whose gradients become final in the order of a model: the end, the middle from its end on,
- * then the ends of what is left. */
+/* A backward pass. Gradients become final in the order of a model: the end, then the middle from its end on,
+ * then the rest. */
 static td_status pass_of(td_hook *chain)
 {
     static const td_range order[] = {{900, 1000}, {600, 700}, {500, 600}, {300, 500}, {700, 900}, {0, 300}};
@@ -140,7 +139,7 @@ static td_status pass_of(td_hook *chain)
     return td_hooks_end(chain, TD_PASS_BACKWARD, status);
 }
 
-/* A pass whose gradients become final two by two. */
+/* A pass whose ranges become final two by two. */
 static td_status pass_of_pairs(td_hook *chain)
 {
     td_status status = td_hooks_begin(chain, TD_PASS_BACKWARD, true);
@@ -150,7 +149,7 @@ static td_status pass_of_pairs(td_hook *chain)
     return td_hooks_end(chain, TD_PASS_BACKWARD, status);
 }
 
-/* Of groups: AdamW in two orders with a gap between them, and SGD. The last one is a usual group of norms. */
+/* Groups: AdamW in two orders with a gap between them, and SGD. The last one is a usual group of norms. */
 static const td_range ranges[] = {{0, 450}, {500, 640}, {640, 1000}};
 
 static void fill_groups(td_optimizer_group groups[3])
@@ -180,7 +179,7 @@ static void fill_alike(td_optimizer_group groups[10])
     groups[9].hyper.adamw.variant = TD_ADAMW_COURSE2025;
 }
 
-/* What a step makes of the block, by the operations themselves, group by group. */
+/* The result of a step on the block, by the operations themselves, group by group. */
 typedef struct expected {
     float p[ELEMENTS], m[ELEMENTS], v[ELEMENTS];
 } expected;
@@ -371,7 +370,7 @@ TD_TEST(moments_belong_to_the_elements_of_adamw_groups_alone)
     td_assert_ok(td_optimizer_reset(optimizer));
     for (int64_t i = 0; i < 360; i++)
         assert_true(m[i] == 0 && v[i] == 0);
-    for (int64_t without = 450; without < 640; without += 27) { /* the gap, and SGD */
+    for (int64_t without = 450; without < 640; without += 27) { /* in the gap, and in SGD */
         td_assert_ok(td_optimizer_moments(optimizer, without, &m, &v));
         assert_true(!m && !v);
     }
@@ -450,7 +449,7 @@ TD_TEST(many_ranges_in_any_order_are_one_set)
     td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
     td_hook *hook = td_optimizer_hook(optimizer);
     td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
-    for (int64_t i = 0; i < ELEMENTS / 10; i++) { /* every range once, seldom beside the one before */
+    for (int64_t i = 0; i < ELEMENTS / 10; i++) { /* every range once, rarely next to the previous one */
         const int64_t at = i * 37 % (ELEMENTS / 10);
         td_assert_ok(td_hooks_final(hook, (td_range){10 * at, 10 * at + 10}, NULL));
     }
@@ -462,7 +461,7 @@ TD_TEST(many_ranges_in_any_order_are_one_set)
     close_block(&b);
 }
 
-/* A link may pass on ranges of one event, which is recorded again, or of several. */
+/* A link may pass on ranges with one event, which is recorded again, or with several events. */
 TD_TEST(every_event_of_a_pass_is_waited_for_once)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
@@ -484,7 +483,7 @@ TD_TEST(every_event_of_a_pass_is_waited_for_once)
         for (int64_t i = 0; i < 5; i++)
             td_assert_ok(td_hooks_final(hook, (td_range){10 * i, 10 * i + 10}, given[i]));
         td_assert_ok(td_hooks_final(hook, (td_range){50, 300}, one));
-        assert_int_equal(wait_count, 2); /* an event that another one follows; the pass goes on */
+        assert_int_equal(wait_count, 2); /* an event followed by another one; the pass goes on */
         assert_int_equal(normed, clipped ? 20 : 0);
         td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
         assert_int_equal(wait_count, 3);
@@ -517,7 +516,7 @@ TD_TEST(clipping_scales_by_the_norm_of_all_and_reads_gradients_once)
 
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
         for (int kind = 0; kind < 4; kind++) {
-            const bool small = kind % 2 == 1, many = kind / 2 == 1; /* norms that have no room become one */
+            const bool small = kind % 2 == 1, many = kind / 2 == 1; /* norms without memory become one norm */
             td_clip *clip;
 
             open_block(&b);

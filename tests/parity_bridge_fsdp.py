@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The second block is used twice."""
+    """Uses the second block twice."""
 
     def __init__(self, tied=False, frozen=False, reentrant=None):
         super().__init__()
@@ -96,7 +96,7 @@ def loss_of(model, step, rank):
 
 
 def average_in_one_process(model, ranks, losses):
-    """Adds the average of all ranks' gradients to those that are there."""
+    """Adds the average of all ranks' gradients to the existing gradients."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     sums = [None] * len(parameters)
     for rank in range(ranks):
@@ -125,7 +125,7 @@ def optimizers(*models, kind=torch.optim.AdamW):
 
 
 class Watch:
-    """Counts gathers and reductions, and the gathered weights that are in memory."""
+    """Counts gathers and reductions, and the gathered weights in memory."""
 
     def __init__(self):
         self.events, self._storages, self.most, self.sent = [], [], 0, set()
@@ -168,14 +168,16 @@ class Watch:
 
 
 def train(ranks, rank):
-    """Plain, and with all that makes a weight's path longer, with and without checkpoints."""
+    """Plain, and with everything that lengthens a weight's path, with and without checkpoints."""
     for options in (
         {},
         {"tied": True, "frozen": True, "reentrant": True},
         {"tied": True, "frozen": True, "reentrant": False},
     ):
         alone = seeded(lambda options=options: Gpt(**{**options, "reentrant": None}))
-        model = get_fsdp(seeded(lambda options=options: Gpt(**options), rank))  # rank 0's weights go to all
+        model = get_fsdp(
+            seeded(lambda options=options: Gpt(**options), rank)
+        )  # all ranks get rank 0's weights
         assert torch.equal(fsdp_gather_full_params(model)["tokens.weight"], alone.tokens.weight)
         one, other = optimizers(model, alone)
         for step in range(3 if ranks <= 2 else 2):
@@ -191,8 +193,8 @@ def train(ranks, rank):
             assert model.module.unused.grad is None
             for optimizer in (one, other):
                 optimizer.step()
-            # Two ranks add in one order, more ranks in the backend's. A reentrant checkpoint runs a backward
-            # pass for each use of a block, and each is averaged by itself.
+            # Two ranks have one order of addition, more ranks the backend's. A reentrant checkpoint runs a
+            # backward pass for each use of a block, and each gradient is averaged separately.
             check_same(model, alone, exact=ranks <= 2 and not options.get("reentrant"))
             with torch.no_grad(), Watch() as watch:
                 mine, right = loss_of(model, step, 99), loss_of(alone, step, 99)
@@ -206,7 +208,7 @@ def train(ranks, rank):
 
 
 def accumulate(ranks, rank):
-    """Micro-batches, clipping by the norm of all ranks, and both ways to drop gradients."""
+    """Micro-batches, clipping by the norm over all ranks, and both ways to drop gradients."""
     alone, model = seeded(Gpt), get_fsdp(seeded(Gpt))
     one, other = optimizers(model, alone)
     for step in range(4):
@@ -226,7 +228,7 @@ def accumulate(ranks, rank):
 
 def beside_data_parallel(ranks, rank):
     whole, model = seeded(Gpt), get_fsdp(seeded(Gpt))
-    whole.unused.requires_grad_(False)  # a gradient of 0 in DataParallel, none here
+    whole.unused.requires_grad_(False)  # DataParallel gives it a gradient of 0, FSDP gives none
     naive = bridge.DataParallel(whole, "naive")
     one, other = optimizers(model, naive)
     for step in range(10):
@@ -274,7 +276,7 @@ def course():
 
 
 def contract(ranks, rank):
-    """As the course's tests: parameters after each step, then shapes, types and equality of gradients."""
+    """As in the course's tests: parameters after each step, then shapes, types and equality of gradients."""
     for compute in (None, torch.float16):
         alone, model = seeded(course), get_fsdp(seeded(course), compute)
         one, other = optimizers(model, alone, kind=torch.optim.SGD)
@@ -313,7 +315,7 @@ def layers(count=6, size=8):
 
 
 def prefetch_and_memory(ranks, rank):
-    """The next weight is gathered while this one is used, and not before the one before it was freed."""
+    """The next weight is gathered while this one is used, but not before the previous one is freed."""
     model = get_fsdp(layers())
     for step in range(2):
         with Watch() as watch:
@@ -348,8 +350,8 @@ class Checkpointed(nn.Sequential):
 
 
 def checkpoint_and_memory(ranks, rank):
-    """A checkpoint saves nothing of its modules, and they run again. It begins when the last layer's backward has its
-    weight already, which is one more."""
+    """A checkpoint saves no tensors of its modules, which run again. It begins when the backward of the last layer
+    already has its weight, which is one weight more."""
     model, runs = get_fsdp(Checkpointed(*layers())), []
     model.module[0].register_forward_hook(lambda *_: runs.append(1))
     for step in range(2):
@@ -360,7 +362,7 @@ def checkpoint_and_memory(ranks, rank):
 
 
 class Boom(torch.autograd.Function):
-    """Fails in forward or in backward, where it is told to."""
+    """Fails in forward or in backward, as told."""
 
     where = None
 
@@ -383,7 +385,7 @@ class Exploding(nn.Module):
 
 
 def fail(ranks, rank):
-    """A pass that fails leaves no weight behind, and the next step is right."""
+    """After a pass that fails no weight stays gathered, and the next step is right."""
     make = lambda: nn.Sequential(*layers(3), Exploding(), *layers(3))  # noqa: E731
     alone, model = seeded(make), get_fsdp(seeded(make))
     one, other = optimizers(model, alone)
@@ -442,7 +444,7 @@ def read_weights_of_others(ranks, rank):
             torch.testing.assert_close(
                 parameter.grad, right[unit.own] if unit else right, rtol=close, atol=close
             )
-    with torch.no_grad():  # in evaluation torch's layer reads the weights of all its modules at once
+    with torch.no_grad():  # in evaluation torch's layer reads the weights of all its modules together
         mine, right = (net.eval()(batch(0, 0)[0]) for net in (get_fsdp(seeded(Tail)), alone))
     torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
 
@@ -505,7 +507,7 @@ def misuse(ranks, rank):
 
 
 def overflow(ranks, rank):
-    """A gradient that overflows in the rows of one rank makes a GradScaler skip the step on every rank."""
+    """If a gradient overflows in the rows of one rank, a GradScaler skips the step on every rank."""
     model = get_fsdp(seeded(lambda: layers(2)), torch.float16)
     (one,) = optimizers(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
@@ -523,7 +525,7 @@ def overflow(ranks, rank):
 
 
 class Parts(nn.Module):
-    """Reads one of the parameters that no unit has."""
+    """Reads one of the parameters that are in no unit."""
 
     def __init__(self):
         super().__init__()
@@ -534,7 +536,7 @@ class Parts(nn.Module):
 
 
 def use_other_parameters(ranks, rank):
-    """A rank without a gradient counts as 0. Without one on any rank there is none."""
+    """The gradient of a rank without one counts as 0. If no rank has one, there is none."""
     alone, model = seeded(Parts), get_fsdp(seeded(Parts))
     model(rank).backward()
     average_in_one_process(alone, ranks, alone)
@@ -544,7 +546,7 @@ def use_other_parameters(ranks, rank):
 
 
 def carry(ranks, rank, folder):
-    """States that another number of ranks has written are loaded with the same bits, and trained on."""
+    """States written by another number of ranks are loaded with the same bits, and trained further."""
     make = lambda: Gpt(tied=True)  # noqa: E731
     model, alone = get_fsdp(seeded(make, 5)), seeded(make, 5)
     one, other = (torch.optim.AdamW(net.parameters(), lr=0.01) for net in (model, alone))
@@ -556,7 +558,7 @@ def carry(ranks, rank, folder):
         mine = model.full_state_dict()
         assert list(mine) == list(state) and all(torch.equal(mine[key], state[key]) for key in state)
         alone.load_state_dict(state)
-        other.load_state_dict(copy.deepcopy(moments))  # else the two share `step`
+        other.load_state_dict(copy.deepcopy(moments))  # without a copy the two would share `step`
         says(
             "Missing key",
             lambda: model.load_full_state_dict({k: v for k, v in state.items() if k != "norm.bias"}),
@@ -575,7 +577,7 @@ def carry(ranks, rank, folder):
 
 
 def compiled(ranks, rank):
-    """torch.compile inside of the wrap, with Dynamo's own warnings let through."""
+    """torch.compile of a wrapped module, with Dynamo's own warnings."""
     alone, inner = seeded(Tail), seeded(Tail)
     inner.layer = torch.compile(inner.layer, backend="aot_eager")
     model = get_fsdp(inner)
@@ -621,7 +623,7 @@ CASES = {
 
 
 def a_rank(rank, folder):
-    warnings.simplefilter("error")  # as the course's tests have it
+    warnings.simplefilter("error")  # as in the course's tests
     torch.set_num_threads(1)
     for ranks, cases in CASES.items():
         if rank >= ranks:

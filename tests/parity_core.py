@@ -1,4 +1,4 @@
-"""What parity/core does ahead of a record, without a library: cases, drawing, timing, weighing, identity."""
+"""parity/core before a record exists, without a library: cases, drawing, timing, weighing, identity."""
 
 import functools
 import gc
@@ -214,7 +214,7 @@ class Clock(unittest.TestCase):
 
 
 def exact_and_high_water():
-    """The peak of one attention by PyTorch's allocator and by the kernel's account of the process."""
+    """The peak of one attention, by PyTorch's allocator and by the kernel's statistics of the process."""
 
     def status(name):
         found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -270,7 +270,7 @@ class Memory(unittest.TestCase):
         exact, high = self.in_a_fresh_process(exact_and_high_water)
         self.assertEqual(
             exact, 2 * 8 * 1024**2 * 4
-        )  # scores and probabilities; the output comes when scores are gone
+        )  # scores and probabilities; the output is made after the scores are freed
         self.assertAlmostEqual(high / exact, 1, delta=0.1)
 
     def test_available_is_the_least_of_machine_and_group(self):
@@ -303,7 +303,7 @@ class Memory(unittest.TestCase):
                         mine = groups / controllers / path.lstrip("/")
                         mine.mkdir(parents=True, exist_ok=True)
                         (mine / name).write_text(text)
-                        if mine != groups / controllers:  # all of the machine's, or of the container's
+                        if mine != groups / controllers:  # kills of the machine, or of the container
                             (groups / controllers / name).write_text("oom_kill 100\n")
                 found = re.search(r"^oom_kill (\d)$", text, re.MULTILINE).group(1)
                 self.assertEqual(memory.oom_kills(vmstat, groups), int(found))
@@ -362,7 +362,7 @@ model\t\t: 99
                 here | {"build": BUILD | {"commit": "another", "library": "l2"}},
                 True,
                 True,
-            ),  # the id alone counts
+            ),  # only the id counts
             (here | {"build": BUILD | {"id": "i2"}}, True, False),
             (dict(machine="M"), True, False),  # from before
             (dict(machine="N"), False, False),
@@ -400,7 +400,7 @@ model\t\t: 99
 
         self.assertEqual(id_of(), id_of(library="m", commit="d"))
         self.assertNotEqual(id_of(), id_of(modules={"flash": {"cpu": "2", "cuda": ""}}))
-        self.assertNotEqual(id_of(), id_of(measure=("time",)))  # which the rule of errors has no part in
+        self.assertNotEqual(id_of(), id_of(measure=("time",)))  # times do not use the rule of errors
         self.assertNotEqual(
             id_of(path="parity.ops"), id_of(path="parity.ops", library="m")
         )  # a module not named

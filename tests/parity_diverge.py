@@ -26,7 +26,7 @@ class Diverge(unittest.TestCase):
         cls.library.set_threads(1)
 
     def said(self, *arguments, here=True):
-        """(exit status, what is printed). here: in this process."""
+        """(exit status, output). here: in this process."""
 
         def records_of(case, settings):
             return [measure_case(diverge, case, self.library, budget=0.0)]
@@ -41,7 +41,7 @@ class Diverge(unittest.TestCase):
         return status, out.getvalue() + err.getvalue()
 
     def changed(self, wrong, change):
-        """What is said if C's output of this name is another."""
+        """The message if C's output of this name is wrong."""
         copy = diverge.Outputs.copy
 
         def faulty(outputs, hook, output):

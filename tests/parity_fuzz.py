@@ -1,7 +1,8 @@
-"""Random tests of what stands between a sweep and its pages: corrupt record files, kills, full disks.
+"""Random tests of the code between a sweep and its pages: corrupt record files, kills, full disks.
 
-Each test runs for a bounded time from a fixed seed; TANDEM_FUZZ_SEED and TANDEM_FUZZ_SECONDS (of each test) set others.
-The first case has that seed, the next one more, and a failure prints its own: with TANDEM_FUZZ_SECONDS=0 it runs alone.
+Each test runs for a bounded time from a fixed seed. TANDEM_FUZZ_SEED and TANDEM_FUZZ_SECONDS (of each test) set others.
+The first case has that seed, and each further case one more. A failure prints the seed of its case: with it and
+TANDEM_FUZZ_SECONDS=0 the case runs alone.
 """
 
 import contextlib
@@ -122,7 +123,7 @@ BYTES = (
 
 
 def fuzz(default: float, act) -> None:
-    """Calls act(rng) with one seed after the other until the time is up, and at least once."""
+    """Calls act(rng) with consecutive seeds until the time is over, at least once."""
     seed = int(os.environ.get("TANDEM_FUZZ_SEED", "1"))
     end = time.monotonic() + float(os.environ.get("TANDEM_FUZZ_SECONDS", default))
     first = seed
@@ -139,7 +140,7 @@ def fuzz(default: float, act) -> None:
 
 
 def value(rng: random.Random, deeper: int = 2):
-    """Anything that JSON can say."""
+    """Any JSON value."""
     if deeper and rng.random() < 0.3:
         items = [value(rng, deeper - 1) for _ in range(rng.randrange(4))]
         return items if rng.random() < 0.5 else {rng.choice(STRINGS): item for item in items}
@@ -156,10 +157,10 @@ def places(node, found: list) -> list:
 
 
 def mutated_value(rng: random.Random, line: bytes) -> bytes:
-    """The line with another value, key or depth here and there: JSON still."""
+    """The line as valid JSON, with some values, keys or depths changed."""
     record = json.loads(line)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        # The record's own keys half of the time: series and samples have most of the others.
+        # Half of the choices are the record's own keys, because series and samples have most of the values.
         inside = [(record, key) for key in record] if rng.random() < 0.5 else places(record, [])
         if not inside:
             break
@@ -182,7 +183,7 @@ def mutated_value(rng: random.Random, line: bytes) -> bytes:
         with contextlib.suppress(RecursionError):
             json.dumps(record)
             continue
-        break  # what was swapped holds itself
+        break  # a swap made a value contain itself
     try:
         return json.dumps(record, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass")
     except (RecursionError, ValueError):
@@ -190,7 +191,7 @@ def mutated_value(rng: random.Random, line: bytes) -> bytes:
 
 
 def mutated_bytes(rng: random.Random, line: bytes) -> bytes:
-    """The line as a disk, an editor or a writer that died may leave it."""
+    """The line as a disk, an editor or a dead writer may leave it."""
     for _ in range(rng.choice((1, 1, 2, 8))):
         a, b = sorted(rng.choices(range(len(line) + 1), k=2))
         way = rng.randrange(7)
@@ -217,7 +218,7 @@ def mutated(rng: random.Random, line: bytes) -> bytes:
 
 class Lines(unittest.TestCase):
     def test_a_line_is_a_record_or_says_why_not(self):
-        """And what is a record can be read by all that reads records."""
+        """Every reader of records can read a valid record."""
         committed = (ROOT / "reports/cpu/records.jsonl").read_bytes().splitlines()
         committed += (ROOT / "reports/h200/records.jsonl").read_bytes().splitlines()[::7]
         taken = Counter()
@@ -344,10 +345,10 @@ class Files(unittest.TestCase):
                 self.assertTrue(status in (0, 1) or "holds no records" in err, err)
         status, _, err = self.main("prune", "--dry-run", "--reports", reports)
         self.assertEqual((status, err), (0, ""))
-        self.assertEqual(file.read_bytes(), content)  # so far nobody has written
+        self.assertEqual(file.read_bytes(), content)  # nothing was written so far
 
         status, out, err = self.sweep(reports)
-        if status == 2:  # a record that is whole, of another machine or device
+        if status == 2:  # a complete record of another machine or device
             self.assertIn("holds records of", err)
             return
         self.assertEqual(status, 0, err)
@@ -365,7 +366,7 @@ class Files(unittest.TestCase):
         self.assertIn(f"; {len(after.records)} stay\n", out)
 
     def test_a_disk_that_ends_anywhere_keeps_what_was_whole(self):
-        """The file may grow by so many bytes and no further; later there is room again."""
+        """The file may grow by that many bytes; afterwards the limit is gone."""
 
         def case(rng):
             limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -393,13 +394,13 @@ class Files(unittest.TestCase):
         fuzz(2, case)
 
     def complete(self, loaded):
-        """Every result exactly once."""
+        """Every result exists exactly once."""
         found = Counter(map(key_of, loaded.records))
         self.assertEqual((loaded.warnings, len(found), set(found.values())), ([], 2 * CASES, {1}))
 
 
 class Kills(unittest.TestCase):
-    """kill -9 at random moments, of the sweep or of a process that measures for it."""
+    """kill -9 at random times, of the sweep or of a process that measures for it."""
 
     @classmethod
     def setUpClass(cls):
@@ -436,7 +437,7 @@ class Kills(unittest.TestCase):
 
     @staticmethod
     def helpers(pid):
-        """The processes that measure, and the one that they are forked from."""
+        """The measuring processes, and the process that forks them."""
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -450,7 +451,7 @@ class Kills(unittest.TestCase):
         return sorted(child for child in found if parents[child][1])
 
     def kill(self, rng, reports, whom):
-        """Starts a sweep, and kills it or one of its helpers, from the moment on at which it holds the file."""
+        """Starts a sweep. Kills it or one of its helpers after it has locked the file."""
         process, said = self.start(reports)
         deadline = time.monotonic() + PATIENCE
         while process.poll() is None and not self.is_held(reports):
@@ -495,7 +496,7 @@ class Kills(unittest.TestCase):
                 self.assertEqual(len(loaded.newest()), 2 * CASES)
                 self.assertEqual({record["status"] for record in loaded.newest()}, {"ok"})
                 self.assertEqual({record["status"] for record in loaded.records} - {"ok", "error"}, set())
-                # A result that a kill spoiled is there once more; every other one exactly once.
+                # A result that a kill damaged is measured once more; every other one exists exactly once.
                 spoiled = {key_of(r)[:2] for r in loaded.records if r["status"] == "error" or "message" in r}
                 whole = Counter(key_of(r) for r in loaded.records if key_of(r)[:2] not in spoiled)
                 self.assertLessEqual(set(whole.values()), {1})

@@ -1,4 +1,4 @@
-"""The device layer on a GPU. As a program it exits with 77 where there is none; if TD_REQUIRE_GPU is set, it fails."""
+"""The device layer on a GPU. As a program it exits with 77 if there is no GPU; with TD_REQUIRE_GPU set it fails."""
 
 import os
 import sys

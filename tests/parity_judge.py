@@ -1,4 +1,4 @@
-"""The checker checked: wrong answers that judge() must reject, and right ones that it must not."""
+"""Tests of the checker: wrong answers that judge() must reject, and right answers that it must accept."""
 
 import itertools
 import math
@@ -31,19 +31,21 @@ class Attention:
 
     @staticmethod
     def eager(q, k, v):
-        """As PyTorch runs it, in the dtype of its inputs."""
+        """As PyTorch computes it, in the dtype of its inputs."""
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
 
     @staticmethod
     def kernel(q, k, v, dropped=None):
-        """What a good C kernel returns: the sums in another order and in f32, rounded once. A key may be dropped."""
+        """The answer of a good C kernel: sums in another order and in f32, rounded once. A key may be dropped."""
         wide = [tensor.float() for tensor in (q, k.flip(-2), v.flip(-2))]
         scores = wide[0] @ wide[1].transpose(-1, -2) / math.sqrt(q.shape[-1])
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         if dropped is not None:
-            seen[dropped + 1 :, dropped] = False  # for every later query; its own keeps it, or would see none
+            seen[dropped + 1 :, dropped] = (
+                False  # for every later query; the key's own query keeps it, because it might see no other
+            )
         weights = torch.exp(scores.masked_fill(~seen.flip(-1), -math.inf) - scores.amax(-1, keepdim=True))
         return ((weights @ wide[2]) / weights.sum(-1, keepdim=True)).to(q.dtype)
 
@@ -85,7 +87,7 @@ def equals_of(formula, inputs, count=4, first=0):
 
 
 def judged(formula, inputs, answer):
-    """The verdict on an answer to a formula of tensors, with all that a case has."""
+    """The verdict on an answer to a formula of tensors, with all data of a case."""
     truth = formula(*(x.double() if x.is_floating_point() else x for x in inputs))
     return verdict(answer, formula(*inputs), truth, equals=equals_of(formula, inputs))
 
@@ -124,7 +126,7 @@ class RightAnswers(unittest.TestCase):
         self.assertIn("1 of 30000 elements", found.complaints[0])
 
     def test_an_order_worse_than_pytorch_s_passes_where_it_is_sequential(self):
-        # A long sum, which PyTorch forms in many lanes with far less error than one term after the other.
+        # A long sum. PyTorch forms it in many lanes, with far less error than one term after the other.
         a, b = normal("long", F32, 8, 4000), normal("longer", F32, 4000, 8)
         truth = a.double() @ b.double()
         (answer,) = equals_of(Product.eager, (a, b), 1, first=99)
@@ -143,10 +145,10 @@ class RightAnswers(unittest.TestCase):
 
 
 class WrongAnswers(unittest.TestCase):
-    """Each must be refused whatever PyTorch's own error is, in f32 and, where the dtype can show it, in bf16."""
+    """Each wrong answer must be refused for any error of PyTorch: in f32, and in bf16 if bf16 can show it."""
 
     def refused(self, dtype, spoil, words=""):
-        """spoil(answer, problem, inputs) returns a wrong answer; in 5 draws of each problem it must not pass."""
+        """spoil(answer, problem, inputs) returns a wrong answer, which must fail in 5 draws of each problem."""
         for problem, seed in itertools.product(PROBLEMS, range(5)):
             with self.subTest(problem=problem.__name__, dtype=dtype, seed=seed):
                 inputs = problem.inputs(seed, dtype)
@@ -193,11 +195,11 @@ class WrongAnswers(unittest.TestCase):
 
     def test_scale_off_by_a_thousandth(self):
         self.refused(F32, lambda good, *_: good * 1.001, "all are about 1.001 times the truth")
-        # In bf16 0.1 % is less than the rounding error, which hides it from both norms.
+        # In bf16 0.1 % is less than the rounding error, so both norms miss it.
         self.refused(BF16, lambda good, *_: (good.float() * 1.01).to(BF16))
 
     def test_scale_off_by_a_thousandth_in_16_bits(self):
-        """Seen where PyTorch's own errors do not follow the truth and the numbers are many."""
+        """Found if PyTorch's own errors do not follow the truth and there are many numbers."""
         x = normal("scores", BF16, 512, 128) * 2
         softmax = lambda x: torch.softmax(x, -1)  # noqa: E731
         truth = softmax(x.double())
@@ -411,7 +413,7 @@ class WrongAnswers(unittest.TestCase):
 
 
 class Equals(unittest.TestCase):
-    """Sums in an order of their own have the error that the rule takes them to have."""
+    """Sums in another order have the error that the rule assumes."""
 
     def error(self, formula, *inputs, seed=0):
         truth = formula(*(x.double() for x in inputs))
@@ -420,7 +422,7 @@ class Equals(unittest.TestCase):
         return float((got - truth).norm() / truth.norm())
 
     def partial_sums(self, a, b):
-        """u times the root of the squared partial sums, over the norm of the results: rule.md's measure."""
+        """u times the root of the squared partial sums, over the norm of the results: the measure of rule.md."""
         sums = (a.double()[:, :, None] * b.double()[None]).cumsum(1)
         return 2**-24 * float(sums.square().sum().sqrt() / sums[:, -1].norm())
 
@@ -589,7 +591,7 @@ class OtherRules(unittest.TestCase):
         self.assertEqual(verdict(off, off, truth).error()["ulp_max"], 2.0)
         tiny = torch.tensor(
             [1.0 + 2**-14, 1000.0, 800.0]
-        )  # measured by the typical element, not by 1.0's own ulp
+        )  # relative to the typical element, not to the ulp of 1.0
         self.assertEqual(verdict(tiny, tiny, truth).error()["ulp_max"], 1.0)
         zero = torch.zeros(3)
         self.assertEqual(verdict(zero, zero, zero.double()).error()["ulp_max"], 0.0)

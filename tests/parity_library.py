@@ -1,4 +1,4 @@
-"""libtandem through cffi: names, structs, tensors, errors and what is freed, on a library built for the purpose.
+"""libtandem through cffi: names, structs, tensors, errors and freeing, with a library built for the test.
 
 With TANDEM_LIBRARY set, also that the real library loads with every prototype of the headers.
 """
@@ -55,7 +55,7 @@ class FakeLibrary(unittest.TestCase):
             with self.subTest(words=words), self.assertRaisesRegex((TypeError, ValueError), words):
                 self.c.td_fake_scale(self.c.device, self.shape, self.x, tensor)
         with self.assertRaisesRegex(TypeError, "argument 2: a tensor of torch.float32, needs td_fake_shape"):
-            self.c.td_fake_scale(self.c.device, self.x, self.x, self.y)  # a struct of its own kind only
+            self.c.td_fake_scale(self.c.device, self.x, self.x, self.y)  # only a struct of the same kind
 
     def test_a_bound_call_has_its_arguments_already(self):
         call = self.c.bound("td_fake_scale", self.c.device, self.shape, self.x, self.y)
@@ -121,7 +121,7 @@ class FakeLibrary(unittest.TestCase):
         self.assertFalse(self.c.on_device(self.x))
         self.assertEqual(self.c.tensor(block, (0, 3), "f32").shape, (0, 3))
         self.c.free(block)
-        self.assertFalse(self.c.on_device(view))  # the address may be anybody's by now
+        self.assertFalse(self.c.on_device(view))  # other memory may have the address now
         self.c.work(100)
         self.assertEqual(self.c.bytes_peak(), 1000)
         self.c.free(None)

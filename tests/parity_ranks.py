@@ -1,4 +1,4 @@
-"""Groups of ranks: what one of them does is a result of the case, and none is left behind."""
+"""Groups of ranks: a rank's answer becomes a result of the case, and no rank is left."""
 
 import os
 import tempfile
@@ -18,7 +18,7 @@ FAKES = "parity_double.fakes.trouble"
 
 
 def children(folder):
-    """Processes that were started with this folder as their argument."""
+    """Processes that have this folder as an argument."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,5 @@
-"""Record files: what is appended is read, what cannot be read or written stays as it was, and what is finished."""
+"""Record files: appended records can be read. Records that cannot be read or written stay unchanged. Finished cases are
+found."""
 
 import errno
 import fcntl
@@ -97,7 +98,8 @@ class RecordFiles(unittest.TestCase):
         self.assertIn(b"nonsense", self.path.read_bytes())
 
     def test_a_carriage_return_ends_no_line(self):
-        """Python's splitlines() would take what stands before it for a torn end, and the writer cut the file there."""
+        """Python's splitlines() would split the line there. The reader would take the first part for a torn end, and
+        the writer would cut the file there."""
         self.append(self.record(1))
         whole = self.path.read_bytes()
         self.path.write_bytes(whole + b"non\rsense\n" + whole.replace(b"}\n", b"}\r\n"))
@@ -121,7 +123,7 @@ class RecordFiles(unittest.TestCase):
         self.assertEqual(self.path.read_bytes(), before)
 
     def test_what_is_no_regular_file_is_refused(self):
-        """An endless device would be read until memory is out, a FIFO would never open."""
+        """An endless device would be read until memory is full, and a FIFO would never open."""
         os.mkfifo(self.folder / "fifo")
         for target in ("/dev/zero", "/dev/full", "/dev/null", self.folder / "fifo"):
             with self.subTest(target=target):
@@ -264,7 +266,7 @@ class RecordFiles(unittest.TestCase):
         for records, finished in (
             ([], False),
             (pair, True),
-            (pair[:1], False),  # the second line never made it to the disk
+            (pair[:1], False),  # the second line never reached the disk
             ([*pair, late[0]], False),
             ([*pair, *late], True),
             (failed, False),

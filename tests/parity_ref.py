@@ -1,4 +1,4 @@
-"""The PyTorch references against PyTorch's own implementations: whoever judges is judged too."""
+"""The PyTorch references compared with PyTorch's own implementations: the judge is judged too."""
 
 import math
 import unittest
@@ -81,7 +81,8 @@ class RefTest(unittest.TestCase):
         self.same([ours(ids).detach()], [theirs(ids).detach()])
 
     def test_what_a_block_saves(self):
-        """A linear layer saves its input, and the weight that it has anyway; a product of two both of them, once."""
+        """A linear layer saves its input, and its weight, which is not counted. A product of two tensors saves both,
+        once."""
 
         class Square(torch.nn.Module):
             def forward(self, x):
@@ -321,10 +322,10 @@ class RefTest(unittest.TestCase):
         events = [event(name, 100.0 * i, 100.0 * i + 90) for i, name in enumerate(trace.PHASES)]
         events += [
             event(trace.PARTS["softmax"], 10.0, 20.0, annotation=True),
-            event("aten::softmax", 11.0, 18.0, number=7),  # an operation's number is none of CUDA's
+            event("aten::softmax", 11.0, 18.0, number=7),  # the number of an operation is no CUDA call's
             event("cudaLaunchKernel", 12.0, 13.0, number=8),
             event("cudaLaunchKernel", 30.0, 31.0, number=9),
-            event("softmax_kernel", 40.0, 50.0, on_host=False, number=8),  # long behind its launch
+            event("softmax_kernel", 40.0, 50.0, on_host=False, number=8),  # long after its launch
             event("gemm", 50.0, 60.0, on_host=False, number=9),
             event("gemm", 120.0, 130.0, on_host=False, number=7),
             event("softmax_backward", 240.0, 250.0, on_host=False, number=8),

@@ -316,7 +316,7 @@ class Pages(unittest.TestCase):
         )
 
     def test_a_full_disk_leaves_the_old_pages_whole(self):
-        """The disk ends inside the first file that is larger than `room`."""
+        """The disk becomes full inside the first file that is larger than `room`."""
 
         def plain(page, records):
             page.question("All?")
@@ -473,7 +473,7 @@ class Comparisons(unittest.TestCase):
             ({}, True),
             ({"host": HOST | {"stepping": 2}}, False),
             ({"host": HOST | {"limits": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}}, False),
-            ({"host": None}, False),  # from before records named it
+            ({"host": None}, False),  # records once had no host
         ):
             now = {key: value for key, value in ({"host": HOST} | slow | more).items() if value is not None}
             old, new = (self.folder / name for name in ("a.jsonl", "b.jsonl"))

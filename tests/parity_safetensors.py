@@ -1,7 +1,5 @@
-"""Files of weights, from C to PyTorch and back: the safetensors package reads what C writes, and C what it writes.
-
-TANDEM_LIBRARY names the library that is tested.
-"""
+"""Files of weights from C to PyTorch and back: the safetensors package reads C's files, and C reads the package's.
+TANDEM_LIBRARY names the tested library."""
 
 import os
 import tempfile
@@ -52,7 +50,7 @@ class Files(unittest.TestCase):
         hyper = self.c.struct("td_hyperparameters", sgd=self.c.struct("td_sgd", lr=0.1)[0])
         hyper.kind = self.c.enum("td_optimizer_kind", kind)
         hyper.adamw = self.c.td_adamw_defaults(self.c.TD_ADAMW_TORCH)
-        model = self.config(precision)  # whose strings live as long as it does
+        model = self.config(precision)  # its strings live as long as it does
         config = self.c.struct("td_train_config", model=model[0], hyper=hyper[0])
         train = self.c.create("td_train_create", self.c.device, config)
         self.c.td_train_init(train, 5)

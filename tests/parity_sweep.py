@@ -1,4 +1,4 @@
-"""Whole sweeps over modules that work and modules that do not: records, restarts, crashes."""
+"""Whole sweeps over working and failing modules: records, restarts, crashes."""
 
 import contextlib
 import io
@@ -37,11 +37,9 @@ class Sweeps(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.library = parity_double.build(cls.folder)
-        cls.another = parity_double.build(
-            cls.folder, 'FAKE_ID="2"'
-        )  # of which the source of scale is another
+        cls.another = parity_double.build(cls.folder, 'FAKE_ID="2"')  # its source of scale has another id
         cls.log = cls.folder / "runs"
-        # Set once: workers see the environment as it was when the first of them was started.
+        # Set once, because workers see the environment at the start of the first worker.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         os.environ["FAKES_LOG"] = str(cls.log)
 
@@ -63,7 +61,7 @@ class Sweeps(unittest.TestCase):
         return status, out.getvalue(), err.getvalue()
 
     def process(self, *more):
-        """The same as a process that can be killed, half a second a case."""
+        """The same as a process that can be killed; each case takes half a second."""
         arguments = self.arguments("run", "--library", str(self.library), *more)
         code = (
             "import sys, parity_double; from parity.core.command import main; "
@@ -107,7 +105,7 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(timed["peak_mib"], 4096 * 4 / 2**20)
         self.assertEqual(timed["ratio"]["over"], "torch_eager")
         self.assertAlmostEqual(timed["tflops"], 4096 / timed["ms"]["median"] / 1e9)
-        self.assertAlmostEqual(records[9]["peak_mib"], 4096 * 4 / 2**20, delta=1e-4)  # PyTorch's one output
+        self.assertAlmostEqual(records[9]["peak_mib"], 4096 * 4 / 2**20, delta=1e-4)  # PyTorch's only output
 
         status, out, _ = self.main("run", "--module", "scale", "--profile", "full")
         self.assertEqual((status, len(self.runs())), (0, 6))
@@ -265,7 +263,7 @@ class Sweeps(unittest.TestCase):
         self.assertEqual((status, len(self.runs())), (0, 4), out)
         self.assertIn(
             "2 cases are finished; --redo repeats them", out
-        )  # those of early, whose source is the same
+        )  # records of early, whose source did not change
         self.assertIn(
             "4 cases were measured with another build and are measured again; --keep keeps them", out
         )
@@ -333,7 +331,7 @@ class Sweeps(unittest.TestCase):
             self.assertEqual(self.main(*one, "--redo")[0], 0)
 
     def test_order_and_what_goes_ahead(self):
-        """What is timed waits for what is done ahead of it; what is not runs meanwhile, the lower stage first."""
+        """Timed cases wait for the compilations before them. Other cases run meanwhile, the lower stage first."""
         status, out, _ = self.main("run", "--module", "early")
         self.assertEqual(status, 0, out)
         self.assertIn("2 cases are being compiled", out)
@@ -357,8 +355,8 @@ class Sweeps(unittest.TestCase):
         self.assertEqual([line for line in self.runs() if line[0] == "r"], ["run 3", "run 2"])
 
     def order(self, busy, seconds=0.0, within=math.inf):
-        """What run_sweep does with an error-only and a timed case, each in two stages, if what goes ahead takes as
-        long as `busy` cases, or as waiting `seconds` for it."""
+        """The work of run_sweep with an untimed and a timed case, each in two stages, if the compilations take as long
+        as `busy` cases, or wait `seconds`."""
         log, now = [], [0.0]
 
         class Worker:
@@ -427,7 +425,7 @@ class Sweeps(unittest.TestCase):
             [record["measure"] for record in records], ["memory", "memory"]
         )  # one case, two sides
         self.assertNotIn("ms", records[0])
-        status, out, _ = self.main("run", "--module", "scale")  # what is missing is measured now
+        status, out, _ = self.main("run", "--module", "scale")  # missing results are measured now
         self.assertEqual((status, len(self.runs())), (0, 6))
 
     def test_the_tensors_of_a_case_are_saved(self):
@@ -516,7 +514,7 @@ class Sweeps(unittest.TestCase):
         page = (self.reports / "local/trouble_tables.md").read_text()
         self.assertIn("| trouble, way unsupported | c | unsupported | TandemError", page)
 
-        # What failed is tried again, what ended otherwise is not.
+        # Failed cases run again; cases with another end do not.
         how = ("--module", "trouble", "--case", "way=(wrong|c_oom|fine|killed|ranks)")
         _, out, _ = self.main("run", *how)
         self.assertIn("3 cases are finished", out)
@@ -562,7 +560,7 @@ class Sweeps(unittest.TestCase):
         sweep.send_signal(signal.SIGKILL)
         sweep.wait()
         finished = {record["case"]["count"] for record in load(self.records).records}
-        time.sleep(0.7)  # the worker must be gone too: nothing more is run or recorded
+        time.sleep(0.7)  # the worker must have ended too: nothing more runs or is recorded
         before = self.runs()
         time.sleep(0.7)
         self.assertEqual(self.runs(), before)
@@ -616,7 +614,7 @@ class Sweeps(unittest.TestCase):
             ("[1]", "it is [1], needs an object"),
             ('{"module": "m"}', "it has no deliverable"),
         ]
-        ends = whole.splitlines()[1] + b"\n"  # a record behind them all
+        ends = whole.splitlines()[1] + b"\n"  # a record after all of them
         self.records.write_bytes(whole + b"".join(line.encode() + b"\n" for line, _ in lines) + ends)
         warnings = [f"line {11 + i}: no record, left out: {words}" for i, (_, words) in enumerate(lines)]
         for command in ("report", "list", "run"):
@@ -631,7 +629,7 @@ class Sweeps(unittest.TestCase):
             self.assertEqual(self.compared(*pair), (0, True))
 
     def compared(self, old, new):
-        """Exit status of a comparison, and whether it said that nothing got worse."""
+        """The exit status of a comparison, and whether it printed that nothing got worse."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             status = main("parity_double.fakes", ["compare", str(old), str(new)])

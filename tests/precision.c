@@ -1,4 +1,4 @@
-/** The accumulation loops bit by bit, the autocast rules against what PyTorch was seen to do, every
+/** The accumulation loops bit by bit, the autocast rules compared with results of PyTorch, and every
  * refusal. */
 #include "precision/precision.h"
 
@@ -100,7 +100,7 @@ TD_TEST(sums_of_every_dtype)
     }
 }
 
-/** A float of the machine adds as TD_F32 does. */
+/** The machine's float addition equals TD_F32's. */
 TD_TEST(f32_adds_as_the_machine_does)
 {
     for (int64_t count = 0; count < 400; count += 7) {
@@ -208,7 +208,7 @@ TD_TEST(rules_of_the_lists)
         {"linear", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
         {"matmul", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
         {"bmm", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
-        {"einsum", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER}, /* on the CPU through bmm */
+        {"einsum", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER}, /* on the CPU as bmm */
         {"scaled_dot_product_attention", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
         {"linalg_multi_dot", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
         {"chain_matmul", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
@@ -219,7 +219,7 @@ TD_TEST(rules_of_the_lists)
         {"dot", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_WIDEST},
         {"mse_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32},
         {"nll_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32},
-        {"cross_entropy_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32}, /* on CUDA through nll_loss */
+        {"cross_entropy_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32}, /* on CUDA as nll_loss */
         {"layer_norm", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_F32},
         {"rms_norm", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_F32},
         {"softmax", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_F32},
@@ -264,7 +264,7 @@ TD_TEST(lists_are_found_entry_by_entry)
             td_assert_ok(td_autocast_list_entry(devices[d], i, &op, &rule));
             td_assert_ok(td_autocast_rule_find(devices[d], op, &found));
             assert_int_equal(found, rule);
-            for (int64_t j = 0; j < i; j++) { /* no name twice */
+            for (int64_t j = 0; j < i; j++) { /* no name occurs twice */
                 td_assert_ok(td_autocast_list_entry(devices[d], j, &other, &rule));
                 assert_string_not_equal(op, other);
             }
@@ -273,7 +273,7 @@ TD_TEST(lists_are_found_entry_by_entry)
     assert_int_equal(td_autocast_list_size((td_autocast_device)2), 0);
 }
 
-/* PyTorch 2.13's results on the CPU for two tensors of these dtypes; "-" where it raised an error. */
+/* PyTorch 2.13's results on the CPU for two tensors of these dtypes; "-" if it raised an error. */
 TD_TEST(results_of_two_inputs)
 {
     static const struct {

@@ -1,4 +1,4 @@
-/* What a record says: its keys and values, and input that is refused. */
+/* The keys and values of a record, and refused input. */
 #include "base/record.h"
 
 #include "support/compare.h"
@@ -9,7 +9,7 @@
 #include <math.h>
 #include <time.h>
 
-/* ---- what a record says ---- */
+/* ---- contents of a record ---- */
 
 TD_TEST(a_new_record_has_the_five_keys_and_the_time)
 {
@@ -46,7 +46,7 @@ TD_TEST(paths_nest_and_values_replace)
     td_assert_ok(td_record_set_number(record, "a.b.c.d", 0.5));
     td_assert_ok(td_record_set_integer(record, "case.batch", 8));
     td_assert_ok(td_record_set_string(record, "status", "oom"));
-    td_assert_ok(td_record_set_bool(record, "a.b", false)); /* an object gives way to a value */
+    td_assert_ok(td_record_set_bool(record, "a.b", false)); /* an object replaces a value */
     record_assert_text(
         record,
         "{\"deliverable\":\"flash_benchmarking\",\"module\":\"flash\",\"impl\":\"c\",\"status\":\"oom\","
@@ -168,12 +168,12 @@ TD_TEST(bad_input_is_refused_with_the_reason)
         {"\x80", "value is not UTF-8: byte 0 is 0x80"},
         {"caf\xe9", "value is not UTF-8: byte 3 is 0xe9"},
         {"\xc0\xaf", "byte 0 is 0xc0"},         /* a slash in two bytes */
-        {"\xe0\x9f\xbf", "byte 0 is 0xe0"},     /* U+07FF in three */
-        {"\xf0\x8f\xbf\xbf", "byte 0 is 0xf0"}, /* U+FFFF in four */
+        {"\xe0\x9f\xbf", "byte 0 is 0xe0"},     /* U+07FF in three bytes */
+        {"\xf0\x8f\xbf\xbf", "byte 0 is 0xf0"}, /* U+FFFF in four bytes */
         {"ok \xed\xa0\x80", "byte 3 is 0xed"},  /* half of a pair of surrogates */
         {"\xf4\x90\x80\x80", "byte 0 is 0xf4"}, /* U+110000 */
-        {"\xf5\x80\x80\x80", "byte 0 is 0xf5"}, /* no lead at all */
-        {"\xe2\x82", "byte 0 is 0xe2"},         /* ends in mid-character */
+        {"\xf5\x80\x80\x80", "byte 0 is 0xf5"}, /* not a first byte */
+        {"\xe2\x82", "byte 0 is 0xe2"},         /* ends in the middle of a character */
         {"\xe2\x82z", "byte 0 is 0xe2"},
     };
     static const char *const good[] = {"",
@@ -203,7 +203,7 @@ TD_TEST(bad_input_is_refused_with_the_reason)
     td_record_destroy(record);
 }
 
-/* What a caller might build from a file: cJSON's printing would end on the stack. */
+/* A caller might build such a nested value from a file: cJSON's printing would exhaust the stack. */
 TD_TEST(a_path_of_a_hundred_thousand_parts_is_refused)
 {
     enum { PARTS = 100000 };

@@ -1,5 +1,4 @@
-/* Records without memory: every allocation fails in turn, and what is changed is changed whole or not at
- * all. */
+/* Records without memory: every allocation fails in turn. A change is made completely or not at all. */
 #include "base/record.h"
 
 #include "support/compare.h"
@@ -8,7 +7,7 @@
 
 #include <cjson/cJSON.h>
 
-/* ---- the nth allocation fails, the library's own and cJSON's alike ---- */
+/* ---- the nth allocation fails, of the library or of cJSON ---- */
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -30,7 +29,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return refuse() ? NULL : __real_calloc(count, bytes);
 }
 
-/* ---- what each failure leaves ---- */
+/* ---- the state after each failure ---- */
 
 TD_BODY(create_undoes_itself_at_every_allocation)
 {
@@ -158,6 +157,6 @@ int main(void)
                                         record_folder_remove),
     };
 
-    cJSON_InitHooks(&hooks); /* libcjson's own calls never pass --wrap */
+    cJSON_InitHooks(&hooks); /* libcjson's own calls do not pass through --wrap */
     return cmocka_run_group_tests_name("records without memory", tests, NULL, NULL);
 }

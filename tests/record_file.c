@@ -1,4 +1,4 @@
-/* Files of records: lines that stay whole whoever writes, locks, full disks, and files that cannot be
+/* Files of records: lines stay whole if several processes write; locks, full disks, and files that cannot be
  * written. */
 #include "base/record.h"
 
@@ -22,7 +22,7 @@
 int __real_flock(int file, int operation);
 
 static int flock_error;  /* 0: none fails */
-static int flock_errors; /* how often it does */
+static int flock_errors; /* how often the error occurs */
 
 int __wrap_flock(int file, int operation)
 {
@@ -40,14 +40,14 @@ static int remove_folder(void **unused)
     return record_folder_remove(unused);
 }
 
-/* ---- what a file gets ---- */
+/* ---- contents of a file ---- */
 
 TD_TEST(a_file_grows_line_by_line)
 {
     td_record *record = record_make_known();
     char want[3 * sizeof record_known];
 
-    td_assert_ok(td_record_append(record, record_path)); /* made where it is missing */
+    td_assert_ok(td_record_append(record, record_path)); /* creates a missing file */
     td_assert_ok(td_record_append(record, record_path));
     snprintf(want, sizeof want, "%s\n%s\n", record_known, record_known);
     record_assert_file(want);
@@ -104,7 +104,7 @@ TD_TEST(what_is_no_regular_file_is_refused_at_once)
     td_record *record = record_make_known();
 
     assert_int_equal(mkfifo(record_path, 0600), 0);
-    alarm(20); /* a FIFO that nobody reads would never open */
+    alarm(20); /* opening a FIFO without a reader would never return */
     td_assert_refused(td_record_append(record, record_path), TD_IO_ERROR, "not a regular file");
     td_assert_refused(td_record_append(record, record_path), TD_IO_ERROR, record_path);
     td_assert_refused(td_record_probe(record_path), TD_IO_ERROR, "not a regular file");
@@ -131,8 +131,8 @@ static double seconds_since(struct timespec start)
     return (double)(now.tv_sec - start.tv_sec) + (double)(now.tv_nsec - start.tv_nsec) / 1e9;
 }
 
-/* Another program's lock, under a signal every 20 ms whose handler lacks SA_RESTART: flock() returns early
- * then. */
+/* Another program has the lock, while a signal whose handler lacks SA_RESTART arrives every 20 ms: flock()
+ * then returns early. */
 TD_TEST(a_lock_that_stays_is_an_error_after_a_while)
 {
     const struct sigaction noted = {.sa_handler = note};
@@ -162,7 +162,7 @@ TD_TEST(a_lock_that_stays_is_an_error_after_a_while)
     td_record_destroy(record);
 }
 
-/* As `parity prune` does it: the file under the lock is not the one that has the name afterwards. */
+/* As `parity prune` does: after the wait for the lock, another file has the name. */
 TD_TEST(a_file_that_is_replaced_meanwhile_gets_the_line)
 {
     td_record *record = record_make_known();
@@ -226,8 +226,8 @@ TD_TEST(a_lock_that_goes_is_waited_for)
     td_record_destroy(record);
 }
 
-/* A file system without locks: the line is written, and what a full disk tore off stays, for another's line
- * might stand behind it; the next writer begins a line of its own. */
+/* A file system without locks: the line is written. A part of a line from a full disk stays, because another
+ * process's line might follow it. The next writer begins a new line. */
 TD_TEST(without_locks_nothing_is_cut_off)
 {
     td_record *record = record_make_known();
@@ -255,14 +255,14 @@ TD_TEST(without_locks_nothing_is_cut_off)
     record_assert_file(want);
     assert_int_equal(flock_errors, 0);
 
-    flock_error = EINTR; /* a signal at the wrong moment: once more */
+    flock_error = EINTR; /* a signal during flock: it is called again */
     flock_errors = 2;
     td_assert_ok(td_record_append(record, record_path));
     assert_int_equal(flock_errors, 0);
     td_record_destroy(record);
 }
 
-/* A disk that fills up inside the line: the kernel takes what fits, and that part must not stay. */
+/* A disk becomes full inside the line: the kernel writes a part, and the library must remove that part. */
 TD_TEST(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
 {
     static const char *before[] = {"{\"whole\":1}\n", "{\"whole\":1}\n{\"torn"};
@@ -270,7 +270,7 @@ TD_TEST(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
     struct rlimit old, small;
 
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
-    signal(SIGXFSZ, SIG_IGN); /* the library leaves signals to the program */
+    signal(SIGXFSZ, SIG_IGN); /* the library does not handle signals */
     for (int b = 0; b < 2; b++)
         for (rlim_t room = 0; room < sizeof record_known; room += 13) {
             record_file_write(before[b]);
@@ -286,7 +286,7 @@ TD_TEST(a_disk_that_fills_up_leaves_the_earlier_lines_alone)
             record_assert_file(before[b]);
         }
     signal(SIGXFSZ, SIG_DFL);
-    td_assert_ok(td_record_append(record, record_path)); /* with room again it goes on */
+    td_assert_ok(td_record_append(record, record_path)); /* with free space the next line is written */
     td_record_destroy(record);
 }
 
@@ -311,7 +311,7 @@ TD_TEST(a_read_only_folder_and_file_are_errors)
     td_record *record = record_make_known();
 
     record_file_write("{\"whole\":1}\n");
-    if (geteuid() == 0) { /* permissions do not hold root back: become nobody in a child */
+    if (geteuid() == 0) { /* root ignores permissions: a child becomes another user */
         int status = -1;
         pid_t child = fork();
 
@@ -323,7 +323,7 @@ TD_TEST(a_read_only_folder_and_file_are_errors)
                 _exit(100);
             refused += td_record_append(record, record_path) == TD_IO_ERROR;
             refused += strstr(td_last_error(), "Permission denied") != NULL;
-            unlink(record_path); /* the folder is read-only as well: this must fail too */
+            unlink(record_path); /* the folder is read-only too: this must fail */
             refused += td_record_append(record, record_path) == TD_IO_ERROR;
             _exit(refused);
         }

@@ -17,10 +17,10 @@ static td_rng rng_of(const char *name)
     return (td_rng){.seed = td_seed(name), .stream = 7};
 }
 
-/* The four kinds behind one face, so that what holds for all is tested on all. */
+/* The four kinds through one interface, so that common properties are tested for all. */
 typedef struct kind {
     const char *name;
-    td_dtype dtype; /* for comparing bits; tokens are as wide as f64 */
+    td_dtype dtype; /* for the comparison of bits; tokens are as wide as f64 */
 } kind;
 
 static const kind kinds[] = {
@@ -40,7 +40,7 @@ static td_status draw(int k, const td_rng *rng, int64_t offset, int64_t count, v
     }
 }
 
-/* Word `word` of block `block`: what the header says an element is made of. */
+/* Word `word` of block `block`, by the header's definition of an element. */
 static uint32_t word_of(const td_rng *rng, uint64_t block, int word)
 {
     const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)rng->stream,
@@ -68,7 +68,7 @@ static int ascending(const void *a, const void *b)
 
 TD_TEST(philox_gives_the_published_answers)
 {
-    /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zero, all
+    /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zeros, all
      * ones, and the first digits of pi. */
     static const struct {
         uint32_t counter[4], key[2], out[4];
@@ -92,7 +92,7 @@ TD_TEST(philox_gives_the_published_answers)
 
 TD_TEST(elements_come_from_the_words_the_header_names)
 {
-    /* Also where the block number needs its upper 32 bits, and seed and stream theirs. */
+    /* Also with block number, seed and stream that need their upper 32 bits. */
     static const int64_t offsets[] = {0, 3, 255, 256, (INT64_C(1) << 34) - 5, (INT64_C(1) << 50) + 11};
     td_rng rng = {.seed = 0x123456789ABCDEF0, .stream = 0xFEDCBA9876543210};
     float uniform[9];
@@ -173,9 +173,9 @@ TD_TEST(seeds_and_streams_are_streams_of_their_own)
                 assert_true(drawn[a][i] != drawn[b][i]);
 }
 
-/* Fails unless `sorted` looks drawn from the law whose cumulative distribution is given: Kolmogorov and
- * Smirnov's largest distance, which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it
- * passes always or never. */
+/* Fails unless `sorted` looks drawn from the given cumulative distribution, by the largest distance
+ * (Kolmogorov and Smirnov), which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it
+ * always passes or always fails. */
 static void assert_distributed(const char *name, const float *sorted, int64_t count,
                                double (*law)(double, const double *), const double *parameters)
 {
@@ -249,7 +249,7 @@ TD_TEST(uniform_keeps_its_bounds_at_the_edges_of_float)
         for (int i = 0; i < 4096; i++)
             assert_true(values[i] >= rows[r].low && values[i] < rows[r].high);
     }
-    td_assert_ok(td_rng_uniform(&rng, 0, 4096, 5.0f, 5.0f, values)); /* an empty range has its one end */
+    td_assert_ok(td_rng_uniform(&rng, 0, 4096, 5.0f, 5.0f, values)); /* an empty range has only its end */
     for (int i = 0; i < 4096; i++)
         assert_true(values[i] == 5.0f);
     td_fence_free(values);
@@ -273,14 +273,14 @@ TD_TEST(normal_is_normal)
     assert_true(fabs(mean - 0.5) < 5 * 2 / sqrt(MANY));
     assert_true(fabs(variance - 4) < 5 * 4 * sqrt(2.0 / MANY));
     assert_true(fabs(fourth / (variance * variance) - 3) < 5 * sqrt(24.0 / MANY));
-    for (int i = 0; i < MANY; i += 2) /* the two of a pair share their words, and yet are independent */
+    for (int i = 0; i < MANY; i += 2) /* both numbers of a pair use the same words, and must be independent */
         product += (values[i] - 0.5) * (values[i + 1] - 0.5) / 4;
     assert_true(fabs(product / (MANY / 2)) < 5 / sqrt(MANY / 2));
     for (int i = 0; i < MANY; i++) {
         beyond_3 += fabs(values[i] - 0.5) > 6;
         beyond_4 += fabs(values[i] - 0.5) > 8;
     }
-    /* 1415.6 and 33.2 are expected; five standard deviations on both sides. */
+    /* Expected: 1415.6 and 33.2. Five standard deviations on both sides. */
     assert_in_range(beyond_3, 1228, 1603);
     assert_in_range(beyond_4, 5, 62);
     qsort(values, MANY, sizeof *values, ascending);
@@ -298,7 +298,7 @@ TD_TEST(normal_is_box_muller_of_its_words)
     for (int i = 0; i < COUNT; i += 2) {
         double u = (word_of(&rng, (uint64_t)i / 4, i % 4) + 0.5) * 0x1p-32;
         double turn = word_of(&rng, (uint64_t)i / 4, i % 4 + 1) * 0x1p-32;
-        double radius = sqrt(-2 * log((double)(float)u)); /* near 1 the float's own rounding is visible */
+        double radius = sqrt(-2 * log((double)(float)u)); /* near 1 the rounding of the float itself shows */
 
         assert_true(fabs(values[i] - radius * cos(2 * M_PI * turn)) < 1e-6 * (1 + radius));
         assert_true(fabs(values[i + 1] - radius * sin(2 * M_PI * turn)) < 1e-6 * (1 + radius));
@@ -315,8 +315,7 @@ static double truncated_law(double x, const double *law)
 
 TD_TEST(truncated_normal_is_the_normal_between_its_bounds)
 {
-    /* mean, std, low, high: the model's, a lopsided one, one bound far out, narrow, only a tail on either
-     * side. */
+    /* mean, std, low, high: the model's; asymmetric; one bound far out; narrow; a tail on one side only. */
     static const double laws[][4] = {{0, 0.02, -0.06, 0.06}, {1, 2, -2, 1.5},   {0, 1, -1, 1e30},
                                      {0, 1, 0.7, 0.71},      {0, 1, -1e30, -4}, {2, 1, -6, -2}};
     td_rng rng = rng_of("rng: truncated normal");
@@ -343,8 +342,8 @@ TD_TEST(truncated_normal_is_the_normal_between_its_bounds)
     td_fence_free(values);
 }
 
-/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), found through
- * erfc. Far out on the right the law is mirrored, so there the way goes from the far end. */
+/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), by erfc. Far out
+ * on the right the distribution is mirrored, so the way begins at the far end. */
 TD_TEST(truncated_normal_inverts_the_cumulative_distribution)
 {
     enum { COUNT = 20000 };
@@ -363,7 +362,7 @@ TD_TEST(truncated_normal_inverts_the_cumulative_distribution)
         for (int i = 0; i < COUNT; i++) {
             double x = mirror ? -values[i] : values[i];
             double p = from + (to - from) * (word_of(&rng, (uint64_t)i / 4, i % 4) + 0.5) * 0x1p-32;
-            /* Of p and 1 - p the smaller; the larger's distance is the same up to the rounding of 1. */
+            /* The smaller of p and 1 - p. The distance of the larger is the same up to the rounding of 1. */
             double error = x < 0 ? cumulative(x) - p : cumulative(-x) - (1 - p);
             double slope = exp(-0.5 * x * x) / sqrt(2 * M_PI);
 
@@ -408,7 +407,7 @@ TD_TEST(tokens_are_even)
     }
     for (int t = 0; t < BOUND; t++)
         chi += ((double)counts[t] - expected) * ((double)counts[t] - expected) / expected;
-    /* chi squared with 999 degrees of freedom: 999 +- 44.7; five of them. */
+    /* chi squared with 999 degrees of freedom: 999 +- 44.7; five standard deviations. */
     assert_true(chi > 775 && chi < 1223);
     td_fence_free(tokens);
     td_assert_ok(td_rng_tokens(&rng, 0, 100, 1, one));

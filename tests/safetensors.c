@@ -1,5 +1,5 @@
-/* Files of tensors: what is written is read, what is no such file is refused by name, and whatever fails, the
- * old file stays and nothing lies beside it. */
+/* Files of tensors: a written file can be read; any other file is refused by name; after any failure the old
+ * file is unchanged and no other file is left. */
 #include "base/safetensors.h"
 
 #include "support/compare.h"
@@ -55,7 +55,7 @@ enum { STORED = sizeof stored / sizeof *stored, STORED_BYTES = 8 + 24 + 16 + 8 +
 
 static const td_stored_text metadata[] = {{"format", "pt"}, {"quote \"", "line\nand \\ \xe2\x82\xac"}};
 
-/* Data in pieces of that size. */
+/* Writes data in pieces of that size. */
 static td_status write_stored(int64_t piece)
 {
     td_safetensors_writer *writer = NULL;
@@ -176,7 +176,7 @@ TD_TEST(names_are_looked_up)
     assert_null(td_stored_dtype((td_dtype)-1));
 }
 
-/* What others may write: members in another order, space, escapes, padding, empty tensors anywhere. */
+/* Valid variants: members in another order, space, escapes, padding, empty tensors at any place. */
 TD_TEST(other_writers_files_are_read)
 {
     file_write_tensors(
@@ -198,7 +198,7 @@ TD_TEST(other_writers_files_are_read)
     td_safetensors_close(file);
 }
 
-/* ---- what is no safetensors file ---- */
+/* ---- files that are not safetensors ---- */
 
 #define T(offsets) "{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[" offsets "]}"
 
@@ -246,23 +246,23 @@ static const struct {
     {"{\"a\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'a' begins at byte 1 of the data, but"},
     {"{\"a\":" T("0,2") ",\"b\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 1"},
     {"{\"a\":" T("0,2") ",\"b\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "begins at byte 0 of the data, but"},
-    {"{\"a\":" T("0,2") ",\"a\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
+    {"{\"a\":" T("0,2") ",\"a\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' occurs twice"},
     {"{\"a\":" T("0,2") ",\"b\":" T("4,6") "}", 6, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 4"},
     {"{\"a\":" T("0,2") "}", 3, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 3"},
     {"{\"a\":" T("0,2") "}", 1, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 1"},
-    {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
+    {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' occurs twice"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[2,0]}}", 2, TD_BAD_ARGUMENT,
      "data_offsets 2 to 0"},
     {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,1]}}", 2, TD_BAD_ARGUMENT,
      "its tensors have 1 bytes, its data has 2"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0,
      TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
-    /* Too many bytes for a number of them, even if none is there. */
+    /* The number of bytes overflows, even if a file has no bytes. */
     {"{\"a\":{\"dtype\":\"F64\",\"shape\":[9223372036854775807,0],\"data_offsets\":[0,0]}}", 0,
      TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
     {"{\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}}", 0, TD_BAD_ARGUMENT,
-     "key 'k' of its metadata is there twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TD_BAD_ARGUMENT, "'__metadata__' is there twice"},
+     "key 'k' occurs twice in its metadata"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TD_BAD_ARGUMENT, "'__metadata__' is in it twice"},
     {"{\"__metadata__\":{\"k\":1}}", 0, TD_BAD_ARGUMENT, "needs to be a string"},
     {"{\"__metadata__\":{\"k\"}}", 0, TD_BAD_ARGUMENT, "needs to be ':'"},
     {"{\"__metadata__\":{\"k\":\"v\"", 0, TD_BAD_ARGUMENT, "needs to be ',' or '}'"},
@@ -388,7 +388,7 @@ TD_TEST(bad_descriptions_are_refused_by_name)
         {{.dtype = "F32"}, TD_BAD_ARGUMENT, "the name of tensor 1 is NULL"},
         {{.name = "", .dtype = "F32"}, TD_BAD_ARGUMENT, "the name of tensor 1 is empty"},
         {{.name = "b\xff", .dtype = "F32"}, TD_BAD_ARGUMENT, "tensor 1 is not UTF-8: byte 1 is 0xff"},
-        {{.name = "a", .dtype = "F32"}, TD_BAD_ARGUMENT, "'a' is there twice"},
+        {{.name = "a", .dtype = "F32"}, TD_BAD_ARGUMENT, "'a' occurs twice"},
         {{.name = "__metadata__", .dtype = "F32"}, TD_BAD_ARGUMENT, "name is '__metadata__'"},
         {{.name = "b"}, TD_BAD_ARGUMENT, "tensor 'b': dtype is NULL"},
         {{.name = "b", .dtype = "F5"}, TD_UNSUPPORTED, "dtype 'F5'"},
@@ -428,13 +428,13 @@ TD_TEST(a_tensor_of_an_unknown_dtype_costs_no_other)
     assert_string_equal(tensor.dtype, "F4");
     assert_int_equal(tensor.bytes, 3);
     td_assert_refused(td_safetensors_read(file, 0, 0, 2, bytes), TD_UNSUPPORTED,
-                      "tensor 'a' has dtype 'F4', which is not known");
+                      "tensor 'a' has the unknown dtype 'F4'");
     td_safetensors_close(file);
 }
 
 TD_TEST(a_header_beyond_the_formats_limit_is_refused)
 {
-    const size_t bytes = 20 << 20; /* of one control character after the other, each six in the header */
+    const size_t bytes = 20 << 20; /* one control character repeated; each takes six bytes in the header */
     char *value = malloc(bytes + 1);
 
     assert_non_null(value);
@@ -489,7 +489,7 @@ TD_TEST(permissions_are_those_of_the_umask)
     }
 }
 
-/* As write_stored makes them; returns a descriptor that a living writer would hold. */
+/* As write_stored names them. Returns a descriptor, as a living writer would have. */
 static int make_beside(long process, int number, char name[128])
 {
     snprintf(name, 128, "%s.%ld-%d.partial", file_path, process, number);
@@ -505,7 +505,7 @@ TD_TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
     char name[128];
     int held[100];
 
-    for (int i = 0; i < 100; i++) { /* the names of this process; and 100 of another one, which is dead */
+    for (int i = 0; i < 100; i++) { /* 100 names of this process, and 100 of another process, which is dead */
         held[i] = make_beside(getpid(), i, name);
         assert_int_equal(flock(held[i], LOCK_EX | LOCK_NB), 0);
         close(make_beside(1234567, i, name));
@@ -519,7 +519,7 @@ TD_TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
         if (i != 7)
             close(held[i]);
     snprintf(name, sizeof name, "%s.7-2.partial", file_path);
-    assert_int_equal(mkdir(name, 0700), 0); /* no file of a writer, whatever its name */
+    assert_int_equal(mkdir(name, 0700), 0); /* a folder with a writer's name is no file of a writer */
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         snprintf(name, sizeof name, "%s%s", file_path, others[i]);
         file_write(name, "x", 1);

@@ -1,5 +1,5 @@
-/* Optimizer state that is split by tensors, with the course's toy models: test_shard BACKEND RANKS starts the
- * ranks itself; under mpirun it is one of them. Every rank computes what one process would have. */
+/* Optimizer state that is split by tensors, with the course's toy models. test_shard BACKEND RANKS starts the
+ * ranks itself; under mpirun it is one rank. Every rank compares with the training of one process. */
 #include "shard/shard.h"
 
 #include "support/compare.h"
@@ -11,7 +11,7 @@ static td_device *dev;
 static td_comm *comm;
 static td_comm_info info;
 
-/* ---- who has what ---- */
+/* ---- assignment of tensors to ranks ---- */
 
 TD_TEST(the_largest_go_first_to_who_has_least)
 {
@@ -22,15 +22,14 @@ TD_TEST(the_largest_go_first_to_who_has_least)
     td_assert_ok(td_shard_assign(5, elements, 3, loads, owners));
     assert_memory_equal(owners, ((const int32_t[]){2, 0, 2, 1, 1}), sizeof owners);
     assert_memory_equal(loads, ((const int64_t[]){9, 7, 10}), sizeof loads);
-    td_assert_ok(
-        td_shard_assign(2, more, 3, loads, owners)); /* a group that comes later goes on from there */
+    td_assert_ok(td_shard_assign(2, more, 3, loads, owners)); /* a later group continues with these loads */
     assert_memory_equal(owners, ((const int32_t[]){1, 0}), 2 * sizeof *owners);
     td_assert_ok(td_shard_assign(0, NULL, 3, loads, NULL));
     loads[1] = INT64_MAX - 5;
     td_assert_refused(td_shard_assign(5, elements, 3, loads, owners), TD_BAD_ARGUMENT, "loads[1] is");
 }
 
-/* xl of 2025: 435 tensors, of which the two largest are as large as all others' differences. */
+/* xl of 2025: 435 tensors. The two largest are as large as the differences of all others. */
 TD_TEST(large_models_are_split_evenly)
 {
     const td_model_size xl = {.d_model = 1600, .d_ff = 6400, .layers = 48, .heads = 25, .vocab = 10000};
@@ -50,10 +49,10 @@ TD_TEST(large_models_are_split_evenly)
 /* ---- toys ---- */
 
 typedef struct bed {
-    toy model, one; /* the sharded model, and one process's */
+    toy model, one; /* the sharded model, and the model of one process */
     float grads[TOY_TENSORS][500];
     td_shard_list *list;
-    /* One process's optimizer. */
+    /* The optimizer of one process. */
     float m[TOY_TENSORS][500], v[TOY_TENSORS][500];
     td_update_state state;
 } bed;
@@ -106,7 +105,7 @@ static void add(bed *b, int first, int count, const td_hyperparameters *hyper)
     td_assert_ok(td_shard_list_add(b->list, count, tensors, hyper));
 }
 
-/* Gradients of one step, the same on all ranks. */
+/* The gradients of one step, the same on all ranks. */
 static void backward(bed *b, int step)
 {
     int samples[TOY_SAMPLES];
@@ -116,7 +115,7 @@ static void backward(bed *b, int step)
     toy_backward(&b->model, samples, 20, NULL, NULL);
 }
 
-/* One process's update of some tensors with the same gradients, which are of the same weights. */
+/* Updates some tensors in one process, with the same gradients of the same weights. */
 static void update_one(bed *b, int first, int count, const td_hyperparameters *hyper)
 {
     for (int i = first; i < first + count; i++) {
@@ -165,7 +164,7 @@ TD_TEST(sharded_weights_are_those_of_one_optimizer)
         }
 }
 
-/* Two groups with rates of their own, the second of which comes later; and another rate later still. */
+/* Two groups with different rates; the second is added later, and then the rate changes. */
 TD_TEST(groups_come_later_and_have_their_own_hyperparameters)
 {
     bed *b = open_bed(true);
@@ -188,8 +187,8 @@ TD_TEST(groups_come_later_and_have_their_own_hyperparameters)
     close_bed(b);
 }
 
-/* Each rank has the moments of its tensors, and all together those of all; with four ranks and three tensors
- * with gradients one has none. */
+/* Each rank has the moments of its tensors; together the ranks have all moments. With four ranks and three
+ * tensors with gradients, one rank has none. */
 TD_TEST(state_is_split_and_may_be_none)
 {
     bed *b = open_bed(false);
@@ -222,12 +221,12 @@ TD_TEST(state_is_split_and_may_be_none)
     close_bed(b);
 }
 
-/* Each with a communicator of its own, which an error of ranks ends. */
+/* Each case has its own communicator, because an error of ranks ends it. */
 TD_TEST(lists_that_differ_are_refused)
 {
     static const struct {
         const char *name, *words;
-        bool late; /* at the second step */
+        bool late; /* fails in the second step */
     } cases[] = {{"order", "tensors[0]: rank 1 added another than rank 0", false},
                  {"count", "another call", false},
                  {"rate", "in another state than rank 0", false},
@@ -280,8 +279,7 @@ TD_TEST(what_is_wrong_is_named)
     tensor.dtype = TD_F64;
     td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT, "needs f32, f16");
     tensor.dtype = TD_BF16;
-    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT,
-                      "beside a dtype of bf16");
+    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT, "but dtype is bf16");
     td_assert_ok(td_device_fail_allocation(dev, 1));
     tensor = tensor_of(b, 0);
     td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_NO_MEMORY, "");

@@ -1,6 +1,6 @@
-/* Optimizer state that is split among ranks, in the steps of a trainer: test_shard_link BACKEND RANKS starts
- * the ranks itself; under mpirun it is one of them. With "killed KIND" after that, rank 1 is killed in a
- * backward pass; with "killed KIND forward" in a forward pass, where full sharding gathers. */
+/* Optimizer state that is split among ranks, in the steps of a trainer. test_shard_link BACKEND RANKS starts
+ * the ranks itself; under mpirun it is one rank. With a further "killed KIND", rank 1 is killed in a backward
+ * pass. With "killed KIND forward" it is killed in a forward pass, in which full sharding gathers. */
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 
@@ -17,7 +17,7 @@ int main(int argc, char **argv)
     if (!td_ranks_begin(argc, argv, &shard_dev, &shard_comm, &result))
         return result;
     td_assert_ok(td_comm_describe(shard_comm, &shard_info));
-    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    td_assert_ok(td_cpu_set_threads(1)); /* there are as many ranks as processors, or more */
     if (kills)
         return shard_killed(kind, argc > 5);
     const int failed = shard_steps_group(argv[1]) + shard_rules_group(argv[1]) + shard_full_group(argv[1]) +

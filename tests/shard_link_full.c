@@ -43,16 +43,16 @@ static void step_deep(td_train *train, int number)
 
 /* ---- what is gathered, and when ---- */
 
-/* A link after the one that gathers: it hears what that one did for each need. */
+/* A link after the link that gathers: it counts gathers at each need. */
 typedef struct ear {
     td_hook hook;
     td_shard_link *link;
     int64_t needs;
     int64_t sent[MOST_NEEDS]; /* gathers of this pass so far, when a unit begins */
     int64_t before;           /* gathers of earlier passes */
-    int64_t unit;             /* whose halves are needed; -1: none yet */
+    int64_t unit;             /* unit whose halves are needed; -1: none yet */
     int64_t last[2];          /* gathers of the last pass: forward, backward */
-    int64_t waiting;          /* most units whose gradients were written and are not reduced */
+    int64_t waiting;          /* largest number of units whose gradients are written and not reduced */
 } ear;
 
 static td_status ear_begin(td_hook *hook, td_pass pass, bool last)
@@ -111,13 +111,13 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The gather of the unit that is N later is queued when a unit begins, and not before. There is memory for
- * N + 1 layers and for two layers' gradients, and it is taken when the link is attached. */
+/* When a unit begins, the gather of the unit N later is queued, and not earlier. There is memory for N + 1
+ * layers and for the gradients of two layers. It is allocated when the link is attached. */
 static void check_gathers(int64_t prefetch, bool keeps)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = prefetch, .keep_weights = keeps};
     const int64_t rooms = keeps ? LAYERS : least(prefetch + 1, LAYERS);
-    const bool apart = rooms == LAYERS; /* embedding and head have no memory of layers */
+    const bool apart = rooms == LAYERS; /* embedding and head do not use the memory of layers */
     ear e = {.hook = {.begin = ear_begin, .needed = ear_needed, .room = ear_room, .end = ear_end}};
     td_train_config config = deep();
     td_memory_stats before, after;
@@ -138,7 +138,7 @@ static void check_gathers(int64_t prefetch, bool keeps)
     const size_t layer_bytes = (size_t)(layer.end - layer.begin) * sizeof(float),
                  table_bytes = (size_t)(table.end - table.begin) * sizeof(float);
     const bool split = shard_info.ranks > 1;
-    const int64_t there = rooms + apart; /* units, head included, after a forward pass */
+    const int64_t there = rooms + apart; /* units in memory after a forward pass, head included */
     assert_int_equal(what.gathered_layers, split ? (size_t)rooms * layer_bytes : 0);
     assert_int_equal(what.gathered_tables, split && apart ? table_bytes : 0);
     assert_int_equal(what.reduced_layers, split ? 2 * layer_bytes : 0);
@@ -151,7 +151,7 @@ static void check_gathers(int64_t prefetch, bool keeps)
         td_assert_ok(td_train_forward(train, NULL));
         assert_int_equal(e.needs, LAYERS + 2);
         for (int64_t i = 0; i < e.needs && split; i++) {
-            /* The head may have the embedding's room, which is in use while the embedding is. */
+            /* The head may have the embedding's memory, which is used while the embedding is. */
             const int64_t ahead = least(i + 1 + prefetch, i == 0 && apart ? LAYERS + 1 : LAYERS + 2);
 
             assert_int_equal(e.sent[i], ahead);
@@ -180,8 +180,8 @@ static void units_are_gathered_when_they_are_due(void **unused)
     check_gathers(1, true);
 }
 
-/* With checkpoints of 2 of 5 layers the backward pass needs head, 4, 2, 3, 2, 0, 1, 0. A gather serves the
- * recomputation of a layer and its backward, if no other layer needed the memory in between. */
+/* With checkpoints of 2 of 5 layers the backward pass needs head, 4, 2, 3, 2, 0, 1, 0. One gather serves a
+ * layer's recomputation and its backward, if no other layer needed the memory between them. */
 static void recomputed_layers_are_gathered_once(void **unused)
 {
     (void)unused;
@@ -239,7 +239,8 @@ static void frozen_weights_stay(void **unused)
         numbers[full] = shard_numbers_of(&t[full]);
     }
     w = shard_weights_of(t[1].train);
-    /* On a GPU the GEMMs of the two leave other numbers of SMs to collectives, and have other bits. */
+    /* On a GPU the GEMMs of the two trainers leave different numbers of SMs to collectives, and have other
+     * bits. */
     if (td_device_kind_of(shard_dev) == TD_DEVICE_CPU)
         td_assert_identical("frozen and not", w.dtype, numbers[1], numbers[0], w.elements);
     td_assert_identical("frozen", w.dtype, numbers[1], first, 70);
@@ -253,7 +254,7 @@ static void frozen_weights_stay(void **unused)
     }
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static void passes_by_hand_are_checked(void **unused)
 {
@@ -302,7 +303,7 @@ static void passes_by_hand_are_checked(void **unused)
     close_deep(train, link);
 }
 
-/* Full sharding sends no weights at the start: all ranks must draw them from one seed. */
+/* Full sharding sends no weights at the start, so all ranks must draw them from one seed. */
 static void weights_of_other_seeds_are_refused(void **unused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};

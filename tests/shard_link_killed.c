@@ -1,9 +1,9 @@
-/* A rank that is killed in the middle of a pass, on GPUs as well. */
+/* A rank is killed in the middle of a pass, on GPUs too. */
 #include "support/shard_kit.h"
 
 #include <signal.h>
 
-static int64_t reads;                     /* of such a pass, in the steps so far */
+static int64_t reads;                     /* number of reads in such passes so far */
 static td_pass deadly = TD_PASS_BACKWARD; /* the pass in which a rank dies */
 
 static td_status die(td_hook *hook, td_pass pass, td_range range, const td_range *next, const void **where)
@@ -14,7 +14,7 @@ static td_status die(td_hook *hook, td_pass pass, td_range range, const td_range
     return TD_OK;
 }
 
-/* All others come back from their step with an error that names it. */
+/* On all other ranks the step returns an error that names the dead rank. */
 int shard_killed(td_shard_kind kind, bool forward)
 {
     const shard_setting s = {.name = "killed", .kind = kind};

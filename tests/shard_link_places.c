@@ -1,4 +1,4 @@
-/* Places for reduced gradients that units of TD_SHARD_FULL share. */
+/* Memory for reduced gradients that units of TD_SHARD_FULL share. */
 #include "device/backend.h"
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
@@ -58,7 +58,7 @@ static void gradients_that_somebody_needs_have_places_of_their_own(void **unused
     assert_false(shares(config, false));
 }
 
-/* The link has decided, and then the caller changes the config. */
+/* The caller changes the config after the link has decided. */
 static void a_config_that_needs_all_gradients_later_is_refused(void **unused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};
@@ -98,17 +98,17 @@ static td_train *open_train(bool keep, td_hook *between, bool captured, td_shard
     config.capture = captured;
     td_assert_ok(td_shard_link_create(shard_comm, &options, &config, link));
     (*link)->reduce.next = between;
-    (*link)->multiprocessors = 0;
+    (*link)->sms = 0;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
-    if (!shard_on_gpu()) /* reductions are waited for on a stream of their own */
+    if (!shard_on_gpu()) /* reductions are waited for on another stream */
         td_as_if_gpu_once();
     td_assert_ok(td_shard_link_attach(*link, shard_dev, train));
     assert_non_null((*link)->full.reductions.side);
     return train;
 }
 
-/* Layers have two places, and embedding and head have one, of the largest part. */
+/* Layers share two places. Embedding and head share one place, with the size of the larger part. */
 static void units_have_few_places(void **unused)
 {
     td_shard_link *links[2];
@@ -138,7 +138,7 @@ static void units_have_few_places(void **unused)
     }
     assert_ptr_equal(td_weights_master(&w[0], units[0].own.begin).grad,
                      td_weights_master(&w[0], units[LAYERS + 2].own.begin).grad);
-    const size_t rest = w[1].grad_bytes - bytes[1]; /* and what aligns it */
+    const size_t rest = w[1].grad_bytes - bytes[1]; /* without alignment */
     assert_true(w[0].grad_bytes >= bytes[0]);
     assert_true(w[0].grad_bytes <= bytes[0] + rest + (LAYERS + 3) * 2 * TD_ALIGNMENT);
     for (int keep = 0; keep < 2; keep++) {
@@ -147,18 +147,18 @@ static void units_have_few_places(void **unused)
     }
 }
 
-/* ---- updates that run as late as they may ---- */
+/* ---- updates that run as late as possible ---- */
 
-/* A link before the optimizer. On a GPU each update waits for much work. On a CPU, whose streams are as if,
- * an update runs when the device's own stream waits for an event that comes after it. */
+/* A link before the optimizer. On a GPU each update waits for much work. A CPU has simulated streams: an
+ * update runs when the device's own stream waits for a later event. */
 typedef struct late {
     td_hook hook;
     td_shard_link *link;
-    td_event *events[MOST]; /* after each update of the pass; a GPU needs one */
+    td_event *events[MOST]; /* [count] after each update of the pass; a GPU uses only the first */
     td_range ranges[MOST];
     bool ran[MOST];
     int count;
-    td_stream *stream; /* of a GPU: with the work */
+    td_stream *stream; /* the GPU's stream with the work */
     void *from, *to;
 } late;
 
@@ -166,7 +166,7 @@ enum { WORK_BYTES = 64 << 20, WORKS = 100 };
 
 static late *lateness;
 
-/* Streams and events, and the updates that they come after. */
+/* Streams and events, and the updates before each. */
 static struct known {
     const void *what;
     uint32_t updates;
@@ -234,7 +234,7 @@ static td_status late_final(td_hook *hook, td_range range, td_event *event)
     late *l = (late *)hook;
     const int i = l->count++;
 
-    (void)event; /* a CPU's host has waited */
+    (void)event; /* on a CPU the host has waited */
     assert_true(i < MOST);
     l->ranges[i] = range;
     td_assert_ok(td_event_record(l->events[i]));
@@ -242,7 +242,7 @@ static td_status late_final(td_hook *hook, td_range range, td_event *event)
     return td_hooks_updated(&l->link->gather, range, l->events[i]);
 }
 
-/* The stream has waited for all updates by then, except of norms, for which the optimizer waits. */
+/* Now the stream has waited for all updates except those of norms, for which the optimizer waits. */
 static td_status late_end(td_hook *hook, td_pass pass, td_status ended)
 {
     late *l = (late *)hook;
@@ -300,8 +300,8 @@ static void close_late(late *l)
         __wrap_td_backend_cpu = usual;
 }
 
-/* A reduction waits until the update has read the gradients that were in its place: shared places give the
- * same bits as a place for each unit. */
+/* A reduction waits until the update has read the gradients that were in the same place. So shared places
+ * give the same bits as a place for each unit. */
 static void late_updates_read_their_own_gradients(void **unused)
 {
     void *numbers[2];

@@ -1,4 +1,4 @@
-/* What a link whose state is split has, hears and refuses. */
+/* The sizes, the notifications and the refusals of a link with split state. */
 #include "accounting/accounting.h"
 #include "device/share.h"
 #include "support/as_if_graphs.h"
@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* To the byte, where no padding is: Psi 8 / ranks. */
+/* Without padding exactly Psi 8 / ranks bytes. */
 static void state_has_the_bytes_that_accounting_predicts(void **unused)
 {
     const td_account_model account = {.d_model = 64, .d_ff = 128, .layers = 3, .heads = 2, .vocab = 64};
@@ -107,7 +107,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
                       "without capture");
     assert_true(link->gathers.sent >
-                link->gathers.done); /* the refusal has not waited for them, which spoils a capture */
+                link->gathers.done); /* the refusal did not wait, which would spoil a capture */
     td_assert_ok(td_shard_link_wait(link));
     assert_true(link->gathers.sent == link->gathers.done);
     td_assert_ok(td_device_free(shard_dev, ids));
@@ -138,7 +138,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_shard_link_destroy(link);
 }
 
-/* Ranges by hand, as a model or a link before this one would name them. */
+/* Ranges by hand, as a model or an earlier link would name them. */
 static void ranges_are_of_whole_parameters_once(void **unused)
 {
     const shard_setting s = {.name = "ranges", .kind = TD_SHARD_FLAT};
@@ -171,7 +171,7 @@ static void ranges_are_of_whole_parameters_once(void **unused)
     td_shard_link_destroy(link);
 }
 
-/* What the device hears of a step's collectives, where its products are queued. */
+/* Notifications to the device about a step's collectives, when its GEMMs are queued. */
 typedef struct ear {
     td_hook hook;
     int heard[2][2]; /* [pass][the device is shared] */
@@ -180,7 +180,7 @@ typedef struct ear {
 static td_status listen_to(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
-    const int32_t shared = td_device_shared(shard_dev);
+    const int32_t shared = td_device_reserved_sms(shard_dev);
 
     (void)range, (void)next, (void)where;
     assert_true(shared == 0 || shared == 5);
@@ -199,8 +199,8 @@ static void listen_to_steps(bool captured)
 
     td_assert_ok(shard_link(s.kind, s.bucket_mb, &config, &link));
     config.capture &= shard_on_gpu();
-    config.update_sms = TD_UPDATE_ALL_SMS; /* an update on some SMs shares the device too */
-    link->multiprocessors = 5;
+    config.update_sms = TD_UPDATE_ALL_SMS; /* an update on some SMs also shares the device */
+    link->sms = 5;
     ear.hook.next = config.hooks;
     config.hooks = &ear.hook;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
@@ -216,21 +216,21 @@ static void listen_to_steps(bool captured)
         if (captured || number == 0)
             assert_int_equal(ear.heard[0][!captured], 0);
         assert_true(ear.heard[1][1] > 0);
-        assert_int_equal(td_device_shared(shard_dev), link->gathers.sent > link->gathers.done ? 5 : 0);
+        assert_int_equal(td_device_reserved_sms(shard_dev), link->gathers.sent > link->gathers.done ? 5 : 0);
     }
     td_assert_ok(td_train_settle(train));
-    assert_int_equal(td_device_shared(shard_dev), 0);
-    td_device_share(shard_dev, TD_SMS_COLLECTIVES,
-                    5); /* by a link of gradients: what is computed again within its pass ends nothing */
+    assert_int_equal(td_device_reserved_sms(shard_dev), 0);
+    td_device_reserve_sms(shard_dev, TD_SMS_COLLECTIVES,
+                          5); /* by a link of gradients: recomputation within the pass ends no collective */
     td_assert_ok(td_hooks_end(&link->gather, TD_PASS_RECOMPUTE, TD_OK));
-    assert_int_equal(td_device_shared(shard_dev), 5);
-    td_device_share(shard_dev, TD_SMS_COLLECTIVES, 0);
+    assert_int_equal(td_device_reserved_sms(shard_dev), 5);
+    td_device_reserve_sms(shard_dev, TD_SMS_COLLECTIVES, 0);
     td_train_destroy(train);
     td_shard_link_destroy(link);
 }
 
-/* Products of a forward pass are beside the gathering of weights, if there is one or its graph will have one,
- * and those of a backward pass beside the reduction of gradients, from the first bucket on. */
+/* GEMMs of a forward pass run during the gathering of weights, if there is one or its graph will have one.
+ * GEMMs of a backward pass run during the reduction of gradients, from the first bucket on. */
 static void the_device_is_shared_while_collectives_are_on_their_way(void **unused)
 {
     (void)unused;
@@ -266,7 +266,7 @@ static void links_that_differ_are_named(void **unused)
         config.model.transient_gradients = false;
         config.micro_batches = i == 1 && shard_info.rank == 1 ? 2 : 1;
         config.hyper.adamw.lr *= i == 0 && shard_info.rank == 1 ? 10 : 1;
-        config.hyper.sgd.lr = config.hyper.adamw.lr; /* more ranks than two have SGD */
+        config.hyper.sgd.lr = config.hyper.adamw.lr; /* more ranks than two use SGD */
         groups[0] = groups[1] = (td_optimizer_group){{0, 64}, config.hyper};
         groups[1].range = (td_range){64, 128};
         groups[1].hyper.adamw.weight_decay = groups[1].hyper.sgd.lr = shard_info.rank == 1 ? 0.5 : 0.25;
@@ -283,8 +283,7 @@ static void links_that_differ_are_named(void **unused)
     }
 }
 
-/* Half of the weights with each rate, and no checksum that could tell: the next step's first collective does.
- * */
+/* Half of the weights have each rate, and no checksum could notice: the next step's first collective must. */
 static void steps_that_differ_are_refused(void **unused)
 {
     (void)unused;
@@ -338,7 +337,7 @@ static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
     }
 }
 
-/* New weights may be on their way when nobody wants them any more; not with full sharding. */
+/* New weights may be in flight when they are not wanted any more; not with full sharding. */
 static void a_trainer_may_go_behind_any_step(void **unused)
 {
     (void)unused;
@@ -360,7 +359,7 @@ static void a_nan_is_everybodys(void **unused)
         const shard_setting s = {.name = "nan", .kind = kind};
         shard_trainer t = shard_open_trainer(&s, true);
 
-        /* In this rank's weights alone, until its gradients or weights come to all. */
+        /* Only in this rank's weights, until its gradients or weights reach all ranks. */
         if (shard_info.rank == shard_info.ranks - 1) {
             const td_weights w = shard_weights_of(t.train);
             const float nan = NAN;

@@ -1,6 +1,6 @@
-/* Steps of trainers whose state is split, next to the same training unsharded (ddp/) and queued: with more
- * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, for an addition has no order, unless
- * GEMMs leave SMs to collectives; test_matrix has those ranks. */
+/* Steps of trainers with split state, compared with the same training unsharded (ddp/) and queued: with more
+ * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, because an addition of two has no
+ * order, unless GEMMs leave SMs to collectives. test_matrix tests 1 and 2 ranks. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
 
@@ -15,7 +15,7 @@ static bool exact(const shard_setting *s)
            !(s->kind == TD_SHARD_FULL && s->micro_batches > 1 && !s->reduce_last);
 }
 
-/* What the device has there, for the host. */
+/* Copies the device's data to the host. */
 static void *here(const void *data, size_t bytes)
 {
     void *host = malloc(bytes);
@@ -58,7 +58,7 @@ static void train_case(const shard_setting *s)
     for (int number = 0; number < STEPS; number++) {
         shard_micro_step(&sharded, number, s->micro_batches);
         shard_micro_step(&whole, number, s->micro_batches);
-        if (number == 2) { /* in between, where weights come as they are needed, or by a call */
+        if (number == 2) { /* between steps, where weights are gathered as needed, or by a call */
             const float loss = shard_evaluate(&sharded), want = shard_evaluate(&whole);
 
             assert_true(exact(s) ? loss == want : fabsf(loss - want) < 0.05f);
@@ -77,10 +77,10 @@ static void train_case(const shard_setting *s)
     shard_close_trainer(&whole);
 }
 
-/* The gradients' norm, which ranks take together, is that in float64 of the gradients of one trainer. */
+/* The gradients' norm over all ranks equals the float64 norm of one trainer's gradients. */
 static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole)
 {
-    /* Sums of more than two ranks have other orders. */
+    /* Sums over more than two ranks have other orders. */
     const double tolerance = shard_weights_of(whole->train).grad_dtype == TD_F32 ? 1e-5 : 0x1p-9;
     const td_weights w = shard_weights_of(whole->train);
     void *const grads = here(w.grads, w.grad_bytes);
@@ -132,7 +132,7 @@ static void sharded_weights_are_those_of_unsharded_training(void **unused)
     (void)unused;
     if (shard_info.ranks <= 2)
         skip();
-    /* One of each pair: more ranks than processors take long. */
+    /* One of each pair, because more ranks than processors take long. */
     for (int i = 0; i < 6; i++) {
         const shard_setting s = {.name = td_shard_kind_name(kinds[i]),
                                  .kind = kinds[i],
@@ -168,11 +168,11 @@ static void each_way(const char *name, void (*check)(shard_setting s))
                 }
 }
 
-/* Each micro-batch is reduced and added to this rank's part. test_matrix reduces the last one alone. */
+/* Each micro-batch is reduced and added to this rank's part. test_matrix reduces only the last one. */
 static void micro_batches_of_full_sharding_add_up(void **unused)
 {
     (void)unused;
-    if (shard_info.ranks > 2) /* a case of the test before */
+    if (shard_info.ranks > 2) /* the previous test has this case */
         skip();
     for (int i = 0; i < 2; i++) {
         const shard_setting s = {.name = "full, micro-batches",
@@ -199,7 +199,7 @@ static void sharing_case(shard_setting s)
 static void steps_whose_products_leave_room_are_as_good(void **unused)
 {
     (void)unused;
-    if (shard_info.nccl_ctas == 0) /* as on a CPU: no product is cut */
+    if (shard_info.nccl_ctas == 0) /* as on a CPU: no GEMM is cut */
         skip();
     each_way("shared", sharing_case);
 }
@@ -212,7 +212,7 @@ static int32_t windows(void)
     return now.windows;
 }
 
-/* Weights and gradients that NCCL reaches directly on the other GPUs. */
+/* NCCL reads weights and gradients directly from the other GPUs. */
 static void window_case(shard_setting s)
 {
     if (s.kind == TD_SHARD_TENSORS || s.micro_batches > 1)

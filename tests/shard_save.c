@@ -18,11 +18,11 @@ static const char path[] = "shard-save.safetensors", other_path[] = "shard-save-
 static td_comm *all_ranks;
 static td_comm_info all_info;
 
-/* ---- calls of the system that fail ---- */
+/* ---- system calls that fail ---- */
 
 static enum { NONE, WRITE, SYNC, RENAME, TRUNCATE, KILL } fails;
-static int reads_left = -1; /* until one fails; below 0: none does */
-static bool interrupted;    /* the next write was */
+static int reads_left = -1; /* reads until one fails; below 0: none fails */
+static bool interrupted;    /* the last write was interrupted */
 
 ssize_t __real_pwrite(int file, const void *data, size_t bytes, off_t at);
 ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
@@ -34,7 +34,7 @@ ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
         interrupted = true;
         return -1;
     }
-    return __real_pwrite(file, data, bytes > 1000 ? bytes / 2 : bytes, at); /* not all at once */
+    return __real_pwrite(file, data, bytes > 1000 ? bytes / 2 : bytes, at); /* a partial write */
 }
 
 #define FAULT(when, type, name, parameters, arguments)                                                       \
@@ -57,7 +57,7 @@ ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at)
     return reads_left >= 0 && reads_left-- == 0 ? -1 : __real_pread(file, to, bytes, at);
 }
 
-/* The whole file; free() it. */
+/* The whole file; the caller frees it. */
 static char *file_read(const char *from, size_t *bytes)
 {
     FILE *file = fopen(from, "rb");
@@ -81,7 +81,7 @@ static bool file_is(const char *from, const char *bytes, size_t count)
     return is;
 }
 
-/* Whether a file that was not finished is left. */
+/* Whether an unfinished file is left. */
 static bool is_left(void)
 {
     glob_t found;
@@ -93,7 +93,7 @@ static bool is_left(void)
 
 /* ---- communicators of some ranks ---- */
 
-/* Whether this rank is one of the first `ranks`; the kit's communicator is then theirs. */
+/* Whether this rank is one of the first `ranks`. Opens a communicator of these ranks for the kit. */
 static bool join(int32_t ranks)
 {
     static int number;
@@ -122,7 +122,7 @@ static void leave(bool joined)
 
 /* ---- trainers ---- */
 
-/* Splits: by gradients alone, where each rank has all state; whole tensors; parts of buckets; of units. */
+/* Kinds of splits: none (every rank has all state); whole tensors; parts of buckets; parts of units. */
 static const shard_setting settings[] = {
     {.name = "whole", .kind = TD_SHARD_TENSORS, .adamw = true},
     {.name = "tensors", .kind = TD_SHARD_TENSORS, .adamw = true, .precision = TD_PRECISION_BF16_MIXED},
@@ -146,7 +146,7 @@ static shard_trainer open_trainer(int i)
     return shard_open_trainer(&settings[i], i > 0);
 }
 
-/* The file of what the trainer has, which ranks compare. */
+/* The file of the trainer's state, which ranks compare. */
 static void assert_file_is(const char *bytes, size_t count, shard_trainer *t)
 {
     td_assert_ok(td_shard_save(shard_comm, t->train, other_path));
@@ -154,7 +154,7 @@ static void assert_file_is(const char *bytes, size_t count, shard_trainer *t)
     td_assert_ok(td_comm_barrier(shard_comm)); /* all have read it */
 }
 
-/* Steps on batches that all ranks have alike, so that more ranks make the same step. */
+/* Steps on batches that are equal on all ranks, so that any number of ranks makes the same step. */
 static void step_alike(shard_trainer *t, int number)
 {
     int64_t *ids = shard_tokens_of("alike", number, 0, 1);
@@ -179,7 +179,7 @@ static void ranks_go_on_from_a_file_with_the_same_bits(void **unused)
         td_assert_ok(td_shard_save(shard_comm, cut.train, path));
         shard_close_trainer(&cut);
         resumed = open_trainer(i);
-        shard_step(&resumed, 17); /* moments of its own, which go */
+        shard_step(&resumed, 17); /* gives it moments, which restore replaces */
         td_assert_ok(td_shard_restore(shard_comm, resumed.train, path));
         for (int number = STEPS; number < 2 * STEPS; number++) {
             shard_step(&uncut, number);
@@ -194,7 +194,7 @@ static void ranks_go_on_from_a_file_with_the_same_bits(void **unused)
     }
 }
 
-/* A file of `from` ranks at `to` ranks: the same numbers, and steps within rounding. */
+/* A file of `from` ranks at `to` ranks: the same numbers, and the same steps up to rounding. */
 static void check_numbers_of_ranks(int i, int32_t from, int32_t to)
 {
     bool joined = join(from);
@@ -230,7 +230,7 @@ static void check_numbers_of_ranks(int i, int32_t from, int32_t to)
         free(truth);
         free(wanted);
         free(numbers);
-        if (to == 1 && i == 0) { /* one process reads it, too, and writes the same */
+        if (to == 1 && i == 0) { /* one process reads it too, and writes the same file */
             td_assert_ok(td_train_restore(t.train, path));
             td_assert_ok(td_train_save(t.train, other_path));
             file = file_read(path, &bytes);
@@ -258,7 +258,7 @@ static void any_number_of_ranks_reads_a_file(void **unused)
     check_numbers_of_ranks(4, all_info.ranks, 2);
 }
 
-/* One rank's failure is the error of all, the old file stays, and the next save succeeds. */
+/* If one rank fails, all ranks get the error, the old file stays, and the next save succeeds. */
 static void a_failure_is_told_to_all_and_leaves_the_old_file(void **unused)
 {
     static const struct {
@@ -285,11 +285,11 @@ static void a_failure_is_told_to_all_and_leaves_the_old_file(void **unused)
     }
     td_assert_refused(td_shard_save(shard_comm, t.train, "no-such-folder/file"), TD_IO_ERROR,
                       "rank 0: cannot write 'no-such-folder/file'");
-    /* What a rank finds at its path is not what rank 0 writes. */
+    /* At its path a rank does not find the file that rank 0 writes. */
     td_assert_refused(td_shard_save(shard_comm, t.train, all_info.rank == 1 ? "elsewhere" : path),
                       TD_UNSUPPORTED, "rank 1: 'elsewhere.");
     assert_true(file_is(path, file, bytes));
-    td_assert_ok(td_comm_barrier(shard_comm)); /* after which rank 0 has removed what it began */
+    td_assert_ok(td_comm_barrier(shard_comm)); /* after it rank 0 has removed its unfinished file */
     assert_false(is_left());
     td_assert_ok(td_comm_barrier(shard_comm));
     td_assert_ok(td_shard_save(shard_comm, t.train, path));
@@ -350,12 +350,12 @@ static void what_does_not_fit_is_refused(void **unused)
                       "no rank updates the elements from 64 on");
     td_train_destroy(other);
 
-    /* After all of that both are as they were. */
+    /* After all of that both trainers are unchanged. */
     assert_file_is(file, bytes, &t);
     td_assert_ok(td_shard_save(shard_comm, whole.train, other_path));
-    td_assert_ok(td_train_restore(whole.train, other_path)); /* the ranks read the one file of all */
+    td_assert_ok(td_train_restore(whole.train, other_path)); /* all ranks read one file */
 
-    /* Files of several steps: rank 1's is another. */
+    /* Files of different steps: rank 1 has another one. */
     shard_step(&t, 1);
     td_assert_ok(td_shard_save(shard_comm, t.train, other_path));
     td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? path : other_path), TD_BAD_ARGUMENT,
@@ -365,7 +365,7 @@ static void what_does_not_fit_is_refused(void **unused)
     shard_close_trainer(&whole);
 }
 
-/* Reading fails on one rank after all checks: nobody has weights, until they are restored. */
+/* Reading fails on one rank after all checks: no rank has weights until they are restored. */
 static void after_a_failed_read_no_rank_has_weights(void **unused)
 {
     shard_trainer t = open_trainer(3);
@@ -387,7 +387,7 @@ static void after_a_failed_read_no_rank_has_weights(void **unused)
 
 /* ---- a rank that is killed ---- */
 
-/* All others name it, and the old file is there. */
+/* All other ranks name it, and the old file is unchanged. */
 static int killed(int rank)
 {
     char name[32];
@@ -425,7 +425,7 @@ static int check_killed(int argc, char **argv, int killed_rank)
     return wrong;
 }
 
-/* A folder of its own in the build folder: tests of other arguments run at the same time. */
+/* A separate folder in the build folder, because tests with other arguments run at the same time. */
 static void enter_folder(int argc, char **argv)
 {
     char folder[256] = FOLDER "/shard_save";

@@ -1,8 +1,5 @@
-/** The helpers of tests/support, held to what they promise: a wrong answer must fail the test that looks at
- * it.
- *
- * The tests of `wrong` are run by the last test of `right`, in a child process with its output thrown away;
- * each of them must fail there. */
+/** The helpers of tests/support keep their promises: a test that gets a wrong answer must fail. The last test
+ * of `right` runs the tests of `wrong` in a child process without output. Each of them must fail there. */
 #include "support/asan.h"
 #include "support/cases.h"
 #include "support/compare.h"
@@ -84,14 +81,14 @@ TD_BODY(fences_hold_poison)
     td_fence_free(NULL);
 }
 
-/* AddressSanitizer reports a touched fence at once, by ending the program: here it is asked instead. */
+/* If AddressSanitizer finds a touched fence it ends the program. So here the test asks it directly. */
 TD_BODY(under_address_sanitizer_a_fence_is_out_of_bounds)
 {
 #ifdef TD_ASAN
     char *block = td_fence_alloc(13);
 
     assert_null(__asan_region_is_poisoned(block, 13));
-    for (int i = 0; i < 248; i++) { /* at its far end the fence may end inside a step of 8 bytes */
+    for (int i = 0; i < 248; i++) { /* the far end of the fence may lie inside a step of 8 bytes */
         assert_true(__asan_address_is_poisoned(block + 13 + i));
         assert_true(__asan_address_is_poisoned(block - 1 - i));
     }
@@ -116,7 +113,7 @@ TD_BODY(draws_depend_on_name_stream_and_dtype_alone)
         assert_true(a[i] != b[i] && a[i] != other[i]);
         assert_true(fabs(as_f64[i] - a[i]) <= ldexp(fabs(a[i]), -8));
     }
-    /* The published value of FNV-1a of the empty text and of "a". */
+    /* The published values of FNV-1a for the empty text and for "a". */
     assert_int_equal(td_seed(""), 0xCBF29CE484222325);
     assert_int_equal(td_seed("a"), 0xAF63DC4C8601EC8C);
     td_fence_free(a);
@@ -305,7 +302,7 @@ TD_BODY(every_wrong_answer_fails)
 
 enum { TURNS = 5 };
 
-static int failures[TURNS + 1]; /* of each turn's call, and of the call after them */
+static int failures[TURNS + 1]; /* failures of each turn's call, and of the call after all turns */
 
 static td_status take_turns(void *state)
 {

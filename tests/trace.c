@@ -1,4 +1,4 @@
-/* What a trace of a CPU says of a step: that it agrees with the timer, and with the model's structure. */
+/* The trace of a step on a CPU: it agrees with the timer and with the model's structure. */
 #include "trace/trace.h"
 
 #include "bench/bench.h"
@@ -22,7 +22,7 @@ static const td_bench_config tiny = {
 
 /* ---- memory that fails ---- */
 
-static int64_t calls, fail_at; /* of calloc and realloc; fail_at 0: never */
+static int64_t calls, fail_at; /* calls of calloc and realloc; fail_at 0: none fails */
 void *__real_calloc(size_t count, size_t size);
 void *__real_realloc(void *block, size_t size);
 
@@ -36,7 +36,7 @@ void *__wrap_realloc(void *block, size_t size)
     return ++calls == fail_at ? NULL : __real_realloc(block, size);
 }
 
-/* ---- the stage ---- */
+/* ---- fixtures ---- */
 
 static td_device *dev;
 
@@ -83,15 +83,15 @@ enum {
     OPTIMIZER = 1u << TD_TRACE_OPTIMIZER
 };
 
-/* ---- against the timer ---- */
+/* ---- compared with the timer ---- */
 
 static bool agrees(double traced, double timed)
 {
     return traced <= timed * (1 + 1e-9) && traced >= 0.97 * timed;
 }
 
-/* The operations of a phase are all of its time but 3 %. A machine that does something else in between is
- * asked again. */
+/* The operations of a phase take all of its time except at most 3 %. If the machine does other work in
+ * between, the test tries again. */
 TD_TEST(totals_agree_with_the_timer)
 {
     td_bench_config config = tiny;
@@ -110,7 +110,7 @@ TD_TEST(totals_agree_with_the_timer)
                  agrees(backward.window_ms, timed.backward.ms.mean) &&
                  agrees(optimizer.window_ms, timed.optimizer.ms.mean) &&
                  agrees(all.sum_ms, timed.step.ms.mean);
-        /* One operation at a time: what is busy is the sum. */
+        /* On a CPU operations run one after the other: the busy time is the sum. */
         assert_true(fabs(all.busy_ms - all.sum_ms) < 1e-9 * all.sum_ms);
         assert_true(all.host_ms >= forward.sum_ms + backward.sum_ms + optimizer.sum_ms);
         td_trace_destroy(trace);
@@ -118,7 +118,7 @@ TD_TEST(totals_agree_with_the_timer)
     assert_true(agreed);
 }
 
-/* ---- against the model ---- */
+/* ---- compared with the model ---- */
 
 static const char *const attentions[] = {"naive", "flash"};
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
@@ -143,7 +143,7 @@ static void the_structure_is_the_models(void **state)
     assert_false(info.gpu);
     assert_string_equal(info.cupti, "");
 
-    /* q, k and v are one product, gate and up another; the values of naive attention are one for each
+    /* q, k and v are one GEMM, gate and up another. The values of naive attention are one GEMM for each
      * sequence. */
     const bool naive = choice[0] == 0;
     const td_trace_total forward = total_of(trace, FORWARD), backward = total_of(trace, BACKWARD),
@@ -167,7 +167,7 @@ static const td_cases structures = {.group = "what a trace counts",
                                     .test = the_structure_is_the_models,
                                     .axes = {{"naive", "flash"}, {"f32", "mixed"}, {"phases", "whole"}}};
 
-/* Every number of a table divides by the steps, and the tables add up to each other. */
+/* Every number of a table is per step, and the tables agree with each other. */
 TD_TEST(tables_add_up)
 {
     td_trace_kernel rows[64];
@@ -213,12 +213,12 @@ TD_TEST(tables_add_up)
         assert_null(strstr(labels[i].name, "layers"));
         assert_true(labels[i].host_total_ns >= labels[i].total_ns);
         if (strcmp(labels[i].name, "computing softmax") == 0)
-            assert_int_equal(labels[i].instances, 9); /* backward's is part of its attention */
+            assert_int_equal(labels[i].instances, 9); /* backward includes backward of attention */
     }
     td_trace_destroy(trace);
 }
 
-/* Labels of a caller's own are ranges; without any "step" all is one. */
+/* A caller's own labels are ranges. Without a label "step" the whole trace is one step. */
 TD_TEST(a_callers_own_labels_are_ranges)
 {
     const td_trace_activity *activities;
@@ -237,7 +237,7 @@ TD_TEST(a_callers_own_labels_are_ranges)
     td_assert_ok(td_device_push_label(dev, "mine"));
     td_assert_ok(td_device_fill(dev, block, 0, 64));
     td_assert_ok(td_device_copy(dev, block, (char *)block + 32, 32));
-    td_assert_ok(td_trace_end(trace)); /* "mine" ends with it */
+    td_assert_ok(td_trace_end(trace)); /* the end of the trace also ends "mine" */
     td_assert_ok(td_device_pop_label(dev));
     td_assert_ok(td_trace_ranges(trace, &ranges, &count));
     assert_int_equal(count, 3);
@@ -255,13 +255,13 @@ TD_TEST(a_callers_own_labels_are_ranges)
     assert_int_equal(info.steps, 1);
     td_trace_destroy(trace);
 
-    /* One that nobody ended listens no more. */
+    /* A trace that is destroyed without an end stops listening. */
     td_assert_ok(td_trace_begin(dev, &trace));
     td_trace_destroy(trace);
     assert_false(td_device_listened(dev));
 }
 
-/* Deeper than a trace looks: what is beyond is counted. */
+/* Nested deeper than a trace records: the operations beyond are counted. */
 TD_TEST(ranges_beyond_the_deepest_are_counted)
 {
     const td_operation op = {.name = "deep"};
@@ -276,7 +276,7 @@ TD_TEST(ranges_beyond_the_deepest_are_counted)
     td_assert_ok(td_trace_end(trace));
     td_assert_ok(td_trace_info_of(trace, &info));
     assert_int_equal(info.dropped, 6);
-    assert_int_equal(info.activities, 1); /* the outermost one, of which the others are parts */
+    assert_int_equal(info.activities, 1); /* the outermost one; the others are parts of it */
     td_trace_destroy(trace);
 }
 
@@ -345,7 +345,7 @@ TD_TEST(kernels_are_classified_by_their_names)
     }
 }
 
-/* ---- what is refused, and what has no memory ---- */
+/* ---- refusals, and failing memory ---- */
 
 TD_TEST(a_trace_ends_once)
 {
@@ -357,7 +357,7 @@ TD_TEST(a_trace_ends_once)
     td_trace_destroy(trace);
 }
 
-/* Everything once, as far as it comes. */
+/* Calls everything once, up to the first failure. */
 static td_status everything(int64_t *dropped)
 {
     td_trace_attention attention;
@@ -375,7 +375,7 @@ static td_status everything(int64_t *dropped)
         assert_null(trace);
         return status;
     }
-    for (int i = 0; i < 300; i++) { /* names enough that sets of them grow */
+    for (int i = 0; i < 300; i++) { /* enough names that the sets of names grow */
         char name[24];
         const td_operation op = {.name = "op"};
 

@@ -1,5 +1,5 @@
-/* A GPU's trace without a GPU: a CUPTI of ours (support/fake_cupti.h) records what it is told to. What the
- * real one answers is for trace_gpu.c. */
+/* A GPU's trace without a GPU: a double of CUPTI (support/fake_cupti.h) records what the test gives it.
+ * trace_gpu.c tests the real CUPTI. */
 #include "trace/trace.h"
 
 #include "device/listen.h"
@@ -16,7 +16,7 @@
 
 /* ---- the doubles ---- */
 
-/* The device says that it is a GPU; only the trace asks while this is set. */
+/* The device claims to be a GPU. Only the trace asks while this is set. */
 static bool pretend;
 td_device_kind __real_td_device_kind_of(const td_device *of);
 td_device_kind __wrap_td_device_kind_of(const td_device *of)
@@ -24,9 +24,9 @@ td_device_kind __wrap_td_device_kind_of(const td_device *of)
     return pretend ? TD_DEVICE_CUDA : __real_td_device_kind_of(of);
 }
 
-/* Where the library is found: 0, it is loaded; 1, by its name; 2, in the toolkit's folder; 3, nowhere. */
+/* Where the library is found. 0: it is loaded; 1: by its name; 2: in the toolkit's folder; 3: nowhere. */
 static int found_at;
-static const char *lacks; /* a function that it has not; NULL: it has all */
+static const char *lacks; /* a function that is missing; NULL: none */
 void *__real_dlopen(const char *file, int flags);
 void *__wrap_dlopen(const char *file, int flags)
 {
@@ -43,7 +43,7 @@ void *__wrap_dlsym(void *library, const char *name)
     return lacks && strcmp(name, lacks) == 0 ? NULL : __real_dlsym(library, name);
 }
 
-/* ---- the stage ---- */
+/* ---- fixtures ---- */
 
 static td_device *dev;
 static fake_cupti *fake;
@@ -99,7 +99,7 @@ static void pop(void)
     td_assert_ok(td_device_pop_label(dev));
 }
 
-/* A launch: a call of the runtime that takes ten ticks of the clock, of this thread or of another. */
+/* A launch: a call of the runtime that takes ten ticks of the clock, in this thread or in another. */
 static void call_from(uint32_t correlation, CUpti_CallbackId id, uint32_t thread)
 {
     const CUpti_ActivityAPI record = {.kind = CUPTI_ACTIVITY_KIND_RUNTIME,
@@ -113,7 +113,7 @@ static void call_from(uint32_t correlation, CUpti_CallbackId id, uint32_t thread
     assert_true(fake->put(&record, sizeof record));
 }
 
-/* This thread launches. */
+/* A launch in this thread. */
 static void launch(uint32_t correlation, CUpti_CallbackId id)
 {
     fake->launch(id, correlation);
@@ -159,7 +159,7 @@ static void kernel(const char *name, uint32_t correlation, uint64_t begin_ns, ui
     assert_true(fake->put(&record, sizeof record));
 }
 
-/* An operation that launches a kernel, which runs `later` ticks after its launch. */
+/* An operation that launches a kernel. The kernel runs `later` ticks after its launch. */
 static void operate(const char *name, td_op_class op_class, double flops, const char *kernel_name,
                     uint32_t correlation, uint64_t later, uint64_t takes)
 {
@@ -206,7 +206,7 @@ TD_BODY(kernels_belong_to_the_range_that_launched_them)
         push("optimizer");
         operate("adamw_update", TD_OP_OPTIMIZER, 0, "td_optimizer_adamw", 12 + 10 * step, 1200, 30);
         pop();
-        call(13 + 10 * step); /* a kernel of nobody's operation, whose name has to do */
+        call(13 + 10 * step); /* a kernel outside of all operations: its name decides */
         kernel("_ZN7cutlass6KernelI4gemmEEvT_", 13 + 10 * step, fake->now + 2000, fake->now + 2040, 0);
         pop();
         pop();
@@ -229,8 +229,8 @@ TD_BODY(kernels_belong_to_the_range_that_launched_them)
     assert_int_equal(a[1].op_class, TD_OP_MATMUL);
     assert_string_equal(ranges[a[1].range].name, "gemm");
     assert_int_equal(a[2].phase, TD_TRACE_LOSS);
-    assert_int_equal(a[2].op_class, TD_OP_REDUCTION); /* declared, whatever the name says */
-    assert_int_equal(a[3].phase, TD_TRACE_OPTIMIZER); /* along the backward pass */
+    assert_int_equal(a[2].op_class, TD_OP_REDUCTION); /* declared; the name does not matter */
+    assert_int_equal(a[3].phase, TD_TRACE_OPTIMIZER); /* during the backward pass */
     assert_int_equal(a[4].phase, TD_TRACE_BACKWARD);
     assert_int_equal(a[4].op_class, TD_OP_MATMUL); /* by its name */
     assert_string_equal(a[4].name, "cutlass::Kernel<gemm>");
@@ -249,7 +249,7 @@ TD_BODY(kernels_belong_to_the_range_that_launched_them)
     assert_true(all.activities == 4 && all.sum_ms == 140 / 1e6);
 }
 
-/* The kernels of a replay have the id of the launch alone; each node tells its range. */
+/* The kernels of a replay only have the id of the launch. Each node tells its range. */
 TD_BODY(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in)
 {
     const td_trace_range *ranges;
@@ -275,8 +275,9 @@ TD_BODY(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in)
     pop();
     pop();
     pop();
-    /* Instantiation clones them, those that were never seen as well. CUPTI first tells of a new node. If the
-     * captured graph has lost a node, that id is lower than the clone's, and another clone may have it. */
+    /* Instantiation clones the nodes, also those that were never seen. CUPTI first reports a new node. If the
+     * captured graph has lost a node, that node's id is lower than the clone's, and another clone may have
+     * it. */
     fake->node(200, 0);
     fake->node(201, 101);
     fake->node(201, 0);
@@ -308,7 +309,7 @@ TD_BODY(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in)
     assert_int_equal(a[0].step, 0);
     assert_int_equal(a[4].step, 1);
     assert_int_equal(a[4].part, TD_TRACE_SOFTMAX);
-    assert_string_equal(ranges[a[2].range].name, "forward"); /* the launch's, better than nothing */
+    assert_string_equal(ranges[a[2].range].name, "forward"); /* the launch's range, because none is better */
     assert_int_equal(a[2].part, TD_TRACE_NO_ATTENTION);
 
     td_assert_ok(td_trace_attention_of(trace, &attention));
@@ -369,7 +370,7 @@ TD_BODY(copies_and_fills_are_there)
                                   .bytes = 4096,
                                   .start = 5000,
                                   .end = 5100,
-                                  .correlationId = 77, /* the driver's, of which there is no record */
+                                  .correlationId = 77, /* an id of the driver, which has no record */
                                   .runtimeCorrelationId = 5};
     const CUpti_ActivityMemcpyPtoP4 peer = {
         .kind = CUPTI_ACTIVITY_KIND_MEMCPY2, .bytes = 64, .start = 5700, .end = 5800, .correlationId = 5};
@@ -389,7 +390,7 @@ TD_BODY(copies_and_fills_are_there)
 
     begin();
     push("forward");
-    td_device_begin_operation(dev, &(td_operation){"gemm", TD_OP_MATMUL, 0, 0}); /* declares kernels alone */
+    td_device_begin_operation(dev, &(td_operation){"gemm", TD_OP_MATMUL, 0, 0}); /* declares only kernels */
     call(5);
     td_device_end_operation(dev);
     pop();
@@ -403,7 +404,7 @@ TD_BODY(copies_and_fills_are_there)
     assert_true(fake->put(&fill, sizeof fill));
     assert_true(fake->put(&other, sizeof other));
     const td_trace_info info = end();
-    assert_int_equal(info.steps, 1); /* no label says where one begins */
+    assert_int_equal(info.steps, 1); /* no label marks the begin of a step */
     const td_trace_activity *a = activities(7);
     for (int i = 0; i < 7; i++) {
         assert_string_equal(a[i].name, names[i]);
@@ -447,7 +448,7 @@ TD_BODY(what_nobody_launched_in_a_range_is_counted)
     assert_string_equal(a[3].name, "a kernel without a name");
 }
 
-/* More than a buffer holds, and more than there are buffers. */
+/* More records than a buffer holds, and more than all buffers hold. */
 TD_BODY(many_records_come_in_many_buffers)
 {
     enum { MANY = 40000 };
@@ -497,7 +498,7 @@ TD_BODY(tens_of_thousands_of_nodes_are_found)
         assert_int_equal(a[i].phase, TD_TRACE_FORWARD);
 }
 
-/* ---- what may be missing ---- */
+/* ---- missing functions and records ---- */
 
 static void check_without(const char *words)
 {
@@ -516,7 +517,8 @@ static void check_without(const char *words)
         fail_msg("'%s' has no '%s'", info.cupti, words);
     td_assert_ok(td_trace_activities(trace, &all, &count));
     assert_int_equal(count, 0);
-    td_assert_ok(td_trace_total_of(trace, 1u << TD_TRACE_FORWARD, &total)); /* the host's ranges are there */
+    td_assert_ok(
+        td_trace_total_of(trace, 1u << TD_TRACE_FORWARD, &total)); /* the host's ranges are recorded */
     assert_true(total.host_ms > 0 && total.window_ms == 0);
     td_trace_destroy(trace);
     trace = NULL;
@@ -535,7 +537,7 @@ TD_BODY(without_cupti_the_trace_goes_on_and_says_why)
          .words = "another profiler is attached: CUPTI for Kineto"},
         {.subscribes = CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED,
          .version = 130001,
-         .words = "another profiler is attached: it has CUPTI"},
+         .words = "another profiler is attached: it uses CUPTI"},
         {.subscribes = CUPTI_ERROR_NOT_INITIALIZED,
          .version = 130001,
          .words = "CUPTI_ERROR_OF_THE_FAKE (15)"},
@@ -555,7 +557,7 @@ TD_BODY(without_cupti_the_trace_goes_on_and_says_why)
         fake->other = answers[i].other;
         check_without(answers[i].words);
         assert_int_equal(fake->subscriptions, 0);
-        fake->enabled = 0; /* what failed is disabled all the same */
+        fake->enabled = 0; /* activities that failed are disabled too */
     }
     found_at = 3;
     check_without("CUPTI cannot be loaded");
@@ -589,7 +591,7 @@ TD_BODY(a_second_trace_has_no_kernels)
     assert_non_null(strstr(info.cupti, "another trace of this process is running"));
     td_trace_destroy(second);
     assert_true(end().gpu);
-    td_trace_destroy(trace); /* and now it is free again */
+    td_trace_destroy(trace); /* now the listener is free again */
     begin();
     assert_true(end().gpu);
 }
@@ -613,8 +615,8 @@ static const cJSON *field(const cJSON *object, const char *key)
     return value;
 }
 
-/* Kernels of one stream that overlap each other stand in lanes of their own; each has an arrow from its
- * launch. */
+/* Kernels of one stream that overlap each other get separate lanes. An arrow leads from each launch to its
+ * kernel. */
 TD_BODY(the_file_has_lanes_and_arrows)
 {
     int kernels = 0, beside = 0, arrows = 0, launches = 0;

@@ -1,4 +1,4 @@
-/* The files of a trace: whole, or not there; and what Chrome's format asks for. */
+/* The files of a trace are complete or absent, and follow Chrome's format. */
 #include "bench/bench.h"
 #include "trace/trace.h"
 
@@ -37,7 +37,7 @@ static int record(void **unused)
     if (status == TD_OK)
         status = td_trace_end(trace);
     td_bench_result_destroy(result);
-    td_device_close(dev); /* of which an ended trace needs nothing */
+    td_device_close(dev); /* an ended trace does not need the device */
     return status == TD_OK ? 0 : -1;
 }
 
@@ -92,8 +92,8 @@ typedef struct slice {
     int tid;
 } slice;
 
-/* A viewer takes slices of one thread that overlap without nesting apart. In their order, each ends before
- * the one around it. */
+/* A viewer moves slices of one thread that overlap without nesting. In their order, each must end before the
+ * slice around it. */
 static void check_nesting(const slice *slices, int count)
 {
     double ends[64];
@@ -138,7 +138,7 @@ TD_TEST(the_json_is_chromes)
         const td_trace_range *range = &ranges[count];
         const double begin = number(event, "ts"), took = number(event, "dur");
         assert_true(begin >= 0 && took >= 0);
-        /* Microseconds, with every nanosecond. */
+        /* Microseconds with nanosecond digits. */
         assert_true(took * 1000 - (double)(range->end_ns - range->begin_ns) < 0.1);
         assert_string_equal(field(event, "cat")->valuestring,
                             range->operation ? "cpu_op" : "user_annotation");
@@ -180,7 +180,7 @@ TD_TEST(the_picture_has_phases_and_classes)
     free(text);
 }
 
-/* Nothing happened: a file all the same. */
+/* An empty trace still makes a file. */
 TD_TEST(an_empty_trace_is_written)
 {
     td_trace *empty;

@@ -1,5 +1,5 @@
-/* A trace of a GPU by CUPTI itself: of phases that are captured each as a graph, of whole steps that are one,
- * and of queued operations. Prints the names of what ran, for the classifier's list. */
+/* A trace of a GPU by the real CUPTI: phases that are captured as graphs, whole steps that are one graph, and
+ * queued operations. Prints the names of the kernels, for the classifier's list. */
 #include "trace/trace.h"
 
 #include "bench/bench.h"
@@ -88,11 +88,11 @@ static void check_against(const char *phase, double traced, double timer)
     assert_true(fabs(traced - timer) <= 0.03 * timer);
 }
 
-/* A phase's window is the time between the events ahead of it and behind it. */
+/* The window of a phase is the time between the events before and after it. */
 TD_TEST(windows_agree_with_the_events)
 {
     if (config.timed == TD_TIMED_WHOLE) {
-        /* Steps follow each other, so that one's time is the busy time and the gaps in it. */
+        /* Steps follow each other, so the time of a step is its busy time and its gaps. */
         check_against("step", total_of(TD_TRACE_ALL_PHASES).window_ms, timed.step.ms.mean);
         return;
     }
@@ -140,6 +140,6 @@ int main(int argc, char **argv)
     config.overlap = strcmp(argv[1], "whole") == 0;
     config.timed = config.overlap ? TD_TIMED_WHOLE : TD_TIMED_EVENTS;
     config.graph = strcmp(argv[1], "queued") != 0;
-    td_device_close(td_gpu_open()); /* or the program is skipped */
+    td_device_close(td_gpu_open()); /* skips the program if there is no GPU */
     return td_run_tests(argv[1], record, forget);
 }

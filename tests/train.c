@@ -1,6 +1,5 @@
-/* The trainer's step: what its ways have in common, micro-batches, clipping, the caller's hooks, bytes and
- * refusals. That the model's gradients and the updates are right is tests/transformer*.c's and
- * tests/ops_optimizers.c's. */
+/* The trainer's step: properties that all configurations share, micro-batches, clipping, the caller's hooks,
+ * bytes and refusals. tests/transformer*.c and tests/ops_optimizers.c test gradients and updates. */
 #include "train/train.h"
 
 #include "support/cases.h"
@@ -33,7 +32,7 @@ static void assert_same_weights(const td_train *a, const td_train *b)
     td_assert_identical("weights", x.dtype, x.params, y.params, x.elements);
 }
 
-/* As numbers; free() gives them back. */
+/* Numbers of a block; the caller frees them. */
 static void *copy_of_weights(const td_train *train)
 {
     const td_weights weights = weights_of(train);
@@ -64,7 +63,7 @@ TD_TEST(micro_batches_come_to_one_step_on_all_of_them)
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
         td_train_config one = config_of(TD_PRECISION_F32, (td_update_time)time), three;
 
-        if (time == TD_UPDATE_AFTER) /* AdamW's step does not depend on the gradients' size, SGD's does */
+        if (time == TD_UPDATE_AFTER) /* AdamW's step does not depend on the scale of gradients, SGD's does */
             one.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.5};
         three = one;
         three.model.batch = BATCH / 3;
@@ -85,7 +84,7 @@ TD_TEST(micro_batches_come_to_one_step_on_all_of_them)
     }
 }
 
-/** Loads and forward of `batch` sequences, from number `first` on. */
+/** Loads `batch` sequences, from number `first` on, and runs forward. */
 static void go_forward(td_train *train, int64_t first, int64_t batch)
 {
     td_assert_ok(td_train_load(train, ids + first * CONTEXT, targets + first * CONTEXT, batch, CONTEXT));
@@ -103,12 +102,14 @@ TD_TEST(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
 
         td_assert_ok(td_train_step(whole, ids, targets, BATCH / 3, CONTEXT));
         for (int micro = 0; micro < 3; micro++) {
-            go_forward(parts, BATCH - 1, 1); /* evaluations, of another shape */
+            go_forward(parts, BATCH - 1, 1); /* evaluations with other shapes */
             go_forward(parts, 0, 1);
             if (micro > 0) {
                 td_assert_refused(td_train_backward(parts), TD_BAD_ARGUMENT,
                                   "has batch x seq of 1 x 10, the step's first has 2 x 10");
-                assert_true(micro > 1 || loss_of(parts) == first); /* of the one that went backward */
+                assert_true(micro > 1 ||
+                            loss_of(parts) ==
+                                first); /* the loss of the last forward pass with a backward pass */
             }
             go_forward(parts, micro * BATCH / 3, BATCH / 3);
             td_assert_ok(td_train_backward(parts));
@@ -142,11 +143,11 @@ TD_TEST(clipping_makes_the_gradients_norm_the_largest_allowed)
             td_train *train = make(&config, 7);
             td_assert_ok(td_train_step(train, ids, targets, BATCH / micros, CONTEXT));
             td_assert_ok(td_clip_norm(td_train_clip(train), &norm));
-            const td_weights weights = weights_of(train); /* its gradients are there still */
+            const td_weights weights = weights_of(train); /* its gradients are still valid */
             for (int64_t i = 0; i < weights.elements; i++)
                 sum += pow(td_value_at(weights.grad_dtype, weights.grads, i), 2);
             assert_true(fabs((double)norm - sqrt(sum)) <= 1e-5 * sqrt(sum));
-            assert_true((double)norm / (double)micros > 0.05); /* so that something is clipped */
+            assert_true((double)norm / (double)micros > 0.05); /* large enough that gradients are clipped */
             td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
             sum = 0;
             for (int64_t i = 0; i < weights.elements; i++)

@@ -1,6 +1,6 @@
-/* Every call that a trainer makes fails in turn, as a GPU's may at any time: the error comes out, nothing is
- * left behind, and the steps that follow are those of a trainer that nothing ever happened to. The CPU has no
- * streams and no graphs. Here stand doubles of them: a capture runs at once, and a replay only counts. */
+/* Every call of a trainer fails in turn, as a GPU's may at any time. The error is returned, nothing is left,
+ * and later steps equal the steps of a trainer without a failure. The CPU has no streams and no graphs, so
+ * this program has doubles: a capture runs at once, and a replay only counts. */
 #include "device/share.h"
 #include "support/compare.h"
 #include "support/fault.h"
@@ -8,12 +8,12 @@
 #include "train/train.h"
 #include "transformer/saving.h"
 
-/* ---- the doubles that prototypes do not tell ---- */
+/* ---- doubles with behaviour ---- */
 
 void *__real_calloc(size_t count, size_t size);
 void *__real_realloc(void *block, size_t size);
 
-static bool host_fails; /* allocations of the host's memory count as calls, too */
+static bool host_fails; /* allocations of host memory count as calls too */
 
 void *__wrap_calloc(size_t count, size_t size)
 {
@@ -27,24 +27,24 @@ void *__wrap_realloc(void *block, size_t size)
 
 /* ---- a device with streams and graphs ---- */
 
-/* Who asks whether there are any: a trainer with captures first of all, and an optimizer that makes a second
- * stream. Operations hear the truth. */
+/* The callers that ask whether there are streams and graphs: a trainer with captures, and an optimizer that
+ * makes a second stream. Operations get the true answer. */
 static bool asked_for_graphs, asked_for_streams;
 
 td_device_kind __real_td_device_kind_of(const td_device *dev);
 td_status __real_td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
 td_status __real_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
 
-enum { MOST_SMS = 40 }; /* what the formula gives to so few tokens */
+enum { MOST_SMS = 40 }; /* what the formula gives for so few tokens */
 
 static struct {
     bool there;   /* the device has streams */
     bool current; /* the second is the device's stream */
-    bool working; /* it has updates that no recorded event is behind */
+    bool working; /* it has updates after its last recorded event */
     bool
-        marked; /* an event behind its updates was recorded that the device's own stream has not waited for */
+        marked; /* after its updates an event was recorded for which the device's own stream has not waited */
     int64_t updates, waits, alive;
-    int64_t on_some; /* of the updates: on some of the device's SMs */
+    int64_t on_some; /* number of updates on some of the device's SMs */
     int handle;      /* its address is the second stream */
 } side;
 
@@ -131,7 +131,7 @@ td_status __wrap_td_device_set_stream(td_device *dev, td_stream *stream)
     return TD_OK;
 }
 
-/* On the second stream it does not fail: then nobody could wait for what runs there. */
+/* It does not fail on the second stream, because then no stream could wait for the work there. */
 td_status __wrap_td_event_record(td_event *event)
 {
     if (!side.current && td_fault("td_event_record"))
@@ -154,14 +154,14 @@ td_status __wrap_td_event_wait(td_event *event)
     return __real_td_event_wait(event);
 }
 
-/* GEMMs leave the SMs of the updates that are on the second stream. */
+/* GEMMs leave SMs to the updates on the second stream. */
 static void note_update(td_device *dev, const td_update_tensors *tensors)
 {
     side.updates += side.current;
     side.working |= side.current;
     side.on_some += tensors->sms > 0;
     assert_true(side.current || tensors->sms == 0);
-    assert_int_equal(td_device_shared(dev), side.current ? MOST_SMS : 0);
+    assert_int_equal(td_device_reserved_sms(dev), side.current ? MOST_SMS : 0);
     assert_true(tensors->sms == 0 || tensors->sms == MOST_SMS);
 }
 
@@ -199,11 +199,11 @@ td_status __wrap_td_graph_begin(td_device *dev)
     return TD_OK;
 }
 
-/* There is a graph of what came before a failure, too: not every failure is the device's. */
+/* After a failure too there is a graph of the work before it: not every failure comes from the device. */
 td_status __wrap_td_graph_end(td_device *dev, td_graph **out)
 {
     assert_non_null(dev);
-    assert_true(graphs.capturing); /* whatever failed in between */
+    assert_true(graphs.capturing); /* after any failure in between */
     graphs.capturing = false;
     *out = NULL;
     if (td_fault("td_graph_end"))
@@ -242,10 +242,10 @@ typedef struct kind {
     const char *attention;
     int64_t micros;
     float clip;
-    bool all; /* kept for backward, and gradients share its memory where nothing is added to them */
+    bool all; /* forward keeps all, and gradients share memory with activations unless they are added up */
     bool parts, capture, streams, sgd;
     td_train_until until;
-    int64_t captures; /* in two steps */
+    int64_t captures; /* number of captures in two steps */
 } kind;
 
 #define F32   TD_PRECISION_F32
@@ -289,10 +289,10 @@ static const td_hyperparameters
     adamw = {.adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}},
     sgd = {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
 
-static td_hook callers; /* takes no part, but stands in the chain */
+static td_hook callers; /* a hook in the chain without functions */
 
-/* A gather would read the new weights after this event, or after the work of the device's stream. An
- * update of the second stream is before the event. */
+/* A gather would read the new weights after this event, or after the work of the device's stream. An update
+ * on the second stream comes before the event. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
     (void)hook;
@@ -324,7 +324,7 @@ static td_train_config config_of(const kind *k)
         .behind = &gathers};
 }
 
-/* The device is as the kind wants it, and nothing has happened yet. */
+/* Puts the device into the state of the kind, before any call. */
 static void pretend(const kind *k)
 {
     memset(&side, 0, sizeof side);
@@ -371,7 +371,7 @@ cleanup:
     return status;
 }
 
-/* Up to STEPS steps, the second with another learning rate, and what is asked of them. */
+/* Up to STEPS steps, the second with another learning rate, and queries about them. */
 static td_status run(td_train *train, const kind *k, int64_t most)
 {
     td_hyperparameters slower = k->sgd ? sgd : adamw;
@@ -397,7 +397,7 @@ cleanup:
     return status;
 }
 
-/* ---- what steps leave ---- */
+/* ---- the state after steps ---- */
 
 typedef struct numbers {
     int64_t elements;
@@ -434,7 +434,7 @@ static void forget(numbers *n)
     free(n->moments[1]);
 }
 
-/* The weights of `before`, no moments, no steps, and the hyperparameters of the configuration. */
+/* The weights of `before`, no moments, no steps, and the configured hyperparameters. */
 static void restore(td_train *train, const kind *k, const numbers *before)
 {
     td_weights w;
@@ -457,13 +457,13 @@ static void assert_numbers(const td_train *train, const numbers *expected)
     forget(&n);
 }
 
-/* Updates on the second stream are waited for whatever else fails. */
+/* The trainer waits for updates on the second stream after any failure. */
 static void assert_settled(const kind *k, td_device *dev, const char *failed)
 {
     if (side.working || side.marked || side.current)
         fail_msg("%s: after a failing %s the second stream is left to itself", k->name, failed);
     assert_false(graphs.capturing);
-    assert_int_equal(td_device_shared(dev), 0);
+    assert_int_equal(td_device_reserved_sms(dev), 0);
     td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
 }
 
@@ -478,11 +478,12 @@ static void assert_nothing_is_left(td_device *dev)
     assert_null(callers.next);
 }
 
-/* A range each of the head, every layer, the norms and the embedding in each step, which waits once. */
+/* In each step the head, every layer, the norms and the embedding have a range each, and the step waits
+ * once. */
 static void check_clean(const kind *k)
 {
     if (k->streams) {
-        /* With clipping no GEMM is left. Otherwise the last ranges have all SMs. */
+        /* With clipping no GEMM runs during the update. Otherwise the last ranges use all SMs. */
         assert_int_equal(side.updates, k->clip > 0 ? 0 : STEPS * (LAYERS + 3));
         assert_int_equal(side.waits, k->clip > 0 ? 0 : STEPS);
         assert_true(k->clip > 0 ? side.on_some == 0 : side.on_some > 0 && side.on_some < side.updates);
@@ -491,17 +492,16 @@ static void check_clean(const kind *k)
     assert_int_equal(graphs.launches, k->captures);
 }
 
-/* A trainer with faults in its calls, and the numbers of one that had none. */
+/* A trainer with faults in its calls, and the results of one without faults. */
 typedef struct trial {
     const kind *kind;
     td_device *dev;
     td_train *train;
-    int64_t calls_fail_in; /* so many first steps of a run */
+    int64_t calls_fail_in; /* number of first steps of a run in which calls fail */
     numbers before, after;
 } trial;
 
-/* A new trainer of each run: captures, and what a trainer takes from the host when it first needs it, come
- * once in its life. */
+/* Each run has a new trainer, because captures and a trainer's first allocations on the host happen once. */
 static void make_trainer(void *state)
 {
     trial *t = state;
@@ -527,7 +527,8 @@ static td_status run_steps(void *state)
     return status;
 }
 
-/* The trainer that had a fault goes on. Replays only count: numbers are not looked at where there are any. */
+/* Continues with the trainer that had a fault. Replays only count, so numbers are not compared with
+ * replays. */
 static void check_next_steps(void *state, td_status status, const char *failed)
 {
     trial *t = state;
@@ -542,8 +543,8 @@ static void check_next_steps(void *state, td_status status, const char *failed)
     drop_trainer(t);
 }
 
-/* The second step makes the calls of the first, and calls fail in the first alone. Where captures or a second
- * stream make them differ in what is under way, calls fail in both. Two steps follow a fault either way. */
+/* The second step makes the calls of the first, so calls fail only in the first. If captures or a second
+ * stream change the state between steps, calls fail in both. Two steps follow each fault. */
 static void steps_survive_every_fault(void **state)
 {
     const kind *k = *state;
@@ -555,7 +556,7 @@ static void steps_survive_every_fault(void **state)
     trial t = {.kind = k, .calls_fail_in = k->capture || k->streams ? STEPS : 1};
 
     td_assert_ok(td_device_open("cpu", &t.dev));
-    td_assert_ok(td_device_history_begin(t.dev, 1)); /* what the steps tell it may fail, too */
+    td_assert_ok(td_device_history_begin(t.dev, 1)); /* notes of the steps may fail too */
     make_trainer(&t);
     t.before = numbers_of(t.train);
     td_assert_ok(run(t.train, k, STEPS));
@@ -596,7 +597,8 @@ static void check_graphs(void *state, td_status status, const char *failed)
     drop_trainer(t);
 }
 
-/* A step that fails while it is captured leaves no graph of its begin, to be replayed for the whole. */
+/* A step that fails during its capture leaves no graph of its first part, which a replay would use for the
+ * whole. */
 static void a_failed_capture_is_not_replayed(void **state)
 {
     const td_fault_loop loop = {.name = ((const kind *)*state)->name,
@@ -611,7 +613,7 @@ static void a_failed_capture_is_not_replayed(void **state)
     td_device_close(t.dev);
 }
 
-/* Planning, creating and drawing the first weights. */
+/* Planning, creation, and the drawing of the first weights. */
 static td_status run_creation(void *state)
 {
     trial *t = state;
@@ -650,7 +652,7 @@ static void creation_survives_every_fault(void **state)
     td_device_close(t.dev);
 }
 
-/* Fewer tokens, or more bytes a weight, need more SMs; a measured card and model have theirs. */
+/* Fewer tokens, or more bytes of weights, need more SMs. Measured cards and models use measured numbers. */
 TD_BODY(update_sms_are_measured_or_follow_from_bytes_and_tokens)
 {
     static const struct {
@@ -710,6 +712,6 @@ int main(void)
                 tests[count++] = (struct CMUnitTest){
                     .name = kinds[i].name, .test_func = functions[j], .initial_state = (void *)&kinds[i]};
     }
-    td_assert_ok(td_cpu_set_threads(1)); /* so small products would wait for more */
+    td_assert_ok(td_cpu_set_threads(1)); /* with more threads small GEMMs would wait */
     return _cmocka_run_group_tests("faults of a trainer's calls", tests, count, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* A trainer whose optimizer has some of the weights, or none, and links behind it: what an update tells them,
- * and when all weights are asked for. */
+/* A trainer whose optimizer updates some weights, or none, with links after it: notifications of updates, and
+ * the request for all weights. */
 #include "train/train.h"
 
 #include "support/cases.h"
@@ -12,7 +12,7 @@
 
 enum { BATCH = 2, CONTEXT = 8 };
 
-/* A link that counts what it hears of, and may refuse it. */
+/* A link that counts its calls and may refuse one. */
 typedef struct listener {
     td_hook hook;
     int64_t updated, settled; /* elements; calls */
@@ -75,7 +75,7 @@ TD_TEST(links_behind_hear_of_every_element_once)
             }
 }
 
-/* The halves of all weights, each in a trainer of its own, come to what one trainer makes of all. */
+/* Two trainers, each with half of the weights, give the results of one trainer with all weights. */
 TD_TEST(groups_are_updated_and_nothing_else_is)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
@@ -127,7 +127,7 @@ TD_TEST(an_optimizer_may_have_no_weights)
         const td_optimizer_group unused_group = {.range = {-1, -1}};
         td_train_bytes bytes;
 
-        config.groups = &unused_group; /* of which there are none */
+        config.groups = &unused_group; /* group_count is 0 */
         td_assert_ok(td_train_plan(dev, &config, &bytes));
         assert_int_equal(bytes.optimizer + bytes.moments, 0);
         td_train *train = make(&config, 7);
@@ -144,7 +144,7 @@ TD_TEST(an_optimizer_may_have_no_weights)
     }
 }
 
-/* Those of both groups, whose border is within a parameter. */
+/* The ranges of both groups; their border lies within a parameter. */
 static void assert_same_moments(const td_train *got, const td_train *want)
 {
     td_optimizer *const a = td_train_optimizer(got), *const b = td_train_optimizer(want);
@@ -215,7 +215,7 @@ TD_TEST(weights_settle_before_they_are_saved)
     unlink(path);
 }
 
-/* Without an update there is nothing to hear of but the passes, and to settle. */
+/* Without an update a link only gets passes and the call to settle. */
 TD_TEST(links_behind_are_there_without_an_optimizer)
 {
     listener behind;

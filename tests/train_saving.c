@@ -1,6 +1,5 @@
-/* Weights and trainers on disk: a run that goes on from a file gives the bits of one that was not cut off, a
- * file that does not fit changes nothing, and whatever fails, a trainer is either as it was or without
- * weights. */
+/* Weights and trainers on disk. A run that is resumed from a file gives the bits of an uninterrupted run. A
+ * file that does not fit changes nothing. After any failure a trainer is unchanged or has no weights. */
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/fault.h"
@@ -16,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- calls of the device that fail (support/file_kit.c has those of the system) ---- */
+/* ---- calls of the device that fail (support/file_kit.c has system calls) ---- */
 
 #define FAULT(name, parameters, arguments)                                                                   \
     td_status __real_##name parameters;                                                                      \
@@ -106,7 +105,7 @@ static void assert_same(td_train *a, td_train *b)
     assert_int_equal(steps_of(a), steps_of(b));
 }
 
-/* ---- a run that is cut off ---- */
+/* ---- an interrupted run ---- */
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
@@ -129,7 +128,7 @@ static void a_run_that_goes_on_gives_the_bits_of_one_that_was_not_cut_off(void *
         assert_true(step(uncut, &config) == step(cut, &config));
     td_assert_ok(td_train_save(cut, file_path));
     assert_same(uncut, cut);
-    step(other, &config); /* moments of its own, which go */
+    step(other, &config); /* gives it moments, which restore replaces */
     td_assert_ok(td_train_restore(other, file_path));
     assert_same(uncut, other);
     assert_int_equal(steps_of(other), 3);
@@ -175,7 +174,7 @@ TD_TEST(a_trainer_goes_back_to_its_own_file)
     td_train_destroy(fresh);
 }
 
-/* ---- weights alone ---- */
+/* ---- only weights ---- */
 
 TD_TEST(weights_are_saved_and_loaded)
 {
@@ -194,7 +193,7 @@ TD_TEST(weights_are_saved_and_loaded)
         td_assert_identical("logits", td_precision_dtype(precisions[i]), logits[0], logits[1],
                             BATCH * CONTEXT * VOCAB);
 
-        /* A trainer's file has them too. */
+        /* A trainer's file also works. */
         td_train *train = make(&config, 9);
         step(train, &config);
         td_assert_ok(td_train_save(train, file_path));
@@ -206,7 +205,7 @@ TD_TEST(weights_are_saved_and_loaded)
     }
 }
 
-/* More numbers than pass through the host at once, saved and loaded, and widened. */
+/* More numbers than the host handles at once, saved, loaded, and widened. */
 TD_TEST(large_weights_go_in_pieces)
 {
     td_transformer_config config = config_of(TD_PRECISION_F32).model, narrow;
@@ -241,9 +240,9 @@ TD_TEST(large_weights_go_in_pieces)
     td_transformer_destroy(c);
 }
 
-/* ---- files that are not as the library writes them ---- */
+/* ---- files that the library would not write ---- */
 
-/* What a file holds, to be written again with changes. */
+/* The contents of a file, to be written again with changes. */
 typedef struct parts {
     td_safetensors *file;
     int64_t count;
@@ -264,7 +263,7 @@ static parts take_apart(void)
     for (int64_t i = 0; i < p.count; i++) {
         td_assert_ok(td_safetensors_tensor(p.file, i, &p.tensors[i]));
         p.bytes[i] = p.tensors[i].bytes;
-        p.data[i] = calloc((size_t)p.bytes[i], 4); /* which has room for changes */
+        p.data[i] = calloc((size_t)p.bytes[i], 4); /* larger than the data, for changes */
         assert_non_null(p.data[i]);
         td_assert_ok(td_safetensors_read(p.file, i, 0, p.bytes[i], p.data[i]));
     }
@@ -347,7 +346,7 @@ static const td_cases widened = {.group = "weights of 16 bits are widened exactl
                                  .test = weights_of_16_bits_are_widened_exactly,
                                  .axes = {{"f16", "bf16"}, {"to f32", "to mixed"}}};
 
-/* Each change makes a file of the trainer's unfit; `weights`: as weights alone, too. */
+/* Each change makes a file unfit for a trainer; `weights`: also as a file of weights. */
 typedef struct change {
     void (*does)(parts *p);
     const char *words;
@@ -535,7 +534,7 @@ TD_TEST(a_file_of_another_precision_or_optimizer_is_refused)
                       "is of the optimizer 'sgd', but the trainer has 'adamw'");
     td_assert_ok(td_transformer_save(td_train_model(w), file_path));
     td_assert_refused(td_train_restore(w, file_path), TD_BAD_ARGUMENT, "it may have weights alone");
-    td_assert_ok(td_train_save(n, file_path)); /* 16 bits fit into 32, and so does its optimizer */
+    td_assert_ok(td_train_save(n, file_path)); /* 16 bits fit into 32, and the optimizer fits too */
     td_assert_ok(td_train_restore(w, file_path));
     td_train_destroy(w);
     td_train_destroy(n);
@@ -556,7 +555,7 @@ TD_TEST(a_step_under_way_is_not_saved)
         td_assert_ok(td_train_load(train, ids, targets, BATCH / 2, CONTEXT));
         td_assert_ok(td_train_forward(train, NULL));
         if (micro == 0)
-            td_assert_ok(td_train_save(train, file_path)); /* nothing is added up yet */
+            td_assert_ok(td_train_save(train, file_path)); /* no gradients are added up yet */
         td_assert_ok(td_train_backward(train));
         td_assert_refused(td_train_save(train, file_path), TD_BAD_STATE,
                           micro == 0 ? "1 of its 2 micro-batches are done" : "wait for td_train_update");
@@ -564,7 +563,7 @@ TD_TEST(a_step_under_way_is_not_saved)
     td_assert_ok(td_train_update(train));
     td_assert_ok(td_train_save(train, file_path));
 
-    /* Gradients that are dropped wait for nothing. */
+    /* Dropped gradients need no wait. */
     for (int micro = 0; micro < 2; micro++) {
         td_assert_ok(td_train_load(train, ids, targets, BATCH / 2, CONTEXT));
         td_assert_ok(td_train_forward(train, NULL));
@@ -574,7 +573,7 @@ TD_TEST(a_step_under_way_is_not_saved)
     td_assert_ok(td_train_forward(train, NULL));
     td_assert_ok(td_train_save(train, file_path));
 
-    /* A restored trainer has forgotten what was loaded and how far it had come. */
+    /* A restored trainer has no loaded batch and no pass in progress. */
     td_assert_ok(td_train_backward(train));
     td_assert_ok(td_train_restore(train, file_path));
     td_assert_ok(td_train_save(train, file_path));
@@ -621,7 +620,7 @@ static const struct {
     td_optimizer_kind optimizer;
 } faulty[] = {{TD_PRECISION_F32, TD_OPTIMIZER_SGD}, {TD_PRECISION_BF16_MIXED, TD_OPTIMIZER_ADAMW}};
 
-/* Their names, for axes of cases. */
+/* Names for the axes of cases. */
 #define FAULTY                                                                                               \
     {                                                                                                        \
         "SGD in f32", "AdamW in mixed precision"                                                             \
@@ -669,7 +668,7 @@ static const td_cases failing_saves = {.group = "every failing call of a save le
                                        .test = every_failing_call_of_a_save_leaves_the_old_file,
                                        .axes = {FAULTY, {"weights", "trainer"}}};
 
-/* Moments and steps of a trainer that lost its weights. */
+/* The moments and the steps of a trainer that lost its weights. */
 static void assert_nothing_is_there(td_train *train)
 {
     const void *logits;
@@ -728,7 +727,7 @@ static void every_failing_call_of_a_restore_leaves_all_or_nothing(void **state)
             break;
     }
     assert_true(kept >= 8 && lost >= 40);
-    assert_same(train, source); /* whatever went before, in the end it is restored */
+    assert_same(train, source); /* after any failure a restore succeeds */
     assert_true(step(train, &config) == step(source, &config));
     assert_same(train, source);
     td_train_destroy(train);

@@ -1,4 +1,4 @@
-/* Sizes, names, refusals and failures of the model; its memory and its step have files of their own. */
+/* Sizes, names, refusals and failures of the model. Other files test its memory and its step. */
 #include "transformer/transformer.h"
 
 #include "base/check.h"
@@ -79,7 +79,7 @@ TD_TEST(sizes_are_the_handouts)
         assert_int_equal(s->vocab, i == 5 ? 151936 : 10000);
         assert_int_equal(s->d_model, s->heads * table[i].head_dim);
         assert_int_equal(9 * s->layers + 3, table[i].tensors);
-        /* Padding to 256 bytes: less than that a tensor. */
+        /* Padding to 256 bytes: less than 256 bytes for each tensor. */
         td_assert_ok(td_transformer_plan(*state, &config, &bytes));
         assert_in_range(bytes.parameters, 2 * table[i].parameters,
                         2 * table[i].parameters + 256 * table[i].tensors);
@@ -87,7 +87,7 @@ TD_TEST(sizes_are_the_handouts)
         config.use = TD_MODEL_GRADIENTS;
         config.precision = TD_PRECISION_F32;
         td_assert_ok(td_transformer_plan(*state, &config, &bytes));
-        /* In f32 every extent of the table is a multiple of the alignment: there is no padding. */
+        /* In f32 every size of the table is a multiple of the alignment: there is no padding. */
         assert_int_equal(bytes.parameters, 4 * table[i].parameters);
         assert_int_equal(bytes.gradients, 4 * table[i].parameters);
         td_assert_ok(td_train_plan(*state, &(td_train_config){.model = config, .hyper = adamw}, &training));
@@ -165,7 +165,7 @@ static bool is_zero(const char *from, const char *to)
     return true;
 }
 
-/* Elements between a parameter and the next are 0, and gradients are too. */
+/* Elements between a parameter and the next are 0, in gradients too. */
 static int64_t assert_gap(const td_weights *w, const td_parameter *p, const td_parameter *next)
 {
     const int64_t end = p->offset + p->numel;
@@ -180,7 +180,7 @@ static int64_t assert_gap(const td_weights *w, const td_parameter *p, const td_p
     return next->offset > end;
 }
 
-/* Tensors stand apart, at the same place in every block, and what lies between them is 0 and stays it. */
+/* Tensors do not touch, and have the same place in every block. Memory between them is 0 and stays 0. */
 TD_TEST(parameters_stand_apart)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
@@ -250,7 +250,7 @@ TD_TEST(init_is_the_courses)
             continue;
         assert_memory_not_equal(p.data, other.data, (size_t)p.numel * sizeof(float));
         const double std = i == 0 ? 1 : sqrt(2.0 / (double)(p.rows + p.cols)), n = (double)p.numel;
-        /* Cutting at 3 std leaves 0.98658 of the standard deviation; five standard errors around both. */
+        /* Cutting at 3 std leaves 0.98658 of the standard deviation; five standard errors on both sides. */
         const double deviation = sqrt(squares / n) / std;
         assert_true(fabs(sum / n) <= 5 * std / sqrt(n));
         assert_true(fabs(deviation - 0.98658) <= 5 / sqrt(2 * n));
@@ -342,7 +342,7 @@ TD_TEST(bad_calls)
     td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "backward");
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "backward");
 
-    /* Init leaves no activations that belong to its weights. */
+    /* Init invalidates activations of earlier weights. */
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_loss(model, ids, NULL));
     td_assert_refused(td_transformer_backward(model, (td_micro)4), TD_BAD_ARGUMENT, "micro is 4");
@@ -370,7 +370,7 @@ static td_train *open_train(td_device *dev, td_update_time time)
     return train;
 }
 
-/* All of a step but the call that updates. */
+/* A step except the call that updates. */
 static void prepare(td_train *train, td_update_time time)
 {
     const int64_t ids[18] = {1, 2, 3};
@@ -386,7 +386,7 @@ static td_status update(td_train *train, td_update_time time)
     return time == TD_UPDATE_AFTER ? td_train_update(train) : td_train_backward(train);
 }
 
-/* The count goes on whatever hyperparameters are set. */
+/* The count continues when hyperparameters are set. */
 TD_TEST(steps_are_counted_from_init)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
@@ -411,7 +411,7 @@ TD_TEST(steps_are_counted_from_init)
         td_train_destroy(train);
     }
 }
-/* Refresh says that weights are there, unless they are planes. So do writes of all parameters. */
+/* Refresh marks weights as written, unless they are planes. So do writes of all parameters. */
 TD_TEST(forward_needs_weights)
 {
     const float numbers[24 * 41] = {0};
@@ -441,7 +441,7 @@ TD_TEST(forward_needs_weights)
     }
 }
 
-/* Labels are popped on every way out. */
+/* Labels are popped on every return. */
 TD_TEST(labels_stay_balanced)
 {
     td_device *dev = *state;
@@ -451,7 +451,7 @@ TD_TEST(labels_stay_balanced)
 
     td_assert_ok(td_transformer_create(dev, &tiny, &model));
     td_assert_ok(td_transformer_init(model, 1));
-    /* With every level but one taken, "forward" has room and "layers" has not. */
+    /* With one free level of labels, "forward" fits and "layers" does not. */
     for (; levels < 31; levels++)
         td_assert_ok(td_device_push_label(dev, "outer"));
     td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "layers");
@@ -470,7 +470,7 @@ TD_TEST(labels_stay_balanced)
     td_transformer_destroy(model);
 }
 
-/* A link that makes the last pass end a call too early. */
+/* A link that makes the last pass end one call too early. */
 static td_status end_early(td_hook *hook, td_range range, td_event *event)
 {
     td_transformer *const model = (td_transformer *)hook->owner;
@@ -492,7 +492,7 @@ cleanup:
     return status;
 }
 
-/* Each operation of a step in turn is another than the one that was recorded. */
+/* Each operation of a step in turn differs from the recorded one. */
 TD_TEST(another_order_is_refused)
 {
     td_transformer_config config = tiny;

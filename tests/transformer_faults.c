@@ -1,5 +1,5 @@
-/* Every operation that a model calls fails in turn, as a GPU's may at any time: the error comes out, nothing
- * else is disturbed, and the pass that follows is the one of a model that nothing ever happened to. */
+/* Every operation that a model calls fails in turn, as a GPU's may at any time. The error is returned,
+ * nothing else changes, and the next pass equals a pass of a model without a failure. */
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/test.h"
@@ -64,8 +64,8 @@ static td_status run_micro(td_transformer *model, const kind *k, td_micro micro,
 {
     td_status status = TD_OK;
 
-    TD_TRY(td_transformer_forward(model, ids, BATCH, SEQ - 1, NULL)); /* whose room is asked for again */
-    TD_TRY(td_transformer_forward(model, ids, BATCH, SEQ, NULL));     /* the one before is abandoned */
+    TD_TRY(td_transformer_forward(model, ids, BATCH, SEQ - 1, NULL)); /* its memory is needed again */
+    TD_TRY(td_transformer_forward(model, ids, BATCH, SEQ, NULL));     /* the pass before is abandoned */
     TD_TRY(td_transformer_loss(model, targets, loss));
     if (!k->inference)
         TD_TRY(td_transformer_backward(model, micro));
@@ -78,7 +78,7 @@ static td_status step(td_transformer *model, const kind *k, float *loss)
     float numbers[32];
     td_status status = TD_OK;
 
-    for (int64_t i = 0; i < 2; i++) { /* the embedding, and q's matrix, which may be planes */
+    for (int64_t i = 0; i < 2; i++) { /* the embedding, and q's matrix, which may be in planes */
         TD_TRY(td_transformer_read(model, i, numbers));
         TD_TRY(td_transformer_write(model, i, numbers));
     }
@@ -94,7 +94,7 @@ static void assert_no_label_is_left(td_device *dev)
     td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
 }
 
-/* All gradients, one after the other. */
+/* All gradients one after the other. */
 static char *gradients_of(const td_transformer *model, size_t *bytes)
 {
     char *all = calloc((size_t)td_transformer_numel(model) + 1, sizeof(float));
@@ -110,7 +110,7 @@ static char *gradients_of(const td_transformer *model, size_t *bytes)
     return all;
 }
 
-/* A model with faults in its calls, and what it gave when there were none. */
+/* A model with faults in its calls, and its results without faults. */
 typedef struct trial {
     const kind *kind;
     td_transformer_config config;
@@ -153,7 +153,7 @@ static void steps_survive_every_fault(void **state)
     td_assert_ok(td_device_open("cpu", &t.dev));
     td_assert_ok(td_transformer_create(t.dev, &t.config, &t.model));
     td_assert_ok(td_transformer_init(t.model, 5));
-    td_assert_ok(td_device_history_begin(t.dev, 1)); /* what the steps tell it may fail, too */
+    td_assert_ok(td_device_history_begin(t.dev, 1)); /* notes of the steps may fail too */
     td_assert_ok(step(t.model, k, &t.clean_loss));
     t.clean = gradients_of(t.model, &bytes);
     td_fault_each(&loop, &t);
@@ -162,7 +162,7 @@ static void steps_survive_every_fault(void **state)
     td_device_close(t.dev);
 }
 
-/* Planning, creating and drawing the first weights. */
+/* Planning, creation, and the drawing of the first weights. */
 static td_status run_creation(void *state)
 {
     trial *t = state;
@@ -209,6 +209,6 @@ int main(void)
 {
     td_add_rows(steps_survive_every_fault, kinds);
     td_add_rows(creation_survives_every_fault, kinds);
-    td_assert_ok(td_cpu_set_threads(1)); /* so small products would wait for more */
+    td_assert_ok(td_cpu_set_threads(1)); /* with more threads small GEMMs would wait */
     return td_run_tests("faults of a model's operations", NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The model on a GPU, against the float64 model and against itself: queued, captured, updated along the
- * way. */
+/* The model on a GPU, compared with the float64 model and with itself: queued, captured, updated during the
+ * backward pass. */
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
@@ -14,7 +14,7 @@ static td_device *gpu;
 
 typedef struct kind {
     td_precision precision;
-    double within; /* relative, of logits and gradients */
+    double within; /* largest relative error of logits and gradients */
 } kind;
 
 enum { F32, TF32, BF16, F16, MIXED };
@@ -35,7 +35,7 @@ static const struct {
     [MANY_HEADS] = {{100, 72, 2, 25, 67}, 2, 23},
 };
 
-/* Their names, for axes of cases; those of shapes seed the weights. */
+/* Names for the axes of cases; the names of shapes seed the weights. */
 #define KINDS                                                                                                \
     {                                                                                                        \
         "f32", "tf32", "bf16", "f16", "bf16_mixed"                                                           \
@@ -48,7 +48,7 @@ static const char *const shape_names[] = SHAPES;
 
 static const char *const attentions[] = {"flash", "naive"};
 
-/* Of precisions that are the first axis. */
+/* Precisions of the first axis. */
 static bool is_too_much_where_small(const int *choice)
 {
     return td_gpu_small() && choice[0] != MIXED;
@@ -71,10 +71,10 @@ static td_train_config training(td_transformer_config model, td_update_time time
     return (td_train_config){.model = model, .hyper = adamw, .time = time};
 }
 
-/** A trainer on the GPU whose model has the weights of a trial on the CPU, rounded to the GPU model's type,
- * and its tokens. */
+/** A trainer on the GPU. Its model has the weights of a trial on the CPU, rounded to the GPU model's type,
+ * and the same tokens. */
 typedef struct twin {
-    td_trial *cpu; /* f32, or in the type of the weights where the CPU has it: the reference is made of it */
+    td_trial *cpu; /* f32, or the type of the weights if the CPU has it; the reference comes from it */
     td_train *train;
     td_transformer *model;
     int64_t *ids, *targets;
@@ -97,7 +97,7 @@ static twin twin_open(int shape, const td_train_config *train)
     t.tokens = t.cpu->tokens;
     td_assert_ok(td_train_create(gpu, train, &t.train));
     t.model = td_train_model(t.train);
-    td_assert_ok(td_train_init(t.train, 1)); /* every weight is written over */
+    td_assert_ok(td_train_init(t.train, 1)); /* every weight is replaced below */
     for (int64_t i = 0; i < t.cpu->count; i++) {
         const td_parameter from = td_trial_parameter(t.cpu, i);
         td_parameter to;
@@ -111,7 +111,7 @@ static twin twin_open(int shape, const td_train_config *train)
         td_assert_ok(td_device_upload(gpu, block, rounded, bytes));
         td_assert_ok(td_transformer_write(t.model, i, block));
         td_assert_ok(td_device_free(gpu, block));
-        /* The reference multiplies what the GPU has. */
+        /* The reference uses the weights of the GPU. */
         td_assert_ok(td_convert(to.numel, to.dtype, rounded, TD_F32, from.data));
         free(rounded);
     }
@@ -147,7 +147,7 @@ static void run_step(twin *t)
     td_assert_ok(td_train_step(t->train, t->ids, t->targets, t->cpu->c.batch, t->cpu->c.seq));
 }
 
-/* All weights and moments, as bytes; free() it. */
+/* All weights and moments as bytes; the caller frees them. */
 static char *state_of(const td_train *train, size_t *bytes)
 {
     td_weights w;
@@ -225,7 +225,7 @@ static const td_cases references = {.group = "a step is the reference",
                                     .axes = {SHAPES, KINDS, {"flash", "naive"}},
                                     .leaves_out = is_not_the_ragged_one_where_small};
 
-/* Steps whose learning rate changes from one to the next. */
+/* Steps whose learning rate changes each time. */
 static void run_steps(twin *t, int count)
 {
     td_hyperparameters hyper = adamw;
@@ -237,12 +237,12 @@ static void run_steps(twin *t, int count)
     }
 }
 
-/* Hyperparameters, the number of the step and the gain are on the device, where replays find them. What is
- * kept changes no number, nor do gradients that share memory, nor updates along the backward pass, on SMs of
- * their own: GEMMs leave the same SMs in both. */
+/* Hyperparameters, the step's number and the gain are on the device, where replays read them. Keep levels
+ * change no number, nor do gradients that share memory, nor updates during the backward pass on reserved SMs:
+ * GEMMs leave the same SMs in both. */
 static void a_captured_step_is_the_queued_one(void **state)
 {
-    static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
+    static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS, TD_KEEP_ATTENTION};
     const int *choice = ((const td_combination *)*state)->choice;
     const bool along = choice[1] == 1;
     td_train_config config = training(config_of(EVEN, &kinds[choice[0]], "naive"), TD_UPDATE_AFTER);
@@ -250,7 +250,7 @@ static void a_captured_step_is_the_queued_one(void **state)
 
     config.clip = choice[2] ? 0.05f : 0;
     config.update_sms = td_update_has_sms(gpu) ? 20 : 0;
-    if (keeps[choice[3]] == TD_KEEP_INPUTS) /* what backward runs again leaves the SMs too */
+    if (keeps[choice[3]] >= TD_KEEP_INPUTS) /* the recomputation in backward leaves the SMs too */
         config.model.keep = TD_KEEP_INPUTS;
     twin queued = twin_open(EVEN, &config);
     config.time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
@@ -272,11 +272,10 @@ static const td_cases captured_steps = {.group = "a captured step is the queued 
                                         .axes = {KINDS,
                                                  {"after", "along, transient gradients"},
                                                  {"not clipped", "clipped"},
-                                                 {"most kept", "all kept", "inputs kept"}},
+                                                 {"most kept", "all kept", "inputs kept", "attention kept"}},
                                         .leaves_out = is_too_much_where_small};
 
-/* Three micro-batches: the batch's sequences one by one would be other shapes, so that the same batch comes
- * three times. */
+/* Three micro-batches. Single sequences would have other shapes, so the same batch comes three times. */
 static void micro_batches_are_captured_one_by_one(void **state)
 {
     const int *choice = ((const td_combination *)*state)->choice;
@@ -316,7 +315,7 @@ static const td_cases captured_micro_batches = {.group = "micro-batches are capt
                                                 .axes = {KINDS},
                                                 .leaves_out = is_too_much_where_small};
 
-/* Fewer tokens leave multiprocessors idle, so that attention cuts its keys into parts, which want scratch. */
+/* Few tokens leave SMs idle, so attention cuts its keys into parts, which need scratch. */
 TD_BODY(shorter_steps_have_their_scratch)
 {
     const td_transformer_config config = {
@@ -361,7 +360,7 @@ TD_BODY(a_model_too_large_is_refused_and_the_device_goes_on)
     twin_close(&t);
 }
 
-/* A planned step allocates once: the history tells the tensors inside. */
+/* A planned step allocates once. The history has the tensors inside. */
 TD_BODY(the_history_knows_the_tensors_of_a_step)
 {
     const td_memory_event *events;
@@ -384,10 +383,10 @@ TD_BODY(the_history_knows_the_tensors_of_a_step)
     twin_close(&t);
 }
 
-/* The count of steps is in the device's memory, where replays find it, and so is a restored one. */
+/* The count of steps is in device memory, where replays read it. A restored count is there too. */
 static void a_captured_run_goes_on_from_a_file(void **state)
 {
-    static const char path[] = "tandem-gpu.safetensors"; /* in the folder that the test runs in */
+    static const char path[] = "tandem-gpu.safetensors"; /* in the current folder */
     const int *choice = ((const td_combination *)*state)->choice;
     td_train_config config =
         training(config_of(EVEN, &kinds[choice[0]], "naive"), choice[1] ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
@@ -398,7 +397,7 @@ static void a_captured_run_goes_on_from_a_file(void **state)
     for (int n = 0; n < 3; n++)
         run_step(&uncut);
     td_assert_ok(td_train_save(uncut.train, path));
-    run_step(&cut); /* captured, with moments of its own */
+    run_step(&cut); /* captured; gives it moments */
     run_step(&cut);
     td_assert_ok(td_train_restore(cut.train, path));
     td_assert_ok(td_train_steps(cut.train, &steps));
@@ -431,7 +430,7 @@ TD_BODY(updates_on_all_sms_along_the_pass_are_the_same)
         .attention = "flash",
         .transient_gradients = true,
         .keep = TD_KEEP_ALL};
-    td_train *trains[3]; /* after the pass, along it, along it and captured */
+    td_train *trains[3]; /* updates after the pass; during it; during it, captured */
     int64_t ids[140];
     void *block;
 
@@ -456,9 +455,9 @@ TD_BODY(updates_on_all_sms_along_the_pass_are_the_same)
         td_train_destroy(trains[i]);
 }
 
-/* A model whose update takes longer than the GEMMs, on few SMs, so that it is under way when the step has
- * been queued. What comes next must wait for it: an evaluation, a file, a reset, another step, and the end of
- * the trainer. A trainer that updates after the pass is the judge, bit for bit. */
+/* A model whose update on few SMs takes longer than the GEMMs, so it still runs when the step is queued. The
+ * next call must wait for it: an evaluation, a file, a reset, another step, or the end of the trainer.
+ * Results must equal, bit for bit, those of a trainer that updates after the pass. */
 static void what_follows_a_step_waits_for_its_update(void **state)
 {
     static const char *const paths[] = {"tandem-after.safetensors", "tandem-along.safetensors"};
@@ -504,7 +503,7 @@ static void what_follows_a_step_waits_for_its_update(void **state)
     td_assert_ok(td_train_step(trains[1], block, block, 1, TOKENS));
     td_assert_ok(td_train_reset(trains[1]));
     td_assert_ok(td_train_step(trains[1], block, block, 1, TOKENS));
-    td_train_destroy(trains[1]); /* while its update may be under way */
+    td_train_destroy(trains[1]); /* its update may still run */
     td_train_destroy(trains[0]);
     td_assert_ok(td_device_synchronize(gpu));
     for (int along = 0; along < 2; along++) {

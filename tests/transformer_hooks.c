@@ -1,5 +1,5 @@
-/* The contract of hooks.h, before any model keeps it: three things that people build on a training step, each
- * with a toy for a model and a toy for a device. What cannot be said here cannot be said in that header. */
+/* The contract of hooks.h without a model: three extensions of a training step, each with a toy model and a
+ * toy device. */
 #include "transformer/hooks.h"
 
 #include "base/check.h"
@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-/* ---- a device: two streams, each a list of work that runs later, and graphs ---- */
+/* ---- a device: two streams, each a list of later work, and graphs ---- */
 
 enum { MAIN = 0, SIDE, STREAMS, WORK_MOST = 256, EVENTS_MOST = 64 };
 
@@ -52,8 +52,8 @@ static void run_until(int stream, int end)
     }
 }
 
-/* Runs what is queued. The side stream is as early as it may be, or as late: then it moves only where the
- * main one waits for it. */
+/* Runs queued work. The side stream runs as early as possible, or as late as possible: then only when the
+ * main stream waits for it. */
 static void run_all(void)
 {
     if (early)
@@ -117,7 +117,7 @@ static void replay(void)
     run_all();
 }
 
-/* ---- a model: every gradient is the sample, and its output the sum of weight times sample ---- */
+/* ---- a model: every gradient is the sample, and the output is the sum of weight times sample ---- */
 
 enum { RANGES = 3, ELEMENTS = 10 };
 static const td_range ranges[RANGES] = {{0, 3}, {3, 6}, {6, ELEMENTS}};
@@ -136,7 +136,7 @@ static void draw(uint64_t stream, double out[ELEMENTS])
         out[i] = (double)numbers[i];
 }
 
-static void run_dot(toy_work *w) /* *out += in sample, whose address is in factor */
+static void run_dot(toy_work *w) /* *out += in sample; factor holds the address of the sample */
 {
     for (int64_t i = 0; i < w->count; i++)
         *w->out += w->in[i] * w->factor[i];
@@ -187,7 +187,7 @@ static td_status toy_backward(toy_model *model, td_hook *chain, bool first, bool
 typedef struct optimizer {
     td_hook hook;
     toy_model *model;
-    double minus_gain; /* in the device's memory */
+    double minus_gain; /* in device memory */
     int updates;
 } optimizer;
 
@@ -210,7 +210,7 @@ static optimizer optimizer_of(toy_model *model)
     return (optimizer){.hook = {.final = optimizer_final}, .model = model, .minus_gain = -1};
 }
 
-/* grads += another rank's, on the side stream. */
+/* grads += another rank's gradients, on the side stream. */
 typedef struct reduction {
     td_hook hook;
     toy_model *model;
@@ -259,7 +259,7 @@ static td_status clip_final(td_hook *hook, td_range range, td_event *event)
     return TD_OK;
 }
 
-static void run_clip(toy_work *w) /* *out: the gain; in: squares and, behind it, the most */
+static void run_clip(toy_work *w) /* *out: the gain; in: squares, and after them `most` */
 {
     const double norm = sqrt(w->in[0]);
 
@@ -280,7 +280,7 @@ static td_status clip_end(td_hook *hook, td_pass pass, td_status status)
     return status;
 }
 
-/* ---- the three ---- */
+/* ---- the three extensions ---- */
 
 static void expect_near(double got, double want)
 {
@@ -333,7 +333,7 @@ TD_TEST(two_micro_batches_captured)
     reset();
     draw(0, model.params);
     memcpy(want, model.params, sizeof want);
-    /* The graph of both: a copy of a sample goes ahead of each. */
+    /* A graph of both: before each, a sample is copied. */
     for (int micro = 0; micro < 2; micro++) {
         queue(MAIN,
               (toy_work){.run = run_copy, .out = model.sample, .in = samples[micro], .count = ELEMENTS});
@@ -354,14 +354,14 @@ TD_TEST(two_micro_batches_captured)
     assert_int_equal(last.updates, RANGES); /* replays call no hook */
 }
 
-/* Weights in two shards, which are gathered into one of two slots before they are read. */
+/* Weights in two shards. They are gathered into one of two slots before they are read. */
 typedef struct gather {
     td_hook hook;
     double masters[ELEMENTS]; /* the shards' */
     double slots[2][ELEMENTS];
     td_range there[2];
     toy_event *gathered[2];
-    int slot; /* that the next range goes to */
+    int slot; /* slot of the next range */
     int ahead;
 } gather;
 
@@ -369,7 +369,7 @@ static void fetch(gather *g, td_range range)
 {
     const int64_t count = range.end - range.begin, half = count / 2;
 
-    wait(SIDE, record(MAIN)); /* after the work that read the slot before */
+    wait(SIDE, record(MAIN)); /* after the earlier work that read the slot */
     queue(
         SIDE,
         (toy_work){.run = run_copy, .out = g->slots[g->slot], .in = g->masters + range.begin, .count = half});
@@ -427,7 +427,7 @@ static void read_gathered(void)
     reset();
     draw(3, gathering.masters);
     draw(1, model.sample);
-    memset(model.params, 0xFF, sizeof model.params); /* nothing is there: all of it is gathered */
+    memset(model.params, 0xFF, sizeof model.params); /* no weights are there, so all must be gathered */
     memset(gathering.slots, 0xFF, sizeof gathering.slots);
     td_assert_ok(toy_forward(&model, &gathering.hook));
     assert_int_equal(streams[MAIN].ran + streams[SIDE].ran, 0);
@@ -436,7 +436,7 @@ static void read_gathered(void)
         want += model.sample[i] * gathering.masters[i];
     expect_near(model.output, want);
     assert_int_equal(gathering.ahead,
-                     RANGES - 1); /* all but the first were fetched beside the work before them */
+                     RANGES - 1); /* all but the first were fetched during the work before them */
 }
 
 TD_TEST(a_gathered_range_is_read_in_f32)

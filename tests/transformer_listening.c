@@ -1,5 +1,5 @@
-/* What a model tells hooks: every range of a step is needed before it is read, done after, and final once;
- * it reads weights and writes gradients where hooks say, and hands out what operations write. */
+/* What a model tells hooks: every range of a step is needed before it is read, done after, and final once. It
+ * reads weights and writes gradients where hooks say, and announces outputs of operations. */
 #include "base/check.h"
 #include "support/compare.h"
 #include "support/test.h"
@@ -61,19 +61,19 @@ typedef struct listener {
     td_hook hook;
     td_trial *trial;
     td_weights weights;
-    unsigned char *states[2]; /* [elements] of the pass, and of a recomputation within it */
+    unsigned char *states[2]; /* [elements] of the pass, and of its recomputation */
     char *grads;              /* the gradients as they were when they became final */
-    td_range next;            /* as the last `needed` told; end 0: none */
-    char *elsewhere;          /* where the weights are read; NULL: where the model has them */
-    char *placed;             /* where gradients are written, likewise */
-    bool *roomy;              /* [elements] room came in this pass */
+    td_range next;            /* as the last `needed` announced; end 0: none */
+    char *elsewhere;          /* place of the weights to be read; NULL: the model's own */
+    char *placed;             /* place for gradients; NULL: the model's own */
+    bool *roomy;              /* [elements] memory was asked for in this pass */
     bool last;
     int passes, calls, stop_at, recomputed;
-    char names[MOST_OUTPUTS][64]; /* of what the passes since forward began have written */
-    int outputs, gradients;       /* of them, gradients of parameters */
+    char names[MOST_OUTPUTS][64]; /* outputs since the begin of forward */
+    int outputs, gradients;       /* number of names, and of parameters' gradients among them */
 } listener;
 
-/* The number of the capture that runs, as if. */
+/* The number of the current simulated capture. */
 static int64_t capture;
 
 int64_t __wrap_td_graph_capture(const td_device *dev);
@@ -185,7 +185,7 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     return heard(l);
 }
 
-/* Each name comes once, except in a recomputation. Gradients are where they are written. */
+/* Each name comes once, except in a recomputation. Gradients are at the place where they are written. */
 static td_status on_output(td_hook *hook, const td_output *output)
 {
     listener *l = (listener *)hook;
@@ -219,7 +219,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
     listener *l = (listener *)hook;
 
-    /* Of a recomputation nothing stays needed. */
+    /* After a recomputation no range stays needed. */
     for (int64_t i = 0; pass == TD_PASS_RECOMPUTE && status == TD_OK && i < l->weights.elements; i++)
         assert_int_not_equal(l->states[1][i], NEEDED);
     if (pass != TD_PASS_RECOMPUTE && status == TD_OK)
@@ -274,7 +274,7 @@ cleanup:
     return status;
 }
 
-/* Gradients of every parameter against those of a pass that nobody heard. */
+/* Gradients of every parameter, compared with a pass without hooks. */
 static void expect_gradients(const listener *l, const char *clean)
 {
     const td_dtype dtype = l->weights.grad_dtype;
@@ -294,13 +294,13 @@ static char *clean_gradients(td_trial *trial)
     listener *l = open_listener(trial);
 
     td_assert_ok(step(trial, TD_MICRO_ONLY));
-    char *clean = l->grads; /* as they became final: transient ones are gone afterwards */
+    char *clean = l->grads; /* as they became final, because transient gradients do not stay */
     l->grads = NULL;
     close_listener(l);
     return clean;
 }
 
-/* All checkpoints but the last. */
+/* All checkpoints except the last. */
 static int recomputed_expected(const td_transformer_config *c)
 {
     const int64_t span = c->checkpoint_layers > 1 ? c->checkpoint_layers : 1;
@@ -376,12 +376,12 @@ static void weights_are_read_where_hooks_say(void **state)
     td_trial_close(trial);
 }
 
-/* One micro-batch, and the sum of three, elsewhere than in the model's block. */
+/* One micro-batch, and the sum of three, outside of the model's block. */
 static void gradients_are_written_where_hooks_say(void **state)
 {
     static const td_micro micros[] = {TD_MICRO_ONLY, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST};
     td_trial *trial = td_trial_open(*state);
-    const int count = trial->c.config.transient_gradients ? 1 : 4; /* nothing is added to these */
+    const int count = trial->c.config.transient_gradients ? 1 : 4; /* transient gradients are not added up */
     char *clean[4];
 
     for (int placed = 0; placed < 2; placed++) {
@@ -423,7 +423,8 @@ static void a_hook_may_end_any_pass(void **state)
         assert_int_equal(step(trial, TD_MICRO_ONLY), TD_IO_ERROR);
         assert_int_equal(l->passes, 0);
         td_assert_refused(td_transformer_backward(trial->model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
-        if (!trial->c.config.transient_gradients && l->calls > calls / 2) { /* not forward's last */
+        if (!trial->c.config.transient_gradients &&
+            l->calls > calls / 2) { /* except the last call of forward */
             td_assert_ok(td_transformer_set_hooks(trial->model, NULL));
             td_assert_ok(
                 td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
@@ -446,7 +447,7 @@ int td_run_hooks_tests(void)
     static const struct {
         const char *name;
         CMUnitTestFunction function;
-        bool adds; /* to gradients, which transient ones do not allow */
+        bool adds; /* adds to gradients, which transient gradients do not allow */
     } functions[] = {
         {"every_range_of_a_step", every_range_of_a_step, false},
         {"three_micro_batches_are_final_once", three_micro_batches_are_final_once, true},

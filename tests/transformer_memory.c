@@ -1,4 +1,4 @@
-/* What a model takes: the plan, its scratch, and the memory history of a step. */
+/* The memory of a model: the plan, its scratch, and the memory history of a step. */
 #include "support/transformer_kit.h"
 
 #include "accounting/accounting.h"
@@ -14,7 +14,7 @@ static const char *const attentions[] = {"naive", "flash"};
 static const td_model_use uses[] = {TD_MODEL_INFERENCE, TD_MODEL_GRADIENTS};
 static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
 
-/* Their names, for axes of cases. */
+/* Names for the axes of cases. */
 #define PRECISIONS                                                                                           \
     {                                                                                                        \
         "f32", "bf16", "mixed"                                                                               \
@@ -77,7 +77,7 @@ static const td_cases created = {
     .test = plan_is_what_create_takes,
     .axes = {ATTENTIONS, PRECISIONS, USES, {"most kept", "all kept", "inputs kept"}}};
 
-/* A layer keeps 6 tensors of d_model and one of 2 d_ff a token, and what attention saves. */
+/* For each token a layer keeps 6 tensors of d_model, one of 2 d_ff, and what attention saves. */
 TD_TEST(activations_grow_as_they_should)
 {
     td_transformer_config config = {
@@ -107,7 +107,7 @@ TD_TEST(activations_grow_as_they_should)
     assert_int_equal(three.scratch, one.scratch);
 }
 
-/* An output and rstd for each of 2 layers + 1 norms, and the feed-forward's hidden tensors. */
+/* One output and one rstd for each of 2 layers + 1 norms, and the hidden tensors of the feed-forward. */
 static void what_is_kept_takes_what_it_says(void **state)
 {
     const int *choice = ((const td_combination *)*state)->choice;
@@ -139,12 +139,12 @@ static void what_is_kept_takes_what_it_says(void **state)
                      (2 * layers + 1) * norm + layers * tokens * d_ff * element);
     assert_int_equal(kept.gradients, again.gradients);
     assert_true(kept.scratch < again.scratch);
-    /* With flash attention the head takes the most scratch, where ln_final's were: 2 norms a layer are
-     * left. */
+    /* With flash attention the head takes the most scratch, in the place of ln_final's tensors: 2 norms a
+     * layer are left. */
     if (strcmp(config.attention, "flash") == 0)
         assert_int_equal(again.scratch - kept.scratch, norm);
 
-    /* Transient gradients lie over them, as over the other activations. */
+    /* Transient gradients share memory with these tensors, as with other activations. */
     config.transient_gradients = true;
     td_assert_ok(td_transformer_plan(dev, &config, &transient));
     assert_int_equal(transient.activations, kept.activations);
@@ -157,8 +157,9 @@ static const td_cases kept_bytes = {.group = "bytes of what is kept",
                                     .test = what_is_kept_takes_what_it_says,
                                     .axes = {ATTENTIONS, PRECISIONS, USES}};
 
-/* Activations are what accounting says: of checkpoints their inputs and one of them in full, for sizes of the
- * handout within a thousandth. The last way keeps 5 layers in full, and attention's results of the others. */
+/* Activations equal accounting's: for checkpoints their inputs and one checkpoint in full, for sizes of the
+ * handout within a thousandth. The last configuration keeps 5 layers in full, and attention's results of the
+ * others. */
 TD_TEST(checkpoints_take_what_accounting_says)
 {
     static const struct {
@@ -199,13 +200,13 @@ TD_TEST(checkpoints_take_what_accounting_says)
                     config.checkpoint_layers = spans[j - 1];
                     td_assert_ok(td_account_checkpointing(size->layers, spans[j - 1], block.input, block.all,
                                                           &expected));
-                } else { /* block.input is taken off below */
+                } else { /* block.input is subtracted below */
                     config.keep = TD_KEEP_ATTENTION;
                     config.kept_layers = 5;
                     expected = (size->layers - 5) * block.attention + 5 * block.all + block.input;
                 }
                 td_assert_ok(td_transformer_plan(*state, &config, &bytes));
-                /* The last checkpoint's input is both one of the boundaries and part of its block. */
+                /* The last checkpoint's input counts as a boundary and as a part of its block. */
                 const size_t counted = (size_t)(expected + block.final - (j > 0 ? block.input : 0));
                 assert_in_range(bytes.activations, counted, counted + counted / 1000);
             }
@@ -233,7 +234,7 @@ static void steps_allocate_nothing(void **state)
     td_assert_ok(td_train_create(dev, &config, &train));
     td_assert_ok(td_device_push_label(dev, "a first label, for which the device keeps room"));
     td_assert_ok(td_device_memory(dev, &before));
-    /* The next allocation on the device would fail; init alone borrows from the host. */
+    /* The next allocation on the device would fail; init only uses host memory. */
     td_assert_ok(td_device_fail_allocation(dev, 1));
     calls = 0;
     fail_at = 1;
@@ -277,8 +278,8 @@ static const char *last_part(const char *label)
     return slash ? slash + 1 : label;
 }
 
-/* Replays the events, and returns how many tensors are left alive: no two may overlap, each dies where it
- * lived. */
+/* Replays the events and returns the number of live tensors. No two may overlap, and each must end where it
+ * began. */
 static int64_t replay(td_device *dev, const char *arena, size_t arena_bytes, size_t *peak)
 {
     const td_memory_event *events;
@@ -353,7 +354,7 @@ static void run_steps(const subject *s, bool gradients)
 {
     const int64_t ids[18] = {0};
 
-    /* One forward is abandoned for the next. */
+    /* One forward pass is abandoned for the next. */
     for (int step = 0; step < 3; step++) {
         td_assert_ok(td_transformer_forward(s->model, ids, 2, 9, NULL));
         td_assert_ok(td_transformer_loss(s->model, ids, NULL));
@@ -392,7 +393,7 @@ static void live_tensors_never_overlap(void **state)
     const subject s = open_subject(dev, &config, along);
     run_steps(&s, config.use == TD_MODEL_GRADIENTS);
     td_assert_ok(td_device_history_end(dev));
-    /* What there is one of in a model stays, and of an inference the logits do. */
+    /* Tensors that a model has once stay, and so do the logits of an inference. */
     int64_t stays = config.use == TD_MODEL_INFERENCE;
     for (int i = TD_T_COS; i < TD_T_WORK; i++)
         stays += s.model->plan.bytes[i] > 0;
@@ -418,14 +419,14 @@ static void live_tensors_never_overlap(void **state)
     }
     const bool kept = config.keep != TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
     const bool again = config.keep == TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
-    const bool recomputed = s.model->plan.last > 0;
+    const bool recomputed = s.model->plan.last_checkpoint > 0;
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.q"),
                      recomputed);
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.o"),
                      recomputed && config.keep == TD_KEEP_INPUTS);
     assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"));
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"),
-                     kept && s.model->plan.last <= 1);
+                     kept && s.model->plan.last_checkpoint <= 1);
     assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ffn.hidden"), kept);
     snprintf(ln_final, sizeof ln_final, "%s/ln_final.output", last);
     assert_true(happened(dev, TD_MEMORY_LIVE, ln_final));
@@ -441,8 +442,8 @@ static void live_tensors_never_overlap(void **state)
     close_own_device(dev);
 }
 
-/* Checkpoints of several layers need several. Where the feed-forward takes more and where attention does
- * alternate. */
+/* Checkpoints of several layers need several layers. Two cases alternate: the feed-forward needs more
+ * scratch, and attention needs more. */
 static bool no_case_of_history(const int *choice)
 {
     const struct kept *way = &kept_ways[choice[OF_KEPT]];
@@ -465,7 +466,7 @@ static const td_cases histories = {
     .leaves_out = no_case_of_history};
 
 /* The head needs the most scratch of `small`: logits, ln_final's output and, in backward, its gradient.
- * Attention's scratch takes the place of the other operations'. */
+ * Attention's scratch shares memory with the other operations' scratch. */
 TD_TEST(scratch_is_reused)
 {
     td_transformer_config config = {
@@ -487,7 +488,7 @@ TD_TEST(scratch_is_reused)
     assert_in_range(naive.scratch, bytes.scratch, bytes.scratch + small_change);
 }
 
-/* On the CPU no smaller step takes more scratch, so the plan is made too small by hand. */
+/* On the CPU no smaller step needs more scratch, so the test makes the plan too small. */
 TD_TEST(scratch_that_is_too_small_is_noticed)
 {
     static const td_tensor scratch[] = {TD_T_WORK, TD_T_SAVED, TD_T_ATTEND_WORK, TD_T_ATTEND_GRAD_WORK};
@@ -503,8 +504,7 @@ TD_TEST(scratch_that_is_too_small_is_noticed)
     }
 }
 
-/* A plan measures its largest step, and every smaller one must find room in it: of every length, and of fewer
- * sequences. */
+/* A plan measures its largest step. Every smaller step must fit: of every length, and of fewer sequences. */
 static void every_smaller_step_has_room(void **state)
 {
     static const struct {
@@ -536,7 +536,7 @@ static const td_cases rooms = {
     .test = every_smaller_step_has_room,
     .axes = {{"12 heads of 64", "4 heads of 64", "25 heads of 64"}, ATTENTIONS, PRECISIONS, USES}};
 
-/* The same by calls, in the least model whose scratch is cut off: 16 MiB of f32 copies. */
+/* The same through calls, with the smallest model whose scratch is limited: 16 MiB of f32 copies. */
 TD_TEST(shorter_sequences_run)
 {
     td_transformer_config config = tiny;

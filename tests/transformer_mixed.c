@@ -1,5 +1,5 @@
-/* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products,
- * gradients that share memory with activations, updates along the backward pass, all kept for it. */
+/* Training steps beyond plain precision and plain memory: f32 weights with 16-bit GEMMs, gradients that share
+ * memory with activations, updates during the backward pass, all activations kept for it. */
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
@@ -33,12 +33,12 @@ static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, T
 static const td_hyperparameters adamw = {
     .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
 
-/* ---- what is noted as alive or as dead is written over ---- */
+/* ---- memory that is noted as alive or dead is overwritten ---- */
 
 td_status __real_td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 td_status __real_td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 
-/* But for the residual stream, which is noted when it is there already. */
+/* Except the residual stream, which is noted when it is already written. */
 static void poison(const char *name, const void *address, size_t bytes)
 {
     const char *tensor = strrchr(name, '.');
@@ -82,7 +82,7 @@ static td_trial *open_train(const char *name, td_precision precision, bool trans
     return td_trial_train(&c, &(td_train_config){.hyper = adamw, .time = time});
 }
 
-/* All of a step but the update, where that comes after it. */
+/* A step except its update, if that comes after it. */
 static void run_parts(const td_trial *trial)
 {
     td_assert_ok(td_train_load(trial->train, trial->ids, trial->targets, trial->c.batch, trial->c.seq));
@@ -90,7 +90,7 @@ static void run_parts(const td_trial *trial)
     td_assert_ok(td_train_backward(trial->train));
 }
 
-/* All weights, as they are stored, one parameter after the other. */
+/* All weights as stored, one parameter after the other. */
 static char *weights_of(const td_trial *trial, size_t *bytes)
 {
     char *all = malloc((size_t)td_transformer_numel(trial->model) * sizeof(float));
@@ -136,7 +136,7 @@ TD_TEST(mixed_precision_is_the_reference)
     td_trial_close(trial);
 }
 
-/* An update smaller than a bf16 weight can show is kept in f32, and the products see it once it has grown. */
+/* An update too small for a bf16 weight is kept in f32, and GEMMs see it when it has grown. */
 TD_TEST(small_updates_are_not_lost)
 {
     td_trial *trial = open_train("small updates", TD_PRECISION_BF16_MIXED, false, TD_UPDATE_ALONG);
@@ -183,8 +183,8 @@ static void update_own(td_trial *trial, const td_train_config *config, int64_t s
         td_assert_ok(td_adamw_update(trial->dev, &config->hyper.adamw, &state, &t));
 }
 
-/* Ten steps have the bits of steps with f32 masters, which this test keeps and updates by itself: a model
- * without an optimizer gets them, rounded, and computes their gradients. */
+/* Ten steps have the bits of steps with f32 masters. The test keeps these masters and updates them itself: a
+ * model without an optimizer gets them rounded and computes their gradients. */
 static void steps_have_the_bits_of_f32_masters(void **state)
 {
     const int *choice = ((const td_combination *)*state)->choice;
@@ -291,7 +291,7 @@ static void updates_along_the_way_are_the_same(void **state)
     td_trial *apart = open_train("along", precisions[choice[0]], false, TD_UPDATE_AFTER);
     td_trial *along = open_train("along", precisions[choice[0]], choice[1] == 1, TD_UPDATE_ALONG);
 
-    td_assert_ok(td_device_history_begin(along->dev, 1)); /* which makes the notes */
+    td_assert_ok(td_device_history_begin(along->dev, 1)); /* the history makes the notes */
     for (int step = 0; step < 4; step++) {
         if (step % 2) {
             td_trial_step(apart);
@@ -313,7 +313,8 @@ static const td_cases along_the_way = {.group = "updates along the way are the s
                                        .test = updates_along_the_way_are_the_same,
                                        .axes = {PRECISIONS, GRADIENTS}};
 
-/* Forward and loss of both, over the plan's whole shape and below it, with the same numbers. */
+/* Forward and loss of both models, with the plan's shape and with smaller shapes, and with the same
+ * numbers. */
 static void assert_same_forward(td_trial *const trials[2], int step)
 {
     const td_transformer_config *config = &trials[0]->c.config;
@@ -341,13 +342,13 @@ static void assert_same_backward(td_trial *const trials[2], bool along)
     }
 }
 
-/* Transient gradients share memory with what is kept, too: the poison in them, and they, must not reach it.
- * With more tokens than a layer has weights to each column, ln_final's norm is what they have to begin
- * behind. */
+/* Transient gradients also share memory with kept activations: the poison in the gradients, and the
+ * gradients, must not reach them. With more tokens than a layer has weights in each column, gradients begin
+ * after ln_final's norm. */
 static void what_is_kept_changes_no_number(void **state)
 {
-    /* With more than one layer a checkpoint: the last one, which is not computed again, is cut short, or is
-     * longer than the others. The second one begins after layer 0 and has another layer. */
+    /* With more than one layer in a checkpoint, the last checkpoint, which is not computed again, is shorter
+     * or longer than the others. The second one begins after layer 0 and has another layer. */
     static const struct {
         td_keep keep;
         int64_t checkpoint_layers, kept_layers, layers;
@@ -357,7 +358,7 @@ static void what_is_kept_changes_no_number(void **state)
     const int *choice = ((const td_combination *)*state)->choice;
     td_case c = case_of("kept", precisions[choice[1]], choice[3] == 1);
     const bool along = choice[4] == 1;
-    /* Another micro-batch, where gradients can be added to. */
+    /* A second micro-batch, if gradients can be added up. */
     const int micros = c.config.transient_gradients || along ? 1 : 2;
     td_trial *trials[2];
 
@@ -373,7 +374,7 @@ static void what_is_kept_changes_no_number(void **state)
                                                   .time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
                                                   .micro_batches = micros});
     }
-    td_assert_ok(td_device_history_begin(trials[1]->dev, 1)); /* which makes the notes */
+    td_assert_ok(td_device_history_begin(trials[1]->dev, 1)); /* the history makes the notes */
     for (int step = 0; step < 4; step++) {
         for (int keep = 0; keep < 2; keep++)
             td_trial_poison(trials[keep]);
@@ -413,9 +414,9 @@ static void take_micro_batch(td_trial *trial, int micro)
         trial->ids[i] = (i * i + 3 * micro) % trial->c.config.size.vocab;
 }
 
-/* Gradients of micro-batches in f32: as near to the exact sum of what each gives by itself as additions in
- * f32 come. In bf16 they would be a hundredth off after so many. The products of each are the same 16-bit
- * ones, whose gradient in bf16 is this rounded. */
+/* Gradients of micro-batches in f32 are as near to the exact sum of the micro-batches' gradients as f32
+ * additions allow. In bf16 the error would be one percent after so many. Both use the same 16-bit GEMMs; a
+ * bf16 gradient is this gradient, rounded. */
 TD_TEST(micro_batches_add_up_in_f32)
 {
     enum { MICROS = 100 };

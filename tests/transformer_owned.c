@@ -1,5 +1,5 @@
-/* A model that has some of its weights, while a link brings the others and takes their gradients, computes
- * what a model with all weights does, bit for bit. */
+/* A model has some of its weights, and a link brings the others and takes their gradients. It must compute
+ * the bits of a model with all weights. */
 #include "base/check.h"
 #include "support/cases.h"
 #include "support/compare.h"
@@ -32,7 +32,7 @@ static const struct {
     {{.size = EVEN, .precision = TD_PRECISION_BF16_MIXED, .keep = TD_KEEP_INPUTS, .checkpoint_layers = 2}, 1},
 };
 
-/* What of `all` elements is owned, in MOST ranges or fewer. */
+/* The owned ranges of `all` elements, at most MOST. */
 static int64_t split_of(int64_t all, int which, td_range out[MOST])
 {
     const td_range splits[][MOST] = {
@@ -51,23 +51,23 @@ static int64_t split_of(int64_t all, int which, td_range out[MOST])
         "all", "all in two ranges", "a half", "ragged", "an element"                                         \
     }
 
-/* A link that does for one trainer what other ranks do together. */
+/* A link that does for one trainer the work of all ranks. */
 typedef struct others {
     td_hook hook;
-    td_weights all, mine; /* of a trainer with all weights, and of the one with the link */
+    td_weights all, mine; /* of a trainer with all weights, and of the trainer with the link */
     int64_t count;
     td_range owned[MOST];
-    char *grads; /* [elements] gradients of ranges that this rank does not own in one piece */
+    char *grads; /* [elements] gradients of ranges that this rank does not own as a whole */
     int64_t served;
 } others;
 
-/* Whether a piece has the range; owned ranges that touch are one. */
+/* Whether the range lies in one owned range; owned ranges that touch count as one. */
 static bool owns(const others *o, td_range range)
 {
     for (int64_t i = 0; i < o->count; i++)
         if (o->owned[i].begin <= range.begin && range.end <= o->owned[i].end)
             return true;
-    return o->count == 2; /* all in two ranges */
+    return o->count == 2; /* two ranges have everything */
 }
 
 static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
@@ -119,7 +119,7 @@ cleanup:
     return status;
 }
 
-/* A trainer with all weights, and one that owns some and updates these. */
+/* A trainer with all weights, and one that owns some and updates them. */
 typedef struct pair {
     td_device *dev;
     td_train *all, *mine;
@@ -213,7 +213,7 @@ static void steps_have_the_bits_of_the_whole_model(void **state)
     for (int step = 0; step < 3; step++) {
         float got, want;
 
-        /* First with some of the weights: the others are as they were before the step. */
+        /* First with some of the weights: the others stay unchanged until the step. */
         td_assert_ok(td_train_step(p.mine, p.ids, p.targets, p.batch, p.context));
         td_assert_ok(td_train_step(p.all, p.ids, p.targets, p.batch, p.context));
         td_assert_ok(td_train_loss(p.mine, &got));
@@ -251,8 +251,8 @@ static void weights_come_by_range(void **state)
     close_pair(&p);
 }
 
-/* Masters, gradients and moments of owned weights alone, but for what aligns them; parameters that are not
- * there in one piece have no address. */
+/* Masters, gradients and moments of owned weights only, with alignment. Parameters that are not owned as a
+ * whole have no address. */
 static void only_what_is_owned_takes_memory(void **state)
 {
     const td_combination *c = *state;
@@ -286,7 +286,7 @@ static void only_what_is_owned_takes_memory(void **state)
         assert_ptr_equal(parameter.grad, here ? td_weights_master(w, at).grad : NULL);
         assert_ptr_equal(parameter.data, here && !planes ? td_weights_master(w, at).at : NULL);
     }
-    if (c->choice[1] < 2) { /* all weights are where a model with all has them */
+    if (c->choice[1] < 2) { /* all weights have the place of a model with all weights */
         assert_int_equal(w->param_bytes, p.others.all.param_bytes);
         assert_int_equal(w->grad_bytes, p.others.all.grad_bytes);
         assert_int_equal(w->count, p.others.all.count);
@@ -379,7 +379,7 @@ TD_BODY(gradients_of_a_place_share_memory)
     config.owned = NULL;
     td_assert_refused(td_transformer_plan(dev, &config, &bytes), TD_BAD_ARGUMENT, "owned is NULL");
 
-    /* A range of masters that are planes and of others. */
+    /* A range of masters, some of them in planes. */
     td_assert_ok(td_transformer_elements(&config.size, config.precision, &elements));
     config.grad_places = NULL;
     td_assert_ok(td_transformer_plan(dev, &config, &apart));

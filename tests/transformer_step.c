@@ -1,4 +1,4 @@
-/* The step: forward, loss, gradients and updates, held against the float64 model. */
+/* The step: forward, loss, gradients and updates, compared with the float64 model. */
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -44,8 +44,7 @@ enum { CASES = sizeof cases / sizeof *cases };
 static const td_hyperparameters adamw = {
     .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
 
-/* Largest error that rounding leaves behind: a few dozen roundings in sequence lie between a weight and a
- * gradient. */
+/* Largest error from rounding: a few dozen roundings lie between a weight and a gradient. */
 static double tolerance(td_dtype dtype)
 {
     return 16 * td_dtype_eps(dtype);
@@ -96,7 +95,8 @@ static void step_repeats_itself(void **state)
     float losses[2];
     size_t bytes = 0;
 
-    /* Two models, and two steps of one: nothing is left over from a step, or from the memory before it. */
+    /* Two models, and two steps of one model: nothing is left from a step, or from earlier contents of
+     * memory. */
     for (int i = 0; i < 2; i++) {
         td_trial *trial = td_trial_open(c);
         for (int run = 0; run <= i; run++) {
@@ -114,7 +114,7 @@ static void step_repeats_itself(void **state)
     free(copies[1]);
 }
 
-/* ---- gradients against differences ---- */
+/* ---- gradients compared with differences ---- */
 
 /* The derivative of the reference's loss along `direction` of tensor `index`, by central differences. */
 static double difference(td_reference *r, const td_trial *trial, int64_t index, const double *direction)
@@ -200,7 +200,7 @@ static void micro_batches_add_up(void **state)
     td_trial_close(trial);
 }
 
-/* ---- bad data ---- */
+/* ---- invalid data ---- */
 
 static void bad_tokens_leave_the_model_as_it_was(void **state)
 {
@@ -215,8 +215,7 @@ static void bad_tokens_leave_the_model_as_it_was(void **state)
     td_trial_gradients(trial, false);
     void *clean = td_trial_copy(trial, true);
     for (int i = 0; i < 4; i++) {
-        /* A refused forward leaves the last one as it was, and a refused loss too: backward comes out the
-         * same. */
+        /* A refused forward or loss leaves the last one unchanged: backward gives the same gradients. */
         td_trial_poison(trial);
         td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, NULL));
         const int64_t id = trial->ids[where], target = trial->targets[where];
@@ -264,7 +263,7 @@ static void nan_reaches_the_loss(void **state)
 
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
-        /* In the embedding the first token's row: another row might not be read. */
+        /* In the embedding the row of the first token, because another row might not be read. */
         char *at = (char *)p.data + (i == 0 ? (size_t)(trial->ids[0] * p.cols) : 0) * element;
         char kept[4];
         memcpy(kept, at, element);
@@ -280,7 +279,7 @@ static void nan_reaches_the_loss(void **state)
 
 /* ---- updates ---- */
 
-/* All of a step but the update. */
+/* A step except its update. */
 static void run_gradients(td_trial *trial)
 {
     td_assert_ok(td_train_load(trial->train, trial->ids, trial->targets, trial->c.batch, trial->c.seq));
@@ -314,7 +313,7 @@ static void free_all(const td_trial *trial, double **all)
     free(all);
 }
 
-/* `old`, which is changed, against what the update made of it in step t. */
+/* Compares `old`, which is changed, with the update of step t. */
 static void assert_adamw(const td_trial *trial, const td_adamw *a, int t, double **old)
 {
     const double rate = a->lr * sqrt(1 - pow(a->beta2, t)) / (1 - pow(a->beta1, t));
@@ -346,7 +345,7 @@ static void adamw_is_the_formula(void **state)
     td_trial *trial = td_trial_train(*state, &config);
 
     for (int t = 1; t <= 4; t++) {
-        if (t == 3) { /* other ones from here on */
+        if (t == 3) { /* other hyperparameters from here on */
             config.hyper.adamw.lr = 3e-3;
             config.hyper.adamw.beta1 = 0.8;
             config.hyper.adamw.weight_decay = 0;
@@ -358,7 +357,7 @@ static void adamw_is_the_formula(void **state)
         assert_adamw(trial, &config.hyper.adamw, t, old);
         free_all(trial, old);
     }
-    /* init begins anew: moments and count. */
+    /* init resets moments and count. */
     td_assert_ok(td_train_init(trial->train, 1));
     run_gradients(trial);
     double **old = as_f64(trial);

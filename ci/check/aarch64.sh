@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Whether every C file of impl/ compiles for aarch64: its syntax and its warnings; nothing is linked or run.
-# Headers of libraries are this machine's. What includes CUDA's, NCCL's, CUPTI's or NVTX's is left out where
-# they are not here. templates/ are no whole files.
+# Checks that every C file of impl/ compiles for aarch64, without warnings; nothing is linked or run. It uses
+# this machine's headers of libraries. If headers of CUDA, NCCL, CUPTI or NVTX are missing, files that include
+# them are left out. Files in templates/ are not complete.
 source "$(dirname "$0")/../common.sh"
 
 cc=aarch64-linux-gnu-gcc

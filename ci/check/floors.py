@@ -1,10 +1,11 @@
-"""Includes go down the floors: a file of impl/ includes only from its own module and those its MAY_USE names.
+"""Includes follow the order of modules: a file of impl/ includes only files of its own module and of modules that
+MAY_USE names.
 
-The floors are read from impl/CMakeLists.txt (td_add_module(... MAY_USE ...)), so the build and this check cannot
-disagree. MAY_USE itself must go down: a module is listed after everything it may use.
+The order is read from impl/CMakeLists.txt (td_add_module(... MAY_USE ...)), so the build and this check cannot
+disagree. A module must be listed after all modules in its MAY_USE.
 
-kernels/ stands beside the floors. Its files see the public headers below attention/, for the structs that describe a
-shape, and each other; of impl/ only a module's CUDA files (cuda.c, cuda/*.c) may include them.
+Files of kernels/ may include each other, and the public headers of SEEN_BY_KERNELS, for the structs that describe a
+shape. Only a module's CUDA files (cuda.c, cuda/*.c) may include kernels/.
 """
 
 import re
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 PUBLIC = "\nTD_BEGIN_DECLS"
 SEEN_BY_KERNELS = {"base", "device", "ops", "attention"}
-DECLARATIONS = "base/base.h"  # what makes a public header
+DECLARATIONS = "base/base.h"  # defines the macros that mark a public header
 MODULE = re.compile(r"td_add_module\(\s*(\w+)(.*?)\)", re.DOTALL)
 
 
@@ -40,7 +41,7 @@ def may_use(cmake: str) -> dict[str, set[str]]:
 
 def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
     found = []
-    # The command line stands on top of everything and is no module of the library.
+    # cli/ may use every module and is no module of the library.
     allowed = {name: used | {name} for name, used in floors.items()} | {"cli": set(floors) | {"cli"}}
     for path in sorted([*impl.rglob("*.c"), *impl.rglob("*.cpp"), *impl.rglob("*.h")]):
         module = path.relative_to(impl).parts[0]

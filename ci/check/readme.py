@@ -52,7 +52,7 @@ def problems_of(root: Path, page: Path) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Where GitHub finds the headings of a page; the second of a name has -1 behind it."""
+    """GitHub's anchors of a page's headings. The second heading of the same name ends in -1."""
     found: dict[str, int] = {}
     names = set()
     for heading in HEADING.findall(FENCE.sub("", path.read_text())):

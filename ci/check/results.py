@@ -1,7 +1,7 @@
-"""The table of results in README.md says what the records say: results.py [--write].
+"""Checks that the table of results in README.md agrees with the records: results.py [--write].
 
-Each row of ROWS is one case of one machine. Its newest record of each side is looked up in reports/<machine>/; with
---write the table is put into README.md.
+Each row of ROWS is one case on one machine, with the newest record of each side in reports/<machine>/. --write puts the
+table into README.md.
 """
 
 import json
@@ -29,7 +29,7 @@ HEADS = {"heads": 16, "seq": 16384, "head_dim": 64, "dtype": "bf16"}
 XL = {"size": "xl", "dtype": "bf16_mixed", "bucket_mb": 100}
 PLAIN = {"trans_a": False, "trans_b": False, "dtype": "f32"}
 
-# machine, what, the deliverable, case keys that single it out, C's side, the measured key
+# machine, title, deliverable, keys that only this case has, C's side, measured key
 ROWS = [
     ("h100", "Training step of xl, bf16 mixed (ms)", "torch_compile",
      {"size": "xl", **BF16}, "c_graph_overlap", "ms"),
@@ -61,7 +61,7 @@ def value(record: Mapping[str, Any], key: str) -> float | None:
 
 
 def sides(lines: Iterable[str], deliverable: str, keys: Mapping[str, Any], key: str) -> dict[str, float]:
-    """{side: its newest value} of the only case that has the keys."""
+    """{side: its newest value} of the case that has the keys. Exactly one case must have them."""
     found, cases = {}, set()
     for line in lines:
         if f'"{deliverable}"' not in line or f'"{key}"' not in line:

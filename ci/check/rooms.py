@@ -1,14 +1,12 @@
-"""A module has one name, and the name opens the same room on every floor.
+"""Checks that each module has all of its files, under one name.
 
-Every folder of impl/ is a module's, and must have: its public header and a source, its CMocka test, registered with
-CMake, its PyTorch reference, its parity file or package, its row in the map of docs/layout.md, and results: a page and
-records in some folder of reports/. Those of WITHOUT have fewer rooms. Every operation of ops.h must have a parity case.
-The top of parity/ shows the names of modules, and besides them only core, shared, the bridge and Python's own files;
-every program of tests/ stands in tests/CMakeLists.txt.
+Every folder of impl/ is a module. It must have a public header and a source, a CMocka test that CMake knows, a PyTorch
+reference, a parity file or package, a row in the map of docs/layout.md, and results: a page and records in a folder of
+reports/. Modules in WITHOUT need fewer. Every operation of ops.h must have a parity case. parity/ has only modules,
+core, shared, the bridge and Python's own files. Every program of tests/ must be in tests/CMakeLists.txt.
 
-Results are of a machine, and whoever adds a module may have none whose figures belong into the repository: a module
-without results is no fault then, but its row in the map must say "not measured yet". So the reader learns of it where
-modules are listed, not where a page is missing; and once there are results the words must go.
+The author of a module may have no machine whose results belong into the repository. So a module without results is
+allowed, but its row in the map must say "not measured yet". When there are results these words must go.
 """
 
 import re
@@ -18,10 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-GROUND = {"base", "device", "cli"}  # what modules stand on, and the program that calls them
-# The update and the step are judged in the cases of ops, transformer and bench.
+GROUND = {"base", "device", "cli"}  # used by all modules, and the program that calls them
+# Cases of ops, transformer and bench judge the update and the step.
 WITHOUT = GROUND | {"optimizer", "train"}
-# What has its parity later: header, source and test alone.
+# Modules without parity yet: header, source and test only.
 WITHOUT_PARITY: set[str] = set()
 BESIDE_MODULES = ["core", "shared", "bridge", "bridge_fsdp"]  # of parity/
 UNMEASURED = "not measured yet"
@@ -64,7 +62,7 @@ def missing_rooms(root: Path) -> list[str]:
 
 
 def unregistered_tests(root: Path) -> list[str]:
-    """Sources of tests that no program is built from, and modules whose test is none of CTest's."""
+    """Sources in tests/ that are in no program, and modules without a CTest test."""
     cmake = (root / "tests/CMakeLists.txt").read_text()
     words = set(re.split(r"[\s()]+", cmake))
     found = [
@@ -81,7 +79,7 @@ def unregistered_tests(root: Path) -> list[str]:
 
 
 def measured(root: Path) -> dict[str, set[Path]]:
-    """The folders of reports/ that hold records of a module; those that git ignores are nobody else's."""
+    """{module: the folders of reports/ with its records}. Local folders, which git ignores, do not count."""
     found: dict[str, set[Path]] = {}
     for path in sorted((root / "reports").glob("*/records.jsonl")):
         if not path.parent.name.startswith("local"):
@@ -91,7 +89,7 @@ def measured(root: Path) -> dict[str, set[Path]]:
 
 
 def off_the_map(root: Path) -> list[str]:
-    """What the map of docs/layout.md lacks, or says wrongly of results; and pages that records lack."""
+    """Missing or wrong rows in the map of docs/layout.md, and records without a page."""
     rows = dict(
         re.findall(r"^\| \[(\w+)\]\(\.\./impl/\1/\1\.h\) \|(.*)$", (root / MAP).read_text(), re.MULTILINE)
     )
@@ -116,7 +114,7 @@ def off_the_map(root: Path) -> list[str]:
 
 
 def strangers(root: Path) -> list[str]:
-    """What stands in parity/ and may not."""
+    """Files that may not be in parity/."""
     parity = root / "parity"
     known = {*modules(root), *BESIDE_MODULES}
     found = []
@@ -132,7 +130,7 @@ def strangers(root: Path) -> list[str]:
 
 def public_operations(header: str) -> list[str]:
     names = re.findall(r"TD_API td_status td_(\w+)\(", header)
-    # What only tells about an operation has none of its own.
+    # Functions that only describe an operation need no case.
     return [name for name in names if not name.endswith(("_work_bytes", "_pays", "_check"))]
 
 

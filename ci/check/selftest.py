@@ -1,4 +1,4 @@
-"""The checks of the house must reject a house that is wrong: each case breaks one thing and expects it named."""
+"""The project's checks must find errors: each case breaks one thing and expects a message that names it."""
 
 import subprocess
 import tempfile

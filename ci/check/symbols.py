@@ -1,10 +1,9 @@
-"""The library exports what its public headers declare and nothing else, and leaves the process alone.
+"""Checks that the library exports exactly the functions of its public headers, and does not affect the process.
 
     symbols.py --library libtandem.so --archive libtandem.a --headers base/status.h ...
 
-Exported symbols are compared with the TD_API declarations of the headers, which must be all that have any. The
-objects must not call what prints, exits, or reads the environment, and must keep no writable data: the message of
-td_last_error(), one a thread, is the only exception.
+Exported symbols must be the TD_API declarations of the headers; no other header may have any. The objects must not call
+functions that print, exit, or read the environment. They must have no writable data, except STATE_ALLOWED.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from pathlib import Path
 
 IMPL = Path(__file__).resolve().parents[2] / "impl"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-# The last name before a parenthesis, a bracket or the semicolon is what is declared.
+# The declared name is the last one before a parenthesis, a bracket or the semicolon.
 DECLARATION = re.compile(r"^TD_API\b([^;{(]*?)(\w+)\s*(?:\(|\[|;)", re.MULTILINE)
 FORBIDDEN = set(
     """exit _exit _Exit quick_exit abort raise kill __assert_fail
@@ -24,12 +23,12 @@ FORBIDDEN = set(
     stdout stderr stdin getenv secure_getenv setenv putenv unsetenv system popen signal sigaction setlocale""".split()
 )
 WRITABLE = re.compile(r"^\.(data(?!\.rel\.ro)|bss|tdata|tbss)")
-# One for each thread, documented in base/status.h; the one listener that CUPTI has in a process; and whether
-# the process is a child of fork(), where OpenMP's threads are gone.
+# The message of td_last_error(), one for each thread (base/status.h); the only CUPTI listener of a process;
+# and whether the process is a child of fork(), which has no OpenMP threads.
 STATE_ALLOWED = {"last_error", "session", "forked", "once"}
-# NVTX is in headers: the file that includes them keeps its table, and asks the environment for a profiler.
+# NVTX consists of headers: the file that includes them has its table and reads the environment.
 OF_NVTX = "nvtx.c.o"
-# What nvcc writes into every object: by these handles the runtime finds the kernels.
+# nvcc writes these handles into every object, so that the runtime finds the kernels.
 OF_NVCC = re.compile(r"_ZL20__cudaFatCubinHandle|_Z(GV)?Z.*__device_stub__|DW\.ref\.__gxx_personality_v0")
 
 
@@ -42,7 +41,7 @@ def declared(text: str) -> set[str]:
 
 
 def exported(library: str) -> set[str]:
-    """Names that C can spell. Clang's OpenMP shares a lock of another kind, .gomp_critical_user_.reduction.var."""
+    """Exported names that are C identifiers. Clang's OpenMP also exports .gomp_critical_user_.reduction.var."""
     lines = run("nm", "--dynamic", "--defined-only", "--format=posix", library).splitlines()
     names = {line.split()[0].split("@")[0] for line in lines}
     return {name for name in names if name.isidentifier()}
@@ -63,7 +62,7 @@ def writable_data(archive: str) -> list[str]:
     for line in run("objdump", "--syms", archive).splitlines():
         if "file format" in line:
             member = line.split(":")[0]
-        # "value flags section<tab>size name", the flags in a field of fixed width; d marks a section's own.
+        # "value flags section<tab>size name"; flags have a fixed width, and d marks the symbol of a section.
         match = re.match(r"^[0-9a-f]{16} (.{7}) (\S+)\t([0-9a-f]+)\s+(?:\.hidden )?(\S+)$", line)
         if not match or "d" in match[1] or not int(match[3], 16) or not WRITABLE.match(match[2]):
             continue
@@ -98,7 +97,7 @@ def main() -> int:
     for line in found:
         print(line)
     print(f"symbols: {len(names)} declared, {len(symbols)} exported, {len(found)} problems")
-    # No symbols at all would agree with no declarations.
+    # Fewer than 50 names: probably no declaration was found, which would agree with no symbols.
     return 1 if found or len(names) < 50 else 0
 
 

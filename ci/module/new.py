@@ -1,9 +1,8 @@
-"""new.py ROOT NAME [WORDS]: the rooms of a module NAME in the tree ROOT, for ci/new-module. WORDS say what it is, for
-the map of docs/layout.md.
+"""new.py ROOT NAME [WORDS]: writes the files of a module NAME into the tree ROOT, for ci/new-module. WORDS describe it
+in the map of docs/layout.md.
 
-They are those of the example template/, an operation on each number, with its name replaced. Beside its own files a
-module stands in the lists of EDITS. All of it is prepared before anything is written: where something is in the way
-nothing changes. Prints the paths of what it wrote.
+The files are copies of template/, an elementwise operation, with the new name. EDITS adds the module to lists. All
+texts are prepared before anything is written, so nothing changes after a refusal. Prints the paths of written files.
 """
 
 import keyword
@@ -14,13 +13,13 @@ from pathlib import Path
 TEMPLATE = Path(__file__).resolve().parent / "template"
 EXAMPLE = "scale"
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# Names of C and of the house that no list of files shows.
+# Names with a meaning in C or in the project that no file has.
 RESERVED = {
     *"auto char const double enum extern float inline int long short signed static void volatile".split()
 }
 RESERVED |= {*"core shared support main build local reports kernels ref impl tests parity tandem".split()}
-# Where a module is listed: the file, what it is put before (an expression that finds one place, and again the
-# next time), and what is put there.
+# The lists of modules: a file, an expression for the place before which the module is put, and the text. The
+# expression must find one place, also for the next module.
 EDITS = (
     (
         "impl/CMakeLists.txt",
@@ -45,7 +44,7 @@ EDITS = (
 
 
 class Refused(RuntimeError):
-    """Something is in the way, or not where it should be."""
+    """A name is taken or invalid, or a place for an edit was not found."""
 
 
 def check_name(root: Path, name: str) -> None:
@@ -81,7 +80,7 @@ def rooms(root: Path, name: str) -> dict[Path, str]:
 
 
 def lists(root: Path, name: str, words: str) -> dict[Path, str]:
-    """The files that list modules, with this one in its place."""
+    """The files that list modules, with this module added."""
     found: dict[Path, str] = {}
     for file, before, line in EDITS:
         path = root / file

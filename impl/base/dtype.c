@@ -232,8 +232,8 @@ td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtyp
     td_status status = TD_OK;
 
     TD_CHECK(count >= 0, "count is %" PRId64 ", needs at least 0", count);
-    TD_CHECK(is_dtype(src_dtype), "src_dtype is %d, which is no td_dtype", (int)src_dtype);
-    TD_CHECK(is_dtype(dst_dtype), "dst_dtype is %d, which is no td_dtype", (int)dst_dtype);
+    TD_CHECK(is_dtype(src_dtype), "src_dtype is %d, which is not a td_dtype", (int)src_dtype);
+    TD_CHECK(is_dtype(dst_dtype), "dst_dtype is %d, which is not a td_dtype", (int)dst_dtype);
     TD_CHECK(src || count == 0, "src is NULL, count is %" PRId64, count);
     TD_CHECK(dst || count == 0, "dst is NULL, count is %" PRId64, count);
 

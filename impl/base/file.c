@@ -113,7 +113,7 @@ static void remove_dead_files(const td_replacement *file)
 
 /** Locks a new partial file. False: another process took it for the file of a killed writer and removes it.
  * On a file system without locks the file is used without a lock; remove_dead_file removes no files there. */
-static bool hold(int descriptor)
+static bool lock_partial(int descriptor)
 {
     struct stat info;
 
@@ -137,7 +137,7 @@ static td_status make_partial(td_replacement *file, mode_t mode)
             openat(file->folder, name_of(file, file->partial), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
         if (file->descriptor < 0 && errno != EEXIST)
             break;
-        if (file->descriptor >= 0 && !hold(file->descriptor)) {
+        if (file->descriptor >= 0 && !lock_partial(file->descriptor)) {
             close(file->descriptor);
             file->descriptor = -1;
             errno = EEXIST;

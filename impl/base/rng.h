@@ -25,8 +25,7 @@ TD_API void td_philox4x32_10(const uint32_t counter[4], const uint32_t key[2], u
  * uniform: in [low, high), 24 random bits an element; low if low == high.
  * normal: mean + std * N(0, 1), by Box-Muller.
  * truncated_normal: N(mean, std) conditioned on [low, high], by the inverse of the cumulative distribution.
- * low and high
- * are absolute bounds, as in torch.nn.init.trunc_normal_.
+ *   low and high are absolute bounds, as in torch.nn.init.trunc_normal_.
  * tokens: integers in [0, bound).
  *
  * Element i uses word i mod 4 of the block with counter {i / 4, stream}. tokens: element i uses words 2 (i

@@ -57,7 +57,7 @@ static td_status check_dtype(const char *path, const td_stored *tensor)
 {
     return element_bytes(tensor->dtype) > 0
                ? TD_OK
-               : td_fail(TD_UNSUPPORTED, "'%s': tensor '%.64s' has dtype '%.32s', which is not known", path,
+               : td_fail(TD_UNSUPPORTED, "'%s': tensor '%.64s' has the unknown dtype '%.32s'", path,
                          tensor->name, tensor->dtype);
 }
 
@@ -77,10 +77,10 @@ cleanup:
 
 /* ---- the header's JSON ----
  *
- * A parser of only what the format allows: objects of known depth, strings, and numbers without sign. It
- * needs no recursion, and its memory is a few times the header's length for any input. It tells a header that
- * does not fit into memory from an invalid one. cJSON would take forty times the length, cut names at \u0000,
- * round numbers, and return NULL for both errors. */
+ * This parser accepts only the JSON that the format allows: objects of known depth, strings, and numbers
+ * without sign. It needs no recursion, and its memory is a few times the header's length for any input. It
+ * distinguishes a header that does not fit into memory from an invalid one. cJSON would take forty times the
+ * length, cut names at \u0000, round numbers, and return NULL for both errors. */
 
 typedef struct cursor {
     const char *path;
@@ -89,7 +89,7 @@ typedef struct cursor {
 
 static td_status wrong(const cursor *c, const char *needs)
 {
-    return td_fail(TD_BAD_ARGUMENT, "'%s' is no safetensors file: byte %td of its header needs to be %s",
+    return td_fail(TD_BAD_ARGUMENT, "'%s' is not a safetensors file: byte %td of its header needs to be %s",
                    c->path, c->at - c->text, needs);
 }
 
@@ -281,9 +281,9 @@ static td_status take_entry(cursor *c, entry *e)
         TD_TRY(take_string(c, &key));
         while (which < KEYS && strcmp(key, keys[which]) != 0)
             which++;
-        TD_CHECK(which < KEYS, "'%s' is no safetensors file: tensor '%.64s' has the key '%.64s'", c->path,
+        TD_CHECK(which < KEYS, "'%s' is not a safetensors file: tensor '%.64s' has the key '%.64s'", c->path,
                  e->is.name, key);
-        TD_CHECK(!seen[which], "'%s' is no safetensors file: tensor '%.64s' has two of %s", c->path,
+        TD_CHECK(!seen[which], "'%s' is not a safetensors file: tensor '%.64s' has two of %s", c->path,
                  e->is.name, key);
         seen[which] = true;
         TD_TRY(expect(c, ':'));
@@ -296,10 +296,11 @@ static td_status take_entry(cursor *c, entry *e)
         TD_TRY(next_member(c, '}', &more));
     }
     for (int i = 0; i < KEYS; i++)
-        TD_CHECK(seen[i], "'%s' is no safetensors file: tensor '%.64s' has no %s", c->path, e->is.name,
+        TD_CHECK(seen[i], "'%s' is not a safetensors file: tensor '%.64s' has no %s", c->path, e->is.name,
                  keys[i]);
-    TD_CHECK(given == 2, "'%s' is no safetensors file: tensor '%.64s' has %" PRId64 " data_offsets, needs 2",
-             c->path, e->is.name, given);
+    TD_CHECK(given == 2,
+             "'%s' is not a safetensors file: tensor '%.64s' has %" PRId64 " data_offsets, needs 2", c->path,
+             e->is.name, given);
     e->begin = offsets[0];
     e->end = offsets[1];
 cleanup:
@@ -363,7 +364,7 @@ static td_status take_tensor(td_safetensors *file, cursor *c, const char *name)
     if (element_bytes(e.is.dtype) > 0)
         TD_TRY(td_stored_measure(c->path, &e.is, &e.is.bytes));
     TD_CHECK(e.begin <= e.end && e.end - e.begin == e.is.bytes,
-             "'%s' is no safetensors file: tensor '%.64s' has data_offsets %" PRId64 " to %" PRId64
+             "'%s' is not a safetensors file: tensor '%.64s' has data_offsets %" PRId64 " to %" PRId64
              ", but its dtype and shape take %" PRId64 " bytes",
              c->path, name, e.begin, e.end, e.is.bytes);
     file->entries[file->count++] = e;
@@ -387,7 +388,7 @@ static td_status take_header(td_safetensors *file, cursor *c)
         TD_TRY(take_string(c, &name));
         TD_TRY(expect(c, ':'));
         if (strcmp(name, TD_STORED_METADATA) == 0) {
-            TD_CHECK(!described, "'%s' is no safetensors file: '%s' is there twice", c->path, name);
+            TD_CHECK(!described, "'%s' is not a safetensors file: '%s' is in it twice", c->path, name);
             described = true;
             TD_TRY(take_metadata(file, c));
         } else {
@@ -437,13 +438,13 @@ static td_status check_places(td_safetensors *file, int64_t data_bytes)
         const entry *e = &file->entries[i];
 
         TD_CHECK(e->begin == end,
-                 "'%s' is no safetensors file: tensor '%.64s' begins at byte %" PRId64
+                 "'%s' is not a safetensors file: tensor '%.64s' begins at byte %" PRId64
                  " of the data, but those before it end at %" PRId64,
                  file->path, e->is.name, e->begin, end);
         end = e->end;
     }
     TD_CHECK(end == data_bytes,
-             "'%s' is no safetensors file: its tensors have %" PRId64 " bytes, its data has %" PRId64,
+             "'%s' is not a safetensors file: its tensors have %" PRId64 " bytes, its data has %" PRId64,
              file->path, end, data_bytes);
 cleanup:
     return status;
@@ -456,13 +457,13 @@ static td_status check_names(td_safetensors *file)
     sort(file, by_name);
     for (int64_t i = 1; i < file->count; i++)
         TD_CHECK(by_name(&file->entries[i - 1], &file->entries[i]) != 0,
-                 "'%s' is no safetensors file: tensor '%.64s' is there twice", file->path,
+                 "'%s' is not a safetensors file: tensor '%.64s' occurs twice", file->path,
                  file->entries[i].is.name);
     if (file->metadata_count > 0)
         qsort(file->metadata, (size_t)file->metadata_count, sizeof *file->metadata, by_key);
     for (int64_t i = 1; i < file->metadata_count; i++)
         TD_CHECK(by_key(&file->metadata[i - 1], &file->metadata[i]) != 0,
-                 "'%s' is no safetensors file: key '%.64s' of its metadata is there twice", file->path,
+                 "'%s' is not a safetensors file: key '%.64s' occurs twice in its metadata", file->path,
                  file->metadata[i].key);
 cleanup:
     return status;
@@ -519,16 +520,16 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
     uint64_t length = 0;
 
     TD_CHECK(bytes >= TD_STORED_LENGTH_BYTES,
-             "'%s' is no safetensors file: it has %" PRId64 " bytes, needs at least 8", file->path, bytes);
+             "'%s' is not a safetensors file: it has %" PRId64 " bytes, needs at least 8", file->path, bytes);
     TD_TRY(read_all(file, 0, TD_STORED_LENGTH_BYTES, (char *)raw));
     for (int i = TD_STORED_LENGTH_BYTES - 1; i >= 0; i--)
         length = length << 8 | raw[i];
     TD_CHECK(length <= TD_STORED_MOST_HEADER,
-             "'%s' is no safetensors file: it says that its header has %" PRIu64 " bytes, at most %" PRId64
+             "'%s' is not a safetensors file: it says that its header has %" PRIu64 " bytes, at most %" PRId64
              " are allowed",
              file->path, length, TD_STORED_MOST_HEADER);
     TD_CHECK((int64_t)length <= bytes - TD_STORED_LENGTH_BYTES,
-             "'%s' is no safetensors file: it says that its header has %" PRIu64
+             "'%s' is not a safetensors file: it says that its header has %" PRIu64
              " bytes, but ends after %" PRId64,
              file->path, length, bytes - TD_STORED_LENGTH_BYTES);
     file->header = malloc((size_t)length + 1);
@@ -536,7 +537,7 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
     TD_TRY(read_all(file, TD_STORED_LENGTH_BYTES, (int64_t)length, file->header));
     file->header[length] = '\0';
     cursor c = {.path = file->path, .text = file->header, .at = file->header};
-    TD_CHECK(strlen(file->header) == length, "'%s' is no safetensors file: byte %zu of its header is 0",
+    TD_CHECK(strlen(file->header) == length, "'%s' is not a safetensors file: byte %zu of its header is 0",
              file->path, strlen(file->header));
     TD_TRY(take_header(file, &c));
     file->data = TD_STORED_LENGTH_BYTES + (int64_t)length;

@@ -104,7 +104,7 @@ static td_status check_names(const char *what, int64_t count, const char **names
     if (count > 0)
         qsort(names, (size_t)count, sizeof *names, by_string);
     for (int64_t i = 1; i < count; i++)
-        TD_CHECK(strcmp(names[i - 1], names[i]) != 0, "%s '%.64s' is there twice", what, names[i]);
+        TD_CHECK(strcmp(names[i - 1], names[i]) != 0, "%s '%.64s' occurs twice", what, names[i]);
 cleanup:
     return status;
 }
@@ -252,8 +252,8 @@ td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, 
     TD_CHECK(writer, "writer is NULL");
     TD_CHECK(data || bytes == 0, "data is NULL, bytes is %" PRId64, bytes);
     TD_CHECK(bytes >= 0 && bytes <= writer->missing,
-             "bytes is %" PRId64 ", but of '%s' %" PRId64 " are missing", bytes, writer->file.path,
-             writer->missing);
+             "bytes is %" PRId64 ", needs at most the missing bytes of '%s', %" PRId64, bytes,
+             writer->file.path, writer->missing);
     TD_TRY(td_replacement_write(&writer->file, data, (size_t)bytes));
     writer->missing -= bytes;
 cleanup:

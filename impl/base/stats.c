@@ -48,7 +48,7 @@ td_status td_stats_compute(const double *samples, int64_t count, td_stats *out)
 
     if ((uint64_t)count <= PTRDIFF_MAX / sizeof *sorted)
         sorted = malloc((size_t)count * sizeof *sorted);
-    TD_FAIL_IF(!sorted, TD_NO_MEMORY, "no room for a sorted copy of %" PRId64 " samples", count);
+    TD_FAIL_IF(!sorted, TD_NO_MEMORY, "no memory for a sorted copy of %" PRId64 " samples", count);
     memcpy(sorted, samples, (size_t)count * sizeof *sorted);
     qsort(sorted, (size_t)count, sizeof *sorted, ascending);
 

@@ -17,7 +17,7 @@ td_status td_writer_begin(const char *path, td_writer **out)
     *out = NULL;
     TD_CHECK(path && *path, "path is NULL or empty");
     file = calloc(1, sizeof *file);
-    TD_FAIL_IF(!file, TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
+    TD_FAIL_IF(!file, TD_NO_MEMORY, "no memory for a writer of '%s'", path);
     TD_TRY(td_replacement_open(&file->file, path, 0666));
     *out = file;
     file = NULL;

@@ -25,8 +25,8 @@ extern const struct argp td_model_argp;
 bool td_option_either(const struct argp_state *state, const char *option, const char *text, const char *first,
                       const char *second);
 
-/** Refuses checkpoint_layers without TD_KEEP_INPUTS or TD_KEEP_ATTENTION, or above the model's layers. Call
- * it when the size of the model is filled. */
+/** Refuses checkpoint_layers and kept_layers without TD_KEEP_INPUTS or TD_KEEP_ATTENTION, or above the number
+ * of layers. Call it when the model's size is filled. */
 void td_option_check_layers(const struct argp_state *state, const td_transformer_config *model);
 
 /** Prints "small: d_model 768, ..., flash attention", without a newline. */
@@ -35,7 +35,7 @@ td_status td_model_print(const td_model_options *options, FILE *out);
 /** Sets case.size, .d_model, ..., .batch, .context, .dtype and .attention. */
 td_status td_model_record(const td_model_options *options, td_record *record);
 
-/** Prints "; backward finds all of forward" or what else config.keep says, and the layers of checkpoints. */
+/** Prints "; backward finds all of forward", with the value of `keep`, and the layers of checkpoints. */
 void td_model_print_keep(const td_transformer_config *model, FILE *out);
 
 /** Sets config.keep, and the layers of checkpoints. */

@@ -1,4 +1,4 @@
-/* What a communicator has met, and the end of calls that need no library. */
+/* Errors of a communicator, and calls that need no library. */
 #include "base/check.h"
 #include "comm/backend.h"
 

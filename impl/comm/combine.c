@@ -6,7 +6,7 @@
 #define MAX(x, y) ((x) > (y) ? (x) : (y))
 #define SAME(x)   (x)
 
-/* Element i is read before it is written, and no other: the arrays may be the same. */
+/* Element i of the output depends only on element i of the inputs, so the arrays may be the same. */
 #define EACH(T, WIDE, widen, narrow, combine)                                                                \
     do {                                                                                                     \
         const T *x = a, *y = b;                                                                              \

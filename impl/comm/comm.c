@@ -31,16 +31,16 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
     TD_CHECK(options->rank >= 0 && options->rank < options->ranks,
              "rank is %d, needs to be below ranks, %d, and at least 0", (int)options->rank,
              (int)options->ranks);
-    TD_CHECK(options->local_ranks >= 0 && options->local_ranks <= options->ranks, "local_ranks is %d of %d",
-             (int)options->local_ranks, (int)options->ranks);
-    TD_CHECK(!options->run || options->run[0], "run is ''");
-    TD_CHECK(!options->directory || options->directory[0], "directory is ''");
-    TD_CHECK(!options->address || options->address[0], "address is ''");
+    TD_CHECK(options->local_ranks >= 0 && options->local_ranks <= options->ranks,
+             "local_ranks is %d, needs 0 to ranks, %d", (int)options->local_ranks, (int)options->ranks);
+    TD_CHECK(!options->run || options->run[0], "run is empty, needs a name or NULL");
+    TD_CHECK(!options->directory || options->directory[0], "directory is empty, needs a path or NULL");
+    TD_CHECK(!options->address || options->address[0], "address is empty, needs host:port or NULL");
     td_key token;
     TD_CHECK(!options->token || td_key_parse(options->token, &token),
-             "token is of %zu characters, needs %d hexadecimal digits", strlen(options->token),
-             TD_KEY_DIGITS);
-    TD_CHECK(!options->directory || !options->address, "directory and address are both told, one is needed");
+             "token has %zu characters, needs %d hexadecimal digits", strlen(options->token), TD_KEY_DIGITS);
+    TD_CHECK(!options->directory || !options->address,
+             "directory and address are both set, needs at most one");
     TD_TRY(check_seconds("open_seconds", options->open_seconds));
     TD_TRY(check_seconds("seconds", options->seconds));
     TD_CHECK(options->nccl_ctas >= 0 && options->nccl_ctas <= TD_COMM_MOST_CTAS,
@@ -101,7 +101,7 @@ cleanup:
     return status;
 }
 
-/** Starts the library on all ranks; the others hear of one that cannot. */
+/** Starts the library on all ranks; if it fails on one, the others get its error. */
 static td_status start_backend(td_comm *comm, int64_t deadline_ns)
 {
     td_status status = comm->backend->open(comm, deadline_ns);
@@ -168,9 +168,9 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
 #endif
         TD_TRY(connect_ranks(comm, deadline_ns));
         TD_TRY(start_backend(comm, deadline_ns));
-        TD_TRY(td_comm_barrier(comm)); /* the library is ready on all of them */
+        TD_TRY(td_comm_barrier(comm)); /* the library is ready on all ranks */
     }
-    /* These are the caller's, and not looked at again. */
+    /* The strings belong to the caller and are no longer needed. */
     comm->options.run = comm->options.directory = NULL;
     comm->options.address = comm->options.nccl_host = comm->options.token = NULL;
     *out = comm;
@@ -190,8 +190,7 @@ td_status td_comm_close(td_comm *comm)
         return TD_OK;
     if (comm->graphs > 0)
         return td_fail(TD_BAD_STATE,
-                       "%" PRId64 " graphs with collectives of the communicator are to be "
-                       "destroyed ahead of it",
+                       "%" PRId64 " graphs with collectives of this communicator exist: destroy them first",
                        comm->graphs);
     status = td_comm_check(comm);
     if (status == TD_OK)
@@ -249,7 +248,7 @@ cleanup:
 
 /* ---- calls ---- */
 
-static void give_back(td_work *work)
+static void release_work(td_work *work)
 {
     td_comm *comm = work->comm;
 
@@ -258,8 +257,8 @@ static void give_back(td_work *work)
     comm->issued--;
 }
 
-/** One rank's collective: at most a copy. It is queued on the current stream; others wait for its mark, which
- * stands for what is queued there before it as well. */
+/** A collective of a single rank: at most a copy on the current stream. `mark` is recorded after it; waiting
+ * for the mark also waits for earlier work of the stream. */
 static td_status run_alone(td_comm *comm, td_work *work)
 {
     const size_t bytes = (size_t)work->call.count * td_comm_type_size((td_comm_type)work->call.type);
@@ -281,7 +280,7 @@ cleanup:
     return status;
 }
 
-/** What follows on the current stream comes behind the call. */
+/** Makes later work on the current stream wait for the call. */
 static td_status follow_alone(const td_work *work)
 {
     return work->native ? td_event_wait(work->mark) : TD_OK;
@@ -299,14 +298,14 @@ cleanup:
 
 /* ---- graphs ---- */
 
-/** All ranks launch a graph with the same collectives, or none does. */
+/** Compares the graphs of all ranks before a launch: all launch, or none does. */
 static td_status launch_graph(void *user)
 {
     td_comm_graph *graph = user;
 
     if (!td_comm_windows_live(graph->comm, graph->windows))
-        return td_fail(TD_BAD_STATE, "the graph has collectives in a window that has ended");
-    graph->comm->backend->pace(graph->comm);
+        return td_fail(TD_BAD_STATE, "the graph has collectives in a window that was destroyed");
+    graph->comm->backend->throttle_launch(graph->comm);
     return run_sync(graph->comm, &graph->call, NULL, NULL);
 }
 
@@ -327,7 +326,7 @@ static void leave_graph(void *user)
     free(graph);
 }
 
-/** The graph that is being captured, in which this is the first collective, or another. */
+/** Sets comm->graph for the running capture; its first collective creates it. */
 static td_status join_graph(td_comm *comm, int64_t capture)
 {
     td_status status = TD_OK;
@@ -349,8 +348,9 @@ cleanup:
     return status;
 }
 
-/** A hash of the calls so far and this one, in the two fields that a launch has no other use for. */
-static void count_captured(td_signature *launch, const td_signature *call)
+/** Adds a call to the launch's hash, which is stored in `type` and `reduction`: a launch does not need
+ * them. */
+static void hash_captured(td_signature *launch, const td_signature *call)
 {
     const int64_t words[] = {call->kind, call->count, call->type,  call->reduction,
                              call->root, call->in_at, call->out_at};
@@ -362,7 +362,7 @@ static void count_captured(td_signature *launch, const td_signature *call)
     launch->count++;
 }
 
-/** The call becomes part of the graph. It has no number: ranks meet at launches. */
+/** Adds the call to the graph. It has no number: the launch is compared instead. */
 static td_status capture(td_comm *comm, td_work *work, int64_t number)
 {
     td_status status = TD_OK;
@@ -370,13 +370,13 @@ static td_status capture(td_comm *comm, td_work *work, int64_t number)
     TD_TRY(join_graph(comm, number));
     if (work->call.count > 0)
         TD_TRY(comm->backend->capture(comm, work));
-    count_captured(&comm->graph->call, &work->call);
+    hash_captured(&comm->graph->call, &work->call);
     td_comm_windows_note(&work->call, &comm->graph->windows);
 cleanup:
     return status;
 }
 
-/** Makes a call; *out is its handle. */
+/** Starts a call; *handle is its handle. */
 static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle)
 {
     const bool joins = call->kind <= TD_CALL_BROADCAST && (!comm->backend || comm->backend->capture);
@@ -393,7 +393,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     if (status != TD_OK)
         return status;
     if (!work)
-        return td_fail(TD_BAD_STATE, "%d collectives were not waited for", TD_WORK_MOST);
+        return td_fail(TD_BAD_STATE, "%d collectives are unfinished: wait for them first", TD_WORK_MOST);
     comm->free_works = work->next;
     comm->issued++;
     comm->number += !graph;
@@ -412,7 +412,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
              : graph        ? capture(comm, work, graph)
                             : comm->backend->issue(comm, work);
     if (status != TD_OK)
-        give_back(work);
+        release_work(work);
     else
         *handle = work;
     return status;
@@ -424,11 +424,11 @@ td_status td_work_wait(td_work *work)
 
     TD_CHECK(work, "work is NULL");
     if (work->captured)
-        status =
-            td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
+        status = td_fail(TD_BAD_STATE,
+                         "the collective is part of a graph: use td_work_queue_wait during the capture");
     else
         status = work->comm->backend ? work->comm->backend->wait(work->comm, work) : wait_alone(work);
-    give_back(work);
+    release_work(work);
 cleanup:
     return status;
 }
@@ -442,7 +442,7 @@ td_status td_work_queue_wait(td_work *work)
     status = !backend              ? follow_alone(work)
              : backend->queue_wait ? backend->queue_wait(work->comm, work)
                                    : backend->wait(work->comm, work);
-    give_back(work);
+    release_work(work);
 cleanup:
     return status;
 }
@@ -453,7 +453,7 @@ td_status td_work_test(td_work *work, bool *done)
 
     TD_NOT_NULL(work, done);
     TD_FAIL_IF(work->captured, TD_BAD_STATE,
-               "the collective is part of a graph: td_work_queue_wait waits within it");
+               "the collective is part of a graph: use td_work_queue_wait during the capture");
     if (!work->comm->backend)
         TD_TRY(wait_alone(work));
     else if (work->comm->backend->test)
@@ -480,8 +480,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
 }
 
-/** What all collectives ask of their arguments. in has in_parts times `count` elements, and out out_parts
- * times; of one part more than the other has, this rank's own part may be the other buffer. */
+/** Checks the arguments of a collective. in has in_parts * count elements, out has out_parts * count. If
+ * these differ, this rank's own part of the larger buffer may equal the smaller buffer. */
 static td_status check_call(const td_comm *comm, const td_signature *call, const void *in, int64_t in_parts,
                             const void *out, int64_t out_parts)
 {
@@ -504,8 +504,7 @@ static td_status check_call(const td_comm *comm, const td_signature *call, const
     const char *own_in = (const char *)in + (in_parts > out_parts ? part : 0);
     const char *own_out = (const char *)out + (out_parts > in_parts ? part : 0);
     TD_CHECK(own_in == own_out || !overlap(in, in_bytes, out, out_bytes),
-             "in and out overlap, and not in this rank's "
-             "own part");
+             "in and out overlap outside of this rank's own part");
 cleanup:
     return status;
 }
@@ -513,7 +512,7 @@ cleanup:
 static td_status run_call(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **work)
 {
     if (!work && td_graph_capture(comm->dev) > 0)
-        return td_fail(TD_BAD_STATE, "a collective that is waited for cannot be captured: give it a handle");
+        return td_fail(TD_BAD_STATE, "a collective without a handle cannot be captured: pass `work`");
     return work ? issue(comm, call, in, out, work) : run_sync(comm, call, in, out);
 }
 

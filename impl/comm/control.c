@@ -16,14 +16,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Waiting for a call a rank looks again so long before it sleeps: what comes at the same time is then not
- * paid for with a wake-up, and a processor that another rank wants is given away meanwhile. */
+/* A waiting rank polls this long before it sleeps: calls that come at the same time need no wake-up.
+ * sched_yield gives the processor to another rank meanwhile. */
 #define SPIN_NS INT64_C(30000)
 #define NAP_NS  10000000
 
 /* ---- open and close ---- */
 
-/** Rank 0 listens, another connects to it. */
+/** Rank 0 listens; other ranks connect to it. */
 static td_status meet(td_control *control, hello *mine)
 {
     td_status status = TD_OK;
@@ -55,7 +55,7 @@ static td_status meet(td_control *control, hello *mine)
         control->secret = met.secret;
         td_meet_ip(c->socket, control->ip);
         mine->proof = met.proof;
-        (void)!send(c->socket, mine, sizeof *mine, MSG_NOSIGNAL); /* the thread finds out what became of it */
+        (void)!send(c->socket, mine, sizeof *mine, MSG_NOSIGNAL); /* the thread notices if it failed */
     }
 cleanup:
     return status;
@@ -83,11 +83,12 @@ static void name_missing(const td_control *control, char text[160])
     snprintf(text + used, 160 - used, count > 1 ? " have" : " has");
 }
 
-/** Waits until the hub says that all are there. */
+/** Waits until the hub says that all ranks have come. */
 static td_status wait_start(td_control *control)
 {
     char missing[160] = "", what[200], limit[40] = "";
-    /* The hub knows who is missing, and says so when its own time is over. */
+    /* The hub knows which rank is missing and reports it after its own deadline, so the others wait
+     * longer. */
     const int64_t until =
         control->options.deadline_ns + (td_control_is_hub(control) ? 0 : HUB_MS * INT64_C(1000000));
     td_wait wait = td_wait_begin(control->options.place.waiting);
@@ -114,9 +115,9 @@ static td_status wait_start(td_control *control)
     if (control->options.open_seconds > 0)
         snprintf(limit, sizeof limit, "; open_seconds is %g", control->options.open_seconds);
     if (!td_control_is_hub(control))
-        return td_control_fault(control, NULL, "rank 0 does not say that all ranks have come%s", limit);
+        return td_control_fault(control, NULL, "rank 0 has not reported that all ranks have come%s", limit);
     if (missing[0] == 'n')
-        return td_control_fault(control, NULL, "not all ranks answer, though all have come%s", limit);
+        return td_control_fault(control, NULL, "not all ranks answer, although all have come%s", limit);
     *strrchr(missing, ' ') = '\0';
     return td_control_fault(control, NULL, "%s did not come in time%s", missing, limit);
 }
@@ -165,7 +166,7 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     TD_TRY(wait_start(control));
     if (!td_control_is_hub(control))
         goto cleanup;
-    /* All have come: nobody listens any more, and the file is gone. */
+    /* All ranks have come: close the listener and remove its file. */
     td_meet_close(&control->meeting);
 cleanup:
     if (status != TD_OK && control->running && td_control_is_hub(control) && !control->gave_up &&
@@ -181,9 +182,9 @@ cleanup:
     return status;
 }
 
-/** Waits a moment for the other ends: a socket that is closed with something unread takes back what it had
- * sent. The hub waits for the others to come to their close, and they for the hub's: nobody ends before all
- * have said what they had to say, for a launcher kills the others when the first one ends. */
+/** Waits a moment for the other ends before closing: closing a socket with unread data discards what was
+ * sent. The hub waits until the others close, and they wait for the hub. So no process ends before all
+ * messages are delivered; a launcher would kill the other ranks when the first one ends. */
 static void drain(td_control *control)
 {
     const int64_t until = td_control_after_ms(DRAIN_MS);
@@ -281,7 +282,7 @@ void td_control_publish(td_control *control, const td_signature *call)
     }
 }
 
-/** Whether a rank has left that has not made the call; all ranks are told. */
+/** Whether a rank has left without making the call. If so, tells all ranks. */
 static bool somebody_left(td_control *control, int64_t number)
 {
     char who[128], last[192];
@@ -355,14 +356,14 @@ td_status td_control_put(td_control *control, const char *key, const void *data,
     char name[KEY_ROOM] = "";
 
     if (bytes > TD_CONTROL_VALUE || strlen(key) >= sizeof name)
-        return td_fail(TD_LIBRARY_ERROR, "value '%.64s' is of %zu bytes, at most %d", key, bytes,
+        return td_fail(TD_LIBRARY_ERROR, "value '%.64s' has %zu bytes, needs at most %d", key, bytes,
                        TD_CONTROL_VALUE);
     snprintf(name, sizeof name, "%s", key);
     td_control_tell_others(control, PUT, control->rank, -1, name, sizeof name, data, bytes);
-    return TD_OK; /* after a fault too: the others' values may be here already */
+    return TD_OK; /* also after a fault: the other ranks' values may have arrived */
 }
 
-/** The value's place in the list; the lock is held. */
+/** The link to the value in the list, or to the end of the list. The lock is held. */
 static value **find_value(td_control *control, const char *key)
 {
     value **at = &control->values;
@@ -395,8 +396,8 @@ td_status td_control_get(td_control *control, const char *key, void *data, size_
     if (found->bytes <= room)
         memcpy(data, found->data, found->bytes);
     else
-        status = td_fail(TD_LIBRARY_ERROR, "value '%s' is of %zu bytes, there is room for %zu", key,
-                         found->bytes, room);
+        status =
+            td_fail(TD_LIBRARY_ERROR, "value '%s' has %zu bytes, needs at most %zu", key, found->bytes, room);
     free(found);
     return status;
 }

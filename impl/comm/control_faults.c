@@ -1,4 +1,4 @@
-/* What a rank tells the others, and whose fault it is. */
+/* Messages among ranks, and which rank caused a fault. */
 #include "comm/control_state.h"
 
 #include "base/check.h"
@@ -21,13 +21,13 @@ static void send_all(int socket, const void *data, size_t bytes)
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent <= 0)
-            return; /* the thread finds out what became of the connection */
+            return; /* the thread notices that the connection broke */
         at += sent;
         bytes -= (size_t)sent;
     }
 }
 
-/** The caller holds the lock of what is sent. */
+/** control->send is held. */
 static void tell(int socket, kind what, int rank, const void *first, size_t first_bytes, const void *second,
                  size_t second_bytes)
 {
@@ -49,8 +49,8 @@ void td_control_tell(td_control *control, const int *socket, kind what, int rank
     pthread_mutex_unlock(&control->send);
 }
 
-/* Every rank is sent a message before any rank is sent the next one: a rank that has all values may give up,
- * and the others hear of that after they have the values. */
+/* Sends a message to every rank before it sends the next message: a rank that has all values may give up, and
+ * the other ranks must get the values before they hear of that. */
 void td_control_tell_others(td_control *control, kind what, int rank, int except, const void *first,
                             size_t first_bytes, const void *second, size_t second_bytes)
 {
@@ -84,7 +84,7 @@ void td_control_raise(td_control *control, const char *text, bool pass_on)
     pthread_mutex_unlock(&control->lock);
     if (!first)
         return;
-    /* The others hear it first: a caller that is woken may end its process at once. */
+    /* Tell the others first: a woken caller may end its process at once. */
     if (pass_on)
         td_control_tell_others(control, FAULT, control->rank, -1, control->fault, strlen(control->fault) + 1,
                                NULL, 0);
@@ -179,7 +179,7 @@ void td_control_rank_died(td_control *control, int rank)
                                       : " before all ranks had come");
 }
 
-/** What a wait for a call is told as: "all_reduce #7 of 1000 f32 (sum): rank 1 has not made it". */
+/** The text for the callback: "all_reduce #7 of 1000 f32 (sum): rank 1 has not made it". */
 static void name_wait(const td_control *control, const td_signature *call, char text[FAULT_ROOM])
 {
     char doing[128];
@@ -192,7 +192,7 @@ static void name_wait(const td_control *control, const td_signature *call, char 
         snprintf(text, FAULT_ROOM, "%s: rank %d has not made it", doing, late);
     else
         snprintf(text, FAULT_ROOM, "%s: %s", doing,
-                 control->ledger ? "it is on its way" : "not all ranks have made it");
+                 control->ledger ? "all ranks have made it" : "not all ranks have made it");
 }
 
 bool td_control_goes_on(td_control *control, td_wait *wait, const td_signature *call)
@@ -238,8 +238,9 @@ void td_control_find_late(td_control *control, const td_signature *call, char te
         }
     if (used == 0) {
         td_call_text(call, doing, sizeof doing);
-        used = (size_t)snprintf(text, ROOM, "%s did not end in time on rank %d, though all ranks are in it",
-                                doing, control->rank);
+        used =
+            (size_t)snprintf(text, ROOM, "%s did not end in time on rank %d, although all ranks have made it",
+                             doing, control->rank);
     }
     used = used < ROOM ? used : ROOM - 1;
     if (control->options.seconds > 0)

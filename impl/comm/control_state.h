@@ -1,4 +1,4 @@
-/** Internal to impl/comm/control*.c: what a rank's control thread and its callers share. */
+/** Internal to impl/comm/control*.c: the state that a rank's control thread shares with its callers. */
 #ifndef TD_COMM_CONTROL_STATE_H
 #define TD_COMM_CONTROL_STATE_H
 
@@ -15,38 +15,37 @@ enum {
     FAULT_ROOM = 400,
     TICK_MS = 50,
     BEAT_MS = 250,
-    SILENT_MS = 1500, /* without a beat for so long a control thread is stopped, or its host is gone */
-    VERDICT_MS = 500, /* for the hub's word on what a library's error came of */
-    HUB_MS = 2000,    /* for the hub's answer, where it alone knows */
-    DRAIN_MS = 300,   /* for the last words to arrive */
-    LINGER_MS = 500,  /* for ranks that come later, to hear why the run does not begin */
-    STRANGERS = 16, /* connections that have not said yet who they are; the oldest makes room for a new one */
-    GREETING_MS = 2000, /* for a stranger to show that it knows the run */
-    HELLO_MS = 10000,   /* and then for it to say who it is */
+    SILENT_MS = 1500, /* no beat for this long: the control thread is stopped, or its host is down */
+    VERDICT_MS = 500, /* td_control_verdict waits this long for the hub's report */
+    HUB_MS = 2000,    /* wait for the hub's answer if only the hub knows it */
+    DRAIN_MS = 300,   /* wait for the last messages to arrive */
+    LINGER_MS = 500,  /* the hub stays this long after a failed start, so that late ranks learn the reason */
+    STRANGERS = 16,   /* connections that are not yet a rank's; a new one replaces the oldest */
+    GREETING_MS = 2000, /* limit for a stranger's greeting */
+    HELLO_MS = 10000,   /* limit for its hello after the greeting */
     MOST_BYTES = TD_CONTROL_VALUE + KEY_ROOM
 };
 
 typedef enum kind {
-    READY = 1, /* from the hub: who all are, and where the shared page is */
-    MAPPED,    /* to it: whether I could map that */
-    START,     /* from it: whether the page is used */
-    PUT,       /* a key and its value, passed on */
-    ISSUED,    /* to the hub: my newest call, where no page is shared */
-    GO,        /* from it: all have made the calls up to this one */
-    BEAT,      /* to it: I am alive, where no page is shared */
-    LATE,      /* to it: this call did not end in time */
-    FAULT,     /* what went wrong, passed on */
-    LEFT       /* this rank closes its communicator, passed on */
+    READY = 1, /* from the hub: all peers, and where the shared page is */
+    MAPPED,    /* to the hub: whether this rank could map the page */
+    START,     /* from the hub: whether the page is used */
+    PUT,       /* a key and its value; the hub forwards it */
+    ISSUED,    /* to the hub: this rank's newest call, if no page is shared */
+    GO,        /* from the hub: all ranks have made the calls up to this one */
+    BEAT,      /* to the hub: this rank is alive, if no page is shared */
+    LATE,      /* to the hub: this call did not end in time */
+    FAULT,     /* the text of a fault; the hub forwards it */
+    LEFT       /* this rank closes its communicator; the hub forwards it */
 } kind;
 
 typedef struct header {
     uint32_t magic, kind;
-    int32_t rank;   /* of whom it tells */
-    uint32_t bytes; /* of what follows */
+    int32_t rank;   /* the rank that the message is about */
+    uint32_t bytes; /* bytes of the body */
 } header;
 
-/* To the hub, the third step of td_greeting: who I am. No header goes before it, and no other message either.
- */
+/* Step 3 of td_greeting, to the hub: who this rank is. It is the first message and has no header. */
 typedef struct hello {
     td_key proof;
     int32_t rank, ranks, backend;
@@ -55,9 +54,9 @@ typedef struct hello {
 } hello;
 
 typedef struct ready {
-    int64_t process; /* one of whose descriptors is the page; 0: none is shared */
+    int64_t process; /* a process with the page among its descriptors; 0: no shared page */
     int32_t descriptor;
-    char ip[TD_MEET_IP]; /* of rank 0's host */
+    char ip[TD_MEET_IP]; /* IP address of rank 0's host */
     td_peer peers[];
 } ready;
 
@@ -66,19 +65,19 @@ _Static_assert(sizeof(ready) + TD_COMM_MOST_RANKS * sizeof(td_peer) <= MOST_BYTE
 typedef struct connection {
     int socket;  /* -1: none */
     int rank;    /* -1: none */
-    bool ended;  /* nothing more comes, and that is well */
-    bool mapped; /* it has said whether it could map the page */
+    bool ended;  /* the rank left in an orderly way */
+    bool mapped; /* MAPPED has arrived */
     size_t held;
     char buffer[sizeof(header) + MOST_BYTES];
 } connection;
 
-/** Of the hub's: a connection before it is a rank's. */
+/** A connection of the hub that is not yet a rank's. */
 typedef struct stranger {
     int socket;       /* -1: none */
-    bool greeted;     /* it knows the run */
-    bool refused;     /* it was told why it is none of the ranks, and ends the connection */
-    int64_t until_ns; /* when it is dropped */
-    td_key proof;     /* of its hello, once it has greeted */
+    bool greeted;     /* its greeting was right */
+    bool refused;     /* it was refused with a reason, and will end the connection */
+    int64_t until_ns; /* when the hub closes it */
+    td_key proof;     /* the proof that its hello must contain */
     size_t held;
     union {
         td_greeting greeting;
@@ -98,25 +97,25 @@ struct td_control {
     int rank, ranks, hosts;
     td_meeting meeting;
     char ip[TD_MEET_IP];
-    connection *connections; /* the hub's [ranks - 1], rank 1's first; another's [1] */
+    connection *connections; /* hub: [ranks - 1], from rank 1; other ranks: [1] */
     int connection_count;
     stranger strangers[STRANGERS]; /* the hub's */
-    bool secret;                   /* another rank's: the hub has shown that it knows a token */
+    bool secret;                   /* not the hub: the hub has proved that it knows a token */
     int wake;                      /* an eventfd that ends the thread's poll */
     pthread_t thread;
     bool running, ending, gave_up;
-    int64_t beat_ns;           /* of the thread: when it last said that it is alive */
+    int64_t beat_ns;           /* used by the thread: when it last sent a beat */
     pthread_mutex_t send;      /* one sender at a time */
-    pthread_mutex_t lock;      /* of all that follows */
-    pthread_cond_t changed;    /* any of it */
+    pthread_mutex_t lock;      /* protects all members below */
+    pthread_cond_t changed;    /* a member below has changed */
     td_peer *peers;            /* [ranks] */
-    char (*keys)[TD_MEET_KEY]; /* [ranks] of their hosts, the hub's */
+    char (*keys)[TD_MEET_KEY]; /* hub: keys of the ranks' hosts */
     bool *joined, *left;       /* [ranks] */
     int joined_count, mapped_count;
     bool all_mapped, started;
-    td_ledger *ledger;   /* NULL: the hub's alone */
-    size_t mapped_bytes; /* 0: the ledger is no shared page */
-    int page;            /* the hub's descriptor of it; -1: none */
+    td_ledger *ledger;   /* calls of all ranks; NULL: only the hub has them */
+    size_t mapped_bytes; /* 0: the ledger is not a shared page */
+    int page;            /* the hub's descriptor of the page; -1: none */
     int64_t go;          /* all ranks have made the calls up to this one */
     value *values;
     atomic_bool faulted;
@@ -133,7 +132,8 @@ static inline int64_t td_control_after_ms(int64_t ms)
     return td_clock_ns() + ms * 1000000;
 }
 
-/** Waits for a change until then; the lock is held. False: it is past. */
+/** Waits for a change of the shared members until the deadline; the lock is held. False: the deadline has
+ * passed. */
 static inline bool td_control_wait(td_control *control, int64_t deadline_ns)
 {
     return td_condition_wait(&control->changed, &control->lock, deadline_ns);
@@ -141,37 +141,39 @@ static inline bool td_control_wait(td_control *control, int64_t deadline_ns)
 
 /* ---- control_faults.c ---- */
 
-/** To one socket; the parts are one message. -1: to nobody. */
+/** Sends one message, whose body is `first` followed by `second`, to a socket. *socket -1: sends nothing. */
 void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
                      size_t first_bytes, const void *second, size_t second_bytes);
 
-/** To the hub; the hub itself to all but `except`. */
+/** Sends a message to the hub. The hub sends it to all ranks except `except`. */
 void td_control_tell_others(td_control *control, kind what, int rank, int except, const void *first,
                             size_t first_bytes, const void *second, size_t second_bytes);
 
-/** Keeps the first fault, and wakes all who wait. */
+/** Stores the first fault, and wakes all waiting threads. pass_on: tells the other ranks. */
 void td_control_raise(td_control *control, const char *text, bool pass_on);
 
 /** "rank 1 (process 12 on vm)" */
 const char *td_control_name_rank(const td_control *control, int rank, char text[128]);
 
-/** ", its last call was ...", as far as this rank can know. */
+/** ", its last call was ..."; "" if this rank cannot know it. */
 const char *td_control_name_last_call(const td_control *control, int rank, char text[192]);
 
 void td_control_rank_died(td_control *control, int rank);
 
-/** Whose fault it is that the call did not end; the ledger is there. */
+/** text = which rank caused that the call did not end. control->ledger is not NULL. */
 void td_control_find_late(td_control *control, const td_signature *call, char text[FAULT_ROOM]);
 
-/** Tells of ranks whose call of that number is another; true if there is one. The ledger is there. */
+/** If a rank's call of this number differs from the others', tells all ranks and returns true.
+ * control->ledger is not NULL. */
 bool td_control_check_number(td_control *control, int64_t number);
 
-/** Compares what all ranks have called since this was last looked at. */
+/** Compares all calls that all ranks have made since the last check. */
 void td_control_check_new(td_control *control);
 
 /* ---- control_thread.c ---- */
 
-/** The thread: takes what arrives, and says that this rank is alive, until `ending`. argument: td_control. */
+/** The control thread: reads messages, and says that this rank is alive, until `ending`. argument: a
+ * td_control. */
 void *td_control_run(void *argument);
 
 #endif

@@ -1,4 +1,4 @@
-/* What arrives, and the thread that takes it. */
+/* The control thread, and how it handles messages. */
 #include "comm/control_state.h"
 
 #include <errno.h>
@@ -12,12 +12,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The page can neither shrink nor grow under a process that has mapped it. */
+/* No process can change the size of the page while another has mapped it. */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 /** Maps the page that rank 0 names by a process and a descriptor. NULL: it cannot be reached, or is not a
- * page. The process must be rank 0's, as the system or a token says, and the file a sealed one like
- * make_page's: this rank writes to what it maps. */
+ * page. This rank writes to the mapped file. So the process must be rank 0's, proved by the system or a
+ * token, and the file must be sealed, as in make_page. */
 static td_ledger *map_page(const td_control *control, const ready *r, size_t bytes)
 {
     const int64_t known = td_meet_process(control->connections[0].socket);
@@ -37,7 +37,7 @@ static td_ledger *map_page(const td_control *control, const ready *r, size_t byt
     return page == MAP_FAILED ? NULL : page;
 }
 
-/** A page without a name in any file system: it ends with the processes that hold it. */
+/** Makes a page in memory (memfd). It has no file name, and is freed with the last process that holds it. */
 static void make_page(td_control *control)
 {
     const size_t bytes = td_ledger_bytes(control->ranks);
@@ -62,7 +62,7 @@ static void drop_page(td_control *control)
     control->mapped_bytes = 0;
 }
 
-/** The hub: all are there and know whether the page is theirs. */
+/** Hub: all ranks have come and know whether they could map the page. */
 static void start(td_control *control)
 {
     const int32_t shared = control->mapped_bytes > 0 && control->all_mapped;
@@ -82,7 +82,7 @@ static void start(td_control *control)
     pthread_mutex_unlock(&control->lock);
 }
 
-/** The hub: all have come. */
+/** Hub: all ranks have come. */
 static void all_have_come(td_control *control)
 {
     ready r = {0};
@@ -114,8 +114,8 @@ static void all_have_come(td_control *control)
                            (size_t)control->ranks * sizeof(td_peer));
 }
 
-/** A text of another process: it ends, and has no character that moves a terminal's cursor. */
-static void tame(char *text, size_t room)
+/** Cleans a text from another process: terminates it and replaces control characters. */
+static void clean_text(char *text, size_t room)
 {
     text[room - 1] = '\0';
     for (char *c = text; *c; c++)
@@ -123,21 +123,21 @@ static void tame(char *text, size_t room)
             *c = '?';
 }
 
-/** The hub: a stranger that knows the run says who it is, and becomes a rank, or hears why not. */
+/** Hub: handles a hello. The stranger becomes a rank, or is refused with a reason. */
 static void take_hello(td_control *control, stranger *from)
 {
     hello *h = &from->said.hello;
     char text[FAULT_ROOM] = "", who[128];
     const int rank = h->rank;
 
-    tame(h->key, sizeof h->key);
-    tame(h->peer.name, sizeof h->peer.name);
-    tame(h->peer.device, sizeof h->peer.device);
+    clean_text(h->key, sizeof h->key);
+    clean_text(h->peer.name, sizeof h->peer.name);
+    clean_text(h->peer.device, sizeof h->peer.device);
     if (h->ranks != control->ranks)
-        snprintf(text, sizeof text, "rank %d (process %lld on %s) was told of %d ranks, rank 0 of %d", rank,
+        snprintf(text, sizeof text, "rank %d (process %lld on %s) has %d ranks, rank 0 has %d", rank,
                  (long long)h->peer.process, h->peer.name, (int)h->ranks, control->ranks);
     else if (h->backend != control->options.backend)
-        snprintf(text, sizeof text, "rank %d (process %lld on %s) was told another backend than rank 0", rank,
+        snprintf(text, sizeof text, "rank %d (process %lld on %s) has another backend than rank 0", rank,
                  (long long)h->peer.process, h->peer.name);
     else if (rank < 1 || rank >= control->ranks || control->joined[rank])
         snprintf(text, sizeof text, "%s and process %lld on %s both say that they are rank %d",
@@ -146,9 +146,9 @@ static void take_hello(td_control *control, stranger *from)
     for (int peer = 0; peer < control->ranks && !text[0]; peer++)
         if (control->joined[peer] && h->peer.device[0] && strcmp(control->keys[peer], h->key) == 0 &&
             strcmp(control->peers[peer].device, h->peer.device) == 0)
-            snprintf(text, sizeof text, "ranks %d and %d are both on %s, each needs a GPU of its own", peer,
-                     rank, h->peer.device);
-    if (td_control_faulted(control)) /* too late: it hears of what happened before */
+            snprintf(text, sizeof text, "ranks %d and %d both use %s: each needs its own GPU", peer, rank,
+                     h->peer.device);
+    if (td_control_faulted(control)) /* too late: send the earlier fault */
         snprintf(text, sizeof text, "%s", control->fault);
     if (text[0]) {
         td_control_tell(control, &from->socket, FAULT, 0, text, strlen(text) + 1, NULL, 0);
@@ -169,13 +169,13 @@ static void take_hello(td_control *control, stranger *from)
         all_have_come(control);
 }
 
-/** The others: the hub tells who all are. */
+/** Other ranks: the hub has sent all peers. */
 static bool take_ready(td_control *control, const ready *r)
 {
     const size_t bytes = (size_t)control->ranks * sizeof(td_peer);
     int hosts = 0;
 
-    for (int rank = 0; rank < control->ranks; rank++) { /* they are numbered in the order of the ranks */
+    for (int rank = 0; rank < control->ranks; rank++) { /* hosts are numbered in the order of the ranks */
         if (r->peers[rank].host < 0 || r->peers[rank].host > hosts)
             return false;
         hosts += r->peers[rank].host == hosts;
@@ -183,13 +183,13 @@ static bool take_ready(td_control *control, const ready *r)
     pthread_mutex_lock(&control->lock);
     memcpy(control->peers, r->peers, bytes);
     for (int rank = 0; rank < control->ranks; rank++) {
-        tame(control->peers[rank].name, TD_MEET_HOST);
-        tame(control->peers[rank].device, TD_MEET_HOST);
+        clean_text(control->peers[rank].name, TD_MEET_HOST);
+        clean_text(control->peers[rank].device, TD_MEET_HOST);
     }
     control->hosts = hosts;
-    if (hosts == 1 || td_meet_is_loopback(control->ip)) { /* then this is rank 0's host */
+    if (hosts == 1 || td_meet_is_loopback(control->ip)) { /* this is rank 0's host */
         memcpy(control->ip, r->ip, sizeof control->ip);
-        tame(control->ip, sizeof control->ip);
+        clean_text(control->ip, sizeof control->ip);
     }
     control->ledger = map_page(control, r, td_ledger_bytes(control->ranks));
     control->mapped_bytes = control->ledger ? td_ledger_bytes(control->ranks) : 0;
@@ -229,11 +229,12 @@ static void take_value(td_control *control, const char *data, size_t bytes)
     pthread_mutex_unlock(&control->lock);
 }
 
-/** Whether a message is one that this rank can be told now, by that end: its kind, length, state and rank. */
+/** Whether a message is allowed now from this connection: its kind, length, state and rank. */
 static bool fits(const td_control *control, const connection *from, const header *head)
 {
     const bool hub = td_control_is_hub(control), started = control->started;
-    const bool by_words = started && control->mapped_bytes == 0; /* calls are told, for no page is shared */
+    /* Calls come as messages if no page is shared. */
+    const bool by_messages = started && control->mapped_bytes == 0;
     const bool ready_came = control->hosts > 0;
     const size_t bytes = head->bytes;
 
@@ -252,11 +253,11 @@ static bool fits(const td_control *control, const connection *from, const header
         return started && bytes >= KEY_ROOM && bytes <= MOST_BYTES;
     case ISSUED:
     case LATE:
-        return hub && by_words && bytes == sizeof(td_signature);
+        return hub && by_messages && bytes == sizeof(td_signature);
     case GO:
-        return !hub && by_words && bytes == sizeof(int64_t);
+        return !hub && by_messages && bytes == sizeof(int64_t);
     case BEAT:
-        return hub && by_words && bytes == 0;
+        return hub && by_messages && bytes == 0;
     case FAULT:
         return bytes >= 1 && bytes <= FAULT_ROOM;
     case LEFT:
@@ -266,7 +267,7 @@ static bool fits(const td_control *control, const connection *from, const header
     }
 }
 
-/** Acts on a message that fits. False: what it says is impossible. data is aligned for any struct. */
+/** Handles a message that fits. False: its content is invalid. data is aligned for any struct. */
 static bool take(td_control *control, connection *from, const header *head, char *data)
 {
     char text[FAULT_ROOM];
@@ -310,7 +311,7 @@ static bool take(td_control *control, connection *from, const header *head, char
         td_control_raise(control, text, true);
         break;
     case FAULT:
-        tame(data, head->bytes);
+        clean_text(data, head->bytes);
         td_control_raise(control, data, td_control_is_hub(control));
         break;
     case LEFT:
@@ -330,7 +331,7 @@ static void drop_connection(td_control *control, connection *c)
     const int whose = td_control_is_hub(control) ? c->rank : 0;
 
     if (whose >= 0 && control->left[whose]) {
-        c->ended = true; /* it stays open until this rank closes too, which the other end waits for: drain */
+        c->ended = true; /* stays open until this rank closes too: drain of the other end waits for that */
         return;
     }
     pthread_mutex_lock(&control->send);
@@ -342,7 +343,7 @@ static void drop_connection(td_control *control, connection *c)
         td_control_rank_died(control, whose);
 }
 
-/** Reads what is there, and acts on every message that is whole. False: the connection is at its end. */
+/** Reads available data and handles every complete message. False: the connection has ended. */
 static bool receive(td_control *control, connection *c)
 {
     const ssize_t got = recv(c->socket, c->buffer + c->held, sizeof c->buffer - c->held, MSG_DONTWAIT);
@@ -366,7 +367,7 @@ static bool receive(td_control *control, connection *c)
             memcpy(data, c->buffer + at + sizeof head, head.bytes);
         at += sizeof head + head.bytes;
         if (!fit || !take(control, c, &head, data)) {
-            td_control_fault(control, NULL, "%s sent a message that cannot be",
+            td_control_fault(control, NULL, "%s sent an invalid message",
                              td_control_name_rank(control, c->rank, who));
             return false;
         }
@@ -383,8 +384,8 @@ static void drop_stranger(stranger *s)
     *s = (stranger){.socket = -1};
 }
 
-/** Reads what a stranger sends. Whoever does not know the run is dropped without an answer. */
-static void hear_stranger(td_control *control, stranger *s)
+/** Reads a stranger's data. A stranger with a wrong greeting is dropped without an answer. */
+static void read_stranger(td_control *control, stranger *s)
 {
     const size_t room = s->greeted ? sizeof s->said.hello : sizeof s->said.greeting;
     const ssize_t got =
@@ -410,9 +411,9 @@ static void hear_stranger(td_control *control, stranger *s)
     }
 }
 
-/** A new connection takes the place of the oldest stranger. So no crowd keeps a rank out: a rank sends its
- * greeting before rank 0 accepts the connection. */
-static void welcome(td_control *control)
+/** Accepts a connection; if the table is full, it replaces the oldest stranger. Many strangers cannot keep a
+ * rank out: a rank sends its greeting before rank 0 accepts the connection. */
+static void accept_stranger(td_control *control)
 {
     stranger *place = &control->strangers[0];
 
@@ -428,10 +429,10 @@ static void welcome(td_control *control)
     drop_stranger(place);
     place->socket = socket;
     place->until_ns = td_control_after_ms(GREETING_MS);
-    hear_stranger(control, place);
+    read_stranger(control, place);
 }
 
-/** Drops strangers whose time is over. After the run began it drops all. */
+/** Drops strangers after their time limit. After the run began it drops all. */
 static void drop_strangers(td_control *control)
 {
     const int64_t now = td_clock_ns();
@@ -478,9 +479,9 @@ void *td_control_run(void *argument)
                 drop_connection(control, &control->connections[i]);
         for (int i = 0; i < STRANGERS; i++)
             if (polled[2 + i].revents)
-                hear_stranger(control, &control->strangers[i]);
+                read_stranger(control, &control->strangers[i]);
         if (polled[1].revents)
-            welcome(control);
+            accept_stranger(control);
         drop_strangers(control);
         beat(control);
         if (control->started && control->mapped_bytes > 0)

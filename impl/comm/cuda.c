@@ -1,13 +1,13 @@
-/* NCCL, which is loaded when a communicator first needs it, as cuBLASLt is.
+/* NCCL, which is loaded when a communicator first needs it.
  *
- * Its communicators are blocking ones. Of a non-blocking one every call starts a thread inside NCCL
- * (group.cc of 2.18 to 2.30), which takes as long as an all-reduce of a megabyte does. What can block in a
- * call is that another rank does not make it: the ranks' hosts have met before (td_control_await), so that
- * a call that differs never comes to NCCL, where it would hang or corrupt. Start alone may wait for a rank
- * that dies, and has a thread for that.
+ * Communicators are blocking: with a non-blocking one, every call starts a thread in NCCL (group.cc of 2.18
+ * to 2.30), which takes as long as an all-reduce of a megabyte. A call can block in NCCL only if another rank
+ * does not make it. td_control_await compares the ranks' calls first, so a different call never reaches NCCL,
+ * where it would hang or corrupt data. Only the start can wait for a rank that dies; it runs on its own
+ * thread.
  *
- * The host never waits inside CUDA for a collective, for that would not end when a rank dies: NCCL sees
- * nothing of a death within a host. It asks the event, and on a fault a thread of its own calls
+ * The host never waits in CUDA for a collective, because this wait would not end if a rank dies: NCCL does
+ * not notice a death on the same host. The host polls an event instead. After a fault another thread calls
  * ncclCommAbort, which ends the kernels. */
 #include "base/check.h"
 #include "base/clock.h"
@@ -24,15 +24,15 @@
 #include <string.h>
 #include <time.h>
 
-/* ABORT_MS: for ncclCommAbort to come back, which it has been seen not to. LOCK_MS: for a call of NCCL's that
- * is under way on another thread; one that takes longer is what is to be aborted. REGISTER_MS: for one that
- * makes a window, which NCCL ends itself when a rank dies, and which an abort must not run beside. For
- * POLL_NS the event is asked again and again, and then with naps of NAP_NS in between. */
+/* ABORT_MS: limit for ncclCommAbort, which does not always return. LOCK_MS: how long an abort waits for
+ * another thread's NCCL call; a longer call is the one to abort. REGISTER_MS: the same for a thread that
+ * registers a window; NCCL itself ends that if a rank dies, and an abort must not run at the same time. An
+ * event is polled without sleeping for POLL_NS, then every NAP_NS. */
 enum { ABORT_MS = 5000, LOCK_MS = 200, REGISTER_MS = 3000, POLL_NS = 20000000, NAP_NS = 50000 };
 
 static td_status load_library(td_nccl_library *out)
 {
-    /* It stays loaded: it keeps threads of its own. */
+    /* Never unloaded: NCCL has its own threads. */
     void *loaded = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
 
     if (!loaded)
@@ -65,7 +65,7 @@ td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET
     const td_status status =
         td_cuda_status(cudaDeviceGetPCIBusId(bus, sizeof bus, cuda->index), "reading the GPU's address");
 
-    named += length > most ? length - most : 0; /* names of hosts differ at their ends */
+    named += length > most ? length - most : 0; /* keep the end of a long host name: names differ there */
     snprintf(out, TD_MEET_HOST, "GPU %.16s%s%.32s", bus, host ? " of host " : "", named);
     return status;
 }
@@ -90,7 +90,7 @@ static void *run_start(void *argument)
     config.blocking = 1;
     if (n->choice.ctas > 0) {
         config.minCTAs = n->choice.ctas;
-        config.maxCTAs = TD_COMM_MOST_CTAS; /* without which NCCL refuses the other */
+        config.maxCTAs = TD_COMM_MOST_CTAS; /* NCCL needs both limits */
     }
     if (cudaSetDevice(n->index) == cudaSuccess)
         result = n->nc.CommInitRankConfig(&comm, n->ranks, n->choice.id, n->rank, &config);
@@ -109,7 +109,8 @@ static void *run_start(void *argument)
     return NULL;
 }
 
-/** Whether this GPU reaches another by NVLink, by which alone GPUs have atomics on each other's memory. */
+/** Whether NVLink connects this GPU to another one. Only over NVLink do GPUs have atomics on each other's
+ * memory. */
 static bool has_nvlink(int index)
 {
     int count = 0, atomics = 0;
@@ -125,7 +126,7 @@ static bool has_nvlink(int index)
     return false;
 }
 
-/** Rank 0's choice for all, and the start with it. */
+/** Sends rank 0's choice to all ranks, and starts NCCL with it. */
 static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
 {
     td_status status = TD_OK;
@@ -138,7 +139,7 @@ static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
 
         if (result != ncclSuccess)
             return td_fail(TD_LIBRARY_ERROR, "making an id: %s", td_nccl_explain(n, result, text));
-        /* Between hosts, and between ranks that share a GPU, NCCL sends by the network. */
+        /* Between hosts, and between ranks that share a GPU (nccl_host), NCCL uses the network. */
         n->choice.direct =
             td_control_hosts(comm->control) == 1 && !comm->options.nccl_host && has_nvlink(n->index);
         if (n->choice.direct)
@@ -152,7 +153,7 @@ static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
     td_wait wait = td_wait_begin(td_comm_waiting(comm));
     bool in_time = true;
     while (!n->started && in_time && !td_control_faulted(comm->control)) {
-        const int64_t soon = td_clock_ns() + 10000000; /* a fault does not signal this condition */
+        const int64_t soon = td_clock_ns() + 10000000; /* faults do not signal this condition */
 
         (void)td_condition_wait(&n->changed, &n->lock, soon);
         pthread_mutex_unlock(&n->lock);
@@ -168,7 +169,7 @@ static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
         pthread_detach(thread);
         return td_control_faulted(comm->control)
                    ? td_control_status(comm->control, NULL)
-                   : td_fail(TD_LIBRARY_ERROR, "NCCL did not start in time, though all ranks have come");
+                   : td_fail(TD_LIBRARY_ERROR, "NCCL did not start in time, although all ranks have come");
     }
     pthread_join(thread, NULL);
     if (n->start != ncclSuccess)
@@ -202,8 +203,8 @@ static td_status open_backend(td_comm *comm, int64_t deadline_ns)
         status = td_cuda_status(cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, greatest),
                                 "making a stream");
     if (status == TD_OK)
-        status =
-            td_cuda_status(cudaEventCreateWithFlags(&n->behind, cudaEventDisableTiming), "making an event");
+        status = td_cuda_status(cudaEventCreateWithFlags(&n->inputs_ready, cudaEventDisableTiming),
+                                "making an event");
     td_cuda_leave(n->cuda);
     if (status != TD_OK)
         goto cleanup;
@@ -212,8 +213,8 @@ static td_status open_backend(td_comm *comm, int64_t deadline_ns)
     comm->state = n;
     return TD_OK;
 cleanup:
-    if (n->behind)
-        (void)cudaEventDestroy(n->behind);
+    if (n->inputs_ready)
+        (void)cudaEventDestroy(n->inputs_ready);
     if (n->stream)
         (void)cudaStreamDestroy(n->stream);
     if (!n->abandoned)
@@ -234,16 +235,16 @@ static ncclDataType_t type_of(int type)
     return types[type];
 }
 
-/** Among a power of two ranks NCCL's own average, which multiplies by 1 / ranks first, has the bits of the
- * sum that is multiplied then: the factor is exact, but next to the ends of a type's range. f16, which is not
- * far from those, is to be multiplied first. It spares a pass over the data. */
+/** If `ranks` is a power of two, NCCL's own average (multiply by 1 / ranks, then add) gives the same bits as
+ * adding first: the factor is exact, except near the ends of a type's range. It saves a pass over the data.
+ * f16 must be multiplied first anyway. */
 static bool averages_itself(const td_nccl *n)
 {
     return td_comm_power(n->ranks) == n->ranks;
 }
 
-/** NCCL's reduction of a call. For an average of f16 one is made that divides by a power of two first; *made
- * says so. */
+/** *op = NCCL's reduction of a call. An average of f16 gets a new operation, which divides by a power of two
+ * first; *made = true. */
 static ncclResult_t begin_reduction(td_nccl *n, const td_signature *call, ncclRedOp_t *op, bool *made)
 {
     td_f16 factor = td_f16_from_f32(1.0f / (float)td_comm_power(n->ranks));
@@ -274,7 +275,7 @@ static ncclResult_t call_nccl(td_nccl *n, const td_work *work)
             result = call->kind == TD_CALL_ALL_REDUCE
                          ? n->nc.AllReduce(work->in, work->out, count, type, op, n->comm, n->stream)
                          : n->nc.ReduceScatter(work->in, work->out, count, type, op, n->comm, n->stream);
-        if (made && result == ncclSuccess) /* the call that is queued keeps what it needs */
+        if (made && result == ncclSuccess) /* the queued call keeps its own copy */
             result = n->nc.RedOpDestroy(op, n->comm);
         return result;
     case TD_CALL_ALL_GATHER:
@@ -294,7 +295,8 @@ static cudaError_t scale(td_nccl *n, const td_work *work)
                          n->ranks, (td_dtype)call->type, work->out);
 }
 
-/** Queues it behind what the device's stream has now; the GPU is current, and no other thread inside NCCL. */
+/** Queues the call after the current work of the device's stream. The GPU is current, and n->calls is
+ * held. */
 static td_status queue_call(td_nccl *n, td_work *work)
 {
     td_status status = TD_OK;
@@ -304,15 +306,14 @@ static td_status queue_call(td_nccl *n, td_work *work)
 
     TD_TRY(td_cuda_status(cudaStreamIsCapturing(n->cuda->stream, &capture), "asking for a capture"));
     TD_FAIL_IF(work->captured != (capture == cudaStreamCaptureStatusActive), TD_BAD_STATE,
-               !work->captured ? "a collective is captured by td_graph_begin alone"
-               : capture == cudaStreamCaptureStatusNone
-                   ? "the current stream is no part of the capture"
-                   : "the capture is invalid: a call before this one spoiled it");
+               !work->captured                          ? "only td_graph_begin can capture a collective"
+               : capture == cudaStreamCaptureStatusNone ? "the current stream is not part of the capture"
+                                                        : "the capture was invalidated by an earlier call");
     if (!event)
         TD_TRY(td_cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
     work->event = event;
-    TD_TRY(td_cuda_status(cudaEventRecord(n->behind, n->cuda->stream), "recording an event"));
-    TD_TRY(td_cuda_status(cudaStreamWaitEvent(n->stream, n->behind, 0), "waiting for an event"));
+    TD_TRY(td_cuda_status(cudaEventRecord(n->inputs_ready, n->cuda->stream), "recording an event"));
+    TD_TRY(td_cuda_status(cudaStreamWaitEvent(n->stream, n->inputs_ready, 0), "waiting for an event"));
     if (work->span >= 0)
         TD_TRY(td_cuda_status(cudaEventRecord(n->marks[2 * work->span], n->stream), "recording an event"));
     const ncclResult_t result = call_nccl(n, work);
@@ -339,8 +340,8 @@ bool td_nccl_take(td_comm *comm)
     return false;
 }
 
-/** On the GPU, behind what the device's stream has now, or into the graph that it captures. A failure is
- * everybody's: the others are in the call, or will launch the graph. */
+/** Queues the call, or adds it to the graph that is being captured. A failure is reported to all ranks: they
+ * are in the same call, or will launch the graph. */
 static td_status call_or_capture(td_comm *comm, td_work *work)
 {
     td_nccl *n = comm->state;
@@ -349,7 +350,8 @@ static td_status call_or_capture(td_comm *comm, td_work *work)
 
     if (status == TD_OK) {
         const bool taken = td_nccl_take(comm);
-        status = td_control_status(comm->control, &work->call); /* or NCCL's communicator may be gone */
+        status = td_control_status(comm->control,
+                                   &work->call); /* after a fault NCCL's communicator may be freed */
         if (status == TD_OK)
             status = queue_call(n, work);
         if (taken)
@@ -384,8 +386,8 @@ cleanup:
     return status;
 }
 
-/** After a fault: until NCCL's kernels have ended, and no longer use the caller's memory. While graphs live
- * that may never be: ABORT_MS are waited for all calls together. */
+/** After a fault: waits until NCCL's kernels have ended and no longer use the caller's memory. This may never
+ * happen while graphs exist; therefore all calls together wait at most ABORT_MS. */
 static void wait_abort(td_nccl *n)
 {
     pthread_mutex_lock(&n->lock);
@@ -394,7 +396,7 @@ static void wait_abort(td_nccl *n)
     pthread_mutex_unlock(&n->lock);
 }
 
-/** Whether it is done, as CUDA says; an error of CUDA's is a fault. */
+/** Asks CUDA whether the call is done; a CUDA error is a fault. */
 static td_status query(td_comm *comm, td_work *work, bool *done)
 {
     td_nccl *n = comm->state;
@@ -404,10 +406,10 @@ static td_status query(td_comm *comm, td_work *work, bool *done)
     const cudaError_t code = cudaEventQuery(work->event);
     *done = code == cudaSuccess;
     if (code == cudaSuccess || code == cudaErrorNotReady)
-        (void)cudaGetLastError(); /* not ready is kept as one */
+        (void)cudaGetLastError(); /* "not ready" would stay as CUDA's last error */
     else
         return td_control_library_fault(comm->control, &work->call, cudaGetErrorString(code));
-    /* Of other hosts NCCL itself may know more. */
+    /* NCCL may know of errors of other hosts. */
     if (!*done && pthread_mutex_trylock(&n->calls) == 0) {
         if (!td_control_faulted(comm->control))
             (void)n->nc.CommGetAsyncError(n->comm, &result);
@@ -418,8 +420,8 @@ static td_status query(td_comm *comm, td_work *work, bool *done)
     return TD_OK;
 }
 
-/** Between two questions about an event. */
-static void rest(int64_t begun_ns)
+/** Yields or sleeps between two polls of an event. */
+static void poll_sleep(int64_t begun_ns)
 {
     if (td_clock_ns() - begun_ns < POLL_NS) {
         (void)sched_yield();
@@ -447,8 +449,9 @@ static td_status wait_for(td_comm *comm, td_work *work)
         const int64_t since = work->issued_ns > n->ended_ns ? work->issued_ns : n->ended_ns;
         if (now - since > td_comm_ns(comm->options.seconds))
             TD_TRY(td_control_late(comm->control, &work->call));
-        if (td_control_goes_on(comm->control, &wait, &work->call)) /* else the next look finds the fault */
-            rest(begun_ns);
+        if (td_control_goes_on(comm->control, &wait,
+                               &work->call)) /* otherwise the next iteration finds the fault */
+            poll_sleep(begun_ns);
     }
     n->ended_ns = td_clock_ns();
     status = td_control_status(comm->control, &work->call);
@@ -491,12 +494,13 @@ static bool is_done(cudaEvent_t event)
 {
     if (cudaEventQuery(event) != cudaErrorNotReady)
         return true;
-    (void)cudaGetLastError(); /* not ready is kept as an error */
+    (void)cudaGetLastError(); /* "not ready" would stay as CUDA's last error */
     return false;
 }
 
-/** No longer than a deadline: the meeting that follows knows who is late. */
-static void pace(td_comm *comm)
+/** Waits until an earlier launch is done, at most until the deadline: the comparison of ranks that follows
+ * finds the late rank. */
+static void throttle_launch(td_comm *comm)
 {
     td_nccl *n = comm->state;
     const int64_t begun_ns = td_clock_ns(), until = begun_ns + td_comm_ns(comm->options.seconds);
@@ -505,7 +509,7 @@ static void pace(td_comm *comm)
         return;
     while (!is_done(n->launches[n->launch_count % TD_NCCL_LAUNCHES]) && !td_control_faulted(comm->control) &&
            td_clock_ns() < until)
-        rest(begun_ns);
+        poll_sleep(begun_ns);
 }
 
 static td_status launched(td_comm *comm)
@@ -523,7 +527,7 @@ static td_status launched(td_comm *comm)
     return status;
 }
 
-/** Whether collectives are on their way, queued or in graphs. */
+/** Whether collectives are unfinished, queued or in graphs. */
 static bool is_busy(const td_nccl *n)
 {
     const bool queued = cudaStreamQuery(n->stream) == cudaErrorNotReady;
@@ -541,11 +545,11 @@ bool td_nccl_settle(td_comm *comm, int64_t until_ns)
     if (!is_busy(n))
         return true;
     while (is_busy(n) && !td_control_faulted(comm->control) && td_clock_ns() < until_ns)
-        rest(begun_ns);
+        poll_sleep(begun_ns);
     return !is_busy(n) && !td_control_faulted(comm->control);
 }
 
-/* ---- when calls ran ---- */
+/* ---- times of calls ---- */
 
 static td_status make_marks(td_nccl *n, int64_t count)
 {
@@ -576,12 +580,12 @@ static td_status watch(td_comm *comm, int64_t capacity)
 
     TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
     if (is_busy(n))
-        status = td_fail(TD_BAD_STATE, "a collective is on its way");
+        status = td_fail(TD_BAD_STATE, "a collective is unfinished");
     if (status == TD_OK)
         status = make_marks(n, 2 * capacity);
     if (status == TD_OK)
         status = td_cuda_status(cudaEventRecord(n->base, n->stream), "recording an event");
-    if (status == TD_OK) /* on an idle stream: no other rank is waited for */
+    if (status == TD_OK) /* the stream is idle, so this does not wait for other ranks */
         status = td_cuda_status(cudaEventSynchronize(n->base), "waiting for an event");
     n->base_ns = td_clock_ns();
     td_cuda_leave(n->cuda);
@@ -600,7 +604,7 @@ static td_status watched(td_comm *comm, td_comm_span *spans, int64_t count)
 
         if (code == cudaErrorNotReady) {
             (void)cudaGetLastError();
-            status = td_fail(TD_BAD_STATE, "a collective is on its way");
+            status = td_fail(TD_BAD_STATE, "a collective is unfinished");
             goto cleanup;
         }
         TD_TRY(td_cuda_status(code, "reading an event"));
@@ -625,7 +629,7 @@ static void *run_abort(void *argument)
     until.tv_nsec += (long)(wait_ms * 1000000);
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    /* A call that holds it for longer is stuck, and the abort is what frees it. */
+    /* A call that holds the lock for longer hangs; the abort ends it. */
     const bool alone = pthread_mutex_timedlock(&n->calls, &until) == 0;
     (void)n->nc.CommAbort(n->comm);
     if (alone)
@@ -637,7 +641,7 @@ static void *run_abort(void *argument)
     return NULL;
 }
 
-/** All ranks of a host must abort, and do: each hears of the fault. */
+/** Starts the abort. All ranks of a host must abort; each gets the fault. */
 static void fault(td_comm *comm)
 {
     td_nccl *n = comm->state;
@@ -655,8 +659,8 @@ static void fault(td_comm *comm)
         pthread_detach(thread);
 }
 
-/** What was not waited for ends, for all ranks have come to the close; unless one dies now. The abort then
- * ends it as well. */
+/** Waits for unfinished collectives. They end, because all ranks have called the close; if a rank dies now,
+ * the abort ends them. */
 static td_status finish(td_comm *comm)
 {
     return td_nccl_settle(comm, INT64_MAX) ? TD_OK : td_control_status(comm->control, NULL);
@@ -679,8 +683,8 @@ static void close_backend(td_comm *comm, bool orderly)
         pthread_mutex_unlock(&n->calls);
         td_cuda_leave(n->cuda);
     } else {
-        fault(comm);                  /* where nothing was met yet, as when a rank was refused */
-        pthread_mutex_lock(&n->lock); /* the last graphs may have gone just now */
+        fault(comm);                  /* if no fault was found yet, for example after a refused rank */
+        pthread_mutex_lock(&n->lock); /* a new limit: the last graphs may have been destroyed only now */
         n->abort_by_ns = td_clock_ns() + ABORT_MS * INT64_C(1000000);
         pthread_mutex_unlock(&n->lock);
         wait_abort(n);
@@ -690,7 +694,7 @@ static void close_backend(td_comm *comm, bool orderly)
     }
     comm->state = NULL;
     if (!gone)
-        return; /* NCCL has not come back: what it uses stays */
+        return; /* ncclCommAbort has not returned: keep the memory that it uses */
     for (int i = 0; i < TD_WORK_MOST; i++)
         if (comm->works[i].event)
             (void)cudaEventDestroy(comm->works[i].event);
@@ -702,7 +706,7 @@ static void close_backend(td_comm *comm, bool orderly)
     if (n->base)
         (void)cudaEventDestroy(n->base);
     free(n->marks);
-    (void)cudaEventDestroy(n->behind);
+    (void)cudaEventDestroy(n->inputs_ready);
     (void)cudaStreamDestroy(n->stream);
     nccl_free(n);
 }
@@ -710,7 +714,7 @@ static void close_backend(td_comm *comm, bool orderly)
 const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .issue = issue,
                                                     .capture = call_or_capture,
-                                                    .pace = pace,
+                                                    .throttle_launch = throttle_launch,
                                                     .launched = launched,
                                                     .wait = wait_for,
                                                     .queue_wait = queue_wait,

@@ -1,4 +1,4 @@
-/* Windows of NCCL: blocks of memory that it reads and writes where they lie on the other ranks' GPUs. */
+/* Windows of NCCL: blocks of memory that NCCL accesses directly on the GPUs of other ranks. */
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/cuda_state.h"
@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-/* NCCL_WIN_COLL_SYMMETRIC: calls have their memory at the same place of a block on every rank. */
+/* NCCL_WIN_COLL_SYMMETRIC: every rank uses the same offset of the window. */
 enum { SYMMETRIC = 1 };
 
 bool td_nccl_window_fits(td_comm *comm, size_t bytes)
@@ -18,11 +18,11 @@ bool td_nccl_window_fits(td_comm *comm, size_t bytes)
            bytes >= TD_CUDA_MAPPED_LEAST;
 }
 
-/** Of a registration that does not come back: its deadline, after which all ranks abort. */
+/** Watches a registration: if it does not return by the deadline, all ranks abort. */
 typedef struct watch_over {
     td_comm *comm;
     int64_t deadline_ns;
-    bool over; /* under n->lock */
+    bool over; /* protected by n->lock */
 } watch_over;
 
 static void *run_watch(void *argument)
@@ -38,12 +38,13 @@ static void *run_watch(void *argument)
     pthread_mutex_unlock(&n->lock);
     if (late)
         td_control_fault(w->comm->control, NULL,
-                         "rank %d: NCCL has not made a window in %g seconds: a rank does not come", n->rank,
+                         "rank %d: NCCL has not made a window in %g seconds: a rank is missing", n->rank,
                          w->comm->options.seconds);
     return NULL;
 }
 
-/** All ranks are on their way here, but one may die or stop. NCCL sees a death: a connection breaks. */
+/** All ranks call this, but one may die or stop meanwhile. NCCL notices a death, because a connection
+ * breaks. */
 static td_status register_window(td_comm *comm, void *block, size_t bytes, void **native)
 {
     td_nccl *n = comm->state;
@@ -74,7 +75,7 @@ static td_status register_window(td_comm *comm, void *block, size_t bytes, void 
     return status;
 }
 
-/** A failure is everybody's: the others would wait, or go on in a window that is none. */
+/** A failure is reported to all ranks: otherwise they would wait, or use a window that does not exist. */
 td_status td_nccl_window_open(td_comm *comm, void *block, size_t bytes, void **native)
 {
     const td_nccl *n = comm->state;
@@ -91,8 +92,8 @@ td_status td_nccl_window_open(td_comm *comm, void *block, size_t bytes, void **n
     return td_control_status(comm->control, NULL);
 }
 
-/** NCCL unmaps the other ranks' memory at once, whatever its kernels do. After a fault the abort has ended
- * the window; one whose kernels have not ended by a deadline stays until then. */
+/** NCCL unmaps the other ranks' memory at once, even if kernels still use it; so wait first. After a fault
+ * the abort has ended the window. If kernels do not end by the deadline, the window stays. */
 void td_nccl_window_close(td_comm *comm, void *native)
 {
     td_nccl *n = comm->state;

@@ -1,9 +1,8 @@
-/* Gloo as an engine: the module libtandem_gloo.so, and all of tandem that is C++.
+/* Gloo as an engine: the module libtandem_gloo.so, and tandem's only C++.
  *
- * No exception leaves a function that C calls. Gloo's own thread ends the process when a message is longer
- * than the buffer that waits for it, which nothing here could catch: the ranks have compared their calls
- * before one comes here. A call that is stuck inside Gloo cannot be called off; it ends with its own
- * timeout. */
+ * No exception leaves a function that C calls. If a message is longer than its receive buffer, Gloo's own
+ * thread ends the process, and no code here could catch that. This cannot happen, because ranks compare their
+ * calls before Gloo gets them. A call that hangs in Gloo cannot be aborted; it ends with its own timeout. */
 extern "C" {
 #include "comm/engine.h"
 }
@@ -31,11 +30,11 @@ using std::chrono::milliseconds;
 
 milliseconds of_seconds(double seconds)
 {
-    /* 0 would be none at all. */
+    /* 0 would mean no timeout. */
     return milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
 }
 
-/** The addresses of the ranks, over the connections that they have with each other already. */
+/** Exchanges the ranks' addresses over the control connections. */
 class Values : public gloo::rendezvous::Store
 {
   public:
@@ -46,7 +45,7 @@ class Values : public gloo::rendezvous::Store
     void set(const std::string &key, const std::vector<char> &data) override
     {
         if (setup_->put(setup_->user, ("gloo/" + key).c_str(), data.data(), data.size()) != 0)
-            throw std::runtime_error("the address of this rank could not be told");
+            throw std::runtime_error("this rank's address could not be sent");
     }
 
     std::vector<char> get(const std::string &key) override
@@ -62,7 +61,7 @@ class Values : public gloo::rendezvous::Store
 
     void wait(const std::vector<std::string> &) override
     {
-        /* get waits itself. */
+        /* get() waits. */
     }
 
   private:
@@ -71,7 +70,7 @@ class Values : public gloo::rendezvous::Store
 
 struct Engine {
     std::shared_ptr<gloo::rendezvous::Context> context;
-    std::vector<char> sums; /* of reduce_scatter */
+    std::vector<char> sums; /* scratch of reduce_scatter */
 };
 
 template <class Work> int guarded(char *text, Work work)
@@ -97,7 +96,7 @@ int open_engine(const td_engine_setup *setup, void **state, char *text)
         address.hostname = setup->ip;
         auto device = gloo::transport::tcp::CreateDevice(address);
         engine->context = std::make_shared<gloo::rendezvous::Context>(setup->rank, setup->ranks);
-        engine->context->setTimeout(of_seconds(setup->seconds)); /* before the transport takes it over */
+        engine->context->setTimeout(of_seconds(setup->seconds)); /* before the transport copies it */
         engine->context->connectFullMesh(values, device);
         std::snprintf(setup->library, 96, "Gloo %d.%d.%d", GLOO_VERSION_MAJOR, GLOO_VERSION_MINOR,
                       GLOO_VERSION_PATCH);
@@ -113,7 +112,7 @@ void close_engine(void *state, bool)
     (void)guarded(text, [&] { delete engine; });
 }
 
-/** out = the reduction of in over all ranks; in may be out. The ring's order of additions is known: part c
+/** out = the reduction of in over all ranks; in may equal out. The ring's order of additions is known: part c
  * of the ranks' parts is x_c + (x_(c+1) + (... + x_(c-1))), indices modulo the number of ranks. */
 void all_reduce(Engine *engine, const td_engine_call *call, const char *in, char *out, size_t bytes)
 {
@@ -125,7 +124,7 @@ void all_reduce(Engine *engine, const td_engine_call *call, const char *in, char
     auto set = [&](auto *unit) {
         using Element = std::remove_pointer_t<decltype(unit)>;
 
-        if (in != out) /* it is only read */
+        if (in != out) /* `in` must not change */
             options.setInput(const_cast<Element *>(reinterpret_cast<const Element *>(in)), bytes / size);
         options.setOutput(reinterpret_cast<Element *>(out), bytes / size);
     };
@@ -155,7 +154,7 @@ void run(Engine *engine, const td_engine_call *call)
     case TD_ENGINE_ALL_REDUCE:
         all_reduce(engine, call, in, out, bytes);
         break;
-    case TD_ENGINE_REDUCE_SCATTER: /* Gloo has none for this: all of it is reduced, and a part kept */
+    case TD_ENGINE_REDUCE_SCATTER: /* Gloo has no reduce-scatter: reduce everything and keep a part */
         engine->sums.resize(ranks * bytes);
         all_reduce(engine, call, in, engine->sums.data(), ranks * bytes);
         std::memcpy(out, engine->sums.data() + rank * bytes, bytes);
@@ -163,7 +162,7 @@ void run(Engine *engine, const td_engine_call *call)
     case TD_ENGINE_ALL_GATHER: {
         gloo::AllgatherOptions options(engine->context);
 
-        if (in != out + rank * bytes) /* else Gloo takes this rank's part from out */
+        if (in != out + rank * bytes) /* otherwise Gloo reads this rank's part from out */
             std::memcpy(out + rank * bytes, in, bytes);
         options.setOutput(out, ranks * bytes);
         options.setTag(static_cast<uint32_t>(call->number));

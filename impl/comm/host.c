@@ -1,5 +1,5 @@
-/* MPI and Gloo: a thread for a communicator, which takes its calls one after the other and is the only one
- * that enters the library. A caller may compute meanwhile: neither library makes progress by itself. */
+/* MPI and Gloo: each communicator has one thread. It runs the calls one after the other, and only this thread
+ * calls the library. So the caller can compute meanwhile; neither library makes progress without a thread. */
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/float16.h"
@@ -34,12 +34,12 @@ typedef struct host {
     td_engine_setup setup;
     char ip[TD_MEET_IP];
     pthread_t thread;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* protects the members below */
     pthread_cond_t changed;
-    bool opened;    /* or not, but the engine came back */
-    bool abandoned; /* nobody waits for it any more */
+    bool opened;    /* engine->open returned, successfully or not */
+    bool abandoned; /* host_open no longer waits; the thread frees this struct */
     bool ending, orderly;
-    char text[TD_ENGINE_TEXT]; /* why it did not open; "": it did */
+    char text[TD_ENGINE_TEXT]; /* the error of open; "": none */
     td_work *first, *last;
 } host;
 
@@ -51,14 +51,14 @@ static td_status load_engine(td_comm_backend backend, const td_engine **out)
     char name[48];
 
     snprintf(name, sizeof name, "libtandem_%s.so", td_comm_backend_name(backend));
-    /* It stays loaded: MPI and Gloo keep threads and exit handlers of their own. */
+    /* Never unloaded: MPI and Gloo have their own threads and exit handlers. */
     void *module = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!module)
         return td_fail(TD_LIBRARY_ERROR, "backend %s cannot be loaded: %s", td_comm_backend_name(backend),
                        dlerror());
     *(void **)&get = dlsym(module, TD_ENGINE_SYMBOL);
     if (!get || get()->version != TD_ENGINE_VERSION)
-        return td_fail(TD_LIBRARY_ERROR, "backend %s: %s is of another build than this one",
+        return td_fail(TD_LIBRARY_ERROR, "backend %s: %s is from another build",
                        td_comm_backend_name(backend), name);
     *out = get();
     return TD_OK;
@@ -96,7 +96,7 @@ static bool is_faulted(void *user)
     } while (0)
 #define SAME(x) (x)
 
-/** data[i] times numerator / denominator: the factor in f32 (f64: in f64), rounded to the type. */
+/** data[i] *= numerator / denominator, with the factor in f32 (f64: in f64), rounded to the type. */
 static void scale(td_comm_type type, int64_t count, int numerator, int denominator, void *data)
 {
     switch (type) {
@@ -112,12 +112,12 @@ static void scale(td_comm_type type, int64_t count, int numerator, int denominat
     case TD_COMM_BF16:
         SCALE(td_bf16, float, td_bf16_to_f32, td_bf16_from_f32);
         break;
-    case TD_COMM_I64: /* has no average */
+    case TD_COMM_I64: /* no average of i64 */
         break;
     }
 }
 
-/** The call's input, or of an average in f16 a copy that is divided by `power`. NULL: no memory. */
+/** The call's input; for an average of f16 a copy divided by `power`. NULL: no memory. */
 static const void *begin_average(const td_work *work, int ranks, int power, void **copy)
 {
     const td_signature *call = &work->call;
@@ -239,7 +239,7 @@ static void *run_host(void *argument)
     return NULL;
 }
 
-/** Loads the library and has the thread open it, by `deadline_ns`. */
+/** Loads the library and opens it on the thread, by `deadline_ns`. */
 static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadline_ns, host **out)
 {
     td_status status = TD_OK;
@@ -269,7 +269,7 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
         goto cleanup;
     }
     pthread_mutex_lock(&h->lock);
-    /* Gloo has timeouts of its own and always comes back. MPI_Init may not. */
+    /* Gloo has its own timeouts and always returns. MPI_Init may not return. */
     const bool comes_back = backend == TD_COMM_GLOO;
     td_wait wait = td_wait_begin(td_comm_waiting(comm));
     bool in_time = true, goes_on = true;
@@ -293,7 +293,7 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
         if (comm->control && td_control_faulted(comm->control))
             return td_control_status(comm->control, NULL);
         return td_fail(TD_LIBRARY_ERROR,
-                       "rank %d of %d: MPI_Init did not return in time: not all ranks came to it",
+                       "rank %d of %d: MPI_Init did not return in time: not all ranks have called it",
                        comm->options.rank, comm->options.ranks);
     }
     pthread_mutex_unlock(&h->lock);
@@ -351,7 +351,7 @@ static void host_wait(host *h, const td_work *work)
 
 static td_status open_backend(td_comm *comm, int64_t deadline_ns)
 {
-    host *h = comm->state; /* where td_comm_spread has started MPI already */
+    host *h = comm->state; /* not NULL if td_comm_spread has started MPI */
     td_status status = h ? TD_OK : host_open(comm, comm->options.backend, deadline_ns, &h);
 
     comm->state = h;
@@ -367,7 +367,7 @@ static td_status issue(td_comm *comm, td_work *work)
 static td_status wait_for(td_comm *comm, td_work *work)
 {
     host_wait(comm->state, work);
-    /* The message is the worker thread's; here it is said again. */
+    /* The worker thread has the error message; the control repeats it on this thread. */
     return work->status == TD_OK ? TD_OK : td_control_status(comm->control, &work->call);
 }
 
@@ -396,7 +396,7 @@ td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadlin
         host_wait(h, &work);
         status = work.status;
         if (status != TD_OK)
-            td_fail(status, "rank %d of %d: rank 0's address did not come by MPI", comm->options.rank,
+            td_fail(status, "rank %d of %d: MPI did not bring rank 0's address", comm->options.rank,
                     comm->options.ranks);
     }
     if (status == TD_OK && comm->options.backend == TD_COMM_MPI)

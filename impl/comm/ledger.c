@@ -68,7 +68,7 @@ bool td_ledger_odd(const td_ledger *ledger, int ranks, int64_t number, int *odd,
     }
     if (differs < 0)
         return false;
-    /* Which call did most make? Of two that are as frequent, that of the lower rank. */
+    /* Finds the call that most ranks made. If two are equally frequent, the lower rank's call counts. */
     for (int rank = 0; rank < ranks; rank++) {
         int count = 0;
 

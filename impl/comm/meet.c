@@ -59,7 +59,7 @@ bool td_meet_is_loopback(const char *ip)
     return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
 }
 
-/** IPv4 goes before IPv6, here as everywhere: a host may lack either. */
+/** The loopback's address: IPv4 if the host has it, otherwise IPv6. */
 static void own_loopback(char out[TD_MEET_IP])
 {
     const struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -79,7 +79,7 @@ void td_meet_ip(int connection, char out[TD_MEET_IP])
     if (getsockname(connection, (struct sockaddr *)&local, &length) != 0 || local.ss_family == AF_UNIX ||
         getnameinfo((struct sockaddr *)&local, length, out, TD_MEET_IP, NULL, 0, NI_NUMERICHOST) != 0)
         own_loopback(out);
-    /* What came over IPv4 to a socket for both. */
+    /* An IPv4 connection to a socket for both versions. */
     if (strncmp(out, "::ffff:", 7) == 0)
         memmove(out, out + 7, strlen(out + 7) + 1);
 }
@@ -89,21 +89,21 @@ static void tune(int connection)
     const int on = 1;
     const struct timeval patience = {.tv_sec = 5};
 
-    (void)setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* refused by sockets of a name */
+    (void)setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* abstract sockets refuse it */
     (void)setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     (void)setsockopt(connection, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-/* ---- who belongs to the run ---- */
+/* ---- access to the run ---- */
 
-/** What all ranks of the run know. Under another name or another token everything is another. */
+/** The key that all ranks of the run know: a hash of the token and the run's name. */
 static td_key make_key(const td_key *token, const char *run)
 {
     return td_key_hash(*token, run ? run : "", run ? strlen(run) : 0);
 }
 
-/** The token that the place names; false: it names none. */
-static bool told_token(const td_meet_place *place, td_key *out)
+/** The token of the place; false: it has none. */
+static bool given_token(const td_meet_place *place, td_key *out)
 {
     *out = (td_key){{0}};
     return place->address && place->token && td_key_parse(place->token, out);
@@ -133,23 +133,23 @@ typedef struct search {
     td_key token;
     td_met *out;
     td_wait wait;
-    bool ended;     /* by the caller */
-    bool strangers; /* somebody listens where rank 0 should, and is not */
-    bool foreign;   /* the file in the directory is another user's */
+    bool ended;     /* the caller ended it */
+    bool strangers; /* a process listens at rank 0's address, but is not rank 0 */
+    bool foreign;   /* the file in the directory belongs to another user */
 } search;
 
-/** Why rank 0 was not found so far. */
+/** text = why rank 0 has not been found. */
 static const char *explain(const search *s, char text[320])
 {
     snprintf(text, 320, "%s %.200s%s",
              s->foreign     ? "another user made"
              : s->strangers ? "the process that listens at"
                             : "nobody answers at",
-             s->where, s->strangers ? " does not know this run's name and token" : "");
+             s->where, s->strangers ? " has not proved that it knows this run's name and token" : "");
     return text;
 }
 
-/** Whether the search goes on, as far as the caller says. */
+/** Calls the callback; false: the caller ends the search. */
 static bool goes_on(search *s)
 {
     char text[320];
@@ -158,7 +158,7 @@ static bool goes_on(search *s)
     return !s->ended;
 }
 
-/** Whether the connection is ready by then; the caller may end that as well. */
+/** Waits up to `ms` until the connection is ready; the caller may end the wait. */
 static bool is_ready(search *s, int connection, short events, int64_t ms)
 {
     const int64_t until = td_clock_ns() + ms * 1000000;
@@ -176,7 +176,7 @@ static bool is_ready(search *s, int connection, short events, int64_t ms)
     return false;
 }
 
-/** Steps 1 and 2 at a rank's end. False: the other end is not rank 0 of the run. */
+/** Steps 1 and 2 of td_greeting on a rank. False: the other end is not rank 0 of the run. */
 static bool greet(search *s, int connection)
 {
     const td_key key = make_key(&s->token, s->run);
@@ -200,7 +200,7 @@ static bool greet(search *s, int connection)
     return td_key_same(answer.proof, prove(key, 2, &mine.nonce, &answer.nonce));
 }
 
-/** Keeps the connection if rank 0 is at its other end, else closes it. */
+/** Keeps the connection if its other end is rank 0, otherwise closes it. */
 static bool keep(search *s, int connection)
 {
     if (connection < 0)
@@ -216,8 +216,8 @@ static bool keep(search *s, int connection)
 
 /* ---- by name ---- */
 
-/** A run's name as a part of names of the system's: any other text than short plain words is hashed, so that
- * two different names stay different. */
+/** A run's name as part of a socket's or file's name. Names that are not short plain words are hashed, so
+ * that different names stay different. */
 static void plain_name(const char *run, char out[PLAIN_NAME + 1])
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
@@ -230,8 +230,8 @@ static void plain_name(const char *run, char out[PLAIN_NAME + 1])
     td_key_text(td_key_hash((td_key){{0}}, run, strlen(run)), out + 1);
 }
 
-/** A name in the kernel's own table, which ends with its socket. Other users' are told apart when one
- * connects. */
+/** An abstract socket address: the kernel frees it with its socket. Sockets of other users are detected after
+ * connecting. */
 static socklen_t name_address(const char *run, struct sockaddr_un *out)
 {
     char name[PLAIN_NAME + 1];
@@ -253,12 +253,11 @@ static td_status listen_by_name(const char *run, td_meeting *out)
     if (out->listener < 0 || bind(out->listener, (struct sockaddr *)&address, length) != 0 ||
         listen(out->listener, BACKLOG) != 0)
         return td_fail(TD_IO_ERROR, "rank 0 cannot listen under the name of run '%.100s': %s", run,
-                       errno == EADDRINUSE ? "it is taken, another run of that name is there"
-                                           : error_text(errno, room));
+                       errno == EADDRINUSE ? "another run has this name" : error_text(errno, room));
     return TD_OK;
 }
 
-/** Known of sockets of a name alone. */
+/** Credentials of the other end; only abstract sockets have them. */
 static bool get_peer(int connection, struct ucred *out)
 {
     struct sockaddr_storage local;
@@ -317,13 +316,13 @@ cleanup:
     return status;
 }
 
-/** A listener there, or -1 with errno. One at :: takes IPv4 as well. */
+/** A listener at the address, or -1 with errno. A listener at :: also takes IPv4. */
 static int listen_on(const struct sockaddr *address, socklen_t length)
 {
     const int listener = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const int on = 1, off = 0;
 
-    /* A port whose last owner's connections linger may be used again; one that is listened at not. */
+    /* SO_REUSEADDR: the port may still have old connections, but no other listener. */
     if (listener >= 0 && setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
         (address->sa_family != AF_INET6 ||
          setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
@@ -336,7 +335,7 @@ static int listen_on(const struct sockaddr *address, socklen_t length)
     return -1;
 }
 
-/** On all interfaces; a port of 0 is one that is free. */
+/** Listens on all interfaces; port 0: any free port. */
 static int listen_everywhere(int port)
 {
     const struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
@@ -347,8 +346,8 @@ static int listen_everywhere(int port)
                                                 : listen_on((const struct sockaddr *)&four, sizeof four);
 }
 
-/** The next address after `at` (NULL: the first) in the order in which rank 0 and the others try them: IPv4
- * goes before IPv6. */
+/** The next address after `at` (NULL: the first) in the order of rank 0 and of the others: IPv4 before
+ * IPv6. */
 static const struct addrinfo *next_address(const struct addrinfo *all, const struct addrinfo *at)
 {
     int family = at ? at->ai_family : AF_INET;
@@ -374,9 +373,8 @@ static bool is_own_name(const char *host)
     return label > 0 && label == strcspn(host, ".") && strncasecmp(own, host, label) == 0;
 }
 
-/** A number is one address. A name may lead other hosts to another address of this one (Debian gives a host
- * its own name at 127.0.1.1), so that rank 0 then listens on all interfaces; but at "localhost" on the
- * loopback alone. */
+/** Listens at an IP address, or on all interfaces for a host name: the name may have another address on other
+ * hosts (Debian maps a host's own name to 127.0.1.1). "localhost" means the loopback alone. */
 static td_status listen_at(const char *host, const char *port, td_meeting *out)
 {
     const struct addrinfo numeric = {.ai_flags = AI_NUMERICHOST}, hints = {.ai_socktype = SOCK_STREAM};
@@ -395,7 +393,7 @@ static td_status listen_at(const char *host, const char *port, td_meeting *out)
         out->listener = listen_on(at->ai_addr, at->ai_addrlen);
         error = out->listener < 0 ? errno : 0;
         if (error == EADDRINUSE)
-            break; /* the other ranks would come to whoever is there */
+            break; /* other ranks would connect to the process that listens there */
     }
     freeaddrinfo(found);
     if (out->listener >= 0 && is_name) {
@@ -412,7 +410,7 @@ static td_status listen_at(const char *host, const char *port, td_meeting *out)
     return TD_OK;
 }
 
-/** A port that is free, on all interfaces; the text has the port, the host's key, the token and the host's
+/** Listens at a free port on all interfaces. out->text = the port, the host's key, the token and the host's
  * addresses. */
 static td_status listen_anywhere(td_meeting *out, const td_key *token)
 {
@@ -450,8 +448,8 @@ static td_status listen_anywhere(td_meeting *out, const td_key *token)
     return TD_OK;
 }
 
-/** Whether the connection's two ends are one socket. A connect to a port of this host at which nobody listens
- * may get that very port for its own end: TCP then joins the socket with itself. */
+/** Whether the connection is connected to itself. If nobody listens at a port of this host, a connect may get
+ * this port for its own end, and TCP then connects the socket with itself. */
 static bool is_own_end(int connection)
 {
     struct sockaddr_storage ends[2];
@@ -462,7 +460,7 @@ static bool is_own_end(int connection)
            lengths[0] == lengths[1] && memcmp(&ends[0], &ends[1], lengths[0]) == 0;
 }
 
-/** Connects, or gives up after CONNECT_MS: -1. */
+/** Connects within CONNECT_MS; -1: failed. */
 static int connect_once(search *s, const struct addrinfo *at)
 {
     const int connection = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -473,7 +471,7 @@ static int connect_once(search *s, const struct addrinfo *at)
 
     if (connection < 0)
         return -1;
-    /* Rank 0 can then listen at its port while this end happens to have it. */
+    /* Lets rank 0 listen at its port even if this end happens to use the port. */
     (void)setsockopt(connection, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool joined = connect(connection, at->ai_addr, at->ai_addrlen) == 0 ||
                         (errno == EINPROGRESS && is_ready(s, connection, POLLOUT, CONNECT_MS) &&
@@ -482,7 +480,7 @@ static int connect_once(search *s, const struct addrinfo *at)
         (void)fcntl(connection, F_SETFL, 0);
         return connection;
     }
-    (void)setsockopt(connection, SOL_SOCKET, SO_LINGER, &reset, sizeof reset); /* the port is free at once */
+    (void)setsockopt(connection, SOL_SOCKET, SO_LINGER, &reset, sizeof reset); /* frees the port at once */
     close(connection);
     return -1;
 }
@@ -501,7 +499,7 @@ static bool connect_to(search *s, const char *host, const char *port)
     return met;
 }
 
-/** Connects to what listen_anywhere wrote. */
+/** Connects to an address of listen_anywhere's text. */
 static bool connect_found(search *s, const char *text)
 {
     char key[TD_MEET_KEY], name[TD_MEET_HOST], theirs[TD_MEET_KEY], port[8], ip[TD_MEET_IP];
@@ -524,7 +522,7 @@ static bool connect_found(search *s, const char *text)
 
 /* ---- by a file in a directory ---- */
 
-/* The file's first line: whose it is. What follows is listen_anywhere's text. */
+/* The file's first line names its process. listen_anywhere's text follows. */
 #define FILE_HEAD "tandem 1 process %ld on %63s\n"
 
 static td_status file_path(const td_meet_place *place, char path[PATH_MAX])
@@ -533,13 +531,12 @@ static td_status file_path(const td_meet_place *place, char path[PATH_MAX])
 
     plain_name(place->run, name);
     if (snprintf(path, PATH_MAX, "%s/tandem.%s", place->directory, name) >= PATH_MAX)
-        return td_fail(TD_BAD_ARGUMENT, "directory is of %zu characters, which is too long",
+        return td_fail(TD_BAD_ARGUMENT, "directory has %zu characters, which is too long",
                        strlen(place->directory));
     return TD_OK;
 }
 
-/** Also tells whether the file is another user's: in a directory where all may write anybody can leave one.
- */
+/** *foreign = the file belongs to another user: in a directory where all may write, anybody can make one. */
 static bool read_file(const char *path, char *text, size_t room, bool *foreign)
 {
     const int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -555,7 +552,7 @@ static bool read_file(const char *path, char *text, size_t room, bool *foreign)
     return length > 0;
 }
 
-/** The file appears whole or not at all, and never in the place of another. */
+/** Creates the file completely or not at all, and never replaces another file. */
 static td_status write_file(const td_meet_place *place, td_meeting *out)
 {
     td_status status = TD_OK;
@@ -581,11 +578,11 @@ static td_status write_file(const td_meet_place *place, td_meeting *out)
         bool foreign;
 
         if (!read_file(path, text, sizeof text, &foreign) || sscanf(text, FILE_HEAD, &process, name) != 2)
-            return td_fail(TD_IO_ERROR, "rank 0: the directory is taken: '%s' is there and no file of ours",
-                           path);
+            return td_fail(TD_IO_ERROR,
+                           "rank 0: the directory is taken: '%s' exists and is not a file of tandem", path);
         return td_fail(TD_IO_ERROR,
-                       "rank 0: the directory is taken: '%s' is there, of process %ld on %s; if that run "
-                       "has ended remove it, else name another directory or run",
+                       "rank 0: the directory is taken: '%s' exists, from process %ld on %s. If that run has "
+                       "ended, remove the file; otherwise use another directory or run name",
                        path, process, name);
     }
     if (error != 0)
@@ -604,7 +601,7 @@ static bool connect_by_file(search *s, const char *path)
            sscanf(text, FILE_HEAD, &process, name) == 2 && connect_found(s, strchr(text, '\n') + 1);
 }
 
-/* ---- any of them ---- */
+/* ---- all kinds of places ---- */
 
 td_status td_meet_listen(const td_meet_place *place, td_meeting *out)
 {
@@ -615,7 +612,7 @@ td_status td_meet_listen(const td_meet_place *place, td_meeting *out)
 
     out->listener = -1;
     out->text[0] = out->path[0] = '\0';
-    if (!told_token(place, &token) && !place->address && (place->directory || !place->run))
+    if (!given_token(place, &token) && !place->address && (place->directory || !place->run))
         TD_TRY(td_key_draw(&token));
     out->key = make_key(&token, place->run);
     if (place->address) {
@@ -669,13 +666,13 @@ td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_me
                 .where = place->address     ? place->address
                          : place->directory ? path
                          : place->run       ? place->run
-                                            : "the address that MPI told",
+                                            : "the address from MPI",
                 .out = out,
                 .wait = td_wait_begin(place->waiting)};
     bool met = false;
 
     *out = (td_met){.socket = -1};
-    out->secret = told_token(place, &s.token) || place->directory || !place->run;
+    out->secret = given_token(place, &s.token) || place->directory || !place->run;
     if (place->address) {
         TD_TRY(split_address(place->address, host, port));
     } else if (place->directory) {

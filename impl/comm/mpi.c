@@ -1,12 +1,12 @@
 /* MPI as an engine: the module libtandem_mpi.so.
  *
- * All calls come from one thread, communicator by communicator, which starts and ends MPI too. Collectives
- * are posted (MPI_I...) and tested until they are done, so that a thread that waits for a rank that is no
- * more can leave; a blocking call never returns. Long ones go in pieces of PIECE bytes: MPI counts in int,
- * the sums stay in the caches, and on two ranks of one host 100 MB took 44 ms, where MPI_Allreduce took 99
- * and one MPI_Iallreduce 212 (Open MPI 4.1.4, two cores, November 2026).
+ * One thread makes all calls of all communicators, and also starts and ends MPI. Collectives are nonblocking
+ * (MPI_I...) and tested until they are done, so that the thread can return if another rank has died; a
+ * blocking call would never return. Long collectives are split into pieces of PIECE bytes: MPI counts in int,
+ * and pieces stay in the caches. On two ranks of one host, 100 MB took 44 ms; MPI_Allreduce took 99 ms, and
+ * one MPI_Iallreduce 212 ms (Open MPI 4.1.4, two cores, November 2026).
  *
- * Open MPI has no bf16 and no f16: those are sums of our own. */
+ * Open MPI has no bf16 and no f16, so tandem adds its own operations. */
 #include "comm/engine.h"
 
 #include <mpi.h>
@@ -21,10 +21,10 @@ enum { PIECE = 1 << 20 };
 typedef struct engine {
     MPI_Comm comm;
     int rank, ranks;
-    bool ends_mpi; /* this communicator started it */
-    MPI_Op ops[2]; /* of f16 and bf16, sum and max: MPI hands its type over, not ours */
+    bool ends_mpi;     /* this communicator started MPI */
+    MPI_Op f16_ops[2]; /* sum and max; MPI passes the same type for f16 and bf16 */
     MPI_Op bf16_ops[2];
-    char *pieces; /* [ranks][PIECE], for what is not contiguous in a caller's buffer */
+    char *pieces; /* [ranks][PIECE], for data that is not contiguous in the caller's buffer */
 } engine;
 
 static int fail(char *text, const char *what, int code)
@@ -52,10 +52,10 @@ static void close_engine(void *state, bool orderly)
 {
     engine *e = state;
 
-    /* Without the other ranks nothing of MPI may be called again, least of all MPI_Finalize. */
+    /* Without the other ranks no MPI function may be called, especially not MPI_Finalize. */
     if (orderly) {
         for (int i = 0; i < 2; i++) {
-            (void)MPI_Op_free(&e->ops[i]);
+            (void)MPI_Op_free(&e->f16_ops[i]);
             (void)MPI_Op_free(&e->bf16_ops[i]);
         }
         (void)MPI_Comm_free(&e->comm);
@@ -66,7 +66,7 @@ static void close_engine(void *state, bool orderly)
     free(e);
 }
 
-/** Starts MPI, or finds it started by the program. */
+/** Starts MPI, unless the program has started it. */
 static int start(bool *started, char *text)
 {
     int there = 0, ended = 0, level = 0, code;
@@ -76,7 +76,7 @@ static int start(bool *started, char *text)
     (void)MPI_Finalized(&ended);
     if (ended) {
         snprintf(text, TD_ENGINE_TEXT,
-                 "MPI was ended in this process, by the close of its communicator: it starts once");
+                 "MPI was ended by an earlier communicator of this process: MPI starts only once");
         return -1;
     }
     if (there) {
@@ -133,13 +133,13 @@ static int open_engine(const td_engine_setup *setup, void **state, char *text)
     }
     (void)MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
     for (int i = 0; i < 2; i++) {
-        (void)MPI_Op_create(functions[0][i], 1, &e->ops[i]);
+        (void)MPI_Op_create(functions[0][i], 1, &e->f16_ops[i]);
         (void)MPI_Op_create(functions[1][i], 1, &e->bf16_ops[i]);
     }
     *state = e;
     return 0;
 failed:
-    if (e->ends_mpi && ranks == 1) /* alone: nobody waits in there */
+    if (e->ends_mpi && ranks == 1) /* one rank: MPI_Finalize waits for nobody */
         (void)MPI_Finalize();
     free(e->pieces);
     free(e);
@@ -161,7 +161,7 @@ typedef struct run {
     char *text;
 } run;
 
-/** Waits for what was posted with `code`. */
+/** Waits for a request; `code` is the result of the call that made it. */
 static int finish(const run *r, int code, MPI_Request *request)
 {
     int done = 0;
@@ -170,7 +170,7 @@ static int finish(const run *r, int code, MPI_Request *request)
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done)
             break;
-        (void)sched_yield(); /* of more ranks than processors each turn may take milliseconds */
+        (void)sched_yield(); /* with more ranks than processors, each turn may take milliseconds */
         if (r->call->stop(r->call->user)) {
             snprintf(r->text, TD_ENGINE_TEXT, "given up");
             return -1;
@@ -202,13 +202,13 @@ static MPI_Op op_of(const engine *e, const td_engine_call *call)
     const bool max = call->reduction == TD_ENGINE_MAX;
 
     if (call->type == TD_ENGINE_F16)
-        return e->ops[max];
+        return e->f16_ops[max];
     if (call->type == TD_ENGINE_BF16)
         return e->bf16_ops[max];
     return max ? MPI_MAX : MPI_SUM;
 }
 
-/** Elements [at, at + count) of what each rank has or gets. */
+/** Runs the collective for elements [at, at + count) of each rank's part. */
 static int run_piece(const run *r, int64_t at, int count)
 {
     const td_engine_call *call = r->call;

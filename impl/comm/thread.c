@@ -15,7 +15,7 @@ td_status td_thread_start(pthread_t *out, void *(*run)(void *), void *argument)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int error = pthread_create(out, NULL, run, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error == 0 ? TD_OK : td_fail(TD_NO_MEMORY, "the system has no thread for a communicator");
+    return error == 0 ? TD_OK : td_fail(TD_NO_MEMORY, "the system gives no thread for a communicator");
 }
 
 void td_condition_init(pthread_cond_t *condition)

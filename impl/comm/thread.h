@@ -1,4 +1,4 @@
-/** Internal to impl/comm/: its threads, and how a caller hears of a wait. */
+/** Internal to impl/comm/: threads, conditions, and the callback during waits. */
 #ifndef TD_COMM_THREAD_H
 #define TD_COMM_THREAD_H
 
@@ -6,22 +6,22 @@
 
 #include <pthread.h>
 
-/** Starts a thread that takes no signal: those are the program's, on its own threads. TD_NO_MEMORY. */
+/** Starts a thread with all signals blocked: signals are for the program's own threads. TD_NO_MEMORY. */
 td_status td_thread_start(pthread_t *out, void *(*run)(void *), void *argument);
 
-/** A condition by the clock of td_clock_ns. */
+/** Initialises a condition that uses the clock of td_clock_ns. */
 void td_condition_init(pthread_cond_t *condition);
 
-/** Waits until then; false: it is past. */
+/** Waits for the condition until the deadline. False: the deadline has passed. */
 bool td_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline_ns);
 
-/** What td_comm_options has as `waiting` and `user`; call NULL: nobody hears. */
+/** `waiting` and `user` of td_comm_options; call NULL: none. */
 typedef struct td_waiting {
     bool (*call)(void *user, double seconds, const char *what);
     void *user;
 } td_waiting;
 
-/** One wait, on the caller's own thread. */
+/** One wait on the user's thread. */
 typedef struct td_wait {
     td_waiting waiting;
     int64_t begun_ns, next_ns;
@@ -29,11 +29,11 @@ typedef struct td_wait {
 
 td_wait td_wait_begin(td_waiting waiting);
 
-/** When the wait is to look up: the deadline, or earlier, to tell the caller. */
+/** The time until which to sleep: the deadline, or the time of the next callback if that is earlier. */
 int64_t td_wait_until(const td_wait *wait, int64_t deadline_ns);
 
-/** Tells the caller what is waited for, a few times in a second; no lock is held. False: the caller ends the
- * wait. */
+/** Calls the callback a few times a second with `what` is waited for. Call it without a lock. False: the user
+ * ends the wait. */
 bool td_wait_goes_on(td_wait *wait, const char *what);
 
 #endif

@@ -1,4 +1,4 @@
-/* Backends and types by their names, and what follows from numbers alone. */
+/* Names of backends and types, and small calculations. */
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/names.h"

@@ -1,4 +1,4 @@
-/* When collectives ran. */
+/* Times of watched collectives. */
 #include "base/check.h"
 #include "comm/backend.h"
 
@@ -31,7 +31,7 @@ static td_status check_idle(const td_comm *comm)
     td_status status = td_comm_check(comm);
 
     if (status == TD_OK && comm->issued > 0)
-        status = td_fail(TD_BAD_STATE, "a collective is on its way: %" PRId64 " were not waited for",
+        status = td_fail(TD_BAD_STATE, "%" PRId64 " collectives are unfinished: wait for them first",
                          comm->issued);
     return status;
 }
@@ -65,8 +65,7 @@ td_status td_comm_watched(td_comm *comm, const td_comm_span **spans, int64_t *co
     TD_NOT_NULL(comm, spans, count);
     TD_TRY(check_idle(comm));
     TD_FAIL_IF(comm->span_count > comm->span_room, TD_BAD_STATE,
-               "%" PRId64 " collectives were made, %" PRId64 " were to be watched", comm->span_count,
-               comm->span_room);
+               "%" PRId64 " collectives were made, capacity is %" PRId64, comm->span_count, comm->span_room);
     if (comm->backend && comm->backend->watched)
         TD_TRY(comm->backend->watched(comm, comm->spans, comm->span_count));
     *spans = comm->spans;

@@ -1,15 +1,15 @@
-/* Windows: which memory all ranks have alike, and who uses it. */
+/* Windows: memory that lies at the same place on all ranks. */
 #include "base/check.h"
 #include "comm/backend.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/** Where a rank has the memory. */
+/** The place of a rank's memory; ranks exchange it. */
 typedef struct place {
-    int64_t found;         /* in a block that can become a window */
-    int64_t offset, bytes; /* in the block, and the block's */
-    int64_t number;        /* of its window; 0: it is none yet */
+    int64_t found;         /* 1: it lies in a block that can become a window */
+    int64_t offset, bytes; /* offset in the block; size of the block */
+    int64_t number;        /* number of the block's window; 0: it has none */
 } place;
 
 static td_comm_window *window_of(const td_comm *comm, const void *block)
@@ -52,9 +52,10 @@ td_status td_comm_windows_place(const td_comm *comm, const void *in, const void 
     TD_TRY(place_of(comm, "out", out, &out_at));
     TD_CHECK(call->kind == TD_CALL_ALL_REDUCE || (in_at == 0 && out_at == 0) ||
                  bytes % TD_COMM_WINDOW_ALIGNMENT == 0,
-             "count is %" PRId64 " %s, in a window parts need a multiple of %d bytes", call->count,
+             "count is %" PRId64 " %s, needs parts of a multiple of %d bytes in a window", call->count,
              td_comm_type_name((td_comm_type)call->type), TD_COMM_WINDOW_ALIGNMENT);
-    /* A rank alone reads or writes its part of the other side, which may be elsewhere on another. */
+    /* Other ranks do not access this rank's part of an all-gather or a reduce-scatter: it may lie elsewhere
+     * on each rank. */
     call->in_at = call->kind == TD_CALL_ALL_GATHER ? 0 : in_at;
     call->out_at = call->kind == TD_CALL_REDUCE_SCATTER ? 0 : out_at;
 cleanup:
@@ -78,8 +79,8 @@ bool td_comm_windows_live(const td_comm *comm, uint64_t windows)
     return windows == 0;
 }
 
-/** From here on it is of nothing. */
-static void end(td_comm_window *window)
+/** Removes the window from its communicator and its block. */
+static void end_window(td_comm_window *window)
 {
     td_comm *comm = window->comm;
     td_comm_window **at = &comm->windows;
@@ -94,17 +95,17 @@ static void end(td_comm_window *window)
     window->native = NULL;
 }
 
-/** What a graph is captured behind cannot be waited for: a window stays then, and so does the block, which a
- * device cannot free either. */
-static bool may_end(const td_comm_window *window)
+/** During a capture the unfinished collectives cannot be waited for. The window then stays, and so does its
+ * block, since td_device_free cannot free memory during a capture. */
+static bool may_end_window(const td_comm_window *window)
 {
     return td_graph_capture(window->comm->dev) == 0;
 }
 
 static void block_freed(td_block_listener *listener)
 {
-    if (may_end((td_comm_window *)listener))
-        end((td_comm_window *)listener);
+    if (may_end_window((td_comm_window *)listener))
+        end_window((td_comm_window *)listener);
 }
 
 void td_comm_windows_end(td_comm *comm)
@@ -112,13 +113,13 @@ void td_comm_windows_end(td_comm *comm)
     while (comm->windows) {
         td_comm_window *const window = comm->windows;
 
-        end(window);
-        if (window->users == 0) /* nobody else has it */
+        end_window(window);
+        if (window->users == 0) /* its handle was already destroyed */
             free(window);
     }
 }
 
-/** *same: every rank has the memory in the same place of a block. */
+/** *same = all ranks have the memory at the same place of a block of the same size and window. */
 static td_status agree(td_comm *comm, const place *mine, bool *same)
 {
     td_status status = TD_OK;
@@ -135,7 +136,7 @@ cleanup:
     return status;
 }
 
-/** Of the block around the memory, where all ranks have one. */
+/** Makes or shares the window of the block around the memory, if all ranks can. */
 static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out)
 {
     const td_comm_backend_table *const backend = comm->backend;
@@ -205,9 +206,9 @@ void td_comm_window_destroy(td_comm_window *window)
     if (!window || --window->users > 0)
         return;
     if (window->listener.block) {
-        if (!may_end(window))
+        if (!may_end_window(window))
             return;
-        end(window);
+        end_window(window);
     }
     free(window);
 }

@@ -23,7 +23,8 @@ int64_t td_ddp_room(const td_ddp_tensor *tensor)
     return tensor->room > 0 ? tensor->room : td_ddp_elements(tensor);
 }
 
-/** What of a tensor is; without gaps, so that it is compared as bytes. */
+/** The properties of a tensor that must be the same on all ranks. The struct has no padding, because it is
+ * compared as bytes. */
 typedef struct description {
     int64_t shape[TD_DDP_DIMS];
     int64_t room;
@@ -118,7 +119,7 @@ td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order)
     return td_comm_compare(comm, &(td_rows){members, sizeof *order, number_of, take_first, order});
 }
 
-/** Where a tensor's gradient begins. */
+/** The address of a tensor's gradient. */
 typedef struct begin {
     const char *at;
     int64_t index;
@@ -131,7 +132,7 @@ static int by_address(const void *a, const void *b)
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/** Which gradients touch on this rank. */
+/** Fills next [count] for this rank: the tensor whose gradient follows in memory. */
 static td_status find_touching(const td_ddp_config *config, int64_t *next)
 {
     begin *begins = calloc((size_t)config->count, sizeof *begins);
@@ -227,7 +228,7 @@ cleanup:
 
 static void on_step(void *user, uint64_t state)
 {
-    (void)td_comm_carry(user, state); /* which is no NULL */
+    (void)td_comm_carry(user, state); /* fails only for NULL */
 }
 
 void td_link_listen(td_train_listener *listener, td_comm *comm, td_train *train)

@@ -1,5 +1,5 @@
-/** Internal to ddp/ and shard/: what all ranks must have alike before anything moves. All ranks call these
- * functions together, and each ends alike on all of them. */
+/** Internal to ddp/ and shard/: checks that all ranks have the same lists and trainers, before any number is
+ * sent. All ranks call these functions together, and get the same status. */
 #ifndef TD_DDP_AGREE_H
 #define TD_DDP_AGREE_H
 
@@ -7,33 +7,34 @@
 #include "ddp/reduce.h"
 #include "train/state.h"
 
-/** Elements of a tensor, whose shape was checked, and of its gradient's memory. */
+/** The elements of a tensor whose shape was checked, and the elements reserved for its gradient. */
 int64_t td_ddp_elements(const td_ddp_tensor *tensor);
 int64_t td_ddp_room(const td_ddp_tensor *tensor);
 
-/** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0's, unless all ranks have such a
- * list and send it alike. */
+/** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0, unless all ranks have the same
+ * list, strategy and bucket size. */
 td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config);
 
-/** order [members] becomes rank 0's. */
+/** Sets order [members] to rank 0's order. */
 td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order);
 
-/** Fills next [count]: tensors whose gradients touch on every rank (td_buckets.next). */
+/** Fills next [count]: the tensor whose gradient follows in memory on every rank (td_buckets.next). */
 td_status td_ddp_agree_touching(td_comm *comm, const td_ddp_config *config, int64_t *next);
 
-/** Rank 0's weights for all. */
+/** Sends rank 0's weights to all ranks. */
 td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors);
 
 /* ---- links of trainers ---- */
 
-/** What a link asks of a trainer. `joined`: the link has one. TD_BAD_ARGUMENT: a NULL, a trainer that goes
- * forward only or was made without the link. TD_BAD_STATE: the link is joined. */
+/** Checks that the link may join the trainer, and fills *out. `joined`: the link has a trainer.
+ * TD_BAD_ARGUMENT: a NULL, a trainer that goes forward only or was made without the link. TD_BAD_STATE: the
+ * link is joined already. */
 td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
 
 enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 7 };
 
-/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the `count`
- * ones of the link, at most TD_LINK_SETTINGS. */
+/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0: td_train_settings, then the link's own
+ * [count], at most TD_LINK_SETTINGS. */
 td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own);
 
 /** From now on each step's first collective carries the trainer's state. */

@@ -34,7 +34,7 @@ void td_buckets_free(td_buckets *b)
     free(b->stretches);
 }
 
-/** Makes a stretch of each member that follows no other of its bucket. */
+/** Makes the stretches. Each begins with a member that follows no other member of its bucket in memory. */
 static void fill_stretches(td_buckets *b, int64_t count, const int64_t *order)
 {
     for (int64_t i = 0; i < b->most; i++)
@@ -59,7 +59,7 @@ static void fill_stretches(td_buckets *b, int64_t count, const int64_t *order)
 
 void td_buckets_fill(td_buckets *b, int64_t count, const int64_t *order, double most)
 {
-    double bytes = 0; /* of the last bucket */
+    double bytes = 0; /* in the last bucket */
 
     for (int64_t i = 0; i < b->most; i++)
         b->of[i] = -1;
@@ -113,7 +113,7 @@ cleanup:
     return status;
 }
 
-/** The buckets whose collectives have all been waited for are done. */
+/** Counts the buckets whose collectives were all waited for. */
 static td_status count_done(td_buckets *b, td_status status)
 {
     while (status == TD_OK && b->done < b->sent && b->buckets[b->done].sent <= b->flight.done)

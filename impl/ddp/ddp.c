@@ -74,7 +74,7 @@ cleanup:
     return status;
 }
 
-/** order names each tensor with a gradient once. */
+/** TD_BAD_ARGUMENT unless `order` has each tensor with a gradient once. */
 static td_status check_order(const td_ddp_config *config, int64_t members)
 {
     td_status status = TD_OK;
@@ -113,7 +113,7 @@ cleanup:
     return status;
 }
 
-/** Copies the list with its names, and defaults filled in. */
+/** Copies the list and its names, and fills in defaults. */
 static td_status copy_list(td_ddp *ddp, const td_ddp_config *config)
 {
     td_status status = TD_OK;
@@ -140,7 +140,8 @@ cleanup:
     return status;
 }
 
-/** The order that was given, or the list's backwards. Where nothing is sent before all are ready it stays. */
+/** Sets the order: the given one, or the list backwards. If gradients are sent only when all are ready, the
+ * order is not learned from a pass. */
 static void begin_order(td_ddp *ddp, const int64_t *order)
 {
     const td_ddp_strategy strategy = ddp->config.strategy;
@@ -154,7 +155,7 @@ static void begin_order(td_ddp *ddp, const int64_t *order)
             *next++ = i;
 }
 
-/** Memory for the gradients that have none, in the order in which they are sent. */
+/** Allocates memory for gradients without an address, in the order in which they are sent. */
 static td_status lay_out(td_ddp *ddp)
 {
     td_status status = TD_OK;
@@ -187,8 +188,8 @@ cleanup:
     return status;
 }
 
-/** Makes a window of the block with all gradients. Calls begin at any of them once the order is learnt, so
- * that one that begins where no call in a window may leaves the container without. */
+/** Makes a window of the memory that has all gradients. Once the order is learned, a call may begin at any
+ * gradient. So if one gradient is not aligned for calls in windows, there is no window. */
 static td_status make_window(td_ddp *ddp)
 {
     uintptr_t begin = UINTPTR_MAX, end = 0;
@@ -197,12 +198,12 @@ static td_status make_window(td_ddp *ddp)
     for (int64_t i = 0; i < ddp->config.count; i++) {
         const td_ddp_tensor *tensor = &ddp->tensors[i];
         const uintptr_t at = (uintptr_t)tensor->grad,
-                        behind = at + (size_t)td_ddp_room(tensor) * td_dtype_size(tensor->grad_dtype);
+                        next = at + (size_t)td_ddp_room(tensor) * td_dtype_size(tensor->grad_dtype);
 
         if (tensor->frozen)
             continue;
         begin = at < begin ? at : begin;
-        end = behind > end ? behind : end;
+        end = next > end ? next : end;
         aligned = aligned && at % TD_COMM_WINDOW_ALIGNMENT == 0;
     }
     return td_comm_window_create(ddp->comm, aligned && begin < end ? (const void *)begin : NULL, end - begin,
@@ -215,7 +216,7 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
     td_comm_info info;
 
     TD_TRY(td_comm_describe(ddp->comm, &info));
-    ddp->multiprocessors = info.nccl_ctas;
+    ddp->sms = info.nccl_ctas;
     TD_TRY(copy_list(ddp, config));
     TD_TRY(td_buckets_alloc(&ddp->buckets, config->count));
     ddp->buckets.send = td_ddp_send_stretch;
@@ -282,7 +283,7 @@ void td_ddp_destroy(td_ddp *ddp)
     free(ddp);
 }
 
-/* ---- what it is ---- */
+/* ---- descriptions ---- */
 
 td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out)
 {

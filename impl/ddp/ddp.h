@@ -59,9 +59,9 @@ typedef struct td_ddp_config {
     int64_t count;
     const td_ddp_tensor *tensors;
     td_ddp_strategy strategy;
-    double
-        bucket_mb; /* of TD_DDP_BUCKETED: most bytes of a bucket / 2^20, without padding; larger tensors have
-                       * a bucket alone. 0: one bucket */
+    /* TD_DDP_BUCKETED: the largest size of a bucket, in units of 2^20 bytes, without padding. A larger
+     * tensor has a bucket alone. 0: one bucket. */
+    double bucket_mb;
     const int64_t *order; /* [tensors with gradients] indices in the order in which gradients become ready.
                            * Buckets are filled in this order. NULL: first the list backwards, then the order
                            * of rank 0's first pass */

@@ -1,4 +1,5 @@
-/* The container in the steps of a trainer: what is final is marked ready, and goes on when it is reduced. */
+/* The container in the steps of a trainer: a final range is marked ready, and passed on when it is reduced.
+ * */
 #include "base/check.h"
 #include "ddp/agree.h"
 #include "transformer/owned.h"
@@ -6,7 +7,7 @@
 
 #include <stdlib.h>
 
-/** A range that became final, and the last bucket that has something of it. */
+/** A range that became final, and the last bucket that has a parameter of it. */
 typedef struct held {
     td_range range;
     int64_t bucket;
@@ -18,15 +19,15 @@ struct td_ddp_link {
     td_ddp_strategy strategy;
     double bucket_mb;
     td_ddp *ddp;      /* NULL: not attached */
-    td_range *ranges; /* [count] of the parameters with their padding, in the order of the block */
+    td_range *ranges; /* [count] parameters with their padding, in the order of the block */
     int64_t count;
-    bool running; /* in a step's last backward pass */
-    held *held;   /* [count] in the order in which they became final */
-    int64_t held_count, passed;
+    bool running;               /* in a step's last backward pass */
+    held *held;                 /* [held_count] in the order in which they became final; room for `count` */
+    int64_t held_count, passed; /* how many ranges became final, and how many were passed on */
     td_train_listener listener;
 };
 
-/** Passes on what is reduced: as far as the host does not have to wait, or all that was sent. */
+/** Passes on ranges that are reduced. all: waits for all that was sent; else the host does not wait. */
 static td_status progress(td_ddp_link *link, bool all)
 {
     td_buckets *const b = &link->ddp->buckets;
@@ -74,8 +75,8 @@ static td_status on_done(td_hook *hook, td_pass pass, td_range range)
     return on_read(hook);
 }
 
-/** Marks the parameters of the range from its end to its begin: layers become final from the last to the
- * first, so that a bucket has them without gaps. */
+/** Marks the parameters of the range from its end to its begin. Layers become final from the last to the
+ * first, so parameters of a bucket are then neighbours in memory. */
 static td_status on_final(td_hook *hook, td_range range, td_event *event)
 {
     td_ddp_link *link = (td_ddp_link *)hook;
@@ -108,7 +109,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     if (pass != TD_PASS_BACKWARD || !link->running)
         goto cleanup;
     link->running = false;
-    if (ended != TD_OK) { /* nobody else may use what is on its way */
+    if (ended != TD_OK) { /* nobody else waits for collectives that were begun */
         (void)td_ddp_settle(link->ddp);
         goto cleanup;
     }
@@ -192,7 +193,7 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     int64_t *order = calloc((size_t)count, sizeof *order);
     td_status status = TD_OK;
 
-    free(link->ranges); /* of an attach that failed */
+    free(link->ranges); /* from an attach that failed */
     free(link->held);
     link->count = count;
     link->ranges = calloc((size_t)count, sizeof *link->ranges);

@@ -39,7 +39,7 @@ td_status td_ddp_send_stretch(void *user, int64_t stretch)
     TD_TRY(td_comm_all_reduce(ddp->comm, first->grad, first->grad, td_ddp_stretch(ddp, stretch),
                               (td_comm_type)first->grad_dtype, ddp->config.sum ? TD_SUM : TD_AVERAGE, work));
     ddp->buckets.flight.sent++;
-    td_device_share(ddp->dev, TD_SMS_COLLECTIVES, ddp->multiprocessors);
+    td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, ddp->sms);
 cleanup:
     return status;
 }
@@ -48,7 +48,7 @@ td_status td_ddp_settle(td_ddp *ddp)
 {
     const td_status status = td_buckets_settle(&ddp->buckets);
 
-    td_device_share(ddp->dev, TD_SMS_COLLECTIVES, 0);
+    td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, 0);
     return status;
 }
 
@@ -103,7 +103,7 @@ cleanup:
     return status;
 }
 
-/** All gradients of the step are there: those of this pass, and what earlier ones left. */
+/** TD_BAD_STATE unless all gradients of the step are ready, in this pass or an earlier one. */
 static td_status check_complete(const td_ddp *ddp)
 {
     td_status status = TD_OK;
@@ -120,7 +120,7 @@ static td_status check_complete(const td_ddp *ddp)
     return status;
 }
 
-/** From the first whole pass on buckets are filled as rank 0's was. What an earlier pass left comes last. */
+/** Refills buckets in the order of rank 0's pass. Gradients from earlier passes of the step come last. */
 static td_status learn(td_ddp *ddp)
 {
     td_status status = TD_OK;

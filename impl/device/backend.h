@@ -39,8 +39,8 @@ typedef struct td_backend {
      * stream_create: see td_stream_create for the priority. */
     td_status (*stream_create)(void *context, void **native);
     void (*stream_destroy)(void *context, void *native);
-    void (*set_stream)(void *context, bool own,
-                       void *native); /* own: use the context's own stream and ignore native */
+    /* own: use the context's own stream and ignore `native`. */
+    void (*set_stream)(void *context, bool own, void *native);
     td_status (*graph_begin)(void *context);
     td_status (*graph_end)(void *context, void **graph);
     td_status (*graph_launch)(void *context, void *graph);

@@ -111,17 +111,17 @@ void td_device_close(td_device *dev)
     free(dev);
 }
 
-void td_device_share(td_device *dev, td_sm_owner owner, int32_t sms)
+void td_device_reserve_sms(td_device *dev, td_sm_owner owner, int32_t sms)
 {
-    dev->shared[owner] = sms;
+    dev->reserved_sms[owner] = sms;
 }
 
-int32_t td_device_shared(const td_device *dev)
+int32_t td_device_reserved_sms(const td_device *dev)
 {
     int32_t sum = 0;
 
     for (int owner = 0; owner < TD_SM_OWNERS; owner++)
-        sum += dev->shared[owner];
+        sum += dev->reserved_sms[owner];
     return sum;
 }
 
@@ -148,7 +148,7 @@ td_status td_device_keep(td_device *dev, const void *key, void *state, void (*de
     td_kept *const one = calloc(1, sizeof *one);
 
     if (!one)
-        return td_fail(TD_NO_MEMORY, "no memory to keep something with device '%s'", dev->name);
+        return td_fail(TD_NO_MEMORY, "no memory to store state with device '%s'", dev->name);
     *one = (td_kept){.key = key, .state = state, .destroy = destroy, .before = dev->kept};
     dev->kept = one;
     return TD_OK;
@@ -266,7 +266,7 @@ td_status td_device_free(td_device *dev, void *block)
     TD_CHECK(dev, "dev is NULL");
     if (!block)
         return TD_OK;
-    TD_CHECK(td_blocks_remove(&dev->blocks, block, &bytes), "block %p is no live block of %s", block,
+    TD_CHECK(td_blocks_remove(&dev->blocks, block, &bytes), "block %p is not a live block of %s", block,
              dev->name);
     end_block(dev, block);
     dev->memory.current_bytes -= bytes;

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/setting.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +59,7 @@ td_status td_history_push(td_history *history, const char *label)
     size_t start = path_length(history);
 
     if (history->levels == TD_LABEL_LEVELS)
-        return td_fail(TD_BAD_STATE, "label '%s' would be level %d, %d is the deepest", label,
+        return td_fail(TD_BAD_STATE, "label '%s' would be level %d, needs at most %d", label,
                        TD_LABEL_LEVELS + 1, TD_LABEL_LEVELS);
     if (start + length + 1 > history->path_room) { /* a slash before the label */
         size_t room = 2 * (start + length + 1) > FIRST_ROOM ? 2 * (start + length + 1) : FIRST_ROOM;
@@ -82,22 +83,18 @@ td_status td_history_push(td_history *history, const char *label)
 td_status td_history_pop(td_history *history)
 {
     if (history->levels == 0)
-        return td_fail(TD_BAD_STATE, "pop without a label in force");
+        return td_fail(TD_BAD_STATE, "pop without a label");
     history->levels--;
     return TD_OK;
 }
 
-/* FNV-1a over a, a slash if both parts have text, and b. */
+/* The hash of "a/b", or of the part that has text. */
 static uint64_t hash_joined(const char *a, size_t a_length, const char *b)
 {
-    uint64_t hash = UINT64_C(0xCBF29CE484222325);
+    uint64_t hash = td_hash(TD_HASH_BEGIN, a, a_length);
 
-    for (size_t i = 0; i < a_length; i++)
-        hash = (hash ^ (unsigned char)a[i]) * UINT64_C(0x100000001B3);
-    if (a_length > 0 && *b)
-        hash = (hash ^ '/') * UINT64_C(0x100000001B3);
-    for (; *b; b++)
-        hash = (hash ^ (unsigned char)*b) * UINT64_C(0x100000001B3);
+    hash = td_hash(hash, "/", a_length > 0 && *b ? 1 : 0);
+    hash = td_hash(hash, b, strlen(b));
     return hash ^ (hash >> 32);
 }
 

@@ -31,10 +31,10 @@ struct td_device {
     td_memory_stats memory;
     int64_t fail_in; /* the nth allocation from now fails; 0: none */
     bool capturing;
-    int64_t captures;             /* number of captures that have begun */
-    td_guest *guests;             /* host functions of the graph that is being captured */
-    int32_t shared[TD_SM_OWNERS]; /* SMs by owner: device/share.h */
-    td_stream *stream;            /* the current stream; NULL: the backend's own */
+    int64_t captures;                   /* number of captures that have begun */
+    td_guest *guests;                   /* host functions of the graph that is being captured */
+    int32_t reserved_sms[TD_SM_OWNERS]; /* SMs by owner: device/share.h */
+    td_stream *stream;                  /* the current stream; NULL: the backend's own */
     td_history history;
     td_listener *listeners;             /* of labels and operations; NULL: none */
     td_block_listener *block_listeners; /* of block frees; NULL: none */

@@ -1,4 +1,4 @@
-/* Labels and operations: tells listeners and the memory history of them. */
+/* Reports labels and operations to listeners and to the memory history. */
 #include "base/check.h"
 #include "device/inside.h"
 

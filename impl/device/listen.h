@@ -41,8 +41,8 @@ struct td_listener {
     void (*end)(td_listener *listener);
 };
 
-/** Adds or removes a listener. Listeners are told of a begin in the order in which they were added, and of an
- * end in reverse order. */
+/** Adds or removes a listener. A begin is reported to listeners in the order in which they were added, an end
+ * in reverse order. */
 void td_device_listen(td_device *dev, td_listener *listener);
 void td_device_unlisten(td_device *dev, td_listener *listener); /* no effect if it is not in the list */
 

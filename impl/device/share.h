@@ -19,10 +19,10 @@ typedef enum td_sm_owner {
 
 /** Reserves `sms` SMs for `owner`, instead of its earlier number; 0: none. No effect on work that is already
  * queued. */
-void td_device_share(td_device *dev, td_sm_owner owner, int32_t sms);
+void td_device_reserve_sms(td_device *dev, td_sm_owner owner, int32_t sms);
 
 /** The number of SMs that all owners have reserved. */
-int32_t td_device_shared(const td_device *dev);
+int32_t td_device_reserved_sms(const td_device *dev);
 
 /** The number of SMs of the device; 0 for a CPU. */
 int32_t td_device_sms(td_device *dev);

@@ -71,7 +71,8 @@ td_status td_device_set_stream(td_device *dev, td_stream *stream)
     td_status status = TD_OK;
 
     TD_TRY(check_streams(dev));
-    TD_CHECK(!stream || stream->dev == dev, "stream is one of %s, dev is %s", stream->dev->name, dev->name);
+    TD_CHECK(!stream || stream->dev == dev, "stream belongs to %s, needs a stream of dev, %s",
+             stream->dev->name, dev->name);
     dev->backend->set_stream(dev->context, !stream, stream ? stream->native : NULL);
     dev->stream = stream;
 cleanup:
@@ -244,8 +245,7 @@ td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(start, stop, out);
-    TD_CHECK(start->dev == stop->dev, "start is an event of %s, but stop of another device",
-             start->dev->name);
+    TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop needs to be one too", start->dev->name);
     TD_FAIL_IF(!start->recorded || !stop->recorded, TD_BAD_STATE, "%s was never recorded",
                start->recorded ? "stop" : "start");
     TD_TRY(start->backend->event_elapsed_ms(start, stop, out));

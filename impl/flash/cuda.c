@@ -8,7 +8,7 @@ static td_gpu gpu_of(td_device *dev)
 {
     const td_cuda *const cuda = td_device_cuda(dev);
 
-    const int owned = td_device_shared(dev), all = cuda->multiprocessors;
+    const int owned = td_device_reserved_sms(dev), all = cuda->multiprocessors;
 
     return (td_gpu){.sms = all, .free_sms = all > owned ? all - owned : 1, .capability = cuda->capability};
 }

@@ -8,26 +8,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Beside a change of the source, which the key has in it, what its caller relies on. */
+/* Part of every key. Change it if code with the same source is called differently. */
 #define GENERATOR "tandem jit 2"
 
-/** The code of one pass of a shape. */
+/** The loaded code of one pass for one shape. */
 typedef struct entry {
-    td_attention_shape shape; /* made from zeroed memory, to be compared as bytes; batch and heads are 0 */
+    td_attention_shape shape; /* from zeroed memory, so that memcmp compares it; batch and heads are 0 */
     bool backward;
     void *loaded;
     struct entry *next;
 } entry;
 
-/** What a device keeps. */
+/** The jit state of a device. */
 typedef struct jit {
     td_device *dev;
     char *compiler, *cache, *scratch;
     td_jit_info info;
-    const td_maker *maker; /* NULL until it was opened */
+    const td_toolchain *toolchain; /* NULL before the first use */
     void *state;
     const char *identity;
-    entry *entries; /* the one used last is the first */
+    entry *entries; /* the most recently used first */
 } jit;
 
 static void jit_destroy(void *state)
@@ -38,11 +38,11 @@ static void jit_destroy(void *state)
         entry *const first = j->entries;
 
         j->entries = first->next;
-        j->maker->unload(j->dev, first->loaded);
+        j->toolchain->unload(j->dev, first->loaded);
         free(first);
     }
-    if (j->maker)
-        j->maker->close(j->state);
+    if (j->toolchain)
+        j->toolchain->close(j->state);
     free(j->compiler);
     free(j->cache);
     free(j->scratch);
@@ -81,7 +81,8 @@ td_status td_jit_configure(td_device *dev, const td_jit_options *options)
     TD_CHECK(!options->cache || *options->cache, "cache is empty, needs a folder, or NULL for none");
     TD_CHECK(!options->scratch || *options->scratch, "scratch is empty, needs a folder, or NULL for /tmp");
     TD_TRY(jit_of(dev, &j));
-    TD_FAIL_IF(j->maker, TD_BAD_STATE, "%s has its compiler already, td_jit_configure comes before",
+    TD_FAIL_IF(j->toolchain, TD_BAD_STATE,
+               "%s has its compiler already: call td_jit_configure before the first use",
                td_device_name(dev));
     compiler = options->compiler ? strdup(options->compiler) : NULL;
     cache = options->cache ? strdup(options->cache) : NULL;
@@ -120,35 +121,35 @@ static double ms_since(int64_t start_ns)
     return (double)(td_clock_ns() - start_ns) / 1e6;
 }
 
-static td_status open_maker(jit *j, const td_maker *maker)
+static td_status open_toolchain(jit *j, const td_toolchain *toolchain)
 {
     const td_jit_options options = {.compiler = j->compiler, .cache = j->cache, .scratch = j->scratch};
     const int64_t start = td_clock_ns();
     td_status status = TD_OK;
 
-    if (j->maker)
+    if (j->toolchain)
         return TD_OK;
-    TD_TRY(maker->open(j->dev, &options, &j->state, &j->identity, j->info.compiler));
-    j->maker = maker;
+    TD_TRY(toolchain->open(j->dev, &options, &j->state, &j->identity, j->info.compiler));
+    j->toolchain = toolchain;
     j->info.find_ms = ms_since(start);
 cleanup:
     return status;
 }
 
-/** Notes what the last failure was, and what is done about it. */
+/** Stores the last error, and what is done instead, in info.note. */
 static void note(jit *j, const char *instead)
 {
     snprintf(j->info.note, sizeof j->info.note, "%.200s; %s", td_last_error(), instead);
 }
 
-/** From the folder: whether it was there and could be loaded. */
+/** Loads an entry of the folder; false: there is none, or it cannot be used. */
 static bool load_entry(jit *j, const char *key, bool backward, void **loaded)
 {
     const int64_t start = td_clock_ns();
     td_code code = {NULL, 0};
     td_found found = td_store_read(j->cache, key, &code);
 
-    if (found == TD_FOUND && j->maker->load(j->dev, &code, backward, loaded) != TD_OK)
+    if (found == TD_FOUND && j->toolchain->load(j->dev, &code, backward, loaded) != TD_OK)
         found = TD_FOUND_BAD;
     td_code_free(&code);
     if (found == TD_FOUND_BAD) {
@@ -166,12 +167,12 @@ static td_status compile(jit *j, const char *key, const char *source, bool backw
     td_status status = TD_OK;
     td_code code = {NULL, 0};
 
-    TD_TRY(j->maker->compile(j->state, source, &code));
-    TD_TRY(j->maker->load(j->dev, &code, backward, loaded));
+    TD_TRY(j->toolchain->compile(j->state, source, &code));
+    TD_TRY(j->toolchain->load(j->dev, &code, backward, loaded));
     j->info.compile_ms += ms_since(start);
     j->info.compiled++;
     if (j->cache && td_store_write(j->cache, key, &code) != TD_OK)
-        note(j, "the code is in memory alone");
+        note(j, "the code is only in memory");
 cleanup:
     td_code_free(&code);
     return status;
@@ -194,7 +195,7 @@ cleanup:
     return status;
 }
 
-/** Field by field into zeroed memory: what lies between fields must not tell two equal shapes apart. */
+/** Copies field by field into zeroed memory, so that padding bytes do not make equal shapes differ. */
 static td_attention_shape constants_of(const td_attention_shape *shape)
 {
     td_attention_shape s;
@@ -208,8 +209,8 @@ static td_attention_shape constants_of(const td_attention_shape *shape)
     return s;
 }
 
-td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_shape *shape, bool backward,
-                     td_write_source write, void **loaded)
+td_status td_code_of(td_device *dev, const td_toolchain *toolchain, const td_attention_shape *shape,
+                     bool backward, td_write_source write, void **loaded)
 {
     const td_attention_shape constants = constants_of(shape);
     td_status status = TD_OK;
@@ -225,7 +226,7 @@ td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_s
         found = *link;
         *link = found->next;
     } else {
-        TD_TRY(open_maker(j, maker));
+        TD_TRY(open_toolchain(j, toolchain));
         found = calloc(1, sizeof *found);
         source = write(&constants, backward);
         TD_FAIL_IF(!found || !source, TD_NO_MEMORY, "no memory for the source of compiled code");

@@ -14,26 +14,26 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* As the rest of the CPU code is compiled: fused multiply-add, but NaN and infinity keep their meaning. No
- * library is linked, so that none needs to be installed for it. */
+/* Options as for the rest of the CPU code: fused multiply-add, but correct NaN and infinity. Links no
+ * library, so none must be installed. */
 #define OPTIONS                                                                                              \
     "-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC",  \
         "-nostdlib", "-w"
 
-/* Options for this very processor, the best first. The first pair that the compiler takes is used: only
- * compilers for x86 know vector widths, and some for other processors know -mcpu alone. */
+/* Options for this processor, the best first. The first pair that the compiler accepts is used: only
+ * compilers for x86 know vector widths, and some compilers for other processors know only -mcpu. */
 static char *const tunings[][2] = {{"-march=native", "-mprefer-vector-width=512"},
                                    {"-march=native", "-w"},
                                    {"-mcpu=native", "-w"},
                                    {"-w", "-w"}};
 
-/* Beside them for gcc, as in our own build: 12.2 makes wrong conditional moves for some of Intel's cores. */
+/* Also for gcc, as in tandem's build: 12.2 makes wrong conditional moves for some Intel cores. */
 #define OPTION_OF_GCC "-fno-if-conversion"
 
 #define TEXT(...)    #__VA_ARGS__
 #define TEXT_OF(...) TEXT(__VA_ARGS__)
 
-/** A folder of its own for one run of the compiler. */
+/** The files of one run of the compiler, in a folder of their own. */
 typedef struct bench {
     char folder[PATH_MAX];
     char source[PATH_MAX + 16], output[PATH_MAX + 16], words[PATH_MAX + 16];
@@ -64,13 +64,13 @@ static td_status bench_init(bench *b, const char *scratch)
     return TD_OK;
 }
 
-/** The first line of what the compiler said that tells something. */
+/** text = the first line of the compiler's output with an error, otherwise its first line. */
 static const char *first_words(const bench *b, char text[200])
 {
     td_code said;
     const char *from, *error;
 
-    snprintf(text, 200, "it said nothing");
+    snprintf(text, 200, "it printed nothing");
     if (td_code_read(b->words, &said) != TD_OK)
         return text;
     said.data[said.bytes] = '\0';
@@ -84,10 +84,11 @@ static const char *first_words(const bench *b, char text[200])
     return text;
 }
 
-/** Runs the compiler with nothing on its input and its words in b->words, and waits for its end. */
+/** Runs the compiler with empty input and its output in b->words, and waits for it. */
 static td_status run(const char *path, char *const arguments[], const bench *b)
 {
-    /* Its own programs are beside it or in the system's folders; its scratch goes with ours. */
+    /* The compiler's programs are in its folder or in the system's folders; its scratch files go into
+     * ours. */
     char scratch[PATH_MAX + 16];
     char *const environment[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C", scratch, NULL};
     posix_spawn_file_actions_t actions;
@@ -108,7 +109,7 @@ static td_status run(const char *path, char *const arguments[], const bench *b)
     do
         ended = waitpid(child, &state, 0);
     while (ended < 0 && errno == EINTR);
-    if (ended < 0) /* somebody else waits for every child; what it made will be looked at */
+    if (ended < 0) /* another thread waits for every child; check the output instead */
         return TD_OK;
     if (WIFSIGNALED(state))
         return td_fail(TD_LIBRARY_ERROR, "compiler '%s' was ended by signal %d: %s", path, WTERMSIG(state),
@@ -119,8 +120,8 @@ static td_status run(const char *path, char *const arguments[], const bench *b)
     return TD_OK;
 }
 
-/** *out = the absolute path of a program, which the caller frees. Links stay: ccache is called by a
- * compiler's name, and looks at that. */
+/** *out = the absolute path of a program; the caller frees it. Symbolic links are kept: ccache is called by a
+ * compiler's name. */
 static td_status find_program(const char *name, char **out)
 {
     static const char *const folders[] = {"/usr/local/bin", "/usr/bin", "/bin"};
@@ -148,7 +149,7 @@ static td_status find_program(const char *name, char **out)
     return status;
 }
 
-/** The value of a macro in what -dM prints. */
+/** out = the value of __VERSION__ in the output of -dM. */
 static void take_version(const char *macros, char *out, size_t room)
 {
     static const char name[] = "#define __VERSION__ ";
@@ -159,7 +160,8 @@ static void take_version(const char *macros, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)strcspn(at, "\"\n"), at);
 }
 
-/** Which tuning the compiler takes, and in b->words the macros that it predefines with that. */
+/** Sets compiler->tuning to the first pair that the compiler accepts; b->words then has the predefined
+ * macros. */
 static td_status choose_tuning(td_compiler *compiler, const bench *b)
 {
     td_status status = TD_LIBRARY_ERROR;
@@ -194,7 +196,7 @@ td_status td_compiler_find(const char *name, const char *scratch, td_compiler *o
     if (asprintf(&found.identity, "%s\n%s\n%s %s\n%s\n%s", found.path, TEXT_OF(OPTIONS), found.tuning[0],
                  found.tuning[1], found.gcc ? OPTION_OF_GCC : "", (char *)macros.data) < 0) {
         found.identity = NULL;
-        status = td_fail(TD_NO_MEMORY, "no memory for what compiler '%s' is", found.path);
+        status = td_fail(TD_NO_MEMORY, "no memory for the identity of compiler '%s'", found.path);
         goto cleanup;
     }
     *out = found;
@@ -241,8 +243,8 @@ td_status td_compiler_build(const td_compiler *compiler, const char *source, td_
                                b.source,
                                NULL};
     TD_TRY(run(compiler->path, arguments, &b));
-    TD_FAIL_IF(access(b.output, R_OK) != 0, TD_LIBRARY_ERROR,
-               "compiler '%s' said it was done, but made nothing", compiler->path);
+    TD_FAIL_IF(access(b.output, R_OK) != 0, TD_LIBRARY_ERROR, "compiler '%s' succeeded, but made no file",
+               compiler->path);
     TD_TRY(td_code_read(b.output, out));
 cleanup:
     bench_deinit(&b);

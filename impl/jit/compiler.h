@@ -4,25 +4,27 @@
 
 #include "jit/store.h"
 
-/** One that was found and asked who it is. */
+/** A compiler that was found and examined. */
 typedef struct td_compiler {
-    char *path;          /* absolute; it may be a link */
-    char version[96];    /* what it calls itself */
-    bool gcc;            /* else clang, or what passes for it */
-    char *const *tuning; /* two options for this processor */
-    char *scratch;       /* the folder that it works in */
-    char *identity; /* its path, our options, and every macro that it predefines here: they tell its version
-                       * and the processor that it makes code for */
+    char *path;          /* absolute; may be a symbolic link */
+    char version[96];    /* its __VERSION__ */
+    bool gcc;            /* gcc; otherwise clang or a compatible compiler */
+    char *const *tuning; /* [2] options for this processor */
+    char *scratch;       /* the folder for its files */
+    /* Its path, the options, and all macros that it predefines: they depend on its version and on the target
+     * processor. */
+    char *identity;
 } td_compiler;
 
-/** Looks for `name`: a path if it has a slash, else in the system's own folders, whatever the environment
- * says. `scratch` is a folder for its files, NULL: /tmp. TD_LIBRARY_ERROR: there is none, it cannot be run,
- * or does not answer as gcc or clang do. TD_IO_ERROR: no room for its files. */
+/** Finds the compiler `name`: a path if it contains a slash, otherwise a name in the system's folders; PATH
+ * is ignored. `scratch` is a folder for its files; NULL: /tmp. td_compiler_deinit frees *out.
+ * TD_LIBRARY_ERROR: there is no such compiler, it cannot be run, or it does not list its macros as gcc and
+ * clang do. TD_IO_ERROR: its files cannot be written. TD_NO_MEMORY. */
 td_status td_compiler_find(const char *name, const char *scratch, td_compiler *out);
 void td_compiler_deinit(td_compiler *compiler);
 
-/** *out = the shared object that is made of the source. TD_LIBRARY_ERROR with the compiler's first words.
- * TD_IO_ERROR: no room for its files. */
+/** *out = the shared object compiled from `source`; td_code_free frees it. TD_LIBRARY_ERROR with the first
+ * line of the compiler's error. TD_IO_ERROR: its files cannot be written. */
 td_status td_compiler_build(const td_compiler *compiler, const char *source, td_code *out);
 
 #endif

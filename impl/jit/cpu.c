@@ -17,21 +17,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The most rows of a tile. GROUP is the widest vector, in floats: columns of tiles and rows of a head are
- * padded to it whatever the processor has, so that sizes are known before anything was compiled. MOST_PARTS:
- * threads that a head may occupy in backward; each holds a dQ of its own. */
+/* MOST_TILE: most rows of a tile. GROUP: the widest vector, in floats; columns of tiles and rows of a head
+ * are padded to it on every processor, so that sizes are known before compilation. MOST_PARTS: most threads
+ * per head in backward; each has its own dQ. */
 enum { MOST_TILE = 64, GROUP = 16, MOST_HEAD_DIM = 256, MOST_PARTS = 32 };
 #define MOST_SEQ ((int64_t)1 << 30)
 
-/** The constants that the source gets beside those of the shape, and what follows from them; in floats. */
+/** Tile sizes, which become constants of the source, and the sizes that follow from them, in floats. */
 typedef struct layout {
     int64_t tile_q, tile_k, depth;
     int64_t query_tiles, key_tiles;
-    int64_t rows, prepared;    /* of a tile of queries: its dQ, and what backward reads of it */
-    int64_t forward, backward; /* scratch of a thread */
+    int64_t rows, prepared;    /* per tile of queries: its dQ; its prepared data for backward */
+    int64_t forward, backward; /* scratch per thread */
 } layout;
 
-/** One head, as templates/cpu.c has it. */
+/** One head; the same struct as in templates/cpu.c. */
 typedef struct head {
     const void *q, *k, *v, *dout, *o_in;
     void *o, *dq, *dk, *dv;
@@ -42,10 +42,10 @@ typedef struct head {
 
 typedef void (*task)(const head *h, long long index, float *scratch);
 
-/** Code that is loaded: forward, or the other three. */
+/** Loaded code: the forward function, or the three functions of backward. */
 typedef struct library {
     void *handle;
-    int file; /* what it was loaded from; open, so that its name is not that of another */
+    int file; /* the loaded file; it stays open, so that no other file gets its name */
     task forward, prepare, backward, finish;
 } library;
 
@@ -64,7 +64,7 @@ static int64_t in_groups(int64_t count)
     return parts_of(count, GROUP) * GROUP;
 }
 
-/* Tiles of one size, as near to MOST_TILE as the extents allow: of 129 keys three tiles of 43. */
+/* Tiles of equal size, as near to MOST_TILE as the extents allow: 129 keys make three tiles of 43. */
 static layout layout_of(const td_attention_shape *s)
 {
     layout l = {.depth = in_groups(s->head_dim)};
@@ -78,7 +78,7 @@ static layout layout_of(const td_attention_shape *s)
     const int64_t scores = l.tile_k * l.tile_q, keys = l.tile_k * l.depth;
     l.forward = 3 * l.tile_q + s->head_dim * l.tile_q + scores + l.rows + 2 * keys;
     l.backward = 2 * scores + 4 * keys;
-    if (l.backward < s->head_dim * l.tile_q) /* prepare's O */
+    if (l.backward < s->head_dim * l.tile_q) /* prepare needs a tile of O */
         l.backward = s->head_dim * l.tile_q;
     return l;
 }
@@ -144,8 +144,8 @@ static td_status find_task(library *l, const char *name, task *out)
     return *out ? TD_OK : td_fail(TD_LIBRARY_ERROR, "compiled code has no %s", name);
 }
 
-/** From memory: the file that it was checked in may be another by now, and one cut short would end the
- * program when it is read. */
+/** Loads the code from a file in memory. The cache file may have changed since it was checked, and a
+ * shortened file would crash the program when it is read. */
 static td_status load(td_device *dev, const td_code *code, bool backward, void **loaded)
 {
     td_status status = TD_OK;
@@ -178,13 +178,13 @@ cleanup:
     return status;
 }
 
-static const td_maker maker = {
+static const td_toolchain toolchain = {
     .open = open_compiler, .close = close_compiler, .compile = compile, .load = load, .unload = unload};
 
 static td_status library_of(td_device *dev, const td_attention_shape *shape, bool backward, library **out)
 {
     void *loaded = NULL;
-    const td_status status = td_code_of(dev, &maker, shape, backward, write_source, &loaded);
+    const td_status status = td_code_of(dev, &toolchain, shape, backward, write_source, &loaded);
 
     *out = loaded;
     return status;
@@ -200,9 +200,9 @@ static td_status prepare(td_device *dev, const td_attention_shape *shape)
 
 /* ---- the passes ---- */
 
-/** How a call is dealt out: the threads that it can occupy on this machine, whatever was set, and the parts
- * that the keys of a head are dealt to. Sums over parts are made in their order, so bits do not depend on
- * threads. */
+/** How a call is divided: the number of threads that it can use on this machine at any setting, and the
+ * number of parts of a head's keys. Sums over parts are added in order, so bits do not depend on the number
+ * of threads. */
 typedef struct deal {
     int64_t heads, slots, parts;
 } deal;
@@ -217,7 +217,8 @@ static deal deal_of(const td_attention_shape *s, const layout *l)
     return d;
 }
 
-/** Bytes of scratch by their parts: of all threads, what backward reads of all queries, and its dQ. */
+/** *forward, *backward = bytes of work: scratch of all threads; for backward also prepared data of all
+ * queries and partial dQ. */
 static td_status work_bytes(const td_attention_shape *s, const layout *l, int64_t *forward, int64_t *backward)
 {
     const deal d = deal_of(s, l);
@@ -258,7 +259,7 @@ cleanup:
     return status;
 }
 
-/** A call: heads are made from it one by one. */
+/** The arguments of a call; head_of makes each head from them. */
 typedef struct call {
     const td_attention_shape *s;
     layout l;
@@ -298,8 +299,8 @@ static head head_of(const call *c, int64_t index)
     return h;
 }
 
-/** Runs a task for each of `count` indices of every head. From the last index to the first, as with a causal
- * mask the last tiles of queries have the most keys, and what is left at the end is small. */
+/** Runs a task for each of `count` indices of every head. reversed: starts with the last index, because with
+ * a causal mask the last tiles of queries have the most keys; short tasks at the end balance the threads. */
 static void run(const call *c, task one, int64_t count, int64_t scratch, bool reversed)
 {
     const int64_t all = c->d.heads * count;

@@ -18,11 +18,11 @@ static const char *const names[KERNELS] = {
     "td_attention_jit_forward",       "td_attention_jit_prepare", "td_attention_jit_backward_queries",
     "td_attention_jit_backward_keys", "td_softmax_jit_forward",   "td_softmax_jit_backward"};
 
-/** Code that is loaded: the kernels of a pass, of either template. */
+/** Loaded code: the kernels of a pass, from one of the two templates. */
 typedef struct library {
     cudaLibrary_t handle;
     cudaKernel_t kernels[KERNELS];
-    bool roomy; /* its kernels may use the shared memory of their tiles */
+    bool roomy; /* the limit of shared memory was raised for its kernels */
 } library;
 
 static void close_compiler(void *state)
@@ -59,14 +59,14 @@ static void unload(td_device *dev, void *loaded)
 
     (void)td_cuda_enter(cuda);
     if (l->handle) {
-        (void)cudaStreamSynchronize(cuda->stream); /* a kernel may still run */
+        (void)cudaStreamSynchronize(cuda->stream); /* a kernel may still be running */
         (void)cudaLibraryUnload(l->handle);
     }
     td_cuda_leave(cuda);
     free(l);
 }
 
-/** A pass's kernels of attention, or of the softmax. */
+/** Finds the kernels of a pass: the attention kernels or the softmax kernel. */
 static td_status find_kernels(library *l, bool backward)
 {
     int first = backward ? PREPARE : FORWARD, end = backward ? SOFTMAX_FORWARD : PREPARE;
@@ -83,14 +83,14 @@ static td_status find_kernels(library *l, bool backward)
             return td_fail(TD_LIBRARY_ERROR, "compiled code cannot be loaded: it has no %s", names[i]);
         }
     }
-    (void)cudaGetLastError(); /* that of the first question */
+    (void)cudaGetLastError(); /* clears the error of the first lookup */
     return TD_OK;
 }
 
 static td_status load(td_device *dev, const td_code *code, bool backward, void **loaded)
 {
     td_cuda *const cuda = td_device_cuda(dev);
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* for a graph that is being captured */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* loading is allowed during a capture */
     td_status status = TD_OK;
     library *l = calloc(1, sizeof *l);
 
@@ -109,13 +109,13 @@ cleanup:
     return status;
 }
 
-static const td_maker maker = {
+static const td_toolchain toolchain = {
     .open = open_compiler, .close = close_compiler, .compile = compile, .load = load, .unload = unload};
 
 static td_status library_of(td_device *dev, const td_attention_shape *shape, bool backward, library **out)
 {
     void *loaded = NULL;
-    const td_status status = td_code_of(dev, &maker, shape, backward, td_jit_kernels_source, &loaded);
+    const td_status status = td_code_of(dev, &toolchain, shape, backward, td_jit_kernels_source, &loaded);
 
     *out = loaded;
     return status;
@@ -138,14 +138,14 @@ static td_status launch(td_device *dev, const library *l, int kernel, int64_t bl
     const dim3 grid = {(unsigned)blocks, 1, 1}, block = {(unsigned)threads, 1, 1};
     void *given[] = {arguments};
 
-    (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
+    (void)td_cuda_enter(cuda); /* if it fails, the launch fails too */
     const cudaError_t code =
         cudaLaunchKernel((const void *)l->kernels[kernel], grid, block, given, (size_t)bytes, cuda->stream);
     td_cuda_leave(cuda);
     return td_cuda_status(code, names[kernel]);
 }
 
-/** Once a library: more shared memory than the 48 KB that any kernel may use. */
+/** Allows the kernels more than 48 KB of shared memory; once for each library. */
 static td_status make_room(td_device *dev, library *l, const td_attention_shape *s, const td_jit_tiling *t,
                            bool backward)
 {
@@ -185,16 +185,16 @@ static bool is_aligned(const void *const tensors[], int count)
     return true;
 }
 
-/* ---- between products of a library ---- */
+/* ---- cuBLASLt's GEMMs with a compiled softmax ---- */
 
-/** The five shapes of product, of all heads. */
-typedef struct products {
+/** The shapes of the five GEMMs, batched over all heads. */
+typedef struct gemms {
     td_gemm_shape scores, output, dscores, dquery, dkey;
     int64_t rows;
-    size_t matrix; /* bytes of the scores, as many as the next multiple of 256 */
-} products;
+    size_t matrix; /* bytes of the scores, rounded up to a multiple of 256 */
+} gemms;
 
-static td_gemm_shape product_of(const td_attention_shape *s, int64_t m, int64_t n, int64_t k)
+static td_gemm_shape gemm_of(const td_attention_shape *s, int64_t m, int64_t n, int64_t k)
 {
     return (td_gemm_shape){.batch = s->batch * s->heads,
                            .m = m,
@@ -208,18 +208,18 @@ static td_gemm_shape product_of(const td_attention_shape *s, int64_t m, int64_t 
                            .out_dtype = TD_F32};
 }
 
-static td_status products_of(const td_attention_shape *s, products *out)
+static td_status gemms_of(const td_attention_shape *s, gemms *out)
 {
     td_status status = TD_OK;
-    products p = {.rows = s->batch * s->heads * s->seq};
+    gemms p = {.rows = s->batch * s->heads * s->seq};
     int64_t bytes;
 
-    p.scores = product_of(s, s->seq, s->seq_k, s->head_dim);
+    p.scores = gemm_of(s, s->seq, s->seq_k, s->head_dim);
     p.scores.trans_b = true;
     p.dscores = p.scores;
     p.scores.alpha = s->scale;
-    p.output = p.dquery = product_of(s, s->seq, s->head_dim, s->seq_k);
-    p.dkey = product_of(s, s->seq_k, s->head_dim, s->seq);
+    p.output = p.dquery = gemm_of(s, s->seq, s->head_dim, s->seq_k);
+    p.dkey = gemm_of(s, s->seq_k, s->head_dim, s->seq);
     p.dkey.trans_a = true;
     TD_TRY(
         td_product("bytes of the scores", 3, (int64_t[]){p.rows, s->seq_k, (int64_t)sizeof(float)}, &bytes));
@@ -244,13 +244,13 @@ cleanup:
     return status;
 }
 
-static td_status products_sizes(td_device *dev, const td_attention_shape *s, td_attention_sizes *out)
+static td_status gemm_sizes(td_device *dev, const td_attention_shape *s, td_attention_sizes *out)
 {
     td_status status = TD_OK;
     td_attention_sizes sizes;
-    products p;
+    gemms p;
 
-    TD_TRY(products_of(s, &p));
+    TD_TRY(gemms_of(s, &p));
     sizes.saved = (size_t)p.rows * (size_t)s->seq_k * sizeof(float);
     TD_TRY(largest_work(dev, (const td_gemm_shape *[]){&p.scores, &p.output}, 2, &sizes.forward_work));
     TD_TRY(largest_work(dev, (const td_gemm_shape *[]){&p.dscores, &p.dquery, &p.dkey}, 3,
@@ -261,15 +261,15 @@ cleanup:
     return status;
 }
 
-static td_status products_forward(td_device *dev, const td_attention_shape *s, const library *l,
-                                  const td_jit_kernels *k, const void *q, const void *key, const void *v,
-                                  void *o, void *saved, void *work)
+static td_status gemm_forward(td_device *dev, const td_attention_shape *s, const library *l,
+                              const td_jit_kernels *k, const void *q, const void *key, const void *v, void *o,
+                              void *saved, void *work)
 {
     td_jit_softmax_arguments a = {.scores = saved};
     td_status status = TD_OK;
-    products p;
+    gemms p;
 
-    TD_TRY(products_of(s, &p));
+    TD_TRY(gemms_of(s, &p));
     TD_TRY(td_gemm(dev, &p.scores, q, key, saved, work));
     td_device_begin_operation(dev, &(td_operation){.name = "jit_softmax", .op_class = TD_OP_SOFTMAX});
     TD_TRY(td_operation_done(
@@ -279,14 +279,14 @@ cleanup:
     return status;
 }
 
-static td_status products_backward(td_device *dev, const td_attention_shape *s, const library *l,
-                                   const td_jit_kernels *k, const td_jit_arguments *given, const void *saved,
-                                   void *work)
+static td_status gemm_backward(td_device *dev, const td_attention_shape *s, const library *l,
+                               const td_jit_kernels *k, const td_jit_arguments *given, const void *saved,
+                               void *work)
 {
     td_status status = TD_OK;
-    products p;
+    gemms p;
 
-    TD_TRY(products_of(s, &p));
+    TD_TRY(gemms_of(s, &p));
     void *const dscores = work, *const rest = (char *)work + p.matrix;
     td_jit_softmax_arguments a = {
         .scores = saved, .dscores = dscores, .o_in = given->o_in, .dout = given->dout};
@@ -320,8 +320,8 @@ static td_status sizes(td_device *dev, const td_attention_shape *s, td_attention
                "batch * heads * seq is %" PRId64 " * %" PRId64 " * %" PRId64 " with seq_k %" PRId64
                ", more rows than a grid has blocks",
                s->batch, s->heads, s->seq, s->seq_k);
-    if (k.products) {
-        TD_TRY(products_sizes(dev, s, out));
+    if (k.with_gemm) {
+        TD_TRY(gemm_sizes(dev, s, out));
         goto cleanup;
     }
     *out = (td_attention_sizes){.saved = 2 * (size_t)rows * sizeof(float),
@@ -347,8 +347,8 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
     library *l = NULL;
 
     TD_TRY(library_of(dev, s, false, &l));
-    if (kernels.products) {
-        TD_TRY(products_forward(dev, s, l, &kernels, q, k, v, o, saved, work));
+    if (kernels.with_gemm) {
+        TD_TRY(gemm_forward(dev, s, l, &kernels, q, k, v, o, saved, work));
         goto cleanup;
     }
     TD_TRY(make_room(dev, l, s, t, false));
@@ -383,8 +383,8 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
     library *l = NULL;
 
     TD_TRY(library_of(dev, s, true, &l));
-    if (kernels.products) {
-        TD_TRY(products_backward(dev, s, l, &kernels, &a, saved, work));
+    if (kernels.with_gemm) {
+        TD_TRY(gemm_backward(dev, s, l, &kernels, &a, saved, work));
         goto cleanup;
     }
     TD_TRY(make_room(dev, l, s, t, true));

@@ -4,7 +4,7 @@
 #include "base/check.h"
 #include "jit/passes.h"
 
-/** The passes of a kind of device; NULL: this build has none. */
+/** The passes of a kind of device; NULL: this build lacks them. */
 static const td_jit_passes *passes_of(td_device_kind kind)
 {
     if (kind == TD_DEVICE_CPU)
@@ -16,7 +16,8 @@ static const td_jit_passes *passes_of(td_device_kind kind)
 #endif
 }
 
-/** *out = the shape with its defaults, *passes = the device's, if it has them for this shape, and *sizes. */
+/** *out = the shape with its defaults, *passes = the device's passes, *sizes = their sizes. Fails if the
+ * device does not support the shape. */
 static td_status resolve(td_device *dev, const td_attention_shape *shape, td_attention_shape *out,
                          const td_jit_passes **passes, td_attention_sizes *sizes)
 {

@@ -1,17 +1,17 @@
-/** Attention that is compiled at run time for a shape: extents of a head, dtype, mask, scale and layout are
- * constants of the code, so that loops, tiles and registers suit this shape. torch.compile does the same for
- * attention in PyTorch. The interface is attention.h's.
+/** Attention compiled at run time for a shape: extents of a head, dtype, mask, scale and layout are constants
+ * of the code, so that loops, tiles and registers fit the shape. torch.compile does the same for attention
+ * in PyTorch. The interface is that of attention.h.
  *
- * On the CPU the system's C compiler makes one function a pass, an online softmax over tiles. On CUDA NVRTC
- * makes kernels of this kind: one launch forward, two backward. In f32 without a mask, with wide heads and
- * long sequences, such tiles are no faster on a GPU. Then cuBLASLt multiplies, and only the softmax is
- * compiled.
+ * On the CPU the system's C compiler makes one function per pass, an online softmax over tiles. On CUDA,
+ * NVRTC makes kernels of the same kind: one launch forward, two backward. On a GPU such tiles are no faster
+ * in f32 without a mask for wide heads and long sequences; cuBLASLt then runs the GEMMs, and only the softmax
+ * is compiled.
  *
- * A pass is compiled when it is first called for a shape, also while a graph is captured. This takes a tenth
- * of a second or more. If it fails, the call returns the error, and a later call compiles again.
- * td_jit_prepare compiles both passes in advance. Compiled code stays in memory until the device is closed.
- * If td_jit_configure names a folder, the code is also kept there, with all that it follows from: source,
- * options, processor or GPU, the compiler's path and version. Batch and heads are no constants. */
+ * A pass is compiled at the first call for a shape, also during a graph capture. This takes a tenth of a
+ * second or more. If it fails, the call returns the error, and a later call tries again. td_jit_prepare
+ * compiles both passes in advance. Compiled code stays in memory until the device is closed. td_jit_configure
+ * can name a folder that also keeps the code, with everything that it depends on: source, options, processor
+ * or GPU, the compiler's path and version. Batch and heads are not constants. */
 #ifndef TD_JIT_JIT_H
 #define TD_JIT_JIT_H
 
@@ -20,70 +20,71 @@
 TD_BEGIN_DECLS
 
 typedef struct td_jit_options {
-    /* On the CPU a compiler with the options of gcc and clang: a path, or a name in the system's folders;
-     * NULL: "cc". On CUDA the path of the library NVRTC; NULL: the loader looks for it. */
+    /* CPU: a compiler with the options of gcc or clang, as a path or a name in the system's folders; NULL:
+     * "cc". CUDA: the path of the NVRTC library; NULL: the loader finds it. */
     const char *compiler;
-    /* The folder of compiled code, which is created if it is missing; NULL: code ends with the device.
-     * Anybody who can write to the folder can run code: entries of other users are not read. */
+    /* The folder of compiled code, created if it is missing; NULL: code is kept in memory only. Whoever can
+     * write to the folder can run code in this process; entries of other users are not read. */
     const char *cache;
-    /* The folder for the compiler's files; NULL: /tmp. CUDA needs none. */
+    /* The folder for the compiler's temporary files; NULL: /tmp. CUDA needs none. */
     const char *scratch;
 } td_jit_options;
 
-/** Call it before the first use; without it all options are NULL. The texts are copied. TD_BAD_ARGUMENT: a
- * NULL, an empty text. TD_BAD_STATE: the device has compiled code, or looked for the compiler. TD_NO_MEMORY.
- * */
+/** Sets the options of a device. Call it before the first use; without it all options are NULL. The texts are
+ * copied. TD_BAD_ARGUMENT: a NULL, an empty text. TD_BAD_STATE: the device has already looked for its
+ * compiler. TD_NO_MEMORY. */
 TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options);
 
 /** What has been compiled for a device so far. */
 typedef struct td_jit_info {
-    int64_t compiled;   /* passes of shapes with code from the compiler */
-    int64_t loaded;     /* passes of shapes with code from the folder */
-    int64_t rejected;   /* entries of the folder that are corrupt, of another key, of another user, or
-                         * writable by others than their owner */
-    double compile_ms;  /* in all: the compiler, and loading what it made */
-    double load_ms;     /* in all: reading, checking and loading entries of the folder */
-    double find_ms;     /* asking the compiler for its version and the processor, once */
-    char compiler[160]; /* path and version; "" before it was asked */
-    char note[256];     /* the last fault of the folder, for people; "": none */
+    int64_t compiled;   /* number of passes that were compiled */
+    int64_t loaded;     /* number of passes that were loaded from the folder */
+    int64_t rejected;   /* entries of the folder that were not used: corrupt, of another key, of another
+                         * user, or writable by other users */
+    double compile_ms;  /* total time of compiling and of loading the result */
+    double load_ms;     /* total time of reading, checking and loading entries of the folder */
+    double find_ms;     /* time to find and examine the compiler, once */
+    char compiler[160]; /* its path and version; "" before the first use */
+    char note[256];     /* the last error of the folder, a text for people; "": none */
 } td_jit_info;
 
-/** TD_BAD_ARGUMENT: a NULL. */
+/** *out = the counters of a device. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_jit_info_of(td_device *dev, td_jit_info *out);
 
-/** Compiles or loads both passes of the shape that are not in memory. TD_BAD_ARGUMENT and
- * TD_UNSUPPORTED as forward. TD_LIBRARY_ERROR: no compiler of that name, or it failed; the message has its
- * first words. TD_IO_ERROR: no room for its files. A folder that cannot be read or written is no error: the
- * code is compiled, and td_jit_info says so. */
+/** Compiles or loads both passes for the shape, unless they are in memory. TD_BAD_ARGUMENT and TD_UNSUPPORTED
+ * as for td_jit_forward. TD_LIBRARY_ERROR: there is no such compiler, or it failed; the message has the
+ * first line of its error. TD_IO_ERROR: its temporary files cannot be written. TD_NO_MEMORY. A folder that
+ * cannot be read or written is not an error: the code is compiled, and td_jit_info has a note. */
 TD_API td_status td_jit_prepare(td_device *dev, const td_attention_shape *shape);
 
-/** The traits with a causal mask; no such shape saves P. TD_BAD_ARGUMENT: NULL, no td_device_kind. */
+/** *out = the traits for shapes with a causal mask; without a mask P may be saved instead. If this build has
+ * no CUDA, the traits of CUDA have no dtypes. TD_BAD_ARGUMENT: out is NULL, kind is not a td_device_kind. */
 TD_API td_status td_jit_describe(td_device_kind kind, td_attention_traits *out);
 
-/** Compiles nothing. A size holds for any number of threads, also one set later. TD_UNSUPPORTED as
- * forward. */
+/** *out = the bytes of saved and work; compiles nothing. They are valid for any number of threads, also if it
+ * is changed later. TD_UNSUPPORTED as for td_jit_forward. */
 TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
 
-/** Forward.
+/** Forward; tensors as in attention.h, work of td_jit_sizes (NULL if that is 0).
  *
- *   saved  [2, batch, heads, seq] f32: the largest score of a query (on the CPU times log2(e), on CUDA before
- *          it is scaled), and 1 / the sum of its exponentials relative to that; if cuBLASLt multiplies,
- *          P [batch, heads, seq, seq_k]
+ *   saved  out  f32  [2, batch, heads, seq]: the largest score of a query (on the CPU times log2(e), on CUDA
+ *                    before it is scaled), and 1 / the sum of the exponentials relative to it. If cuBLASLt
+ *                    runs the GEMMs: P [batch, heads, seq, seq_k]
  *
  * The first call for a shape compiles forward, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim
- * above 256 on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. Forward's bits are the same
- * every time, and on the CPU for any number of threads. work may be NULL where td_jit_sizes says 0. */
+ * above 256 on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. The bits of o and saved are the
+ * same at every call, and on the CPU for any number of threads. */
 TD_API td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                                 const void *v, void *o, void *saved, void *work);
 
-/** Backward, with the formulas of attention.h. The first call for a shape compiles backward. P is computed
- * again from the scores, unless it was saved. On CUDA in f32 dQ is added up in any order of blocks, unless
- * the shape is deterministic. */
+/** Backward, with the formulas and tensors of attention.h. The first call for a shape compiles it. P is
+ * computed again from the scores, unless it was saved. On CUDA in f32, dQ is added in any order of blocks,
+ * unless the shape is deterministic. */
 TD_API td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                  const void *k, const void *v, const void *o, const void *dout,
                                  const void *saved, void *dq, void *dk, void *dv, void *work);
 
-TD_API extern const td_attention_impl td_attention_jit; /* named "jit" */
+TD_API extern const td_attention_impl td_attention_jit; /* its name is "jit" */
 
 TD_END_DECLS
 

@@ -10,18 +10,18 @@
 
 enum { GROUP = 16, MOST_SOFTMAX_THREADS = 512 };
 
-/* A head should have so many tiles: with the handout's 8 heads they then fill the 132 multiprocessors of an
- * H100 or H200. Shorter sequences get smaller tiles, down to 16 rows. */
+/* Number of tiles that a head should have: with the handout's 8 heads they fill the 132 SMs of an H100 or
+ * H200. Shorter sequences get smaller tiles, down to 16 rows. */
 enum { ENOUGH_TILES = 16 };
 
-/* From so many scores a head on, products of so wide heads are cuBLASLt's where nothing is masked: an f32
- * product of such tiles is bound by the same CUDA cores in either, and backward would need a fifth one. The
- * widest heads have the least threads to a tile, and the products gain sooner. */
+/* cuBLASLt runs the GEMMs without a mask, from this many scores per head and these widths: the f32 GEMMs of
+ * both are limited by the same CUDA cores, and the tiled backward would need a fifth GEMM. The widest heads
+ * have the fewest threads per tile, so cuBLASLt is faster from fewer scores on. */
 enum { PRODUCTS_HEAD_DIM = 48, WIDEST_HEAD_DIM = 96 };
 #define PRODUCTS_SCORES        ((int64_t)1 << 20)
 #define WIDEST_PRODUCTS_SCORES ((int64_t)1 << 16)
 
-/* The most columns whose softmax a block holds in registers: 32 of a thread. */
+/* Most columns of a row that a block keeps in registers: 32 per thread. */
 enum { MOST_COLUMNS = 32 * MOST_SOFTMAX_THREADS };
 
 static int depth_of(const td_attention_shape *s)
@@ -29,7 +29,7 @@ static int depth_of(const td_attention_shape *s)
     return (int)((s->head_dim + GROUP - 1) / GROUP) * GROUP;
 }
 
-/** A tile of at most `rows` rows of a side with `extent` of them. */
+/** A tiling with at most `rows` rows of a side that has `extent` rows. */
 static td_jit_tiling tiling_of(const td_attention_shape *s, int64_t extent, int rows, int others, int kept)
 {
     const int element = (int)td_dtype_size(s->dtype), pitch = depth_of(s) + 16 / element;
@@ -39,14 +39,14 @@ static td_jit_tiling tiling_of(const td_attention_shape *s, int64_t extent, int 
         t.rows /= 2;
     t.threads = s->dtype == TD_F32 ? 128 : 2 * t.rows;
     t.bytes = (kept * t.rows + 2 * others) * pitch * element;
-    if (kept > 1) /* max, inverse and delta of the queries of a tile */
+    if (kept > 1) /* max, inverse and delta of a tile's queries */
         t.bytes += 3 * others * (int)sizeof(float);
-    if (s->dtype == TD_F32) /* the scores, for the threads of the same rows */
+    if (s->dtype == TD_F32) /* scores, which the threads of a row share */
         t.bytes += t.rows * (others + 8) * (int)sizeof(float);
     return t;
 }
 
-static bool by_products(const td_attention_shape *s)
+static bool uses_gemm(const td_attention_shape *s)
 {
     const int64_t least = s->head_dim >= WIDEST_HEAD_DIM ? WIDEST_PRODUCTS_SCORES : PRODUCTS_SCORES;
 
@@ -54,15 +54,15 @@ static bool by_products(const td_attention_shape *s)
            s->seq_k % 4 == 0 && s->seq_k <= MOST_COLUMNS && s->seq * s->seq_k >= least;
 }
 
-/* f32: 8 x 8 scores of a thread need 16 reads of shared memory for 256 multiplications, 4 x 8 24;
- * accumulators for more than this would not fit 255 registers. bf16: a warp has 16 rows. */
+/* f32: 8 x 8 scores per thread need 16 reads of shared memory for 256 multiplications; 4 x 8 scores need 24.
+ * More accumulators than these would not fit into 255 registers. bf16: a warp has 16 rows. */
 td_jit_kernels td_jit_kernels_of(const td_attention_shape *s)
 {
     const int depth = depth_of(s);
     const bool f32 = s->dtype == TD_F32;
-    td_jit_kernels k = {.products = by_products(s)};
+    td_jit_kernels k = {.with_gemm = uses_gemm(s)};
 
-    if (k.products) {
+    if (k.with_gemm) {
         const int64_t threads = (s->seq_k / GROUP + 31) / 32 * 32;
 
         k.softmax_threads = threads < MOST_SOFTMAX_THREADS ? (int)threads : MOST_SOFTMAX_THREADS;
@@ -74,7 +74,7 @@ td_jit_kernels td_jit_kernels_of(const td_attention_shape *s)
     return k;
 }
 
-/** What scores are multiplied by to become exponents of 2, in two parts of f32, both positive: an infinite
+/** scale * log2(e) in two parts of f32, high (rounded down) + low. Both are positive, so that an infinite
  * score keeps its sign. */
 static void split_scale(double scale, float *high, float *low)
 {
@@ -100,7 +100,7 @@ char *td_jit_kernels_source(const td_attention_shape *s, bool backward)
     const td_jit_tiling *const t = backward ? &k.backward : &k.forward;
     float high, low;
 
-    if (k.products)
+    if (k.with_gemm)
         return softmax_source(s, &k, backward);
     split_scale((double)s->scale, &high, &low);
     return td_format(

@@ -1,36 +1,36 @@
-/** Internal to jit/: what the kernels of templates/cuda.cu and softmax.cu are for a shape, their source, and
- * what they are launched with. It needs no CUDA. */
+/** Internal to jit/: tilings, source and arguments of the kernels of templates/cuda.cu and softmax.cu. Needs
+ * no CUDA. */
 #ifndef TD_JIT_KERNELS_H
 #define TD_JIT_KERNELS_H
 
 #include "attention/attention.h"
 
-/** How a kernel is launched: a block for each tile of `rows` rows of every head. */
+/** The launch of a kernel: one block for each tile of `rows` rows of every head. */
 typedef struct td_jit_tiling {
-    int rows, others; /* that a block keeps, and that it walks over at a time */
+    int rows, others; /* rows of a block's own tile, and of each tile that it loops over */
     int threads;
-    int bytes; /* of shared memory */
+    int bytes; /* bytes of shared memory */
 } td_jit_tiling;
 
 typedef struct td_jit_kernels {
-    /* Scores are in memory, products a library's, and the softmax alone is compiled; the tilings are then
+    /* true: cuBLASLt runs the GEMMs, scores are in memory, only the softmax is compiled, and the tilings are
      * unused. */
-    bool products;
+    bool with_gemm;
     td_jit_tiling forward, backward;
     int softmax_threads;
 } td_jit_kernels;
 
-/** The largest head_dim that there are tiles for, and seq. */
+/** Largest head_dim and seq of the tiled kernels. */
 enum { TD_JIT_CUDA_HEAD_DIM = 128 };
 #define TD_JIT_CUDA_SEQ ((int64_t)1 << 30)
 
-/** Of a resolved shape that is not beyond these. */
+/** The kernels for a resolved shape within these limits. */
 td_jit_kernels td_jit_kernels_of(const td_attention_shape *shape);
 
-/** The source of a pass, in memory of malloc; NULL: there was none. */
+/** The source of a pass; the caller frees it with free(). NULL: no memory. */
 char *td_jit_kernels_source(const td_attention_shape *shape, bool backward);
 
-/** As templates/cuda.cu has them. */
+/** The arguments of the kernels in templates/cuda.cu. */
 typedef struct td_jit_arguments {
     const void *q, *k, *v, *o_in, *dout;
     void *o, *dq, *dk, *dv;
@@ -39,7 +39,7 @@ typedef struct td_jit_arguments {
     int heads, aligned, add_dq;
 } td_jit_arguments;
 
-/** As templates/softmax.cu has them; and its shared memory, forward. */
+/** The arguments of the kernels in templates/softmax.cu, and their shared memory in forward. */
 typedef struct td_jit_softmax_arguments {
     const void *scores; /* forward writes it */
     void *dscores;

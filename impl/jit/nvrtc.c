@@ -26,8 +26,8 @@ static void *load(const char *name)
     return loaded;
 }
 
-/** NVRTC loads its own functions by name when it compiles, and PyPI's does not say that they are beside
- * it. */
+/** Loads NVRTC's builtins library in advance: NVRTC loads it by name, and PyPI's NVRTC does not find it in
+ * its own folder. */
 static void load_builtins(const td_nvrtc *nvrtc, int major, int minor)
 {
     const char *const end = strrchr(nvrtc->path, '/');
@@ -52,7 +52,7 @@ static td_status find_functions(void *loaded, td_nvrtc *out)
 #define FIND(function)                                                                                       \
     *(void **)&out->function = dlsym(loaded, "nvrtc" #function);                                             \
     if (!out->function)                                                                                      \
-        return td_fail(TD_LIBRARY_ERROR, "the library that should be NVRTC has no nvrtc" #function);
+        return td_fail(TD_LIBRARY_ERROR, "the NVRTC library has no nvrtc" #function);
     EACH_FUNCTION(FIND)
     return TD_OK;
 }
@@ -63,12 +63,12 @@ td_status td_nvrtc_find(const char *name, int capability, td_nvrtc *out)
     td_nvrtc n = {.path = ""};
     int major = 0, minor = 0;
     Dl_info where;
-    void *const loaded = load(name); /* it stays: PyTorch, for one, may use it too */
+    void *const loaded = load(name); /* never unloaded: PyTorch may use it too */
 
-    TD_FAIL_IF(!loaded, TD_LIBRARY_ERROR,
-               "no NVRTC (libnvrtc.so.13), which jit attention on cuda is compiled by: %s", dlerror());
+    TD_FAIL_IF(!loaded, TD_LIBRARY_ERROR, "no NVRTC (libnvrtc.so.13), which jit attention on cuda needs: %s",
+               dlerror());
     TD_TRY(find_functions(loaded, &n));
-    TD_FAIL_IF(n.Version(&major, &minor) != 0, TD_LIBRARY_ERROR, "NVRTC does not tell its version");
+    TD_FAIL_IF(n.Version(&major, &minor) != 0, TD_LIBRARY_ERROR, "NVRTC gives no version");
     if (dladdr(*(void **)&n.Version, &where) != 0 && where.dli_fname)
         snprintf(n.path, sizeof n.path, "%s", where.dli_fname);
     load_builtins(&n, major, minor);
@@ -81,13 +81,13 @@ cleanup:
     return status;
 }
 
-/** The first line of the compiler's log that tells of an error, or its first. */
+/** text = the first line of the log with an error, otherwise its first line. */
 static const char *first_words(const td_nvrtc *n, td_nvrtc_program program, char text[200])
 {
     char *log = NULL;
     size_t bytes = 0;
 
-    snprintf(text, 200, "it said nothing");
+    snprintf(text, 200, "it printed nothing");
     if (n->GetProgramLogSize(program, &bytes) != 0 || bytes < 2)
         return text;
     log = calloc(bytes + 1, 1);
@@ -122,7 +122,7 @@ td_status td_nvrtc_build(const td_nvrtc *n, const char *source, td_code *out)
         TD_FAIL_IF(!code.data, TD_NO_MEMORY, "no memory for %zu bytes of compiled code", code.bytes);
         error = n->GetCUBIN(program, (char *)code.data);
     }
-    TD_FAIL_IF(error != 0 || code.bytes == 0, TD_LIBRARY_ERROR, "%s was done, but has no code for %s",
+    TD_FAIL_IF(error != 0 || code.bytes == 0, TD_LIBRARY_ERROR, "%s succeeded, but has no code for %s",
                n->version, n->target);
     *out = code;
     code.data = NULL;

@@ -1,15 +1,14 @@
-/** Internal to jit/: NVIDIA's run-time compiler. It is looked for when it is first needed, and needs no
- * GPU. */
+/** Internal to jit/: NVRTC, NVIDIA's run-time compiler. It is loaded at its first use and needs no GPU. */
 #ifndef TD_JIT_NVRTC_H
 #define TD_JIT_NVRTC_H
 
 #include "jit/store.h"
 
-/** nvrtcProgram. What is called of nvrtc.h is declared here, as it has been since CUDA 11: a build then needs
- * nothing of NVRTC. An int is its nvrtcResult, where 0 means success. */
+/** nvrtcProgram. The functions of nvrtc.h are declared here as they have been since CUDA 11, so that a build
+ * needs no NVRTC. An int result is an nvrtcResult; 0 means success. */
 typedef struct td_nvrtc_program *td_nvrtc_program;
 
-/** One that was found and asked who it is. It stays loaded. */
+/** An NVRTC library that was found. It is never unloaded. */
 typedef struct td_nvrtc {
     int (*Version)(int *major, int *minor);
     int (*CreateProgram)(td_nvrtc_program *out, const char *source, const char *name, int headers,
@@ -21,18 +20,21 @@ typedef struct td_nvrtc {
     int (*GetCUBIN)(td_nvrtc_program program, char *out);
     int (*DestroyProgram)(td_nvrtc_program *program);
     const char *(*GetErrorString)(int code);
-    bool caches;    /* from 12.9 on: code, in the driver's cache; our own knows when an entry is stale */
-    char path[256]; /* of the library */
+    /* Version 12.9 or later, which keeps code in the driver's cache. That is switched off: our cache detects
+     * stale entries. */
+    bool caches;
+    char path[256]; /* path of the library */
     char version[24];
-    char target[40];    /* the option that names the GPUs it makes code for */
-    char identity[400]; /* path, size, version, and our options */
+    char target[40];    /* the option with the target architecture */
+    char identity[400]; /* path, size, version and options */
 } td_nvrtc;
 
-/** Looks for the library `name`, a path or what the loader finds; NULL: libnvrtc.so of CUDA 13 or 12. It will
- * make code for GPUs of compute capability `capability` / 10. TD_LIBRARY_ERROR: there is none. */
+/** Finds the library `name`, a path or a name for the loader; NULL: libnvrtc.so of CUDA 13 or 12. It will
+ * compile for the compute capability `capability` / 10. TD_LIBRARY_ERROR: there is none. */
 td_status td_nvrtc_find(const char *name, int capability, td_nvrtc *out);
 
-/** *out = the code (cubin) that is made of the source. TD_LIBRARY_ERROR with the compiler's first words. */
+/** *out = the cubin compiled from `source`; td_code_free frees it. TD_LIBRARY_ERROR with the first line of
+ * the compiler's error. TD_NO_MEMORY. */
 td_status td_nvrtc_build(const td_nvrtc *nvrtc, const char *source, td_code *out);
 
 #endif

@@ -1,4 +1,5 @@
-/** Internal to jit/: the passes of a device. jit.c has checked the arguments and resolved the shape. */
+/** Internal to jit/: the functions of a kind of device. jit.c has checked the arguments and resolved the
+ * shape. */
 #ifndef TD_JIT_PASSES_H
 #define TD_JIT_PASSES_H
 
@@ -17,6 +18,6 @@ typedef struct td_jit_passes {
 } td_jit_passes;
 
 extern const td_jit_passes td_jit_cpu;
-extern const td_jit_passes td_jit_cuda; /* where TANDEM_HAVE_CUDA is defined */
+extern const td_jit_passes td_jit_cuda; /* only if TANDEM_HAVE_CUDA is defined */
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/setting.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* An entry begins with these lines: what it is, the checksum and the length of what follows, which is the key
- * with its end, and the code. */
+/* An entry begins with these lines: the format, a checksum of the rest (td_hash), and the length of the rest.
+ * The rest is the key with its terminating 0, and the code. The checksum detects damage. It need not resist
+ * attacks: whoever can write to the folder can write any code. */
 #define HEAD_FORMAT "tandem jit 2\n%016" PRIx64 "\n%020zu\n"
 enum { HEAD_BYTES = 13 + 17 + 21, MOST_BYTES = 256 << 20 };
 
@@ -34,7 +36,7 @@ static td_status read_all(int file, const char *path, td_code *out)
         goto cleanup;
     }
     TD_FAIL_IF(!S_ISREG(info.st_mode) || info.st_size > MOST_BYTES, TD_IO_ERROR,
-               "'%s' is no regular file of up to %d bytes", path, MOST_BYTES);
+               "'%s' is not a regular file of at most %d bytes", path, MOST_BYTES);
     code.data = malloc((size_t)info.st_size + 1);
     TD_FAIL_IF(!code.data, TD_NO_MEMORY, "no memory for the %lld bytes of '%s'", (long long)info.st_size,
                path);
@@ -43,7 +45,7 @@ static td_status read_all(int file, const char *path, td_code *out)
 
         if (got < 0 && errno == EINTR)
             continue;
-        if (got <= 0) { /* it ends before its length: another file by now */
+        if (got <= 0) { /* the file became shorter */
             status = td_file_error("read", path, got < 0 ? errno : EIO);
             goto cleanup;
         }
@@ -69,30 +71,18 @@ td_status td_code_read(const char *path, td_code *out)
     return status;
 }
 
-#define HASH_OF_NOTHING 0xcbf29ce484222325
-
-/** FNV-1a of what `hash` is of and of this: damage shows. Who can write to the folder needs no collision. */
-static uint64_t hash_with(uint64_t hash, const void *data, size_t bytes)
-{
-    const unsigned char *from = data;
-
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ from[i]) * 0x100000001b3;
-    return hash;
-}
-
 static char *path_of(const char *folder, const char *key)
 {
     char *path = NULL;
 
-    if (asprintf(&path, "%s/%016" PRIx64 ".jit", folder, hash_with(HASH_OF_NOTHING, key, strlen(key))) < 0) {
+    if (asprintf(&path, "%s/%016" PRIx64 ".jit", folder, td_hash(TD_HASH_BEGIN, key, strlen(key))) < 0) {
         path = NULL;
         td_fail(TD_NO_MEMORY, "no memory for a file's name");
     }
     return path;
 }
 
-/** Whether a whole file is the entry of that key. */
+/** Checks that a file is a complete entry of this key. */
 static td_status check_entry(const char *path, const char *key, const td_code *file)
 {
     td_status status = TD_OK;
@@ -101,11 +91,11 @@ static td_status check_entry(const char *path, const char *key, const td_code *f
     char head[HEAD_BYTES + 1];
 
     TD_FAIL_IF(file->bytes < HEAD_BYTES || memcmp(at, HEAD_FORMAT, 13) != 0, TD_IO_ERROR,
-               "'%s' is no compiled code, or was cut short", path);
+               "'%s' is not compiled code, or was cut short", path);
     const size_t rest = file->bytes - HEAD_BYTES;
-    snprintf(head, sizeof head, HEAD_FORMAT, hash_with(HASH_OF_NOTHING, at + HEAD_BYTES, rest), rest);
+    snprintf(head, sizeof head, HEAD_FORMAT, td_hash(TD_HASH_BEGIN, at + HEAD_BYTES, rest), rest);
     if (memcmp(at, head, HEAD_BYTES) != 0)
-        status = td_fail(TD_IO_ERROR, "'%s' is corrupt: its checksum is not that of its content", path);
+        status = td_fail(TD_IO_ERROR, "'%s' is corrupt: its checksum does not match its content", path);
     else if (rest < key_bytes || memcmp(at + HEAD_BYTES, key, key_bytes) != 0)
         status = td_fail(TD_IO_ERROR, "'%s' is stale: it was made from another source or by another compiler",
                          path);
@@ -113,7 +103,7 @@ cleanup:
     return status;
 }
 
-/** Code runs as the user who loads it, so nobody else may have written it. */
+/** Code runs with the rights of the user who loads it, so nobody else may be able to write it. */
 static td_status check_owner(int file, const char *path)
 {
     struct stat info;
@@ -121,7 +111,7 @@ static td_status check_owner(int file, const char *path)
     if (fstat(file, &info) != 0)
         return td_file_error("read", path, errno);
     if ((info.st_uid != geteuid() && info.st_uid != 0) || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return td_fail(TD_IO_ERROR, "'%s' is another user's, or others than its owner may write it", path);
+        return td_fail(TD_IO_ERROR, "'%s' belongs to another user, or other users can write it", path);
     return TD_OK;
 }
 
@@ -159,7 +149,7 @@ cleanup:
     return found;
 }
 
-/** The folder and those above it. */
+/** Creates the folder and its parents. */
 static td_status make_folders(const char *folder)
 {
     td_status status = TD_OK;
@@ -197,10 +187,9 @@ td_status td_store_write(const char *folder, const char *key, const td_code *cod
     }
     if (access(folder, F_OK) != 0)
         TD_TRY(make_folders(folder));
-    const uint64_t hash = hash_with(HASH_OF_NOTHING, key, key_bytes);
-    snprintf(head, sizeof head, HEAD_FORMAT, hash_with(hash, code->data, code->bytes),
-             key_bytes + code->bytes);
-    TD_TRY(td_replacement_open(&file, path, 0644)); /* check_owner refuses more, whatever the umask */
+    const uint64_t hash = td_hash(TD_HASH_BEGIN, key, key_bytes);
+    snprintf(head, sizeof head, HEAD_FORMAT, td_hash(hash, code->data, code->bytes), key_bytes + code->bytes);
+    TD_TRY(td_replacement_open(&file, path, 0644)); /* check_owner refuses files that others can write */
     TD_TRY(td_replacement_write(&file, head, HEAD_BYTES));
     TD_TRY(td_replacement_write(&file, key, key_bytes));
     TD_TRY(td_replacement_write(&file, code->data, code->bytes));

@@ -1,13 +1,15 @@
-/** Internal to jit/: the folder of compiled code. A key is a text, all that the code follows from. An entry
- * is a file that is named by a hash of its key and has the key in it: keys of one hash take the place of each
- * other, and none gets the code of another. It is written beside its place and renamed, so that processes
- * which write the same one at once leave a whole one. */
+/** Internal to jit/: the folder of compiled code.
+ *
+ * A key is a text with everything that the code depends on. An entry is a file; its name is a hash of its
+ * key, and it contains the key. If two keys have the same hash, each replaces the other's entry, and neither
+ * gets the other's code. Files are written as td_replacement, so that processes that write one entry at the
+ * same time leave a complete file. */
 #ifndef TD_JIT_STORE_H
 #define TD_JIT_STORE_H
 
 #include "base/status.h"
 
-/** Bytes that td_code_free gives back. */
+/** Bytes that td_code_free frees. */
 typedef struct td_code {
     unsigned char *data;
     size_t bytes;
@@ -15,19 +17,20 @@ typedef struct td_code {
 
 void td_code_free(td_code *code);
 
-/** Reads all of a file, of at most 256 MiB. TD_IO_ERROR naming it and the reason; TD_NO_MEMORY. */
+/** *out = the contents of a file of at most 256 MiB. TD_IO_ERROR, naming the file and the reason;
+ * TD_NO_MEMORY. */
 td_status td_code_read(const char *path, td_code *out);
 
 typedef enum td_found {
     TD_FOUND = 0,
     TD_FOUND_NONE, /* no such entry */
-    TD_FOUND_BAD   /* there is one that must not be used, or it cannot be read: td_last_error says why */
+    TD_FOUND_BAD   /* the entry must not be used or cannot be read: td_last_error has the reason */
 } td_found;
 
-/** The entry of a key; *out is filled if it is found, else zero. */
+/** Reads the code of a key. *out is empty unless the result is TD_FOUND. */
 td_found td_store_read(const char *folder, const char *key, td_code *out);
 
-/** Writes one, in place of whatever has its name; makes the folder, and those above, where they are missing.
+/** Writes an entry; replaces a file of its name. Creates the folder and its parents if they are missing.
  * TD_IO_ERROR, TD_NO_MEMORY. */
 td_status td_store_write(const char *folder, const char *key, const td_code *code);
 

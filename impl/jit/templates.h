@@ -1,4 +1,4 @@
-/** Internal to jit/: the texts of templates/, which the build puts into the library. */
+/** Internal to jit/: the texts of templates/; the build embeds them in the library. */
 #ifndef TD_JIT_TEMPLATES_H
 #define TD_JIT_TEMPLATES_H
 

@@ -1,22 +1,22 @@
-/** The operations a language model is made of, forward and backward, on any device.
+/** The operations of a language model, forward and backward, on any device.
  *
  * All tensors are on dev, contiguous and row-major unless a pitch or leading dimension says otherwise.
- * `dtype` is the storage type, TD_F32 or TD_BF16, on CUDA also TD_F16; arithmetic and every reduction are f32
- * (the loss and the norms' sums at least), and a result is rounded once, when it is stored.
+ * `dtype` is the storage type: TD_F32 or TD_BF16, on CUDA also TD_F16. Arithmetic and reductions are in f32;
+ * the loss and the sums of norms may be in f64. A result is rounded once, when it is stored.
  *
- * Mixed precision keeps weights and the residual stream in f32 and multiplies in 16 bits. Where tensors of
- * one operation differ in type, a second dtype field says so; 0 there (TD_F64, which no kernel takes) means
- * "as dtype".
+ * Mixed precision keeps weights and the residual stream in f32 and multiplies in 16 bits. If the tensors of
+ * an operation may differ in type, the shape has a second dtype field; 0 in it (TD_F64, which no kernel
+ * takes) means "as dtype".
  *
- * Every function is queued on dev's stream, allocates nothing, and may be captured in a graph. Scratch is the
- * caller's: where a function takes `work`, its _work_bytes twin gives the size; `work` is 256-byte aligned,
- * and may be NULL where that size is 0.
+ * Every function is queued on dev's stream, allocates nothing, and may be captured in a graph. The caller
+ * owns scratch: if a function takes `work`, its _work_bytes twin gives the size. `work` is 256-byte aligned,
+ * and may be NULL if that size is 0.
  *
  * All of them return TD_BAD_ARGUMENT for a NULL, an extent below 1, a product beyond 2^63 - 1, a pitch below
  * the row or a non-finite scalar, and TD_UNSUPPORTED if the device has no kernel for the dtype. Nothing was
  * queued then, and every output is as it was. Unless "in place allowed" is said, an output overlaps no other
- * argument. With the same number of threads results have the same bits. An operation on single elements or
- * rows has the same bits with any number of threads.
+ * argument. With the same number of threads results have the same bits. Operations on single elements or rows
+ * give the same bits with any number of threads.
  *
  * NaN and infinity follow IEEE 754; nothing filters them out. */
 #ifndef TD_OPS_OPS_H
@@ -27,7 +27,7 @@
 
 TD_BEGIN_DECLS
 
-/* ---- matrix product ---- */
+/* ---- GEMM ---- */
 
 /** C[b] = alpha * op(A[b]) op(B[b]) + beta * C[b],  b in [0, batch)
  *
@@ -44,10 +44,9 @@ TD_BEGIN_DECLS
  * TD_BAD_ARGUMENT also for tf32 with a dtype other than TD_F32. TD_UNSUPPORTED also for tf32 on the CPU. */
 typedef struct td_gemm_shape {
     int64_t batch, m, n, k;
-    int64_t lda, ldb, ldc; /* 0: the row's own length */
-    int64_t stride_a, stride_b,
-        stride_c; /* elements between matrices; 0: one shared matrix (not allowed for c
-                                             when batch > 1) */
+    int64_t lda, ldb, ldc;                /* 0: the row's own length */
+    int64_t stride_a, stride_b, stride_c; /* elements from one matrix of the batch to the next; 0: one matrix
+                                           * for all, which is refused for c if batch > 1 */
     bool trans_a, trans_b;
     float alpha, beta;
     td_dtype dtype, out_dtype;
@@ -79,7 +78,7 @@ TD_API td_status td_embedding_forward(td_device *dev, const td_embedding_shape *
                                       const void *weight, void *y);
 
 /** dweight[v, :] = sum over t with ids[t] = v of dy[t, :], in an order that depends on ids alone; with
- * `accumulate` added to what is there, else rows of no token become 0.
+ * `accumulate` the sum is added to dweight; else rows without a token become 0.
  *
  *   dy       [tokens, d_model]  in   dtype
  *   dweight  [vocab, d_model]   i/o  dweight_dtype */
@@ -95,22 +94,22 @@ typedef struct td_rmsnorm_shape {
     float eps;              /* above 0 */
     td_dtype dtype;         /* of y and dy */
     td_dtype x_dtype;       /* of x, dx and weight: dtype, or TD_F32 if dtype has 16 bits; 0: dtype */
-    td_dtype dweight_dtype; /* likewise: dtype, or TD_F32 to add up in; 0: dtype */
+    td_dtype dweight_dtype; /* of dweight: dtype, or TD_F32, to accumulate in; 0: dtype */
 } td_rmsnorm_shape;
 
 /** y = x * rstd * weight,  rstd = 1 / sqrt(mean(x^2) + eps)        (Zhang and Sennrich 2019, eq. 4, with eps)
  *
  *   x       [rows, cols]  in   x_dtype
  *   weight  [cols]        in   x_dtype
- *   y       [rows, cols]  out  dtype    in place of x allowed if their types are one
+ *   y       [rows, cols]  out  dtype    in place of x allowed if both types are the same
  *   rstd    [rows]        out  f32      NULL: not wanted
  *
  * Both products are f32; y is rounded once. */
 TD_API td_status td_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                     const void *weight, void *y, float *rstd);
 
-/** The residual's addition and the norm that follows it, in one pass: sum = a + b, and the norm of sum as it
- * is stored.
+/** Adds to the residual stream and takes the next norm, in one pass: sum = a + b; y is the norm of the
+ * stored, rounded sum.
  *
  *   a       [rows, cols]  in   x_dtype
  *   b       [rows, cols]  in   dtype
@@ -125,14 +124,14 @@ TD_API td_status td_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_sh
 /** With g = dy * weight and n = x * rstd:
  *   dx = rstd * (g - n * mean(g * n)),  dweight = sum over rows of dy * n.
  *
- *   x, weight, rstd  as forward had them                                                     in
+ *   x, weight, rstd  of forward                                                              in
  *   dy          [rows, cols]  in   dtype
- *   dx          [rows, cols]  i/o  x_dtype  accumulate_dx: added to what is there; in place
- *                                           of dy allowed when it is not set and their types are one
- *   dx_rounded  [rows, cols]  out  dtype    dx as it is then, rounded, for what comes next; NULL: not wanted
- *   dweight     [cols]        i/o  dweight_dtype  accumulate_dweight: added to what is there
+ *   dx          [rows, cols]  i/o  x_dtype  accumulate_dx: the result is added to dx; in place of dy allowed
+ *                                           if it is not set and both types are the same
+ *   dx_rounded  [rows, cols]  out  dtype    the new dx, rounded, for the next GEMM; NULL: not wanted
+ *   dweight     [cols]        i/o  dweight_dtype  accumulate_dweight: the result is added to dweight
  *
- * TD_BAD_ARGUMENT also for dx_rounded where x_dtype is dtype: dx is it already. */
+ * TD_BAD_ARGUMENT also for dx_rounded if x_dtype is dtype, because it would equal dx. */
 TD_API td_status td_rmsnorm_backward_work_bytes(td_device *dev, const td_rmsnorm_shape *shape, size_t *out);
 TD_API td_status td_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                      const void *weight, const float *rstd, const void *dy,
@@ -155,12 +154,12 @@ typedef struct td_heads_shape {
 TD_API td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
                                float *sin);
 
-/** The rows of the fused projection of q, k and v, split into heads; q and k are turned by rotary position
- * embedding on interleaved pairs (Su et al. 2021, eq. 34), at the token's position:
+/** Splits the rows of the fused projection of q, k and v into heads. Rotary position embedding turns q and k
+ * on interleaved pairs (Su et al. 2021, eq. 34), by the token's position:
  *   y[2i] = x[2i] cos - x[2i+1] sin,  y[2i+1] = x[2i] sin + x[2i+1] cos;  v is copied.
  *
- * A token's row of qkv holds its q, k and v one after the other. Each is of heads * head_dim, of which a head
- * is a contiguous slice.
+ * A token's row of qkv has q, then k, then v. Each has heads * head_dim elements, and a head is a contiguous
+ * slice of them.
  *
  *   qkv      [batch, seq, pitch]            in   dtype
  *   cos, sin [at least seq, head_dim / 2]   in   f32
@@ -171,7 +170,7 @@ TD_API td_status td_qkv_split_forward(td_device *dev, const td_heads_shape *shap
                                       const float *cos, const float *sin, void *q, void *k, void *v);
 
 /** The transpose: dq, dk and dv in, dqkv out. dq and dk are turned by the opposite angle, and every head goes
- * back to its slice of the token's row. What lies between 3 * heads * head_dim and pitch is left alone. */
+ * back to its slice of the token's row. Elements between 3 * heads * head_dim and pitch are not written. */
 TD_API td_status td_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
                                        const void *dk, const void *dv, const float *cos, const float *sin,
                                        void *dqkv);
@@ -191,8 +190,7 @@ TD_API td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape,
 /** dgate = dy * up * s (1 + gate (1 - s)) with s = sigmoid(gate),  dup = dy * silu(gate). dgate may be gate
  * and dup may be up (in place allowed).
  *
- *   y  [rows, cols]  out  dtype  forward's output once more, where it was not kept; in place of dy
- *                                allowed; NULL: not wanted */
+ *   y  [rows, cols]  out  dtype  forward's output again; in place of dy allowed; NULL: not wanted */
 TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                       const void *up, const void *dy, void *dgate, void *dup, void *y);
 
@@ -202,18 +200,18 @@ TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape
 TD_API td_status td_round(td_device *dev, int64_t count, td_dtype src_dtype, const void *src,
                           td_dtype dst_dtype, void *dst);
 
-/** An f32 number as two planes of 16 bits, so that GEMMs read bf16 weights where their masters are:
- * the f32's bits = high * 2^16 + low, with low a signed number.
+/** Splits f32 numbers into two planes of 16 bits, so that GEMMs read bf16 weights from the masters' memory:
+ * the bits of the f32 = high * 2^16 + low, with low a signed number.
  *
  *   numbers  [count]  f32   in of td_split, out of td_join
  *   high     [count]  bf16  out of td_split, in of td_join: the nearest bf16, ties away from zero
- *   low      [count]        likewise, 16 bits
+ *   low      [count]  16 bits  out of td_split, in of td_join
  *
- * td_join gives the bits that td_split was given; a NaN becomes a quiet NaN of the same sign. PyTorch's copy,
- * and td_round's, rounds ties to even: it differs from high only if the f32 lies in the middle between two
- * bf16 and the one nearer to zero is even. Ties to even cannot be stored in 32 bits: a tie would need a low
- * of 2^15 where high was rounded down, and one of -2^15 where it was rounded up.
- * TD_BAD_ARGUMENT: a NULL, a count below 1. */
+ * td_join restores the bits that td_split got; a NaN becomes a quiet NaN of the same sign. PyTorch's copy and
+ * td_round round ties to even. They differ from high only if the f32 lies in the middle between two bf16, and
+ * the bf16 nearer to zero is even. Ties to even cannot be stored in 32 bits: a tie would need a low of 2^15
+ * if high was rounded down, and a low of -2^15 if high was rounded up. TD_BAD_ARGUMENT: a NULL, a count
+ * below 1. */
 TD_API td_status td_split(td_device *dev, int64_t count, const float *numbers, void *high, void *low);
 TD_API td_status td_join(td_device *dev, int64_t count, const void *high, const void *low, float *numbers);
 
@@ -261,8 +259,8 @@ TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy
                                           void *work);
 
 /** dlogits = scale / rows * (exp(logits - lse) - onehot(target)); in place of logits allowed. scale is the
- * gradient of the loss, 1 for plain training. lse is forward's, of the same logits; a device may sum the row
- * again instead, because lse in f32 has the largest rounding error of all. */
+ * gradient of the loss, 1 for plain training. lse is from forward with the same logits. A device may sum the
+ * row again instead, because the rounding of lse to f32 is the largest error here. */
 TD_API td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                            const void *logits, const int64_t *targets, const float *lse,
                                            float scale, void *dlogits);
@@ -274,14 +272,14 @@ TD_API td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dty
 TD_API td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                                 void *work);
 
-/** What every update reads, next to its hyperparameters. Both are in dev's memory and are read when the
- * update runs, so that a replayed graph sees changes. */
+/** Numbers that every update reads, next to its hyperparameters. Both structs are in dev's memory and are
+ * read when the update runs, so that a replayed graph sees changes. */
 typedef struct td_update_state {
-    int64_t step; /* the number of the step under way, from 1 */
-    float gain;   /* gradients are multiplied by it first: 1, or what averages, clips or unscales them */
+    int64_t step; /* the number of the current step, from 1 */
+    float gain;   /* a factor for gradients, which averages, clips or unscales them */
 } td_update_state;
 
-/** Begins a step: state->step += 1, up to 2^63 - 1, where it stays; state->gain = gain.
+/** Begins a step: state->step += 1, but never above 2^63 - 1; state->gain = gain.
  * TD_BAD_ARGUMENT: a NULL, a gain that is not finite. */
 TD_API td_status td_update_begin(td_device *dev, td_update_state *state, float gain);
 
@@ -290,37 +288,37 @@ TD_API td_status td_update_begin(td_device *dev, td_update_state *state, float g
  * NaN. TD_BAD_ARGUMENT: a NULL, a max_norm that is not finite or not above 0. */
 TD_API td_status td_update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state);
 
-/** Writes `bytes` of the host's memory, at most TD_ASSIGN_MOST, to `to` in dev's. It is queued and waits for
- * nothing, and `from` may change once it returns: hyperparameters change between the replays of a graph in
- * this way. TD_BAD_ARGUMENT: a NULL, more bytes, or none. */
+/** Copies at most TD_ASSIGN_MOST bytes from the host's memory at `from` to dev's memory at `to`. Queued;
+ * waits for nothing; `from` may change once it returns. So hyperparameters can change between the replays of
+ * a graph. TD_BAD_ARGUMENT: a NULL, more bytes, or no bytes. */
 #define TD_ASSIGN_MOST 64
 TD_API td_status td_assign(td_device *dev, void *to, const void *from, size_t bytes);
 
-/** What an update works on. */
+/** The arrays of an update. */
 typedef struct td_update_tensors {
     int64_t count;
     td_dtype dtype;      /* of p */
     td_dtype grad_dtype; /* of g: dtype, or a 16-bit type if dtype is TD_F32; 0: dtype */
-    void *p;       /* [count] i/o; with low the upper planes of these numbers, which td_split describes */
-    void *low;     /* [count] i/o, their lower planes, if dtype is TD_F32; NULL: p is the numbers */
-    const void *g; /* [count] in */
-    float *m, *v;  /* [count] i/o, zero before the first step; AdamW's alone */
-    /* On how many SMs of a GPU the update runs, so that it overlaps with work on the others; 0: all. The bits
-     * are the same. If there is no such kernel, for the device or for an address that is no multiple of 16
-     * bytes, the update takes all SMs. */
+    void *p;             /* [count] i/o weights; if low is given, their upper planes (td_split) */
+    void *low;           /* [count] i/o lower planes, if dtype is TD_F32; NULL: p has the numbers */
+    const void *g;       /* [count] in: gradients */
+    float *m, *v;        /* [count] i/o moments, zero before the first step; only AdamW reads them */
+    /* How many SMs of a GPU run the update, so that it overlaps with work on the others; 0: all. The bits
+     * are the same. If the device has no such kernel, or an address is no multiple of 16 bytes, the update
+     * takes all SMs. */
     int32_t sms;
-    void *
-        work; /* with sms: TD_UPDATE_WORK_BYTES on dev, zeros before the first update. Updates that may run at
-                 * the same time have different ones. */
+    /* With sms above 0: TD_UPDATE_WORK_BYTES on dev, zeros before the first update. Updates that may run at
+     * the same time need different ones. */
+    void *work;
 } td_update_tensors;
 
 #define TD_UPDATE_WORK_BYTES 16
 
-/** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). On CUDA the step
- * itself is within 2^-21, a v below 2^-126 counts as 0 in it, and so does a step whose denominator is above
- * 2^126. With g = gain * gradient,
- *   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   c1 = 1 - beta1^step,   c2 = 1 -
- * beta2^step: */
+/** Three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2),
+ * with g = gain * gradient:
+ *   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  c1 = 1 - beta1^step,  c2 = 1 - beta2^step
+ * On CUDA the step has a relative error of at most 2^-21. A v below 2^-126 counts as 0 in it, and a step
+ * whose denominator is above 2^126 is 0. */
 typedef enum td_adamw_variant {
     TD_ADAMW_COURSE2025 = 0, /* p -= lr sqrt(c2) / c1 * m / (sqrt(v) + eps);  then p -= lr wd p */
     TD_ADAMW_COURSE2026,     /* p -= lr wd p;  then as course2025's first line */
@@ -329,7 +327,7 @@ typedef enum td_adamw_variant {
 
 typedef struct td_adamw {
     td_adamw_variant variant;
-    /* float64, as PyTorch keeps them: 1 - 0.999f is off by 1e-5, and v would be with it. */
+    /* float64, as in PyTorch: 1 - 0.999f has a relative error of 1e-5, and v would have it too. */
     double lr, beta1, beta2, eps, weight_decay;
 } td_adamw;
 
@@ -337,11 +335,10 @@ typedef struct td_adamw {
  * 1e-8, weight_decay 0.01. */
 TD_API td_adamw td_adamw_defaults(td_adamw_variant variant);
 
-/** What an AdamW step checks of its hyperparameters. A step cannot look at those in a GPU's memory: check
- * them here before they are assigned.
+/** Checks hyperparameters of AdamW. A step cannot check them in a GPU's memory: call this before td_assign.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown variant, a beta outside [0, 1), eps or lr below 0. Also a
- * scalar that f32 cannot hold, or a product of them that a step needs. Also if eps and beta2 are both
+ * scalar, or a product of scalars in the step, that f32 cannot hold. Also if eps and beta2 are both
  * 0, as in a struct of zeros: a gradient of 0 would make the weight NaN. (With a beta2 above 0 an eps of 0 is
  * accepted. As in PyTorch a weight then becomes NaN if all its gradients so far were 0.) */
 TD_API td_status td_adamw_check(const td_adamw *adamw);
@@ -363,7 +360,7 @@ typedef struct td_sgd {
 /** TD_BAD_ARGUMENT: a NULL, an lr that f32 cannot hold. */
 TD_API td_status td_sgd_check(const td_sgd *sgd);
 
-/** One SGD step, p -= lr gain g. sgd and state are in dev's memory; tensors->m and v are not looked at.
+/** One SGD step, p -= lr gain g. sgd and state are in dev's memory; tensors->m and v are ignored.
  * TD_BAD_ARGUMENT as td_adamw_update. */
 TD_API td_status td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
                                const td_update_tensors *tensors);

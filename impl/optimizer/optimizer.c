@@ -342,7 +342,7 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     td_status status = TD_OK;
 
     if (o->sms > 0)
-        td_device_share(o->dev, TD_SMS_UPDATE, o->sms);
+        td_device_reserve_sms(o->dev, TD_SMS_UPDATE, o->sms);
     if (o->time == TD_UPDATE_ALONG) {
         TD_TRY(td_device_push_label(o->dev, TD_LABEL_OPTIMIZER));
         TD_TRY(td_pop_after(o->dev, update_along(o, range, event)));
@@ -370,7 +370,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 
     o->event = NULL;
     o->side_works = false;
-    td_device_share(o->dev, TD_SMS_UPDATE, 0);
+    td_device_reserve_sms(o->dev, TD_SMS_UPDATE, 0);
     if (status != TD_OK)
         o->final.count = 0;
     const td_status came = status == TD_OK && event ? td_event_wait(event) : TD_OK;

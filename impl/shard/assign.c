@@ -1,4 +1,4 @@
-/* Whole tensors to ranks, largest first. */
+/* Assigns whole tensors to ranks, the largest first. */
 #include "base/check.h"
 #include "shard/shard.h"
 

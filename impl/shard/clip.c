@@ -1,9 +1,9 @@
-/* One norm of the gradients that ranks have parts of: each rank's norm comes to all ranks, and the norm of
- * these is that of all gradients. */
+/* The global norm of gradients that are split among ranks: ranks gather the norms of their parts, and the
+ * norm of these norms is the norm of all gradients. */
 #include "base/check.h"
 #include "shard/state.h"
 
-/** Each rank counts its part of a piece, and rank 0 what every rank has. */
+/** Each rank counts its own parts. Rank 0 also counts the ranges that every rank has. */
 static bool counts(void *user, td_range range)
 {
     const td_shard_split *const split = &((td_shard_link *)user)->split;
@@ -18,7 +18,7 @@ static bool counts(void *user, td_range range)
     return split->rank == 0;
 }
 
-/** Where scratch begins in link->norms. */
+/** The offset of scratch in link->norms. */
 static size_t norm_bytes(const td_shard_link *link)
 {
     return ((size_t)link->split.ranks * sizeof(float) + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;

@@ -1,5 +1,5 @@
-/* TD_SHARD_FULL: weights are gathered before a pass reads them, and gradients are reduced and scattered when
- * a pass has written them. All of it is in the order of the passes, which is the same on every rank. */
+/* TD_SHARD_FULL: weights are gathered before a pass reads them, and gradients are reduced and scattered after
+ * a pass has written them. Collectives follow the order of the passes, which is the same on every rank. */
 #include "base/check.h"
 #include "base/dtype.h"
 #include "device/share.h"
@@ -10,14 +10,15 @@
 
 /* ---- units ---- */
 
-/** Whether ranks have parts of the unit; else every rank has all of it: norms, or of one rank everything. */
+/** Whether each rank has a part of the unit. Else every rank has all of it: the norms, or with one rank all
+ * units. */
 static bool is_split(const td_shard_piece *unit)
 {
     return unit->own.begin < unit->own.end &&
            unit->own.end - unit->own.begin < unit->range.end - unit->range.begin;
 }
 
-/** Embedding or head. */
+/** Whether the unit is the embedding or the head. */
 static bool is_table(const td_shard_split *split, int64_t unit)
 {
     return unit == 0 || unit == split->piece_count - 1;
@@ -50,24 +51,25 @@ static size_t size_between(int64_t begin, int64_t end, td_dtype dtype)
     return (size_t)(end - begin) * td_dtype_size(dtype);
 }
 
-/* ---- rooms ---- */
+/* ---- buffers of units ---- */
 
-size_t td_shard_rooms_bytes(const td_shard_rooms *rooms)
+size_t td_shard_buffers_bytes(const td_shard_buffers *buffers)
 {
-    return (size_t)rooms->layers * rooms->layer_bytes +
-           (size_t)(rooms->count - rooms->layers) * rooms->table_bytes;
+    return (size_t)buffers->layers * buffers->layer_bytes +
+           (size_t)(buffers->count - buffers->layers) * buffers->table_bytes;
 }
 
-/** Embedding and head have rooms of layers, unless these are too small or `all` are in use at once. */
-static td_status plan_rooms(td_shard_rooms *rooms, int64_t layers, bool all, int64_t tables)
+/** Embedding and head use the buffers of layers, unless these are too small, or `all` layers have one. Then
+ * they have `tables` more buffers. */
+static td_status plan_buffers(td_shard_buffers *buffers, int64_t layers, bool all, int64_t tables)
 {
-    if (!all && rooms->table_bytes <= rooms->layer_bytes)
+    if (!all && buffers->table_bytes <= buffers->layer_bytes)
         tables = 0;
-    rooms->of = calloc((size_t)(layers + tables), sizeof *rooms->of);
-    if (!rooms->of)
+    buffers->of = calloc((size_t)(layers + tables), sizeof *buffers->of);
+    if (!buffers->of)
         return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " buffers", layers + tables);
-    rooms->count = layers + tables;
-    rooms->layers = layers;
+    buffers->count = layers + tables;
+    buffers->layers = layers;
     return TD_OK;
 }
 
@@ -107,45 +109,45 @@ td_status td_shard_full_plan(td_shard_link *link, const td_train_config *config)
         *grad_most = grad_bytes > *grad_most ? grad_bytes : *grad_most;
     }
     const bool all = o->keep_weights || o->prefetch >= layers - 1, all_grads = o->reduce_last || layers < 2;
-    TD_TRY(plan_rooms(&f->weights, all ? layers : o->prefetch + 1, all, 1));
-    TD_TRY(plan_rooms(&f->grads, all_grads ? layers : 2, all_grads, o->reduce_last ? 2 : 1));
+    TD_TRY(plan_buffers(&f->weights, all ? layers : o->prefetch + 1, all, 1));
+    TD_TRY(plan_buffers(&f->grads, all_grads ? layers : 2, all_grads, o->reduce_last ? 2 : 1));
 cleanup:
     return status;
 }
 
-/** Their memory. */
-static td_status open_rooms(td_device *dev, td_shard_rooms *rooms, bool events)
+/** Allocates the buffers; events: with an event each. */
+static td_status open_buffers(td_device *dev, td_shard_buffers *buffers, bool events)
 {
     td_status status = TD_OK;
     char *next;
 
-    if (rooms->count == 0)
+    if (buffers->count == 0)
         goto cleanup;
-    TD_TRY(td_device_alloc(dev, td_shard_rooms_bytes(rooms), &rooms->block));
-    next = rooms->block;
-    for (int64_t i = 0; i < rooms->count; i++) {
-        td_shard_room *const room = &rooms->of[i];
+    TD_TRY(td_device_alloc(dev, td_shard_buffers_bytes(buffers), &buffers->block));
+    next = buffers->block;
+    for (int64_t i = 0; i < buffers->count; i++) {
+        td_shard_buffer *const buffer = &buffers->of[i];
 
-        *room = (td_shard_room){.at = next, .table = i >= rooms->layers, .unit = -1, .kept = -1};
-        next += room->table ? rooms->table_bytes : rooms->layer_bytes;
+        *buffer = (td_shard_buffer){.at = next, .table = i >= buffers->layers, .unit = -1, .kept = -1};
+        next += buffer->table ? buffers->table_bytes : buffers->layer_bytes;
         if (events)
-            TD_TRY(td_event_create(dev, &room->free));
+            TD_TRY(td_event_create(dev, &buffer->free));
     }
 cleanup:
     return status;
 }
 
-static void close_rooms(td_device *dev, td_shard_rooms *rooms)
+static void close_buffers(td_device *dev, td_shard_buffers *buffers)
 {
-    for (int64_t i = 0; i < rooms->count; i++) {
-        td_event_destroy(rooms->of[i].free);
-        rooms->of[i].free = NULL;
+    for (int64_t i = 0; i < buffers->count; i++) {
+        td_event_destroy(buffers->of[i].free);
+        buffers->of[i].free = NULL;
     }
-    (void)td_device_free(dev, rooms->block); /* NULL or a live block of dev, which free accepts */
-    rooms->block = NULL;
+    (void)td_device_free(dev, buffers->block); /* NULL or a live block of dev, which free accepts */
+    buffers->block = NULL;
 }
 
-/** Events of the places that units share, and a stream for them. */
+/** Creates the events of the places that units share, and the stream that records them. */
 static td_status open_places(td_shard_link *link, td_device *dev)
 {
     td_shard_full *const f = &link->full;
@@ -174,8 +176,8 @@ void td_shard_full_drop(td_shard_link *link, td_device *dev)
 {
     if (!dev)
         return;
-    close_rooms(dev, &link->full.weights);
-    close_rooms(dev, &link->full.grads);
+    close_buffers(dev, &link->full.weights);
+    close_buffers(dev, &link->full.grads);
     close_places(&link->full);
 }
 
@@ -192,26 +194,26 @@ void td_shard_full_free(td_shard_link *link)
     free(f->reduced);
 }
 
-static void empty(td_shard_rooms *rooms)
+static void empty(td_shard_buffers *buffers)
 {
-    for (int64_t i = 0; i < rooms->count; i++) {
-        rooms->of[i].unit = -1;
-        rooms->of[i].number = 0;
+    for (int64_t i = 0; i < buffers->count; i++) {
+        buffers->of[i].unit = -1;
+        buffers->of[i].number = 0;
     }
 }
 
-/** Whether the room is for units like this one. */
-static bool is_for(const td_shard_split *split, const td_shard_rooms *rooms, const td_shard_room *room,
-                   int64_t unit)
+/** Whether the unit may use this buffer: a layer's or a table's. */
+static bool is_for(const td_shard_split *split, const td_shard_buffers *buffers,
+                   const td_shard_buffer *buffer, int64_t unit)
 {
-    return room->table == (rooms->count > rooms->layers && is_table(split, unit));
+    return buffer->table == (buffers->count > buffers->layers && is_table(split, unit));
 }
 
-static td_shard_room *room_of(const td_shard_rooms *rooms, int64_t unit)
+static td_shard_buffer *buffer_of(const td_shard_buffers *buffers, int64_t unit)
 {
-    for (int64_t i = 0; i < rooms->count; i++)
-        if (rooms->of[i].unit == unit)
-            return &rooms->of[i];
+    for (int64_t i = 0; i < buffers->count; i++)
+        if (buffers->of[i].unit == unit)
+            return &buffers->of[i];
     return NULL;
 }
 
@@ -222,7 +224,7 @@ static td_shard_order *order_of(td_shard_link *link)
     return &link->full.orders[link->now != TD_SHARD_FORWARD];
 }
 
-/** Whether the unit is needed now, or is one of the next ones that are gathered before they are needed. */
+/** Whether the pass needs the unit now, or it is one of the next `prefetch` units. */
 static bool is_near(td_shard_link *link, int64_t unit)
 {
     const td_shard_order *const order = order_of(link);
@@ -234,25 +236,25 @@ static bool is_near(td_shard_link *link, int64_t unit)
     return false;
 }
 
-/** The room whose weights are the oldest ones that are not near; NULL: there is none. */
-static td_shard_room *room_for(td_shard_link *link, int64_t unit)
+/** A buffer for the unit: the one that was filled first, among those whose unit is not near; NULL: none. */
+static td_shard_buffer *buffer_for(td_shard_link *link, int64_t unit)
 {
-    const td_shard_rooms *const rooms = &link->full.weights;
-    td_shard_room *best = NULL;
+    const td_shard_buffers *const buffers = &link->full.weights;
+    td_shard_buffer *best = NULL;
 
-    for (int64_t i = 0; i < rooms->count; i++) {
-        td_shard_room *const room = &rooms->of[i];
+    for (int64_t i = 0; i < buffers->count; i++) {
+        td_shard_buffer *const buffer = &buffers->of[i];
 
-        if (is_for(&link->split, rooms, room, unit) && !(room->unit >= 0 && is_near(link, room->unit)) &&
-            (!best || room->number < best->number))
-            best = room;
+        if (is_for(&link->split, buffers, buffer, unit) &&
+            !(buffer->unit >= 0 && is_near(link, buffer->unit)) && (!best || buffer->number < best->number))
+            best = buffer;
     }
     return best;
 }
 
-/** Begins to gather a unit, after what is queued on the device's current stream: whatever read the room's
- * weights of before. */
-static td_status gather(td_shard_link *link, int64_t number, td_shard_room *room)
+/** Begins to gather a unit, after the work on the device's current stream, which may read the buffer's old
+ * weights. */
+static td_status gather(td_shard_link *link, int64_t number, td_shard_buffer *buffer)
 {
     const td_shard_piece *const unit = &link->split.pieces[number];
     const td_dtype dtype = read_dtype(unit, link->weights.dtype);
@@ -260,24 +262,24 @@ static td_status gather(td_shard_link *link, int64_t number, td_shard_room *room
     td_status status = TD_OK;
     td_work **work;
 
-    room->unit = -1;
+    buffer->unit = -1;
     if (rest.begin < rest.end)
-        TD_TRY(td_device_copy(link->dev, room->at + size_between(unit->range.begin, rest.begin, dtype),
+        TD_TRY(td_device_copy(link->dev, buffer->at + size_between(unit->range.begin, rest.begin, dtype),
                               td_weights_master(&link->weights, rest.begin).at,
                               size_between(rest.begin, rest.end, dtype)));
     if (!link->full.silent) {
         TD_TRY(td_flight_place(&link->gathers, &work));
-        TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, room->at,
+        TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, buffer->at,
                                   own.end - own.begin, (td_comm_type)dtype, work));
         link->gathers.sent++;
     }
-    room->number = link->gathers.sent;
-    room->unit = number;
+    buffer->number = link->gathers.sent;
+    buffer->unit = number;
 cleanup:
     return status;
 }
 
-/** The pass begins to compute a unit, or goes on. */
+/** The pass needs weights of the unit: if it is the next one, begins to gather it and the units after it. */
 static td_status enter(td_shard_link *link, int64_t unit)
 {
     td_shard_full *const f = &link->full;
@@ -286,21 +288,17 @@ static td_status enter(td_shard_link *link, int64_t unit)
 
     if (f->at >= 0 && order->units[f->at] == unit)
         goto cleanup;
-    f->at++;
-    if (f->at >= order->count || order->units[f->at] != unit) {
-        f->at = -1;
-        status = td_fail(TD_BAD_STATE, "unit %" PRId64 " is needed in another order than by the plan", unit);
-        goto cleanup;
-    }
+    f->at = f->at + 1 < order->count && order->units[f->at + 1] == unit ? f->at + 1 : -1;
+    TD_FAIL_IF(f->at < 0, TD_BAD_STATE, "unit %" PRId64 " is needed in another order than by the plan", unit);
     for (int64_t i = f->at; i < order->count && i <= f->at + link->options.prefetch; i++) {
-        td_shard_room *room = room_of(&f->weights, order->units[i]);
+        td_shard_buffer *buffer = buffer_of(&f->weights, order->units[i]);
 
-        if (room)
+        if (buffer)
             continue;
-        room = room_for(link, order->units[i]);
-        if (!room) /* the head's may be the embedding's, while that is near */
+        buffer = buffer_for(link, order->units[i]);
+        if (!buffer) /* embedding and head may have one buffer, and the other of the two is near */
             break;
-        TD_TRY(gather(link, order->units[i], room));
+        TD_TRY(gather(link, order->units[i], buffer));
     }
 cleanup:
     return status;
@@ -319,9 +317,10 @@ static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td
     if (!is_split(piece))
         goto cleanup;
     TD_TRY(enter(link, unit));
-    const td_shard_room *const room = room_of(&link->full.weights, unit);
-    TD_TRY(td_flight_wait(&link->gathers, room->number));
-    *where = room->at + size_between(piece->range.begin, range.begin, read_dtype(piece, link->weights.dtype));
+    const td_shard_buffer *const buffer = buffer_of(&link->full.weights, unit);
+    TD_TRY(td_flight_wait(&link->gathers, buffer->number));
+    *where =
+        buffer->at + size_between(piece->range.begin, range.begin, read_dtype(piece, link->weights.dtype));
 cleanup:
     return status;
 }
@@ -345,12 +344,12 @@ cleanup:
     return status;
 }
 
-/** The pass adds to what is there: gradients of earlier micro-batches, or zeros if those are reduced. */
+/** If the pass adds, it finds the gradients of earlier micro-batches, or zeros if these were reduced. */
 static td_status on_room(td_hook *hook, td_range range, void **where)
 {
     td_shard_link *link = (td_shard_link *)hook;
-    const td_shard_rooms *const rooms = &link->full.grads;
-    td_shard_room *room = NULL;
+    const td_shard_buffers *const buffers = &link->full.grads;
+    td_shard_buffer *buffer = NULL;
     td_status status = TD_OK;
     int64_t number;
 
@@ -358,34 +357,34 @@ static td_status on_room(td_hook *hook, td_range range, void **where)
     const td_shard_piece *const unit = &link->split.pieces[number];
     if (!is_split(unit))
         goto cleanup;
-    for (int64_t i = 0; i < rooms->count; i++)
-        if (rooms->of[i].unit < 0 && is_for(&link->split, rooms, &rooms->of[i], number) &&
-            (!room || rooms->of[i].number < room->number))
-            room = &rooms->of[i];
-    TD_FAIL_IF(!room, TD_BAD_STATE, "gradients of too many units are not reduced yet");
-    if (room->free && room->number > 0)
-        TD_TRY(td_event_wait(room->free));
-    room->unit = number;
+    for (int64_t i = 0; i < buffers->count; i++)
+        if (buffers->of[i].unit < 0 && is_for(&link->split, buffers, &buffers->of[i], number) &&
+            (!buffer || buffers->of[i].number < buffer->number))
+            buffer = &buffers->of[i];
+    TD_FAIL_IF(!buffer, TD_BAD_STATE, "gradients of too many units are not reduced yet");
+    if (buffer->free && buffer->number > 0)
+        TD_TRY(td_event_wait(buffer->free));
+    buffer->unit = number;
     if (!link->full.adds)
-        TD_TRY(clear_gaps(link, unit, room->at));
+        TD_TRY(clear_gaps(link, unit, buffer->at));
     else if (!link->options.reduce_last)
-        TD_TRY(td_device_fill(link->dev, room->at, 0,
+        TD_TRY(td_device_fill(link->dev, buffer->at, 0,
                               size_between(unit->range.begin, unit->range.end, link->weights.grad_dtype)));
-    *where = room->at;
+    *where = buffer->at;
 cleanup:
     return status;
 }
 
-/** An update reads the gradients of a range, which are in the unit's place, before `event`. */
+/** The update of the range has read its gradients in the unit's place when `event` comes. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
-    td_shard_link *link = td_shard_link_behind(hook);
+    td_shard_link *link = td_shard_link_of_gather(hook);
     td_stream *const current = link->dev ? td_device_stream(link->dev) : NULL;
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
     int64_t number;
 
-    if (!event || !f->updates) /* the next reduction comes after the current stream's work */
+    if (!event || !f->updates) /* the current stream updates, and later reductions come after its work */
         goto cleanup;
     TD_TRY(find_unit(link, range, &number));
     td_shard_place *const place = &f->places[link->split.pieces[number].place];
@@ -402,59 +401,46 @@ cleanup:
     return status;
 }
 
-/** Begins to reduce the unit's gradients: this rank's part goes to its place, or stays in the room if it is
- * to be added there. */
+/** Begins to reduce the unit's gradients. This rank's part goes to its place among the model's gradients. If
+ * it must be added to that place, it stays in the buffer. */
 static td_status reduce(td_shard_link *link, int64_t number)
 {
     const td_shard_piece *const unit = &link->split.pieces[number];
-    const td_range own = unit->own, rest = unit->rest;
     const td_dtype dtype = link->weights.grad_dtype;
-    const td_comm_type type = (td_comm_type)dtype;
     td_shard_full *const f = &link->full;
-    td_flight *const flight = &f->reductions;
-    td_shard_room *const room = room_of(&f->grads, number);
+    td_shard_buffer *const buffer = buffer_of(&f->grads, number);
     td_status status = TD_OK;
-    td_work **work;
 
-    TD_FAIL_IF(f->sent == link->split.piece_count || (is_split(unit) && !room), TD_BAD_STATE,
+    TD_FAIL_IF(f->sent == link->split.piece_count || (is_split(unit) && !buffer), TD_BAD_STATE,
                "gradients of elements %" PRId64 " to %" PRId64 " became final twice", unit->range.begin,
                unit->range.end);
-    if (room && !f->silent) {
-        char *const part = room->at + size_between(unit->range.begin, own.begin, dtype);
+    if (link->split.ranks > 1 && !f->silent) {
         const bool stays = f->adds && !link->options.reduce_last;
+        char *const grads = buffer ? buffer->at : td_weights_master(&link->weights, unit->range.begin).grad,
+                    *const part = grads + size_between(unit->range.begin, unit->own.begin, dtype);
 
         if (f->places[unit->place].used)
             TD_TRY(td_event_wait(f->places[unit->place].updated));
-        TD_TRY(td_flight_place(flight, &work));
-        TD_TRY(td_comm_reduce_scatter(link->comm, room->at,
-                                      stays ? part : td_weights_master(&link->weights, own.begin).grad,
-                                      own.end - own.begin, type, TD_SUM, work));
-        flight->sent++;
+        TD_TRY(td_shard_reduce(link, &f->reductions, unit, grads,
+                               stays ? part : td_weights_master(&link->weights, unit->own.begin).grad));
     }
-    if (rest.begin < rest.end && link->split.ranks > 1 && !f->silent) {
-        char *const at = room ? room->at + size_between(unit->range.begin, rest.begin, dtype)
-                              : td_weights_master(&link->weights, rest.begin).grad;
-
-        TD_TRY(td_flight_place(flight, &work));
-        TD_TRY(td_comm_all_reduce(link->comm, at, at, rest.end - rest.begin, type, TD_SUM, work));
-        flight->sent++;
-    }
-    const int64_t sent = f->silent ? 0 : flight->sent;
-    f->reduced[f->sent++] = (td_shard_reduced){number, sent, room};
-    if (room) {
-        room->number = sent;
-        room->unit = -1; /* for another unit, after this collective */
+    const int64_t sent = f->silent ? 0 : f->reductions.sent;
+    f->reduced[f->sent++] = (td_shard_reduced){number, sent, buffer};
+    if (buffer) {
+        buffer->number = sent;
+        buffer->unit = -1; /* another unit may use it after this collective */
     }
 cleanup:
     return status;
 }
 
-/** Brings a range from the room to the model's gradients. */
-static td_status bring(const td_shard_link *link, const td_shard_reduced *reduced, td_range range, bool add)
+/** Copies a range from the buffer to the model's gradients; add: adds it to them. */
+static td_status copy_back(const td_shard_link *link, const td_shard_reduced *reduced, td_range range,
+                           bool add)
 {
     const td_dtype dtype = link->weights.grad_dtype;
     const char *const from =
-        reduced->room->at + size_between(link->split.pieces[reduced->unit].range.begin, range.begin, dtype);
+        reduced->buffer->at + size_between(link->split.pieces[reduced->unit].range.begin, range.begin, dtype);
     void *const to = td_weights_master(&link->weights, range.begin).grad;
 
     if (range.begin == range.end)
@@ -463,7 +449,8 @@ static td_status bring(const td_shard_link *link, const td_shard_reduced *reduce
                : td_device_copy(link->dev, to, from, size_between(range.begin, range.end, dtype));
 }
 
-/** Waits for a unit's reduction, on a stream of its own on a GPU, and brings what is in the room. */
+/** Waits for a unit's reduction, on a GPU on a side stream, and copies from the buffer what the reduction
+ * left there. */
 static td_status take(td_shard_link *link, const td_shard_reduced *reduced)
 {
     const td_shard_piece *const unit = &link->split.pieces[reduced->unit];
@@ -474,26 +461,26 @@ static td_status take(td_shard_link *link, const td_shard_reduced *reduced)
     td_status status = TD_OK;
 
     TD_TRY(td_flight_wait(flight, reduced->number));
-    if (!reduced->room)
+    if (!reduced->buffer)
         goto cleanup;
     if (side)
         TD_TRY(td_device_set_stream(link->dev, flight->side));
     if (add)
-        status = bring(link, reduced, unit->own, true);
+        status = copy_back(link, reduced, unit->own, true);
     if (status == TD_OK)
-        status = bring(link, reduced, unit->rest, add);
+        status = copy_back(link, reduced, unit->rest, add);
     if (side) {
         if (status == TD_OK)
             status = td_event_record(flight->event);
         if (status == TD_OK)
-            status = td_event_record(reduced->room->free);
+            status = td_event_record(reduced->buffer->free);
         (void)td_device_set_stream(link->dev, current);
     }
 cleanup:
     return status;
 }
 
-/** Takes reduced units until `keep` of them are left, and passes on to the optimizer what this rank has. */
+/** Takes reduced units until `keep` of them are left, and passes this rank's ranges on to the optimizer. */
 static td_status pass_on(td_shard_link *link, int64_t keep)
 {
     td_shard_full *const f = &link->full;
@@ -517,7 +504,7 @@ cleanup:
     return status;
 }
 
-/** On a CPU a unit goes on when the next one's reduction has begun. */
+/** On a CPU a unit is passed on when the next unit's reduction has begun. */
 static td_status reduce_whole(td_shard_link *link, td_range range)
 {
     td_status status = TD_OK;
@@ -533,7 +520,8 @@ cleanup:
     return status;
 }
 
-/** Gradients that every rank has are reduced once, in the last micro-batch. */
+/** Units that are split are reduced in each micro-batch, unless reduce_last is set. Norms are reduced in the
+ * last one only. */
 static td_status on_written(td_hook *hook, td_range range)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -564,19 +552,18 @@ cleanup:
 
 static void share(const td_shard_link *link, bool some)
 {
-    td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->multiprocessors : 0);
+    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
 
-/** Nothing is known from one forward pass to the next: weights are new, and graphs run without hooks. The
- * backward pass finds what each forward pass leaves. */
+/** A forward pass begins with empty buffers, because weights are new and graphs run without hooks. A backward
+ * pass finds the units that the forward pass has left. */
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
     td_shard_link *link = (td_shard_link *)hook;
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
 
-    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
-               "the link is joined to no trainer: td_shard_link_attach comes first");
+    TD_TRY(td_shard_check_joined(link));
     if (pass == TD_PASS_RECOMPUTE)
         goto cleanup;
     f->at = -1;
@@ -610,9 +597,8 @@ static td_status end_backward(td_shard_link *link)
         TD_TRY(td_event_wait(f->reductions.event));
     if (f->last_update)
         TD_TRY(td_event_wait(f->last_update));
-    if (link->now == TD_SHARD_LAST_BACKWARD && f->sent < units)
-        status = td_fail(TD_BAD_STATE, "gradients of %" PRId64 " of %" PRId64 " units never became final",
-                         units - f->sent, units);
+    TD_FAIL_IF(link->now == TD_SHARD_LAST_BACKWARD && f->sent < units, TD_BAD_STATE,
+               "gradients of %" PRId64 " of %" PRId64 " units never became final", units - f->sent, units);
 cleanup:
     return status;
 }
@@ -629,7 +615,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
         status = end_backward(link);
     for (int64_t i = 0; i < f->weights.count && pass == TD_PASS_FORWARD; i++)
         f->weights.of[i].kept = f->weights.of[i].unit;
-    /* After a failure some are on their way still, and nobody else may use them. */
+    /* After a failure collectives may still run, and nobody else waits for them. */
     (void)td_flight_wait(&link->gathers, link->gathers.sent);
     (void)td_flight_wait(&f->reductions, f->reductions.sent);
     link->now = TD_SHARD_NO_PASS;
@@ -655,7 +641,7 @@ void td_shard_silence(td_shard_link *link)
 
 /* ---- outside of passes ---- */
 
-/** The order in which passes need units that are split. A unit has several ranges, one after the other. */
+/** The order in which a pass needs the units that are split. Several ranges of a unit follow each other. */
 static td_status make_order(const td_shard_link *link, const td_transformer *model, bool forward,
                             td_shard_order *out)
 {
@@ -679,7 +665,7 @@ cleanup:
     return status;
 }
 
-/** Rank 0's replicas for all ranks. */
+/** Sends rank 0's weights of the unit's rest to all ranks. */
 static td_status spread(td_shard_link *link, const td_shard_piece *unit)
 {
     const td_dtype dtype = read_dtype(unit, link->weights.dtype);
@@ -708,8 +694,8 @@ td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *tr
     for (int64_t i = 0; i < link->split.piece_count; i++)
         if (link->split.pieces[i].rest.begin < link->split.pieces[i].rest.end)
             TD_TRY(spread(link, &link->split.pieces[i]));
-    TD_TRY(open_rooms(dev, &f->weights, false));
-    TD_TRY(open_rooms(dev, &f->grads, f->reductions.side != NULL));
+    TD_TRY(open_buffers(dev, &f->weights, false));
+    TD_TRY(open_buffers(dev, &f->grads, f->reductions.side != NULL));
     TD_TRY(open_places(link, dev));
 cleanup:
     return status;
@@ -725,10 +711,10 @@ td_status td_shard_full_gather(td_shard_link *link, const td_parameter *paramete
     TD_TRY(find_unit(link, all, &number));
     const td_shard_piece *const unit = &link->split.pieces[number];
     const int64_t part = unit->own.end - unit->own.begin;
-    for (int32_t rank = 0; rank <= ranks; rank++) { /* each rank's part, then the rest */
+    for (int32_t rank = 0; rank <= ranks; rank++) { /* the part of each rank, then the rest */
         const int64_t begin = unit->range.begin + rank * part,
                       end = rank < ranks ? begin + part : unit->range.end;
-        const td_range range = {begin > all.begin ? begin : all.begin, end < all.end ? end : all.end};
+        const td_range range = td_range_both(all, (td_range){begin, end});
         char *const to = (char *)numbers + size_between(all.begin, range.begin, link->weights.dtype);
 
         if (range.begin >= range.end)

@@ -1,4 +1,4 @@
-/* New weights for all ranks: what the link behind the optimizer does. */
+/* TD_SHARD_TENSORS and TD_SHARD_FLAT: gathers new weights, after the optimizer. */
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-td_shard_link *td_shard_link_behind(td_hook *hook)
+td_shard_link *td_shard_link_of_gather(td_hook *hook)
 {
     return (td_shard_link *)((char *)hook - offsetof(td_shard_link, gather));
 }
@@ -17,7 +17,8 @@ static bool touches(td_range a, td_range b)
     return a.begin < b.end && b.begin < a.end;
 }
 
-/** Whether weights are gathered when the next forward pass begins; else each piece is, once it is new. */
+/** Whether weights are gathered when the next forward pass begins; else each piece is gathered once it is
+ * updated. */
 static bool at_head(const td_shard_link *link)
 {
     return link->captured || link->split.kind == TD_SHARD_TENSORS;
@@ -34,7 +35,7 @@ static void set_gathered(td_shard_piece *piece)
     piece->state = piece->planes ? TD_GATHER_GATHERED : TD_GATHER_IDLE;
 }
 
-/** Waits for the first `until` gatherings. */
+/** Waits for the first `until` gathers. */
 static td_status wait_for(td_shard_link *link, int64_t until)
 {
     const td_status status = td_flight_wait(&link->gathers, until);
@@ -50,8 +51,8 @@ static td_status wait_for(td_shard_link *link, int64_t until)
     return status;
 }
 
-/** Begins to gather the piece's masters, of planes the upper or the lower ones, after what is queued on the
- * device's current stream. */
+/** Begins to gather the piece's masters, after the work on the device's current stream. If the masters are
+ * planes, `lower` says which of the two. */
 static td_status gather(td_shard_link *link, td_shard_piece *piece, bool lower)
 {
     const td_dtype dtype = piece->planes ? TD_BF16 : link->weights.dtype;
@@ -75,8 +76,8 @@ cleanup:
     return status;
 }
 
-/** Begins to gather what passes read of the piece. In a capture nothing is gathered yet, and the state stays:
- * the launch sets it. */
+/** Begins to gather the numbers or upper planes of the piece, which passes read. In a capture nothing runs
+ * yet, so the launch sets the state. */
 static td_status send(td_shard_link *link, td_shard_piece *piece)
 {
     td_status status = TD_OK;
@@ -90,8 +91,9 @@ cleanup:
     return status;
 }
 
-/** Sends the pieces that are updated, or all of them, in the order in which forward needs them but for the
- * head. All ranks are at the same point here. Pieces of buckets are in the order of the backward pass. */
+/** Begins to gather the pieces that are updated, or all of them. All ranks call it at the same point. The
+ * order is that of the forward pass, except for the head: parameters in the order of the block, stretches of
+ * buckets backwards, because they are in the order of the backward pass. */
 static td_status send_pieces(td_shard_link *link, bool all)
 {
     const int64_t count = link->split.piece_count;
@@ -118,7 +120,7 @@ cleanup:
     return status;
 }
 
-/** An update that is still to come makes new weights, also if all ranks have all weights now. */
+/** If td_train_update has yet to run, marks all weights as updated, so that the next forward gathers them. */
 static void expect_update(td_shard_link *link)
 {
     if (at_head(link) && td_train_waits(link->train))
@@ -130,8 +132,7 @@ td_status td_shard_link_finish(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_CHECK(link, "link is NULL");
-    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
-               "the link is joined to no trainer: td_shard_link_attach comes first");
+    TD_TRY(td_shard_check_joined(link));
     if (link->split.kind == TD_SHARD_FULL)
         goto cleanup;
     TD_TRY(gather_updated(link));
@@ -152,8 +153,8 @@ cleanup:
 
 /* ---- graphs ---- */
 
-/** A graph that was captured without a gathering, because there was nothing to gather then, has it ahead of
- * the launch. */
+/** If a graph was captured without a gather, because there was nothing to gather then, gathers before the
+ * launch. */
 static td_status on_launch(void *user)
 {
     const td_shard_graph *graph = user;
@@ -161,7 +162,7 @@ static td_status on_launch(void *user)
     return graph->forward && !graph->gathers ? gather_updated(graph->link) : TD_OK;
 }
 
-/** What a launch does to what is known of weights. */
+/** Sets the states of pieces after a launch. */
 static td_status on_launched(void *user)
 {
     const td_shard_graph *graph = user;
@@ -185,7 +186,7 @@ static void on_leave(void *user)
     free(graph);
 }
 
-/** *out: the graph that is being captured; NULL: none is. */
+/** *out: the graph that is being captured; NULL: no capture runs. */
 static td_status join_graph(td_shard_link *link, td_shard_graph **out)
 {
     const int64_t capture = td_graph_capture(link->dev);
@@ -215,9 +216,9 @@ cleanup:
 
 /* ---- the link ---- */
 
-/** Of a step that is captured nothing is known to have moved: the launch says so. A graph gathers where its
- * launches may find new weights, which is ahead of a step's first micro-batch. The products of such a pass
- * are cut also where it is queued, ahead of its capture: they are then made, with the bits that they keep. */
+/** During a capture it is not known which pieces are updated: on_launched sets their states. A graph gathers
+ * all pieces if its launches may find new weights, that is before a step's first micro-batch. GEMMs of such a
+ * pass leave SMs to NCCL also when the pass is queued before its capture, so that both give the same bits. */
 static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
 {
     link->now = TD_SHARD_FORWARD;
@@ -242,12 +243,11 @@ static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
-    td_shard_link *link = td_shard_link_behind(hook);
+    td_shard_link *link = td_shard_link_of_gather(hook);
     td_shard_graph *graph;
     td_status status = TD_OK;
 
-    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
-               "the link is joined to no trainer: td_shard_link_attach comes first");
+    TD_TRY(td_shard_check_joined(link));
     TD_TRY(join_graph(link, &graph));
     if (pass == TD_PASS_FORWARD)
         TD_TRY(begin_forward(link, graph));
@@ -260,7 +260,7 @@ cleanup:
 static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
-    td_shard_link *link = td_shard_link_behind(hook);
+    td_shard_link *link = td_shard_link_of_gather(hook);
     int64_t until = 0;
 
     (void)pass, (void)next, (void)where;
@@ -270,11 +270,11 @@ static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td
     return until > link->gathers.done ? wait_for(link, until) : TD_OK;
 }
 
-/** A part that is new as a whole is gathered at once: all ranks have parts of all pieces, and update them in
- * one order. */
+/** A piece is gathered as soon as this rank's part of it is updated. All ranks have parts of all pieces and
+ * update them in the same order. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
-    td_shard_link *link = td_shard_link_behind(hook);
+    td_shard_link *link = td_shard_link_of_gather(hook);
     td_stream *current = NULL;
     td_status status = TD_OK;
 
@@ -303,7 +303,7 @@ cleanup:
 
 static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
-    td_shard_link *link = td_shard_link_behind(hook);
+    td_shard_link *link = td_shard_link_of_gather(hook);
     const bool last = link->now == TD_SHARD_LAST_BACKWARD;
     td_status status = TD_OK;
 
@@ -311,8 +311,8 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
         link->now = TD_SHARD_NO_PASS;
     if (pass == TD_PASS_FORWARD && link->dev)
         td_shard_share(link);
-    if (ended != TD_OK) { /* nobody else may use what is on its way */
-        /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
+    if (ended != TD_OK) { /* nobody else waits for gathers that were begun */
+        /* But a capture that was refused cannot wait for gathers from before it: the next pass waits. */
         if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)
             (void)wait_for(link, link->gathers.sent);
         goto cleanup;
@@ -328,10 +328,10 @@ cleanup:
     return status;
 }
 
-/** Lower planes, which only their owners have, come to all ranks. */
+/** Gathers the lower planes, too: until now only their owners have new ones. */
 static td_status on_settle(td_hook *hook)
 {
-    td_shard_link *link = td_shard_link_behind(hook);
+    td_shard_link *link = td_shard_link_of_gather(hook);
     td_status status = TD_OK;
 
     if (!link->dev)

@@ -35,7 +35,7 @@ void td_shard_share(const td_shard_link *link)
     const bool gathers = link->now == TD_SHARD_FORWARD && link->captured && !link->midway;
     const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
 
-    td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->multiprocessors : 0);
+    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
 
 /* ---- creation ---- */
@@ -49,7 +49,7 @@ static td_status make(td_shard_link *link, const td_train_config *config)
     td_comm_info info;
 
     TD_TRY(td_comm_describe(link->comm, &info));
-    link->multiprocessors = info.nccl_ctas;
+    link->sms = info.nccl_ctas;
     TD_TRY(td_shard_split_make(o, &info, config, &link->split));
     if (o->kind == TD_SHARD_FULL) {
         td_shard_full_hook(link);
@@ -159,7 +159,7 @@ td_status td_shard_link_describe(const td_shard_link *link, td_shard_info *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(link, out);
-    const td_shard_rooms *const w = &link->full.weights, *const g = &link->full.grads;
+    const td_shard_buffers *const w = &link->full.weights, *const g = &link->full.grads;
     *out = (td_shard_info){.gathered_layers = (size_t)w->layers * w->layer_bytes,
                            .gathered_tables = (size_t)(w->count - w->layers) * w->table_bytes,
                            .reduced_layers = (size_t)g->layers * g->layer_bytes,
@@ -176,18 +176,25 @@ cleanup:
 
 /* ---- joining a trainer ---- */
 
-/** What is reduced and gathered can go from GPU to GPU directly. */
+td_status td_shard_check_joined(const td_shard_link *link)
+{
+    return link->dev
+               ? TD_OK
+               : td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+}
+
+/** Makes windows of all memory that collectives use, so that they go from GPU to GPU directly. */
 static td_status make_windows(td_shard_link *link)
 {
-    const td_shard_rooms *const weights = &link->full.weights, *const grads = &link->full.grads;
+    const td_shard_buffers *const weights = &link->full.weights, *const grads = &link->full.grads;
     const td_weights *const w = &link->weights;
     const struct {
-        const void *at; /* NULL: there is none, on no rank */
+        const void *at; /* NULL: no rank has this memory */
         size_t bytes;
     } all[TD_SHARD_WINDOWS] = {{w->params, w->param_bytes},
                                {w->grads, w->grad_bytes},
-                               {weights->block, td_shard_rooms_bytes(weights)},
-                               {grads->block, td_shard_rooms_bytes(grads)}};
+                               {weights->block, td_shard_buffers_bytes(weights)},
+                               {grads->block, td_shard_buffers_bytes(grads)}};
     td_status status = TD_OK;
 
     for (int i = 0; i < TD_SHARD_WINDOWS; i++)
@@ -253,8 +260,7 @@ td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers)
     td_parameter parameter;
 
     TD_NOT_NULL(link, numbers);
-    TD_FAIL_IF(!link->dev, TD_BAD_STATE,
-               "the link is joined to no trainer: td_shard_link_attach comes first");
+    TD_TRY(td_shard_check_joined(link));
     td_transformer *const model = td_train_model(link->train);
     TD_TRY(td_transformer_parameter(model, index, &parameter));
     if (link->split.kind == TD_SHARD_FULL) {

@@ -1,4 +1,4 @@
-/* An optimizer of any list of tensors, each of which one rank updates and sends to all. */
+/* An optimizer of any list of tensors. One rank updates a tensor and sends it to all ranks. */
 #include "base/check.h"
 #include "base/dtype.h"
 #include "ddp/agree.h"
@@ -18,8 +18,8 @@ typedef struct tensor {
     td_shard_tensor is;
     int32_t owner;
     int64_t group;
-    float *moments; /* exp_avg, and at `behind` exp_avg_sq; NULL: another rank's, frozen, or without */
-    int64_t behind;
+    float *moments; /* exp_avg; NULL: another rank has them, or the tensor has none */
+    int64_t second; /* offset of exp_avg_sq in moments, in floats */
 } tensor;
 
 struct td_shard_list {
@@ -29,7 +29,7 @@ struct td_shard_list {
     td_update_state *state; /* in the device's memory */
     int64_t loads[TD_COMM_MOST_RANKS];
     int64_t group_count, count;
-    int64_t agreed; /* tensors that were compared among ranks */
+    int64_t agreed; /* the first tensors, which ranks have compared */
     group *groups;
     tensor *tensors;
     size_t moment_bytes;
@@ -60,7 +60,7 @@ cleanup:
     return status;
 }
 
-/** Frees what tensors from number `begin` on have. */
+/** Frees the moments of tensors [begin, end). */
 static void free_tensors(td_shard_list *list, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++)
@@ -101,14 +101,14 @@ static td_status check_tensors(int64_t count, const td_shard_tensor *tensors)
         TD_CHECK(td_dtype_size(t->dtype) > 0 && t->dtype != TD_F64,
                  "tensors[%" PRId64 "]: dtype is %d, needs f32, f16 or bf16", i, (int)t->dtype);
         TD_CHECK(!t->grad || t->grad_dtype == t->dtype || (t->dtype == TD_F32 && low),
-                 "tensors[%" PRId64 "]: grad_dtype is %d beside a dtype of %s", i, (int)t->grad_dtype,
+                 "tensors[%" PRId64 "]: grad_dtype is %d, but dtype is %s", i, (int)t->grad_dtype,
                  td_dtype_name(t->dtype));
     }
 cleanup:
     return status;
 }
 
-/** Room for one group and `count` tensors more. */
+/** Makes room for one more group and `count` more tensors. */
 static td_status grow(td_shard_list *list, int64_t count)
 {
     group *groups = realloc(list->groups, (size_t)(list->group_count + 1) * sizeof *groups);
@@ -132,15 +132,15 @@ static td_status assign_hyper(td_shard_list *list, group *g, const td_hyperparam
                      adamw ? sizeof hyper->adamw : sizeof hyper->sgd);
 }
 
-/** Moments of 0 for this rank's. */
+/** Allocates the tensor's moments, which are 0; adds their bytes, without padding, to *bytes. */
 static td_status make_moments(td_shard_list *list, tensor *t, size_t *bytes)
 {
     const int64_t alignment = TD_ALIGNMENT / sizeof(float);
     td_status status = TD_OK;
     void *block;
 
-    t->behind = (t->is.elements + alignment - 1) / alignment * alignment;
-    const size_t both = (size_t)(t->behind + t->is.elements) * sizeof(float);
+    t->second = (t->is.elements + alignment - 1) / alignment * alignment;
+    const size_t both = (size_t)(t->second + t->is.elements) * sizeof(float);
     TD_TRY(td_device_alloc(list->dev, both, &block));
     t->moments = block;
     TD_TRY(td_device_fill(list->dev, block, 0, both));
@@ -226,11 +226,11 @@ static td_status update(const td_shard_list *list, const tensor *t)
     if (g->kind == TD_OPTIMIZER_SGD)
         return td_sgd_update(list->dev, g->hyper, list->state, &tensors);
     tensors.m = t->moments;
-    tensors.v = t->moments + t->behind;
+    tensors.v = t->moments + t->second;
     return td_adamw_update(list->dev, g->hyper, list->state, &tensors);
 }
 
-/** Every tensor from its owner to all. */
+/** Sends every tensor that is not frozen from its owner to all ranks. */
 static td_status share(td_shard_list *list)
 {
     td_flight flight = {.dev = list->dev};
@@ -253,14 +253,15 @@ cleanup:
     return status;
 }
 
-/** What of a tensor is the same on all ranks; without gaps, so that it is compared as bytes. */
+/** The properties of a tensor that must be the same on all ranks. The struct has no padding, because it is
+ * compared as bytes. */
 typedef struct description {
     int64_t elements, group;
     int32_t dtype, grad_dtype;
     uint64_t data, grad; /* hashes; grad 0: it is frozen */
 } description;
 
-enum { SAMPLE = 2048 }; /* bytes of a tensor's begin and end */
+enum { SAMPLE = 2048 }; /* bytes at a tensor's begin, and at its end, that are hashed */
 
 static td_status sample(td_device *dev, const void *from, int64_t elements, td_dtype dtype, uint64_t *hash)
 {
@@ -306,7 +307,7 @@ cleanup:
     return status;
 }
 
-/** What decides this step, beside the tensors. */
+/** A hash of hyperparameters and gain. */
 static uint64_t state_of(const td_shard_list *list, float gain)
 {
     uint64_t hash = td_hash(TD_HASH_BEGIN, &gain, sizeof gain);
@@ -323,8 +324,8 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
     TD_CHECK(list, "list is NULL");
     TD_CHECK(isfinite(gain), "gain is %g, needs to be finite", (double)gain);
     const int64_t count = list->count - list->agreed;
-    /* Tensors have no names, but before their first step weights and gradients have the same bits on every
-     * rank. A capture cannot wait for that. */
+    /* Tensors have no names. But before their first step weights and gradients have the same bits on every
+     * rank, so these are compared. A capture cannot wait for that. */
     if (count > 0 && list->info.ranks > 1 && td_graph_capture(list->dev) == 0) {
         TD_TRY(td_comm_compare(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
         list->agreed = list->count;
@@ -339,7 +340,7 @@ cleanup:
     return status;
 }
 
-/* ---- what it is ---- */
+/* ---- descriptions ---- */
 
 td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out)
 {

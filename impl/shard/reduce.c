@@ -1,40 +1,44 @@
-/* Gradients for their owners: what the flat link ahead of the optimizer does. */
+/* TD_SHARD_FLAT: reduces gradients in buckets and scatters them, before the optimizer. */
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
 
-/** Sends a piece's gradients to their owners, and the rest of it to all: td_buckets.send. */
-static td_status send(void *user, int64_t stretch)
+td_status td_shard_reduce(td_shard_link *link, td_flight *flight, const td_shard_piece *piece, char *grads,
+                          void *own)
 {
-    td_shard_link *const link = user;
-    const td_shard_piece *const piece = &link->split.pieces[stretch];
-    const td_range own = piece->own, rest = piece->rest;
-    const size_t size = td_dtype_size(link->weights.grad_dtype);
-    const td_comm_type type = (td_comm_type)link->weights.grad_dtype;
-    char *const grads = td_weights_master(&link->weights, piece->range.begin).grad;
-    char *const end = grads + (size_t)(rest.begin - piece->range.begin) * size;
-    td_flight *const flight = &link->split.buckets.flight;
+    const td_dtype dtype = link->weights.grad_dtype;
+    char *const rest = grads + (size_t)(piece->rest.begin - piece->range.begin) * td_dtype_size(dtype);
+    const int64_t count = piece->own.end - piece->own.begin, more = piece->rest.end - piece->rest.begin;
     td_status status = TD_OK;
     td_work **work;
 
-    if (own.begin < own.end) {
+    if (count > 0) {
         TD_TRY(td_flight_place(flight, &work));
-        TD_TRY(td_comm_reduce_scatter(link->comm, grads,
-                                      grads + (size_t)(own.begin - piece->range.begin) * size,
-                                      own.end - own.begin, type, TD_SUM, work));
+        TD_TRY(td_comm_reduce_scatter(link->comm, grads, own, count, (td_comm_type)dtype, TD_SUM, work));
         flight->sent++;
     }
-    if (rest.begin < rest.end) {
+    if (more > 0) {
         TD_TRY(td_flight_place(flight, &work));
-        TD_TRY(td_comm_all_reduce(link->comm, end, end, rest.end - rest.begin, type, TD_SUM, work));
+        TD_TRY(td_comm_all_reduce(link->comm, rest, rest, more, (td_comm_type)dtype, TD_SUM, work));
         flight->sent++;
     }
 cleanup:
     return status;
 }
 
-/** Waits for buckets until `keep` of those that were sent are left, and passes on to the optimizer what this
- * rank updates of them. */
+/** Reduces a stretch's gradients in place: td_buckets.send. */
+static td_status send(void *user, int64_t stretch)
+{
+    td_shard_link *const link = user;
+    const td_shard_piece *const piece = &link->split.pieces[stretch];
+
+    return td_shard_reduce(link, &link->split.buckets.flight, piece,
+                           td_weights_master(&link->weights, piece->range.begin).grad,
+                           td_weights_master(&link->weights, piece->own.begin).grad);
+}
+
+/** Waits for sent buckets until `keep` of them are left, and passes on to the optimizer the ranges of them
+ * that this rank updates. */
 static td_status pass_on(td_shard_link *link, int64_t keep)
 {
     td_buckets *const b = &link->split.buckets;
@@ -65,9 +69,9 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     return TD_OK;
 }
 
-/** Sends the buckets that are ready. The links after the update of one call collectives, too, and all ranks
- * must call them in one order. Ranks on a CPU learn at different times that a reduction has ended: there a
- * bucket goes on when the next one has been sent. */
+/** Sends the buckets that are ready, and passes on reduced ones. Links after the optimizer call collectives,
+ * too, and all ranks must call collectives in the same order. On a CPU ranks learn at different times that a
+ * reduction has ended. So on a CPU a bucket is passed on when the next bucket has been sent. */
 static td_status on_final(td_hook *hook, td_range range, td_event *event)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -104,7 +108,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
                          b->count - b->sent, b->count);
     else if (ended == TD_OK)
         status = pass_on(link, 0);
-    const td_status settled = td_buckets_settle(b); /* after a failure nobody else may use what was sent */
+    const td_status settled = td_buckets_settle(b); /* after a failure, too: nobody else waits for it */
     td_shard_share(link);
     return status == TD_OK && ended == TD_OK ? settled : status;
 }

@@ -1,4 +1,4 @@
-/* One file of what the ranks of a trainer have together. */
+/* Saves the weights and moments of all ranks in one file, and restores them. */
 #include "base/check.h"
 #include "base/safetensors_internal.h"
 #include "comm/agree.h"
@@ -11,13 +11,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/** How a part of the work ended on a rank. */
+/** The status of a rank, with its message. */
 typedef struct ending {
     int32_t status;
     char message[252];
 } ending;
 
-/** The ranks' joint status, where this rank's is `mine`: the first rank's that failed. */
+/** Exchanges the ranks' statuses; `mine` is this rank's. Returns the status of the first rank that failed. */
 static td_status agree(td_comm *comm, td_status mine)
 {
     ending all[TD_COMM_MOST_RANKS], own = {.status = mine};
@@ -38,7 +38,7 @@ cleanup:
 
 /* ---- the parts of each rank ---- */
 
-/** What a rank updates of the block. */
+/** A range that a rank updates. */
 typedef struct claim {
     td_range range;
     int64_t rank;
@@ -46,8 +46,8 @@ typedef struct claim {
 
 typedef struct claims {
     const td_saved *s;
-    int64_t rank, most; /* claims of a rank */
-    claim *all;         /* [ranks][most]; empty ranges fill it */
+    int64_t rank, most; /* this rank; claims of a rank, at most */
+    claim *all;         /* [ranks][most]; a rank with fewer claims has empty ranges at the end */
 } claims;
 
 static td_status make_claim(void *user, int64_t index, void *row)
@@ -81,8 +81,8 @@ static int by_range(const void *a, const void *b)
     return 0;
 }
 
-/** s->parts become what this rank writes of its claims. Each element is written by one rank: what several
- * ranks update they divide. TD_UNSUPPORTED: an element that no rank updates. */
+/** Sets s->parts to the ranges that this rank writes. Each element is written by one rank: if several ranks
+ * update a range, each writes a part of it. TD_UNSUPPORTED: an element that no rank updates. */
 static td_status divide(td_saved *s, int64_t rank, int64_t elements, int64_t count, claim *all)
 {
     int64_t covered = 0;
@@ -114,13 +114,13 @@ static td_status divide(td_saved *s, int64_t rank, int64_t elements, int64_t cou
                : TD_OK;
 }
 
-/** What ranks know of each other first: how many parts a rank has, and how many moments of a weight. */
+/** How many parts a rank has, and how many moments of a weight. */
 typedef struct extent {
     int64_t count, moments;
 } extent;
 
-/** *most: parts of a rank, at most. s->moments becomes that of ranks with groups. TD_UNSUPPORTED: ranks with
- * optimizers of two kinds. */
+/** *most: the largest number of parts of a rank. s->moments: as ranks with groups have it. TD_UNSUPPORTED:
+ * ranks with optimizers of two kinds. */
 static td_status meet(td_comm *comm, int32_t ranks, td_saved *s, int64_t *most)
 {
     const extent own = {s->count, s->moments};
@@ -164,7 +164,7 @@ cleanup:
 
 /* ---- saving ---- */
 
-/** The file as this rank has it open. */
+/** The open file of this rank. */
 typedef struct place {
     int descriptor;
     const char *path;
@@ -178,7 +178,7 @@ static td_status write_there(const void *to, int64_t at, const void *data, int64
     return td_stored_write_at(p->descriptor, p->path, p->data + at, data, bytes);
 }
 
-/** Writes what this rank has, and waits for the disk. */
+/** Writes this rank's part, and waits for the disk. */
 static td_status write_part(const td_saved *s, bool first, const place *p)
 {
     const td_sink sink = {write_there, p};

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Elements of which each rank's part of a piece is a multiple, so that all parts begin where calls in
- * windows may, in the smallest type as well. */
+/** Each rank's part of a piece has a multiple of this number of elements. So all parts begin at a multiple of
+ * TD_COMM_WINDOW_ALIGNMENT bytes, in 16-bit types too. */
 enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
 /** Whether a parameter's masters are planes. */
@@ -23,7 +23,7 @@ static bool has_planes(const td_train_config *config, const td_parameter *parame
     return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
-/** Gives each rank an equal part of a range. What does not divide is the rest, which every rank has. */
+/** Gives each rank an equal part of a range. The elements that do not divide are the rest. */
 static td_shard_piece piece_of(const td_shard_split *split, td_range range, bool planes)
 {
     const int64_t whole = (int64_t)split->ranks * PART_ELEMENTS;
@@ -36,7 +36,7 @@ static td_shard_piece piece_of(const td_shard_split *split, td_range range, bool
                             .rest = {range.begin + split->ranks * part, range.end}};
 }
 
-/** A piece has the parameters of a bucket that touch and are stored alike. */
+/** A piece is a stretch of a bucket: parameters that are neighbours in memory and stored alike. */
 static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
                             const int64_t *order, double bucket_mb)
 {
@@ -60,18 +60,18 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     }
 }
 
-/** Whether an update reads each unit's gradients once they are reduced, and nothing reads them later. */
+/** Whether an update reads each unit's gradients as soon as they are reduced, and nothing else reads them. */
 static bool shares_places(const td_shard_split *split, const td_shard_options *options,
                           const td_train_config *config)
 {
     for (const td_hook *hook = config->hooks; hook; hook = hook->next)
-        if (hook->final) /* it may hold them back */
+        if (hook->final) /* it may keep gradients back */
             return false;
     return split->ranks > 1 && !options->keep_gradients && config->until == TD_TRAIN_UPDATE &&
            config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches <= 1;
 }
 
-/** A piece is a unit: the embedding, a layer's matrices, all norms, the head. Each rank has all norms. */
+/** A piece is a unit: the embedding, a layer's matrices, all norms, or the head. Each rank has all norms. */
 static td_status piece_by_unit(td_shard_split *split, const td_shard_options *options,
                                const td_train_config *config, const td_parameter *all)
 {
@@ -121,7 +121,7 @@ cleanup:
     return status;
 }
 
-/** A piece is a parameter, which one rank updates. */
+/** A piece is a parameter. One rank updates it. */
 static td_status piece_by_parameter(td_shard_split *split, const td_train_config *config,
                                     const td_parameter *all)
 {
@@ -189,7 +189,7 @@ cleanup:
     return status;
 }
 
-/** *elements: of the block. */
+/** *elements: the elements of the block. */
 static td_status check_config(const td_train_config *config, int64_t *elements)
 {
     const td_model_size *size = &config->model.size;
@@ -206,7 +206,7 @@ cleanup:
     return status;
 }
 
-/** Whether the groups have all weights. */
+/** Whether the config's groups have all weights. */
 static bool has_all(const td_train_config *config, int64_t elements)
 {
     int64_t end = 0;
@@ -239,11 +239,11 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
     TD_TRY(td_place(count, all, out->elements, out->ranges, order));
-    if (config->groups) /* as the trainer of all weights would check them */
+    if (config->groups) /* the checks of a trainer of all weights */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
     TD_FAIL_IF(kind == TD_SHARD_FLAT && !has_all(config, out->elements), TD_UNSUPPORTED,
                "groups leave out some of the %" PRId64
-               " elements: what of a bucket is nobody's cannot be gathered",
+               " elements: TD_SHARD_FLAT cannot gather weights that no rank updates",
                out->elements);
     if (kind == TD_SHARD_FLAT) {
         TD_TRY(td_buckets_alloc(&out->buckets, count));

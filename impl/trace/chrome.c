@@ -1,6 +1,6 @@
-/* Chrome's trace format, as Kineto writes it: what Perfetto, chrome://tracing and Holistic Trace Analysis
- * read. Slices of one thread have to nest; activities of a stream that overlap each other get lanes of
- * their own. */
+/* Chrome's trace format as Kineto writes it, for Perfetto, chrome://tracing and Holistic Trace Analysis.
+ * Slices of one thread must nest. Activities of one stream may overlap, so they are spread over several
+ * lanes. */
 #include "trace/recording.h"
 
 #include "base/check.h"
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 100, RANGES = 1, CALLS = 2 }; /* tids of the host */
+enum { LANES = 100, RANGES = 1, CALLS = 2 }; /* LANES: lanes per stream; the others: tids of the host */
 
-/** A stream's lane and when it becomes free. */
+/** A lane of a stream, and the end of its last activity. */
 typedef struct lane {
     uint32_t device, stream;
     int index;
@@ -27,11 +27,11 @@ typedef struct lanes {
 typedef struct output {
     td_writer *file;
     const td_trace *trace;
-    int64_t base; /* what times are told since */
-    bool more;    /* an event was written */
+    int64_t base; /* ns; times are written relative to it */
+    bool more;    /* at least one event was written */
 } output;
 
-/** Begins an event, after the comma that parts it from the last one. */
+/** Begins an event, with a comma after the previous one. */
 static void put_event(output *o, const char *kind, int64_t pid, int64_t tid, const char *name)
 {
     td_writer_print(o->file, "%s\n{\"ph\":\"%s\",\"pid\":%" PRId64 ",\"tid\":%" PRId64 ",\"name\":",
@@ -40,7 +40,7 @@ static void put_event(output *o, const char *kind, int64_t pid, int64_t tid, con
     o->more = true;
 }
 
-/** Microseconds with the nanoseconds behind the point; a double would not hold them. */
+/** Writes ns as microseconds with three decimals; a double would lose digits. */
 static void put_us(output *o, const char *key, int64_t ns)
 {
     td_writer_print(o->file, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
@@ -52,7 +52,7 @@ static void put_span(output *o, int64_t begin, int64_t end)
     put_us(o, "dur", end > begin ? end - begin : 0);
 }
 
-/* ---- who there is ---- */
+/* ---- processes and threads ---- */
 
 static void put_name(output *o, const char *what, int64_t pid, int64_t tid, const char *name)
 {
@@ -83,7 +83,7 @@ static void put_lane(output *o, const lane *of)
     put_name(o, "thread_name", pid_of(&any), tid_of(of), text);
 }
 
-/** The lane for an activity, which is taken until its end; NULL: no memory. */
+/** A free lane for an activity; it is then occupied until the activity's end. NULL: no memory. */
 static lane *lane_for(output *o, lanes *all, const td_trace_activity *activity)
 {
     int index = 0;
@@ -101,7 +101,7 @@ static lane *lane_for(output *o, lanes *all, const td_trace_activity *activity)
             return of;
         }
     }
-    if (last && index == LANES) /* a hundred at once: a viewer parts them by itself */
+    if (last && index == LANES) /* the viewer handles more */
         return last;
     if (all->count == all->room) {
         const int64_t room = all->room > 0 ? 2 * all->room : 16;
@@ -124,7 +124,7 @@ static void put_range(output *o, const td_trace_range *range)
     char text[40];
     const bool step = !range->operation && range->step >= 0 && strcmp(range->name, TD_LABEL_STEP) == 0;
 
-    if (step) /* as PyTorch's profiler calls it, by which other tools know steps */
+    if (step) /* PyTorch's profiler uses this name, by which other tools recognise steps */
         snprintf(text, sizeof text, "ProfilerStep#%" PRId64, range->step);
     put_event(o, "X", 0, RANGES, step ? text : range->name);
     td_writer_print(o->file, ",\"cat\":\"%s\"", range->operation ? "cpu_op" : "user_annotation");
@@ -136,7 +136,7 @@ static void put_range(output *o, const td_trace_range *range)
     td_writer_print(o->file, "}}");
 }
 
-/** A call's name without its version and, of a launch, without what the compiler puts before it. */
+/** Writes a call. Its name loses the version suffix, and a launch also the compiler's prefix. */
 static void put_call(output *o, const td_trace_call *call)
 {
     char name[64];
@@ -161,7 +161,7 @@ static void put_extents(output *o, const char *key, const int32_t extents[3])
     td_writer_print(o->file, ",\"%s\":[%d,%d,%d]", key, extents[0], extents[1], extents[2]);
 }
 
-/** The labels around an activity, outermost first. */
+/** Writes the labels around an activity, the outermost first. */
 static void put_path(output *o, int64_t range)
 {
     int64_t chain[TD_TRACE_DEPTH];
@@ -210,7 +210,7 @@ static void put_activity(output *o, const td_trace_activity *activity, const lan
     td_writer_print(o->file, "}}");
 }
 
-/** An arrow from a launch to what it launched. */
+/** Writes an arrow from a launch to its activity. */
 static void put_arrow(output *o, int64_t id, const td_trace_activity *activity, const lane *of)
 {
     const td_trace_call *call = &o->trace->calls[activity->call];

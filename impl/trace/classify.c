@@ -1,5 +1,5 @@
-/* What a kernel's name tells. Names are for libraries and for PyTorch's traces: what this library launches
- * has its class from the operation that launched it. */
+/* Classes of kernels by their names. They are used for libraries' kernels and for PyTorch's traces; a kernel
+ * of tandem gets its class from the operation that launched it. */
 #include "trace/recording.h"
 
 #include "base/check.h"
@@ -9,15 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** A word and what it says; `first`: only at the begin of the name. */
+/** A text in the name, and the class that it means. first: only at the start of the name. */
 typedef struct rule {
     const char *word;
     td_op_class op_class;
     bool first;
 } rule;
 
-/** The first that hits. Our own kernels say their class; "attention" goes before "softmax", and what is fused
- * by Inductor before what it is fused with. */
+/** The first matching rule counts. Kernels of tandem have the class in their name. "attention" precedes
+ * "softmax"; kernels that Inductor fused precede the operations that they contain. */
 static const rule rules[] = {
     {"ncclDevKernel", TD_OP_COMMUNICATION, true},
     {"ncclSymkDevKernel", TD_OP_COMMUNICATION, true},
@@ -64,7 +64,7 @@ static const rule rules[] = {
     {"Memset", TD_OP_MEMORY, true},
 };
 
-/** A name without what C++ puts before it: "void ", a return type's namespace stays. */
+/** The name without a leading "void ". */
 static const char *begin_of(const char *name)
 {
     return strncmp(name, "void ", 5) == 0 ? name + 5 : name;
@@ -103,7 +103,7 @@ bool td_trace_is_reduction_of_split(const char *name)
 
 typedef char *(*demangler)(const char *name, char *room, size_t *bytes, int *status);
 
-/** The name in C++, to be freed; NULL: it is none, or there is no C++ library. */
+/** The demangled name, to be freed with free(); NULL: not a C++ name, or no C++ library. */
 static char *demangle(const char *name)
 {
     demangler function = NULL;
@@ -111,7 +111,7 @@ static char *demangle(const char *name)
 
     if (strncmp(name, "_Z", 2) != 0)
         return NULL;
-    /* It stays loaded, as a kernel's library keeps it anyway. */
+    /* Never unloaded. */
     void *loaded = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_LOCAL);
     if (loaded)
         *(void **)&function = dlsym(loaded, "__cxa_demangle");
@@ -119,7 +119,7 @@ static char *demangle(const char *name)
     return text;
 }
 
-/** Without arguments, and with template arguments of more than 60 bytes as "<...>". */
+/** Removes arguments, and replaces template arguments longer than 60 bytes by "<...>". */
 static void shorten(char *text)
 {
     static const char anonymous[] = "(anonymous namespace)";

@@ -1,7 +1,7 @@
-/* CUPTI's callbacks take no pointer of the caller's, so that there can be one listener in a process:
- * `session`. Buffers are filled by threads of CUPTI's own and are only put on a list then; they are read
- * when the window has ended. No call of CUDA or of CUPTI is made in a callback but the one that tells a
- * node's id, and no lock is held around one. */
+/* CUPTI's buffer callbacks have no user pointer, so a process can have only one session: `session`. Threads
+ * of CUPTI hand over full buffers, which are only put on a list; they are read after the trace has ended.
+ * Callbacks call neither CUDA nor CUPTI, except for the function that returns a node's id, and they hold no
+ * lock during that call. */
 #include "trace/cupti.h"
 
 #include "base/check.h"
@@ -13,10 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* 13.0 Update 1 mends a deadlock on disabling kernel records and a crash on flushing. */
+/* 13.0 Update 1 fixes a deadlock when kernel records are disabled, and a crash when buffers are flushed. */
 enum { OLDEST = 130001 };
 
-/* Of 4 MiB, as Kineto's: some 20,000 kernels. CUPTI loses records beyond 2 GB before 13.1 Update 1. */
+/* Buffers of 4 MiB, as in Kineto, hold about 20,000 kernels. Before 13.1 Update 1, CUPTI loses records beyond
+ * 2 GB. */
 enum { BUFFER_BYTES = 4 << 20, MOST_BUFFERS = 384 };
 
 #define EACH_FUNCTION(f)                                                                                     \
@@ -33,9 +34,9 @@ typedef struct library {
 typedef struct buffer {
     struct buffer *next;
     size_t valid;
-} buffer; /* the records follow */
+} buffer; /* the records follow this struct */
 
-/** Ranges by keys: 0 is a free slot; at most half full. */
+/** A hash table from keys to ranges. Key 0 marks a free slot; at most half full. */
 typedef struct table {
     td_cupti_node *slots;
     size_t room, count;
@@ -46,16 +47,16 @@ struct td_cupti {
     int version;
     CUpti_SubscriberHandle subscriber;
     _Atomic(buffer *) full;
-    atomic_int buffers; /* that CUPTI was given */
-    atomic_int refused; /* times that it was given none */
+    atomic_int buffers; /* number of buffers that CUPTI got */
+    atomic_int refused; /* how often CUPTI asked for a buffer and got none */
     atomic_int_fast64_t range;
 
-    pthread_t thread; /* whose ranges they are */
+    pthread_t thread; /* the thread of the ranges */
 
-    pthread_mutex_t lock; /* of what follows */
-    table captured;       /* nodes as they were made, by their ids */
-    table nodes;          /* nodes that instantiation cloned, by the ids that records have */
-    table launches;       /* by their correlation ids */
+    pthread_mutex_t lock; /* protects the members below */
+    table captured;       /* ranges of captured nodes, by node id */
+    table nodes;          /* ranges of nodes that instantiation cloned, by the node id in records */
+    table launches;       /* ranges of launches, by correlation id */
     int64_t lost;
 };
 
@@ -64,7 +65,7 @@ static _Atomic(td_cupti *) session;
 static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
                                            CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET};
 
-/* What launches. Records of every call would be a multiple of these. */
+/* Calls that launch work. Records of all calls would be many times as many. */
 static const CUpti_CallbackId runtime_calls[] = {CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000,
                                                  CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_ptsz_v13000,
                                                  CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000,
@@ -89,8 +90,7 @@ static const CUpti_CallbackId driver_calls[] = {CUPTI_DRIVER_TRACE_CBID_cuLaunch
 
 /* ---- the library ---- */
 
-/** One that is loaded already first, which PyTorch has its own of; then where the loader looks; then the
- * toolkit's. */
+/** Tries a loaded library first (PyTorch brings its own), then the loader's search path, then the toolkit. */
 static void *load(void)
 {
     static const char soname[] = "libcupti.so.13";
@@ -110,7 +110,8 @@ static void *load(void)
     return loaded;
 }
 
-/** Whether all is there; `why` says what is not. The library stays loaded: it keeps threads of its own. */
+/** Finds all functions; false: `why` gives the reason. The library is never unloaded, because it has its own
+ * threads. */
 static bool load_library(library *out, char why[TD_CUPTI_WHY])
 {
     void *loaded = load();
@@ -192,7 +193,7 @@ static td_cupti_node *slot_of(const table *t, uint64_t key)
     return &t->slots[at];
 }
 
-/** Under the lock. */
+/** cupti->lock is held. */
 static bool look_up(const table *t, uint64_t key, int64_t *range)
 {
     const td_cupti_node *slot = t->room > 0 ? slot_of(t, key) : NULL;
@@ -203,7 +204,7 @@ static bool look_up(const table *t, uint64_t key, int64_t *range)
     return true;
 }
 
-/** Under the lock. */
+/** cupti->lock is held. */
 static void put(td_cupti *cupti, table *t, uint64_t key, int64_t range)
 {
     if (2 * (t->count + 1) > t->room) {
@@ -225,11 +226,12 @@ static void put(td_cupti *cupti, table *t, uint64_t key, int64_t range)
     *slot = (td_cupti_node){key, range};
 }
 
-/** A node that is captured belongs to the range that is open. A node that instantiation clones belongs to the
- * range of its original. A clone is told twice: first as a new node, then as a clone. If the captured graph
- * lost nodes, the first id is another clone's second id, so that the two have tables of their own. Records
- * have the second id. */
-static void hear_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph)
+/** Stores the range of a graph's node. A captured node belongs to the current range. A node that
+ * instantiation clones belongs to the range of its original. CUPTI reports a clone twice: as a new node,
+ * then as a clone. The two reports use different ids, and records contain the second one. If a captured
+ * graph lost nodes, the first id of a clone may equal the second id of another clone. Therefore there are
+ * two tables. */
+static void on_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph)
 {
     int64_t range = cloned ? -1 : atomic_load(&cupti->range);
     uint64_t node, original;
@@ -240,16 +242,16 @@ static void hear_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph
         (cupti->lib.GetGraphNodeId(graph->originalNode, &original) != CUPTI_SUCCESS || original == 0))
         return;
     pthread_mutex_lock(&cupti->lock);
-    if (cloned && !look_up(&cupti->nodes, original, &range)) /* a clone's clone, or that of a captured node */
+    if (cloned && !look_up(&cupti->nodes, original, &range)) /* of a clone, or a captured node */
         (void)look_up(&cupti->captured, original, &range);
     if (range >= 0)
         put(cupti, cloned ? &cupti->nodes : &cupti->captured, node, range);
     pthread_mutex_unlock(&cupti->lock);
 }
 
-/** What is launched belongs to the range that is open on the thread that opens them. What a call of the
- * runtime calls in the driver is told as well, and has an id of its own or the same one. */
-static void hear_launch(td_cupti *cupti, const CUpti_CallbackData *call)
+/** Stores the range of a launch: the current range, if the launch comes from the trace's thread. A runtime
+ * call also causes a report of its driver call, with the same or another id. */
+static void on_launch(td_cupti *cupti, const CUpti_CallbackData *call)
 {
     const int64_t range = atomic_load(&cupti->range);
 
@@ -261,19 +263,20 @@ static void hear_launch(td_cupti *cupti, const CUpti_CallbackData *call)
     pthread_mutex_unlock(&cupti->lock);
 }
 
-static void CUPTIAPI hear(void *user, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *data)
+static void CUPTIAPI on_callback(void *user, CUpti_CallbackDomain domain, CUpti_CallbackId id,
+                                 const void *data)
 {
     if (domain == CUPTI_CB_DOMAIN_RUNTIME_API || domain == CUPTI_CB_DOMAIN_DRIVER_API)
-        hear_launch(user, data);
+        on_launch(user, data);
     else if (domain == CUPTI_CB_DOMAIN_RESOURCE &&
              (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED || id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED))
-        hear_node(user, id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED,
-                  ((const CUpti_ResourceData *)data)->resourceDescriptor);
+        on_node(user, id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED,
+                ((const CUpti_ResourceData *)data)->resourceDescriptor);
 }
 
 /* ---- open and close ---- */
 
-/** Records and callbacks of these calls. */
+/** Enables records and callbacks of these calls. */
 static CUptiResult enable_calls(td_cupti *cupti, CUpti_CallbackDomain domain, const CUpti_CallbackId *calls,
                                 size_t count)
 {
@@ -322,8 +325,8 @@ static void disable(td_cupti *cupti)
         (void)lib->ActivityEnableDriverApi(driver_calls[i], 0);
 }
 
-/** Subscribing comes first: it tells whether another tool is there, whose buffers would be taken over by what
- * comes next. */
+/** Starts CUPTI; false: `why` gives the reason. Subscribes first, because that detects another tool; the
+ * later calls would take over that tool's buffers. */
 static bool start(td_cupti *cupti, char why[TD_CUPTI_WHY])
 {
     const library *lib = &cupti->lib;
@@ -344,10 +347,10 @@ static bool start(td_cupti *cupti, char why[TD_CUPTI_WHY])
         return false;
     }
     if (code == CUPTI_SUCCESS)
-        code = lib->Subscribe_v2(&cupti->subscriber, hear, cupti, &params);
+        code = lib->Subscribe_v2(&cupti->subscriber, on_callback, cupti, &params);
     if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) {
         snprintf(why, TD_CUPTI_WHY,
-                 "another profiler is attached%s%s: it has CUPTI, which serves one at a time",
+                 "another profiler is attached%s%s: it uses CUPTI, which serves one at a time",
                  *other ? ": " : "", other);
         return false;
     }
@@ -356,9 +359,9 @@ static bool start(td_cupti *cupti, char why[TD_CUPTI_WHY])
                  (int)code);
         return false;
     }
-    /* Buffers come from calloc; CUPTI would write zeros once more, on the thread that launches. */
+    /* Buffers come from calloc; otherwise CUPTI would clear them again, on the launching thread. */
     (void)lib->ActivitySetAttribute(CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER, &zeroed_bytes, &zeroed);
-    (void)lib->SetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM); /* calls are otherwise nobody's */
+    (void)lib->SetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM); /* calls get their thread's id */
     code = lib->ActivityRegisterCallbacks(give_buffer, take_buffer);
     if (code == CUPTI_SUCCESS)
         code = enable(cupti);
@@ -451,7 +454,7 @@ void td_cupti_enter(td_cupti *cupti, int64_t range)
 
 /* ---- records ---- */
 
-/** The log and the room that its arrays have. */
+/** The log that is being filled, and the capacities of its arrays. */
 typedef struct reader {
     td_cupti *cupti;
     td_names *names;
@@ -474,7 +477,8 @@ static bool grow(void *array, int64_t count, int64_t *room, size_t size)
     return true;
 }
 
-/** One more activity, whose name is filled in; a times of 0 are lost ones. */
+/** Adds an activity and sets its name and times. Times of 0 mean that CUPTI lost them. NULL: it was not
+ * added. */
 static td_trace_activity *add_activity(reader *r, td_trace_kind kind, const char *name, uint64_t begin,
                                        uint64_t end, uint32_t other)
 {
@@ -502,7 +506,7 @@ static td_trace_activity *add_activity(reader *r, td_trace_kind kind, const char
     return added;
 }
 
-/* Every record has these fields, under these names. */
+/* All kinds of records have these fields. */
 #define TAKE_IDS(added, record)                                                                              \
     ((added)->device = (record)->deviceId, (added)->context = (record)->contextId,                           \
      (added)->stream = (record)->streamId, (added)->correlation = (record)->correlationId,                   \
@@ -529,7 +533,7 @@ static void read_kernel(reader *r, const CUpti_ActivityKernel10 *record)
     added->dynamic_shared = record->dynamicSharedMemory;
 }
 
-/** As Nsight Systems names them. */
+/** Names as in Nsight Systems. */
 static const char *name_of_copy(uint8_t kind)
 {
     switch (kind) {
@@ -603,7 +607,7 @@ static void read_record(reader *r, const CUpti_Activity *record)
     case CUPTI_ACTIVITY_KIND_DRIVER:
         read_call(r, (const void *)record);
         break;
-    default: /* none that was asked for */
+    default: /* a kind that was not enabled */
         break;
     }
 }
@@ -641,11 +645,11 @@ td_status td_cupti_take(td_cupti *cupti, td_names *names, td_cupti_log *log)
     for (const buffer *full = atomic_load(&cupti->full); full && code == CUPTI_SUCCESS; full = full->next) {
         CUpti_Activity *record = NULL;
 
-        /* It steps through memory that is the caller's, and does not write there. */
+        /* CUPTI only reads the buffer. */
         while ((code = lib->ActivityGetNextRecord((uint8_t *)(uintptr_t)(full + 1), full->valid, &record)) ==
                CUPTI_SUCCESS)
             read_record(&r, record);
-        if (code == CUPTI_ERROR_MAX_LIMIT_REACHED) /* the buffer's end */
+        if (code == CUPTI_ERROR_MAX_LIMIT_REACHED) /* the end of the buffer */
             code = CUPTI_SUCCESS;
     }
     if (code == CUPTI_SUCCESS)
@@ -653,7 +657,8 @@ td_status td_cupti_take(td_cupti *cupti, td_names *names, td_cupti_log *log)
     TD_FAIL_IF(code != CUPTI_SUCCESS, TD_LIBRARY_ERROR, "CUPTI failed: %s (%d)", words_for(lib, code),
                (int)code);
     log->dropped += (int64_t)dropped + cupti->lost;
-    if (atomic_load(&cupti->refused) > 0 && dropped == 0) /* it had no buffer, and does not say for what */
+    if (atomic_load(&cupti->refused) > 0 &&
+        dropped == 0) /* CUPTI got no buffer, and does not report how many records it dropped */
         log->dropped++;
     TD_TRY(take_table(&cupti->nodes, &log->nodes, &log->node_count));
     TD_TRY(take_table(&cupti->launches, &log->launches, &log->launch_count));

@@ -1,4 +1,4 @@
-/* How ranges and activities come together. */
+/* Finds the range, phase and step of activities. */
 #include "trace/recording.h"
 
 #include "base/check.h"
@@ -44,8 +44,9 @@ static bool part_of(const char *name, td_trace_part *part)
 
 /* ---- ranges ---- */
 
-/** A range's place is its parent's but for what its own label says. Parents come before their children. */
-static void place(td_trace *trace, td_trace_range *range)
+/** Sets step, phase, part and class of a range: its parent's, unless its own label says otherwise. Parents
+ * come before their children. */
+static void place_range(td_trace *trace, td_trace_range *range)
 {
     const td_trace_range *parent = range->parent >= 0 ? &trace->ranges[range->parent] : NULL;
 
@@ -65,7 +66,7 @@ static void place(td_trace *trace, td_trace_range *range)
 void td_trace_place_ranges(td_trace *trace)
 {
     for (int64_t i = 0; i < trace->range_count; i++)
-        place(trace, &trace->ranges[i]);
+        place_range(trace, &trace->ranges[i]);
     if (trace->info.steps > 0)
         return;
     trace->info.steps = 1;
@@ -123,13 +124,13 @@ td_status td_trace_host_activities(td_trace *trace)
     return TD_OK;
 }
 
-/** Calls by their correlation ids. */
+/** A call's index by its correlation id. */
 typedef struct by_id {
     uint32_t correlation;
     int64_t call;
 } by_id;
 
-/** The earliest of one id first: what a call of the runtime calls in the driver comes behind it. */
+/** Calls with the same id are sorted by time: a runtime call comes before its driver call. */
 static int by_correlation(const void *a, const void *b)
 {
     const by_id *x = a, *y = b;
@@ -154,8 +155,7 @@ static int64_t call_of(const by_id *ids, int64_t count, uint32_t correlation)
     return low < count && ids[low].correlation == correlation ? ids[low].call : -1;
 }
 
-/** The innermost range that is open at `time`, where ranges are in the order of their begins and nest; -1:
- * none. */
+/** The innermost range that is open at `time`; -1: none. Ranges are sorted by begin and nest. */
 static int64_t range_at(const td_trace *trace, int64_t time)
 {
     int64_t low = 0, high = trace->range_count;
@@ -189,8 +189,10 @@ static int64_t range_of(const td_cupti_node *nodes, int64_t count, uint64_t node
     return low < count && nodes[low].node == node ? nodes[low].range : -1;
 }
 
-/** What the range that launched it says, and more closely the one that it was captured in. A declared class
- * goes before the name's. */
+/** Sets step, range, phase, part and class of an activity. The launch gives the step; if the launch is
+ * unknown, the GPU's time does. The range is the range of the capture for a graph's activity, otherwise the
+ * range of the launch. The range gives phase and part. A class that an operation declares overrides the
+ * class of the name. */
 static void attribute(const td_trace *trace, const td_cupti_log *log, uint32_t other,
                       td_trace_activity *activity)
 {
@@ -203,7 +205,7 @@ static void attribute(const td_trace *trace, const td_cupti_log *log, uint32_t o
     activity->phase = TD_TRACE_ELSEWHERE;
     if (launched >= 0)
         activity->step = trace->ranges[launched].step;
-    else { /* the GPU's time has to tell the step */
+    else { /* find the step by the GPU's time */
         const int64_t about = range_at(trace, activity->begin_ns);
 
         activity->step = trace->one_step ? 0 : about >= 0 ? trace->ranges[about].step : -1;
@@ -220,8 +222,8 @@ static void attribute(const td_trace *trace, const td_cupti_log *log, uint32_t o
         activity->op_class = range->op_class;
 }
 
-/** A fill of a graph that became a kernel (kernels/fills.h) was captured in no range. It gets the range of
- * the next activity of its stream. */
+/** A fill that became a kernel of the graph (kernels/fills.h) was not captured in a range. It gets the range
+ * of the next activity of its stream. */
 static void attribute_fills(td_trace *trace)
 {
     for (int64_t i = trace->activity_count - 1; i >= 0; i--) {

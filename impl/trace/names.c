@@ -1,5 +1,7 @@
 #include "trace/names.h"
 
+#include "base/setting.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,14 +15,12 @@ void td_names_deinit(td_names *names)
     *names = (td_names){.slots = NULL};
 }
 
-/** The slot that has the text, or the free one that it belongs into (FNV-1a). */
+/** The slot with the text, or the free slot for it. */
 static char **slot_of(char **slots, size_t capacity, const char *text)
 {
-    uint64_t hash = UINT64_C(0xCBF29CE484222325);
-
-    for (const char *c = text; *c; c++)
-        hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001B3);
+    const uint64_t hash = td_hash(TD_HASH_BEGIN, text, strlen(text));
     size_t at = (hash ^ (hash >> 32)) & (capacity - 1);
+
     while (slots[at] && strcmp(slots[at], text) != 0)
         at = (at + 1) & (capacity - 1);
     return &slots[at];

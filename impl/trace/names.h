@@ -1,4 +1,4 @@
-/** Internal to impl/trace/: names, each kept once, so that equal ones have equal addresses. */
+/** Internal to impl/trace/: stores each name once, so that equal names have equal addresses. */
 #ifndef TD_TRACE_NAMES_H
 #define TD_TRACE_NAMES_H
 
@@ -12,7 +12,7 @@ typedef struct td_names {
 
 void td_names_deinit(td_names *names);
 
-/** NULL: no memory. */
+/** The stored copy of `text`, valid until deinit; NULL: no memory. */
 const char *td_names_keep(td_names *names, const char *text);
 
 #endif

@@ -1,5 +1,5 @@
-/* NVTX is in headers alone: where no profiler is attached a range costs a nanosecond. Names are registered,
- * by which a profiler can be told what to capture (nsys profile --capture-range=nvtx). */
+/* NVTX consists of headers only; without a profiler a range costs about a nanosecond. Names are registered,
+ * so that a profiler can select ranges by name (nsys profile --capture-range=nvtx). */
 #include "trace/nvtx.h"
 
 #include "base/check.h"
@@ -14,7 +14,7 @@ struct td_nvtx {
     nvtxDomainHandle_t domain;
     td_names names;
 
-    /* The handle of each name that was seen, by the address of the kept one. */
+    /* NVTX handles by the address of the stored name. */
     struct registered {
         const char *name;
         nvtxStringHandle_t handle;
@@ -22,7 +22,7 @@ struct td_nvtx {
     size_t count, room;
 };
 
-/** NULL: no memory for one more. */
+/** The NVTX handle of a label; NULL: no memory. */
 static nvtxStringHandle_t handle_of(td_nvtx *nvtx, const char *label)
 {
     const char *name = td_names_keep(&nvtx->names, label);

@@ -11,5 +11,5 @@ td_status td_nvtx_open(td_device *dev, td_nvtx **out, const char **why)
 
 void td_nvtx_close(td_nvtx *nvtx)
 {
-    (void)nvtx; /* NULL */
+    (void)nvtx; /* always NULL */
 }

@@ -1,4 +1,4 @@
-/* Tables of a trace; every time is of the steps alone. */
+/* Tables of a trace. They contain only activities in steps. */
 #include "trace/recording.h"
 
 #include "base/check.h"
@@ -21,7 +21,7 @@ static double duration(const td_trace_activity *activity)
     return (double)(activity->end_ns - activity->begin_ns);
 }
 
-/** Room for n elements, also for none. */
+/** Allocates n zeroed elements; not NULL for n = 0. */
 static void *room_for(int64_t n, size_t size, td_status *status)
 {
     void *room = calloc((size_t)(n > 0 ? n : 1), size);
@@ -32,7 +32,8 @@ static void *room_for(int64_t n, size_t size, td_status *status)
 
 /* ---- totals ---- */
 
-/** From the first begin to the last end, and of that while something ran. Activities come by their begins. */
+/** The time from the first begin to the last end, and the part in which an activity ran. Activities are added
+ * in the order of their begins. */
 typedef struct window {
     int64_t begin, end, busy_until, busy;
     bool any;
@@ -52,7 +53,7 @@ static void add_to_window(window *w, const td_trace_activity *activity)
     }
 }
 
-/** The operation that a range is, or is part of; -1: none. */
+/** The range of the operation that a range is or is part of; -1: none. */
 static int64_t operation_of(const td_trace *trace, int64_t range)
 {
     int64_t found = -1;
@@ -72,7 +73,7 @@ static void count_activity(const td_trace *trace, const td_trace_activity *activ
     out->by_class_ms[activity->op_class] += duration(activity);
     out->activities++;
     out->by_class[activity->op_class] += !td_trace_is_reduction_of_split(activity->name);
-    /* Operations of a graph that is replayed are seen once in each step. */
+    /* Count the operation of a replayed graph once per step. */
     if (operation >= 0 && seen_in[operation] != activity->step + 1) {
         const td_trace_range *range = &trace->ranges[operation];
 
@@ -139,7 +140,7 @@ cleanup:
 
 /* ---- by name ---- */
 
-/** An activity's name, or a range's label, and one time of it. */
+/** The name of an activity or of a range, with one duration. */
 typedef struct sample {
     const char *name;
     double ns;
@@ -163,7 +164,7 @@ static int by_total(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/** One name's samples, of which each class stands together. */
+/** Sums up the samples of one name. Samples of one class are adjacent. */
 static td_status sum_up(const sample *samples, int64_t count, double *times, td_trace_kernel *row)
 {
     double most = -1, of_class = 0;
@@ -230,20 +231,20 @@ cleanup:
 
 /* ---- by label ---- */
 
-/** What was launched in a range in one step. */
+/** The activities of a range in one step. */
 typedef struct projection {
     int64_t begin, end, activities;
 } projection;
 
-/** Labels of which a table tells: not the step's, and no layer's own. */
-static bool is_told(const td_trace_range *range)
+/** Whether the label is in the table: not "step", the warm-up or "layers.N". */
+static bool is_listed(const td_trace_range *range)
 {
     return !range->operation && strcmp(range->name, TD_LABEL_STEP) != 0 &&
            strcmp(range->name, TD_LABEL_WARMUP) != 0 && strncmp(range->name, "layers.", 7) != 0;
 }
 
-/** All projections of one step, as samples. The activities of a graph are in the ranges that they were
- * captured in, whenever that was. */
+/** Adds all projections of one step to the samples. Activities of a graph belong to the ranges of the
+ * capture, even if it was in another step. */
 static td_status project(const td_trace *trace, int64_t step, projection *of, sample **samples,
                          int64_t *count, int64_t *room, int64_t *activities)
 {
@@ -261,7 +262,7 @@ static td_status project(const td_trace *trace, int64_t step, projection *of, sa
         }
     }
     for (int64_t i = 0; i < trace->range_count; i++) {
-        if (of[i].activities == 0 || !is_told(&trace->ranges[i]))
+        if (of[i].activities == 0 || !is_listed(&trace->ranges[i]))
             continue;
         if (*count == *room) {
             const int64_t more = *room > 0 ? 2 * *room : 1024;

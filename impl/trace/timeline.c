@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/writer.h"
 
-/** The picture, in its own units; a lane is LANE high, of which BAR are drawn. */
+/** Sizes in the picture's units. A lane is LANE high, its bars BAR. */
 enum { WIDTH = 1040, LEFT = 120, RIGHT = 20, TOP = 56, LANE = 34, BAR = 24, SPAN = WIDTH - LEFT - RIGHT };
 
 static const char *const colours[TD_OP_CLASSES] = {
@@ -11,10 +11,10 @@ static const char *const colours[TD_OP_CLASSES] = {
     [TD_OP_SOFTMAX] = "#ee6677",     [TD_OP_OPTIMIZER] = "#ccbb44", [TD_OP_REDUCTION] = "#aa3377",
     [TD_OP_ELEMENTWISE] = "#228833", [TD_OP_MEMORY] = "#bbbbbb",    [TD_OP_COMMUNICATION] = "#000000"};
 
-/** What is drawn: the last step. */
+/** The last step, which is drawn. */
 typedef struct view {
     const td_trace *trace;
-    int64_t step, begin, end;             /* ns; the same: nothing */
+    int64_t step, begin, end;             /* ns; begin == end: nothing to draw */
     int64_t by_class[TD_OP_CLASSES], sum; /* ns */
 } view;
 
@@ -23,7 +23,7 @@ static double x_of(const view *v, int64_t ns)
     return LEFT + (v->end > v->begin ? SPAN * (double)(ns - v->begin) / (double)(v->end - v->begin) : 0);
 }
 
-static view look(const td_trace *trace)
+static view last_step_of(const td_trace *trace)
 {
     view v = {.trace = trace, .step = trace->info.steps - 1};
     bool any = false;
@@ -44,8 +44,8 @@ static view look(const td_trace *trace)
     return v;
 }
 
-/** Bands from a phase's first activity to its last. One within another, the updates along the backward pass,
- * is drawn later and half as high. */
+/** Draws a band from a phase's first activity to its last. A band inside another one (updates during the
+ * backward pass) is drawn later and half as high. */
 static void put_phases(td_writer *file, const view *v, int bottom)
 {
     static const char *const shades[TD_TRACE_PHASES] = {"#dfe8f3", "#f3ead7", "#e7f0e0", "#f1e0ea",
@@ -82,7 +82,8 @@ static void put_bar(td_writer *file, double begin, double end, int y)
     td_writer_print(file, "M%.2f %dh%.2fv%dh%.2fz", begin, y, end - begin, BAR, begin - end);
 }
 
-/** The activities of a class; those closer than half a unit are one bar, so that the file stays small. */
+/** Draws the activities of a class. Activities closer than half a unit become one bar, so that the file stays
+ * small. */
 static void put_lane(td_writer *file, const view *v, td_op_class op_class, int y)
 {
     double begin = 0, end = -1;
@@ -156,7 +157,7 @@ td_status td_trace_write_timeline(const td_trace *trace, const char *path)
 
     TD_TRY(td_trace_check(trace));
     TD_TRY(td_writer_begin(path, &file));
-    const view v = look(trace);
+    const view v = last_step_of(trace);
     put_picture(file, &v);
 cleanup:
     return td_writer_end(file, status);

@@ -18,7 +18,7 @@ static int64_t innermost(const td_trace *trace)
     return trace->depth > 0 && trace->depth <= TD_TRACE_DEPTH ? trace->open[trace->depth - 1] : -1;
 }
 
-/** Room for one more range. */
+/** Makes room for one more range; false: no memory. */
 static bool reserve(td_trace *trace)
 {
     if (trace->range_count < trace->range_room)
@@ -57,7 +57,8 @@ static void begin(td_listener *listener, const char *label, const td_operation *
     if (trace->cupti)
         td_cupti_enter(trace->cupti, index);
     if (index >= 0)
-        trace->ranges[index].begin_ns = now(trace); /* last, so that it holds none of this */
+        trace->ranges[index].begin_ns =
+            now(trace); /* last, so that the range excludes this function's time */
 }
 
 static void end(td_listener *listener)
@@ -65,7 +66,7 @@ static void end(td_listener *listener)
     td_trace *trace = (td_trace *)listener;
     const int64_t time = now(trace), index = innermost(trace);
 
-    if (trace->depth == 0) /* it began before the trace did */
+    if (trace->depth == 0) /* the label was pushed before the trace began */
         return;
     if (index >= 0)
         trace->ranges[index].end_ns = time;
@@ -107,7 +108,7 @@ cleanup:
     return status;
 }
 
-/** Ranges that nobody ended end now. */
+/** Stops listening; ranges that are still open end now. */
 static void stop(td_trace *trace)
 {
     td_device_unlisten(trace->dev, &trace->listener);
@@ -171,7 +172,7 @@ void td_trace_destroy(td_trace *trace)
     free(trace);
 }
 
-/* ---- what there is ---- */
+/* ---- contents ---- */
 
 td_status td_trace_check(const td_trace *trace)
 {

@@ -1,6 +1,6 @@
 """The training step of the course's models, in C and in PyTorch from the same weights: phase by phase, each
-synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, where nothing waits inside. The
-forward pass alone beside torch.compile's, on a CPU too."""
+synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, without a wait inside. The
+forward pass alone is also compared with torch.compile's, on a CPU too."""
 
 import torch
 
@@ -8,7 +8,7 @@ from parity.bench import checkpointing
 from parity.bench.drivers import CDriver, TorchDriver
 from parity.bench.page import report
 from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
-from parity.bench.timings import Phases, Whole, side_of
+from parity.bench.timings import side_of
 from parity.core import Case, grid
 from parity.shared.model import c_switches, extents, initial_state, torch_model, torch_switches
 from ref import bench as ref
@@ -26,7 +26,6 @@ LOW = ("bf16", "bf16_mixed")
 WHOLE_STEPS = 10
 COLD_STEPS = max(WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
-TIMINGS = {"phases": Phases, "whole": Whole}
 
 
 def cases(profile, device):
@@ -54,11 +53,11 @@ def cases(profile, device):
 
 
 def gpu_cases(profile):
-    """The whole step and the forward pass of every size against compiled PyTorch; where the step's time goes; the
-    handout's grid of phases; and the first steps of a cold process."""
+    """The whole step and the forward pass of every size against compiled PyTorch; the handout's grid of phases; and the
+    first steps of a cold process."""
     if profile != "full":
         yield whole("small", "bf16_mixed")
-        yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed", "step")
+        yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed")
         yield cold("small")
         yield checkpoints("small", 512, 1, "cuda")
         return
@@ -70,20 +69,18 @@ def gpu_cases(profile):
         yield checkpoints(*keys, "cuda", stage=1)
     for layers in (1, 2, 4):  # the handout's question
         yield checkpoints("2.7B", 2048, layers, "cuda", stage=2)
-    asked = [gpu_step(size, WHOLE_CONTEXT, "f32", "step", stage=1, warmup=5) for size in GPU_SIZES]
+    asked = [gpu_step(size, WHOLE_CONTEXT, "f32", stage=1, warmup=5) for size in GPU_SIZES]
     yield from asked  # with the handout's warm-up, however long a step is
     for keys in grid(dtype=["tf32", "bf16_mixed", "f32"], context=CONTEXTS, size=GPU_SIZES):
-        case = gpu_step(**keys, mode="step", stage=2)
+        case = gpu_step(**keys, stage=2)
         if case.name not in {found.name for found in asked}:
             yield case
     for size in GPU_SIZES:
         yield cold(size)
-    for keys in grid(dtype=["bf16_mixed", "f32"], size=GPU_SIZES):
-        yield gpu_step(**keys, context=WHOLE_CONTEXT, mode="inference", stage=4)
 
 
 def switches(impl, device, dtype, mode, timed):
-    """Everything that a side runs with beside its case: the record's "config", and what run() takes it from. timed:
+    """The settings of a side that its case does not have. run() reads them, and the record has them as "config". timed:
     "whole", a step without a look at the clock inside, or "phases"."""
     training, captured = mode != "inference", impl in ("c_graph", "c_graph_overlap", "torch_compile_graph")
     timed = "whole" if captured else timed
@@ -116,13 +113,13 @@ def numel_of(size):
 
 
 def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
-    """Phase by phase, on a CPU; `compiled`: beside what torch.compile makes of it."""
+    """Phase by phase, on a CPU; `compiled`: torch.compile's step as well."""
     impls = ["c", "torch_eager", *(["torch_compile"] if compiled else [])]
     deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
     numel = numel_of(size)
     element = 2 if dtype == "bf16" else 4
-    # Weights of a side and what both start from; gradients and f32 moments when training; activations are
-    # small beside them at batch 4.
+    # A side's weights and the initial ones; gradients and f32 moments when training. At batch 4 activations
+    # are smaller.
     held = numel * (2 * element + 8 if mode == "step" else element)
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
     slow = 3 if dtype == "bf16" else 1
@@ -138,26 +135,24 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     )
 
 
-def gpu_step(size, context, dtype, mode, stage=0, warmup=None):
+def gpu_step(size, context, dtype, stage=0, warmup=None):
     """Phase by phase, on a GPU: the handout's ten timed steps after 5 warm-up steps, or after fewer if a step is
     long."""
     numel = numel_of(size)
-    mine, theirs = step_seconds(size, context, dtype, mode)
+    mine, theirs = step_seconds(size, context, dtype)
     warmup, repeats = warmup or (5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1), 10
-    training = mode == "step"
-    queued = ["c", "torch_eager"]
-    impls = [*queued, *(["c_graph"] if training else [])]  # one launch, which has no phases
+    impls = ["c", "torch_eager"]
     return Case(
         "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script",
-        measure="time memory" if training else "time",
+        measure="time memory",
         repeats=repeats,
-        seconds=OVERHEAD_S + numel / 2e9 + (warmup + repeats + 2) * ((2 if training else 1) * mine + theirs),
+        seconds=OVERHEAD_S + numel / 2e9 + (warmup + repeats + 2) * (mine + theirs),
         in_turn=True,
-        again=queued if theirs == eager_seconds(size, mode) else (),  # launches take longer than kernels
-        config=configs(impls, "cuda", dtype, mode),
+        again=impls if theirs == eager_seconds(size) else (),  # launches take longer than kernels
+        config=configs(impls, "cuda", dtype, "step"),
         stage=stage,
-        needs_bytes=numel * (20 if training else 8),
-        **keys_of(size, context, dtype, mode, warmup=warmup),
+        needs_bytes=numel * 20,
+        **keys_of(size, context, dtype, "step", warmup=warmup),
     )
 
 
@@ -232,13 +227,13 @@ def ahead(case, draw):
     """Compiles PyTorch's pass for the case, which then finds it in the cache on the disk. Which variant of a kernel is
     the fastest is left for the case to find out, where nothing disturbs the clock."""
 
-    def zeros(name, shape, dtype, **how):  # weights that take no room beside the model's
+    def zeros(name, shape, dtype, **how):  # one element, expanded: no memory
         return torch.zeros((), device=draw.device).expand(shape)
 
     ids, targets = inputs(case, draw)
     model = torch_model(case, initial_state(case, zeros), attend=fused_attention)
     autocast = case.dtype == "bf16_mixed"
-    from torch._inductor import config  # which nobody else has to wait for
+    from torch._inductor import config  # takes seconds
 
     with config.patch(autotune_local_cache=False):
         mode = "forward" if case["pass"] == "inference" else "backward"
@@ -250,16 +245,14 @@ def run(case, draw, c):
     state = initial_state(case, draw.normal if cpu else draw.quickly)
     batch = (state, *inputs(case, draw))
     flops = model_flops(case, c)
-    values = {"tokens": case.batch * case.context, "flops": flops}
-    if case.deliverable == "gradient_checkpointing":
-        values |= checkpointing.predictions(case, c)
+    values = checkpointing.predictions(case, c) if case.deliverable == "gradient_checkpointing" else {}
     sides = {}
     for impl, how in case.config.items():
         driver = (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
         # Of the sides that may alternate none keeps scores, as the case's hungriest does.
         each = 8 if case["pass"] == "inference" else 18  # bytes a weight
         needs = each * numel_of(case["size"]) if impl in case.alternate else None
-        sides[impl] = side_of(TIMINGS[how["timed"]](driver, case, values), flops, needs)
+        sides[impl] = side_of(driver, case, how["timed"], values, flops, needs)
     return sides
 
 

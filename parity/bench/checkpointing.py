@@ -8,7 +8,7 @@ PEERS = {"cuda": "torch_compile_graph", "cpu": "torch_eager"}
 
 
 def configs(device, dtype, checkpoint_layers):
-    """Where a checkpoint has one layer, beside it the sides that keep more."""
+    """The sides. With one layer a checkpoint, also the sides that keep more."""
     gpu = device == "cuda"
     found = {}
     for impl, how in KEPT.items():
@@ -38,7 +38,7 @@ def case(keys, device, *, numel, seconds, stage=0):
         config=config,
         # Warm-up, samples, a step that is weighed; on a GPU PyTorch compiles a block for each of its sides.
         seconds=len(config) * (1 + numel / 1e9 + (34 if gpu else 11) * seconds) + (30 if gpu else 0),
-        # With checkpoints, beside what both sides start from; those that keep all may have no room.
+        # Of a side with checkpoints, with the initial weights. A side that keeps all may not fit.
         needs_bytes=numel * 18,
         reference="torch_checkpoint" if checkpoint_layers > 1 else PEERS[device],
         stage=stage,

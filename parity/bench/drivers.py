@@ -1,6 +1,6 @@
-"""A driver runs the step of one side: C's or PyTorch's. What is timed of it is the timings' matter.
+"""A driver runs the step of one side: C's or PyTorch's.
 
-A timing calls open() or open_whole() first, close() last, and in between what it times:
+A timing calls open() or open_whole() first, then the step that it times, and close() last:
 
     open()           what phased() needs
     open_whole()     what both need; a step that is to be captured is captured here
@@ -8,7 +8,6 @@ A timing calls open() or open_whole() first, close() last, and in between what i
     whole()          a step without a look at the clock
     close()          gives everything back
     holds()          the tensors that live on between steps
-    has_phases       whether phased() is there: not of a captured step, nor of one whose update comes along
     peaks            keys of the record that open_whole() alone can tell
     on               the device
 """
@@ -22,14 +21,13 @@ from ref.transformer import fused_attention
 
 
 class CDriver:
-    """C's step: queued operation by operation, or captured once and replayed. Weights are updated behind the
-    backward pass or along it."""
+    """C's step: queued operation by operation, or captured once and replayed. Weights are updated after the
+    backward pass or during it."""
 
     def __init__(self, case, c, impl, state, ids, targets):
         switches = case.config[impl]
         self.state, self.ids, self.targets = state, ids, targets
         self.training, self.captured = case["pass"] != "inference", switches["graph"]
-        self.has_phases = not self.captured and switches.get("update") != "along"
         self.times, self.peaks = ref.Times(), {}
         self.c = c.side(impl)
         self.on = self.c.on
@@ -81,7 +79,6 @@ class TorchDriver:
         self.case, self.switches = case, case.config[impl]
         self.state, self.ids, self.targets = state, ids, targets
         self.training, self.captured = case["pass"] != "inference", self.switches["graph"]
-        self.has_phases = not self.captured
         self.times, self.peaks = ref.Times(), {}
         self.on = c.on
         self.trainer = self.replay = None

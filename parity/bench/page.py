@@ -7,7 +7,7 @@ from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
 from parity.core.tables import Spread
 from parity.shared.model import extents
-from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, peak_of, ran_with, tabled
+from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, peak_of, tabled
 
 COMPILED = ("torch_compile", "torch_compile_graph")
 ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COMPILED)
@@ -27,7 +27,7 @@ def report(page, records):
     report_precision(page, warm)
     report_compiled(page, compiled)
     report_checkpoints(page, records.only("gradient_checkpointing").records)
-    page.method("steps", switches=ran_with(records))
+    page.method("steps")
 
 
 def in_order(records):
@@ -49,7 +49,7 @@ def phases_of(record):
 
 
 def asked_context(records):
-    """512, where it has as many sizes as another context."""
+    """512, if it has as many sizes as any other context."""
     sizes = {
         context: len(records.only(context=context).values("size")) for context in records.values("context")
     }
@@ -187,7 +187,7 @@ def report_warmup(page, grid):
 
 
 def report_precision(page, warm):
-    """Forward and backward with and without bf16; forward alone where no step was measured with it."""
+    """Forward and backward with and without bf16; forward alone if no step was measured with bf16."""
     page.section("benchmarking_mixed_precision (c)")
     bf16 = warm.only(dtype=["bf16_mixed", "bf16"])
     context, passes = asked_context(bf16), ("forward", "backward", "whole")
@@ -212,7 +212,6 @@ def report_precision(page, warm):
     units = {name: "ms" for name in order if "/" not in name}
     steps = [row for row in rows if row["pass"] == "step"]
     page.table(steps or rows, "precision", ["size", "side", *order], units, expected=10)
-    page.table(rows, "precision_of_passes", ["size", "pass", "side", *order], units, more=True)
     mine = found.get(("step", "c")) or found.get(("inference", "c")) or []
     page.say(
         **({key.replace(" ", "_"): value for key, value in mine[-1].items()} if mine else {}),
@@ -255,9 +254,6 @@ def report_compiled(page, compiled):
         stacked=False,
     )
     page.say(step=said_of(steps), forward=said_of(forward))
-    page.table(
-        steps.wide(["dtype", "size"], "peak_mib"), "step_memory", units=dict.fromkeys(ORDER, "MiB"), more=True
-    )
 
 
 def said_of(records):

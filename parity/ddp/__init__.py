@@ -1,4 +1,6 @@
-"""Data parallelism: gradients averaged over ranks in four ways, libtandem's beside PyTorch's, in the same processes."""
+"""Data parallelism: gradients averaged over ranks in four ways, by libtandem and by PyTorch, in the same processes."""
+
+import functools
 
 import torch
 
@@ -6,7 +8,17 @@ from parity.core import Case, Side, equal
 from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
 from parity.shared.model import extents
-from parity.shared.ranked import by_turns, configs, judged_step, sides_of, switches_of, timed_step
+from parity.shared.ranked import (
+    by_turns,
+    configs,
+    differ,
+    judged_step,
+    sides_of,
+    switches_of,
+    timed_step,
+    toy,
+    toy_outputs,
+)
 from ref import ddp as ref
 
 __all__ = ["cases", "report", "run"]
@@ -30,13 +42,16 @@ def cases(profile, device):
     for ranks in (1, 2, 4, 6) if profile == "full" else (2, 4):
         few = profile != "full" and ranks > 2
         strategies = STRATEGIES[-1:] if few else STRATEGIES
-        yield from toy_cases(ranks, strategies, TOY_MB[:1] if few else TOY_MB)
+        for model in ref.TOYS:
+            for strategy, way in ways(TOY_MB[:1] if few else TOY_MB, strategies):
+                yield toy_case(**way, model=model, strategy=strategy, ranks=ranks)
         if ranks == 2:
             yield toy_case(model="tied", strategy="bucketed", bucket_mb=TOY_MB[0], ranks=ranks, uses=2)
             for model in ref.TOYS:
                 yield toy_case(model=model, strategy="overlap", ranks=ranks, micro_batches=2)
-        for strategy in strategies if ranks == 2 or (ranks == 4 and profile != "quick") else ():
-            keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
+        judged = strategies if ranks == 2 or (ranks == 4 and profile != "quick") else ()
+        for strategy, way in ways((0.05,), judged):
+            keys = TINY | way | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=configs_of(device))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
@@ -47,7 +62,7 @@ def cases(profile, device):
 
 
 def timed_case(device, profile, **keys):
-    """The usual bucket has PyTorch's other steps beside it, but for the quick profile: they take long to compile."""
+    """The usual bucket has PyTorch's other steps too, but not in the quick profile: compiling takes long."""
     if device == "cuda":
         how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
     else:
@@ -61,8 +76,8 @@ def timed_case(device, profile, **keys):
 
 
 def at_its_best(device, dtype):
-    """PyTorch's steps beside the eager one: compiled, on GPUs also captured as a graph, and where C sends gradients in
-    16 bits, so sent as well."""
+    """PyTorch's steps besides the eager one: compiled; on GPUs also captured as a graph; and with gradients sent in 16
+    bits if C does so."""
     mixed = dtype == "bf16_mixed"
     best = dict(compiled=True, compressed=mixed)
     sides = {"torch_ddp_compressed": dict(compiled=False, compressed=True)} if mixed else {}
@@ -77,13 +92,6 @@ def communication_case(device, **keys):
     return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, config=config)
 
 
-def toy_cases(ranks, strategies, sizes):
-    for model in ref.TOYS:
-        for strategy in strategies:
-            for mb in sizes if strategy == "bucketed" else (None,):
-                yield toy_case(**bucket(strategy, mb), model=model, strategy=strategy, ranks=ranks)
-
-
 def toy_case(**keys):
     """uses: of the tied weight, each of which marks it; the last of the micro_batches trains the last layer alone."""
     return Case(PROOFS[keys["strategy"]], seconds=0.2, samples=SAMPLES, steps=TOY_STEPS, **keys)
@@ -92,20 +100,24 @@ def toy_case(**keys):
 def laptop_ways(profile):
     sizes = [USUAL_MB["cpu"]] if profile == "quick" else LAPTOP_MB
     for ranks in (2, 4) if profile == "full" else (2,):
-        for strategy in STRATEGIES:
-            for mb in sizes if strategy == "bucketed" else (None,):
-                way = dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
-                yield LAPTOP | bucket(strategy, mb) | way
+        for strategy, way in ways(sizes):
+            yield LAPTOP | way | dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
 
 
 def xl_ways():
     """The assignment's: xl on two GPUs, batch 2 a rank."""
     xl = {"size": "xl"} | extents("xl")[0]
     for dtype, optimizer, sizes in XL_WAYS:
-        for strategy in STRATEGIES:
-            for mb in sizes if strategy == "bucketed" else (None,):
-                way = dict(batch=2, context=128, ranks=2, strategy=strategy, dtype=dtype, optimizer=optimizer)
-                yield xl | bucket(strategy, mb) | way
+        for strategy, way in ways(sizes):
+            keys = dict(batch=2, context=128, ranks=2, strategy=strategy, dtype=dtype, optimizer=optimizer)
+            yield xl | way | keys
+
+
+def ways(sizes, strategies=STRATEGIES):
+    """(strategy, keys of its bucket), with every size of bucket."""
+    for strategy in strategies:
+        for mb in sizes if strategy == "bucketed" else (None,):
+            yield strategy, {} if mb is None else {"bucket_mb": mb}
 
 
 def configs_of(device, dtype="f32"):
@@ -115,10 +127,6 @@ def configs_of(device, dtype="f32"):
 def usual_mb(device, dtype):
     """The bucket of timelines, and of PyTorch's other steps."""
     return USUAL_MB["cpu" if device == "cpu" else dtype]
-
-
-def bucket(strategy, mb):
-    return {"bucket_mb": mb} if strategy == "bucketed" else {}
 
 
 def runs(case):
@@ -185,7 +193,7 @@ class Container:
 
 
 def toys(case, draw, c):
-    """Some steps of SGD on squared errors; ranks begin with weights of their own, and those of rank 0 count."""
+    """Some steps of SGD on squared errors; ranks begin with different weights, and rank 0's count."""
     rank, each = c.ranks.rank, case.samples // case.ranks
     shapes = {name: p.shape for name, p in ref.TOYS[case.model]().named_parameters()}
     states = [
@@ -197,12 +205,7 @@ def toys(case, draw, c):
         for i in range(case.steps)
     ]
 
-    def made(state, dtype=torch.float32):
-        model = ref.TOYS[case.model]().to(draw.device, dtype)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(state[name])
-        return model
+    made = functools.partial(toy, ref.TOYS[case.model], device=draw.device)
 
     def losses_of(model, step, part, dtype=torch.float32):
         """Of each micro-batch."""
@@ -214,13 +217,6 @@ def toys(case, draw, c):
 
     def loss_of(model, step, part, dtype=torch.float32):
         return sum(losses_of(model, step, part, dtype))
-
-    def outputs(model, losses, apart, dtype=torch.float32):
-        weights = {f"weight.{name}": p.detach().clone() for name, p in model.named_parameters()}
-        return weights | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
-
-    def apart(model):
-        return not c.ranks.same(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
 
     def tandem(backend):
         def call():
@@ -238,7 +234,7 @@ def toys(case, draw, c):
                     losses[-1] += float(loss.detach())
                 ref.sgd(container.parameters, TOY_LR)
             container.close()
-            return outputs(model, losses, apart(model))
+            return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
 
         return call
 
@@ -255,16 +251,17 @@ def toys(case, draw, c):
             ref.sgd(parallel.parameters, TOY_LR)
             losses.append(float(loss))
         parallel.close()
-        return outputs(model, losses, apart(model))
+        return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
 
     def in_one(dtype=torch.float32):
-        model = made(states[0], dtype)
+        model = made(states[0], dtype=dtype)
         losses = []
         for step in range(case.steps):
             by_rank = (loss_of(model, step, part, dtype) for part in range(case.ranks))
             losses.append(ref.average_alone(model, by_rank))
             ref.sgd(ref.trained(model), TOY_LR)
-        return [outputs(model, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
+        weights = dict(model.named_parameters())
+        return [toy_outputs(weights, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
 
     sides = {side: Side(tandem(backend)) for side, backend in sides_of(draw.device).items()}
     return sides | {

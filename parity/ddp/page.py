@@ -1,9 +1,10 @@
 """The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
+from typing import Any, NamedTuple
+
 from parity.core import words
 from parity.core.comparison import ms_of
-from parity.shared.bench_ranks import MIB
-from parity.shared.pages import on_gpu, ran_with, report_proofs, setup, tabled
+from parity.shared.pages import MIB, on_gpu, report_proofs, setup, tabled
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -24,24 +25,38 @@ DTYPES = ("f32", "bf16", "bf16_mixed")
 ASKED_MB = (1, 10, 100, 1000)  # sizes of buckets that the handout asks for
 
 
+class Steps(NamedTuple):
+    """The steps that answers compare: of one size, dtype, optimizer and number of ranks."""
+
+    way: dict  # what they have in common
+    side: str | None  # C's
+    timed: Any  # Records of steps next to PyTorch's
+    runs: Any  # Records of C's own benchmark, with what communication takes
+
+    def setup(self):
+        return setup(self.way) if self.way else ""
+
+
 def report(page, records):
     errors = records.where(lambda r: "steps" in r["case"])
     times = records.where(lambda r: "warmup" in r["case"])
     runs = [r for r in records.only(part="communication").records if "values" in r and r["status"] == "ok"]
-    runs.sort(key=lambda r: (MINE.index(r["impl"]), *order_of(r["case"])))
+    runs = type(records)(sorted(runs, key=lambda r: (MINE.index(r["impl"]), *order_of(r["case"]))))
     proofs(page, errors, "naive")
-    way = way_of(runs, times)
-    report_one(page, times, runs, way, ("naive",))
-    report_one(page, times, runs, way, ("naive", "flat"))
+    way = way_of([*runs.records, *times.records])
+    side = next((impl for impl in MINE if impl in (runs if len(runs) else times).impls()), None)
+    steps = Steps(way, side, times.only(**way), runs.only(impl=side, **way))
+    report_one(page, steps, ("naive",))
+    report_one(page, steps, ("naive", "flat"))
     proofs(page, errors, "overlap")
-    report_overlap(page, times, runs, way)
-    report_traces(page, times, runs, way)
+    report_overlap(page, steps, times)
+    report_traces(page, steps)
     proofs(page, errors, "bucketed")
-    report_buckets(page, times, runs, way)
-    page.table([row_of(r, WAY_AND_STEP) for r in runs], "communication_of_all", more=True)
+    report_buckets(page, steps)
+    page.table([row_of(r, WAY_AND_STEP) for r in runs.records], "communication_of_all", more=True)
     if len(times.values("ranks")) > 1:
         page.table(by_strategy(times.records, WAY_AND_STEP), "steps_of_all", more=True)
-    page.method("steps", gpu=on_gpu(times), switches=ran_with(times))
+    page.method("steps", gpu=on_gpu(times))
     page.method("communication")
 
 
@@ -49,25 +64,11 @@ def order_of(case):
     return DTYPES.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
 
 
-def way_of(runs, times):
+def way_of(records):
     """The size, dtype, optimizer and number of ranks that the answers are of: f32, and the fewest ranks."""
-    found = [r["case"] for r in [*runs, *times.records]]
+    found = [record["case"] for record in records]
     case = min(found, key=lambda case: (case["dtype"] != "f32", case["ranks"]), default=None)
     return {name: case[name] for name in (*WAY, "batch", "context")} if case else {}
-
-
-def side_of(records):
-    return next((impl for impl in MINE if any(r["impl"] == impl for r in records)), None)
-
-
-def of(records, way, strategy=None, impl=None):
-    return [
-        r
-        for r in records
-        if all(r["case"].get(name) == value for name, value in way.items())
-        and strategy in (None, r["case"]["strategy"])
-        and impl in (None, r["impl"])
-    ]
 
 
 def proofs(page, errors, strategy):
@@ -83,15 +84,15 @@ STEP = {"strategy": "strategy", "bucket_mb": "bucket (MiB)"}
 WAY_AND_STEP = dict(zip(WAY, WAY, strict=True)) | STEP
 
 
-def steps_table(page, times, runs, way, strategies, name):
+def steps_table(page, steps, strategies, name):
     """Steps of C and PyTorch, a row a strategy and bucket; and what communication takes of C's."""
-    timed = [r for r in of(times.records, way) if "ms" in r and r["case"]["strategy"] in strategies]
+    timed = steps.timed.only(strategy=strategies).where(lambda r: "ms" in r).records
     if timed:
         page.note(
-            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, next to PyTorch's."
+            f"{steps.setup()}, {steps.way['optimizer']}. A sample is the time of the slowest rank, next to PyTorch's."
         )
     page.table(by_strategy(timed, STEP), name)
-    found = [r for r in of(runs, way, impl=side_of(runs)) if r["case"]["strategy"] in strategies]
+    found = steps.runs.only(strategy=strategies).records
     if found:
         page.note(
             "What communication takes of C's step. exposed: the step less the same step without communication, which "
@@ -105,15 +106,14 @@ def steps_table(page, times, runs, way, strategies, name):
 def newer(found, timed):
     """That a step which both tables have is of another build in the second one, and how long it is in both."""
     for run in found:
-        case = run["case"]
-        same = of(
-            timed, {name: case.get(name) for name in (*WAY, "bucket_mb")}, case["strategy"], run["impl"]
-        )
-        for record in same:
-            if build_of(record) != build_of(run):
-                steps = (words.number(ms) for ms in (run["values"]["step"], record["ms"]["median"]))
+        strategy, mb = run["case"]["strategy"], run["case"].get("bucket_mb")
+        for record in timed:
+            case = record["case"]
+            same = (record["impl"], case["strategy"], case.get("bucket_mb")) == (run["impl"], strategy, mb)
+            if same and build_of(record) != build_of(run):
+                ms = (words.number(ms) for ms in (run["values"]["step"], record["ms"]["median"]))
                 return " Here {} takes {} ms; in the table above, with another build, {} ms.".format(
-                    case["strategy"], *steps
+                    strategy, *ms
                 )
     return ""
 
@@ -145,42 +145,45 @@ def hidden(values):
     return values["beside"] / values["collectives"] if values["collectives"] else 0.0
 
 
-def values_of(times, runs, way, strategy):
+def values_of(steps, strategy):
     """C's step with a strategy and what communication takes of it, of its best bucket, and PyTorch's step."""
-    found = of(runs, way, strategy, side_of(runs))
+    found = steps.runs.only(strategy=strategy).records
     if not found:
         return None
     values = min((r["values"] for r in found), key=lambda v: v["step"])
     shares = {f"{name}_share": values[name] / values["step"] for name in ("exposed", "collectives")}
-    theirs = [ms for ms in map(ms_of, of(times.records, way, strategy, "torch_ddp")) if ms]
+    theirs = theirs_of(steps, strategy)
     return values | shares | {"hidden": hidden(values), "theirs": min(theirs, default=None)}
 
 
-def report_one(page, times, runs, way, strategies):
-    """The steps of the last of these strategies beside the others."""
+def theirs_of(steps, strategy):
+    """PyTorch's steps with a strategy, in ms."""
+    return [ms for ms in map(ms_of, steps.timed.only(strategy=strategy, impl="torch_ddp").records) if ms]
+
+
+def report_one(page, steps, strategies):
+    """The steps of these strategies. The section is of the last one."""
     page.section(TIMES[strategies[-1]])
-    steps_table(page, times, runs, way, strategies, strategies[-1])
-    found = {name: values_of(times, runs, way, name) for name in strategies}
-    if not any(map(ms_of, of(times.records, way, strategies[-1], "torch_ddp"))):
+    steps_table(page, steps, strategies, strategies[-1])
+    if not theirs_of(steps, strategies[-1]):
         page.lacks("a step of PyTorch beside C's")
-    page.say(**way, **found)
+    page.say(**steps.way, **{name: values_of(steps, name) for name in strategies})
 
 
-def report_overlap(page, times, runs, way):
+def report_overlap(page, steps, times):
     page.section("ddp_overlap_individual_parameters_benchmarking (a)")
-    strategies = {name: values_of(times, runs, way, name) for name in STRATEGIES}
-    steps_table(page, times, runs, way, STRATEGIES[:3], "overlap")
+    strategies = {name: values_of(steps, name) for name in STRATEGIES}
+    steps_table(page, steps, STRATEGIES[:3], "overlap")
     if not strategies["overlap"]:
         page.lacks("steps with overlap of single gradients")
     page.note(
         "All strategies and sizes of buckets with the fewest ranks"
-        + (", batch {batch} a rank, context {context}:".format(**way) if way else ":")
+        + (", batch {batch} a rank, context {context}:".format(**steps.way) if steps.way else ":")
     )
     rows = by_strategy(times.only(ranks=min(times.values("ranks"), default=0)).records, WAY_AND_STEP)
     page.table(rows, "steps")
-    page.say(
-        **way, **strategies, slower=[d for d in DTYPES if overlap_is_slower(rows, d, side_of(runs))] or None
-    )
+    slower = [dtype for dtype in DTYPES if overlap_is_slower(rows, dtype, steps.side)]
+    page.say(**steps.way, **strategies, slower=slower or None)
 
 
 def overlap_is_slower(rows, dtype, mine):
@@ -194,12 +197,12 @@ def overlap_is_slower(rows, dtype, mine):
     return same and all(one and other and one < other for one, other in pairs)
 
 
-def report_traces(page, times, runs, way):
+def report_traces(page, steps):
     """Passes and collectives of one step, rank 0: without overlap, of single gradients, and in buckets."""
     page.section("ddp_overlap_individual_parameters_benchmarking (b)")
     panels = {}
     for strategy in ("naive", "overlap", "bucketed"):
-        for record in [r for r in of(runs, way, strategy, side_of(runs)) if "series" in r][:1]:
+        for record in steps.runs.only(strategy=strategy).where(lambda r: "series" in r).records[:1]:
             mb = record["case"].get("bucket_mb")
             panels[f"{strategy}, {mb:g} MiB" if mb else strategy] = bars_of(record["series"])
     if panels:
@@ -208,15 +211,13 @@ def report_traces(page, times, runs, way):
             "under it what it sends. The rank waits at the end of backward, so the step is longer than the captured "
             "steps in (a)."
         )
-    title = f"One training step by strategy, {setup(way)}" if way else ""
+    title = f"One training step by strategy, {steps.setup()}"
     page.timeline("timeline", panels, x="ms since the step began", title=title)
     if "overlap" not in panels:
         page.lacks(
             "the trace of a step with overlap of single gradients: records have naive and bucketed alone"
         )
-    page.say(
-        **{name: values_of(times, runs, way, name) for name in STRATEGIES[::2]}, traced="overlap" in panels
-    )
+    page.say(**{name: values_of(steps, name) for name in STRATEGIES[::2]}, traced="overlap" in panels)
 
 
 def bars_of(series):
@@ -239,53 +240,47 @@ def bars_of(series):
 # ---- buckets ----
 
 
-def report_buckets(page, times, runs, way):
+def report_buckets(page, steps):
     page.section("ddp_bucketed_benchmarking (a)")
-    steps_table(page, times, runs, way, ("overlap", "bucketed"), "buckets")
-    every = of([*runs, *times.records], way)
-    mine = side_of([*runs, *times.records])
-    seen = {r["case"].get("bucket_mb") for r in of(runs, way, "bucketed", mine)}
-    sizes = seen | {r["case"].get("bucket_mb") for r in of(times.records, way, "bucketed")}
+    steps_table(page, steps, ("overlap", "bucketed"), "buckets")
+    timed, runs = (records.only(strategy="bucketed") for records in (steps.timed, steps.runs))
+    seen = runs.values("bucket_mb")
+    sizes = (*seen, *timed.values("bucket_mb"))
     for words_of, there in (("buckets of", sizes), ("what communication takes with buckets of", seen)):
         missing = [str(mb) for mb in ASKED_MB if mb not in there]
         if missing:
             page.lacks(f"{words_of} {', '.join(missing)} MiB")
-    if not of(every, way, "overlap"):
+    if not any(len(records.only(strategy="overlap")) for records in (steps.timed, steps.runs)):
         page.lacks("overlap without buckets, which buckets are compared with")
     bars = {}
-    for side in (mine, "torch_ddp", "torch_ddp_compiled"):
-        singles = steps_by_bucket(times, runs, way, side, "overlap")
-        for mb, ms in (singles | steps_by_bucket(times, runs, way, side)).items():
+    for side in (steps.side, "torch_ddp", "torch_ddp_compiled"):
+        singles = steps_by_bucket(steps, side, "overlap")
+        for mb, ms in (singles | steps_by_bucket(steps, side)).items():
             bars.setdefault(f"{mb:g} MiB" if mb else "no buckets", {})[side] = ms
-    title = f"A step by bucket size, {setup(way) if way else ''}"
+    title = f"A step by bucket size, {steps.setup()}"
     page.bars("buckets", bars, y="ms a step", title=title, stacked=False)
     told = {}
-    for side, name in ((mine, "c"), ("torch_ddp", "torch")):
-        steps = steps_by_bucket(times, runs, way, side, pick=ms_of)
-        if len(steps) > 1:
-            best, worst = min(steps, key=steps.get), max(steps, key=steps.get)
-            told[name] = {"best": best, "fast": steps[best], "worst": worst, "slow": steps[worst]}
-    told["single"] = steps_by_bucket(times, runs, way, mine, "overlap", ms_of).get(0)
-    buckets = [r["values"] | {"mb": r["case"]["bucket_mb"]} for r in of(runs, way, "bucketed", mine)]
+    for side, name in ((steps.side, "c"), ("torch_ddp", "torch")):
+        found = steps_by_bucket(steps, side, pick=ms_of)
+        if len(found) > 1:
+            best, worst = min(found, key=found.get), max(found, key=found.get)
+            told[name] = {"best": best, "fast": found[best], "worst": worst, "slow": found[worst]}
+    told["single"] = steps_by_bucket(steps, steps.side, "overlap", ms_of).get(0)
+    buckets = [r["values"] | {"mb": r["case"]["bucket_mb"]} for r in runs.records]
     told["hidden"] = min(map(hidden, buckets), default=None)
     told["small"], told["large"] = (pick(buckets, key=lambda v: v["mb"], default={}) for pick in (min, max))
-    told["spread"] = max(
-        (
-            r["ms"]["std"] / r["ms"]["mean"]
-            for r in of(times.records, way, "bucketed", "torch_ddp")
-            if "ms" in r
-        ),
-        default=None,
+    theirs = [r["ms"] for r in timed.only(impl="torch_ddp").records if "ms" in r]
+    told["spread"] = max((ms["std"] / ms["mean"] for ms in theirs), default=None)
+    page.say(**steps.way, **told)
+
+
+def steps_by_bucket(steps, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
+    """{MiB of a bucket, 0 without buckets: ms of a side's step}: timed with PyTorch's if more sizes have that."""
+    timed, runs = (
+        records.only(strategy=strategy, impl=side).records for records in (steps.timed, steps.runs)
     )
-    page.say(**way, **told)
-
-
-def steps_by_bucket(times, runs, way, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
-    """{MiB of a bucket, 0 without buckets: ms of a side's step}: beside PyTorch's, if more sizes were measured so."""
-    timed = {
-        r["case"].get("bucket_mb", 0): pick(r) for r in of(times.records, way, strategy, side) if "ms" in r
-    }
-    seen = {r["case"].get("bucket_mb", 0): r["values"]["step"] for r in of(runs, way, strategy, side)}
+    timed = {r["case"].get("bucket_mb", 0): pick(r) for r in timed if "ms" in r}
+    seen = {r["case"].get("bucket_mb", 0): r["values"]["step"] for r in runs}
     found = timed if len(timed) >= len(seen) else seen
     return {mb: found[mb] for mb in sorted(found) if found[mb]}
 

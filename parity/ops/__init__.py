@@ -1,6 +1,6 @@
 """Every operation of impl/ops/ops.h, forward and backward, against PyTorch; times at the small model's shapes."""
 
-from parity.core import Case, Side, grid
+from parity.core import Case, grid
 from parity.ops import fused, gemm, layout, optimizers, rows
 from parity.ops.page import report
 from ref.transformer import SIZES
@@ -8,7 +8,6 @@ from ref.transformer import SIZES
 __all__ = ["cases", "report", "run"]
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "bf16", "f16"]}
-SMALL = dict(d_model=768, d_ff=3072, heads=12, head_dim=64, vocab=10_000, batch=4, seq=128)
 SMALL_NUMEL = 128_625_408
 PARTS = (gemm, layout, rows, fused, optimizers)  # each operation is a function of one, by its name
 
@@ -19,9 +18,7 @@ def cases(profile, device):
         for shape in [dict(batch=1, m=128, n=192, k=64), dict(batch=3, m=37, n=53, k=80)]:
             for trans in grid(trans_a=[False, True], trans_b=[False, True]):
                 yield operation("gemm", **shape, **trans, dtype="tf32")
-        yield from gpu_timed_cases(profile)
-    else:
-        yield from timed_cases(quick=profile == "quick")
+    yield from timed_cases(profile, device)
 
 
 def error_cases(dtypes):
@@ -131,35 +128,58 @@ def error_cases(dtypes):
         yield operation("rope_table", positions=positions, head_dim=head_dim)
 
 
-def timed_cases(quick):
-    """The operations of `small`. quick: in f32 alone, without those that take longest to judge, and updates of fewer
-    weights."""
-    tokens = SMALL["batch"] * SMALL["seq"]
-    d_model, d_ff, vocab = SMALL["d_model"], SMALL["d_ff"], SMALL["vocab"]
-    heads = {key: SMALL[key] for key in ("batch", "heads", "seq", "head_dim")}
-    scores = SMALL["batch"] * SMALL["heads"] * SMALL["seq"]
-    gemms = [*products(tokens, d_model, d_ff, vocab)]
-    for dtype in DTYPES["cpu"][: 1 if quick else None]:
-        for shape in (gemms[1], gemms[-1]) if quick else gemms:
-            yield timed("gemm", **shape, dtype=dtype)
+def timed_cases(profile, device):
+    """The operations of `small` at 512 tokens on a CPU. On a GPU those of the largest and the smallest model at 2,048
+    tokens, and what the GPU can do at best. Profiles that are not full have fewer shapes and dtypes."""
+    gpu, full = device == "cuda", profile == "full"
+    quick = profile == "quick" and not gpu
+    batch, seq, vocab = 4, 512 if gpu else 128, 10_000
+    tokens = batch * seq
+    if gpu:
+        for power in [20, 22, 24, 26, 28]:
+            yield operation("copy", measure="time", seconds=0.3, count=2**power, dtype="f32")
+        for dtype in ["bf16", "f16", "tf32", "f32"]:
+            square = dict(batch=1, m=8192, n=8192, k=8192, trans_a=False, trans_b=True)
+            yield operation("gemm", measure="time", seconds=1.5, **square, dtype=dtype)
+    for size in ["small"] if not gpu else ["2.7B", "small"] if full else ["2.7B"]:
+        d_model, d_ff, _, heads = SIZES[size]
+        if gpu:
+            of_gemms = ["bf16", "tf32", "f32"] if full else ["bf16"]
+            dtypes = ["bf16", "f32"] if full and size == "2.7B" else ["bf16"]
+        else:
+            of_gemms = dtypes = ["f32"] if quick else DTYPES["cpu"]
+        gemms = [*products(tokens, d_model, d_ff, vocab)]
+        for dtype in of_gemms:
+            for shape in (gemms[1], gemms[-1]) if quick else gemms:
+                yield timed("gemm", measure="time" if gpu else "error time", **shape, dtype=dtype)
+        norm = dict(rows=tokens, cols=d_model)
         both = {
             "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
-            "rmsnorm": dict(rows=tokens, cols=d_model),
-            "qkv_split": heads,
+            "rmsnorm": norm,
             "silu_mul": dict(rows=tokens, cols=d_ff),
-            "softmax": dict(rows=scores, cols=SMALL["seq"], causal_seq=SMALL["seq"]),
+            "softmax": dict(rows=batch * heads * seq, cols=seq, causal_seq=seq),
             "cross_entropy": dict(rows=tokens, vocab=vocab),
         }
-        for name, shape in both.items():
-            if quick and name in ("embedding", "qkv_split", "cross_entropy"):
-                continue
-            yield timed(f"{name}_forward", **shape, dtype=dtype)
-            yield timed(f"{name}_backward", **shape, dtype=dtype)
-        yield timed("residual_add", count=tokens * d_model, dtype=dtype)
-    count = 2**22 if quick else SMALL_NUMEL
-    for name, keys in (("adamw_step", dict(variant="torch", step=1)), ("sgd_step", {})):
-        keys = dict(count=count, dtype="f32", **keys)
-        yield operation(name, measure="time", seconds=count / 5e6, repeats=5, needs_bytes=56 * count, **keys)
+        split = dict(batch=batch, heads=heads, seq=seq, head_dim=d_model // heads)
+        rest = {"residual_add": dict(count=tokens * d_model)}
+        if quick:  # without the operations that take the longest to judge
+            del both["embedding"], both["cross_entropy"]
+        else:
+            rest |= {"qkv_split_forward": split, "qkv_split_backward": split}
+        if gpu:
+            rest["residual_rmsnorm_forward"] = norm
+            if size == "small":
+                del both["cross_entropy"]  # which has the same shape in every size
+        for dtype in dtypes:
+            for name, shape in both.items():
+                yield timed(f"{name}_forward", **shape, dtype=dtype)
+                yield timed(f"{name}_backward", **shape, dtype=dtype)
+            for name, shape in rest.items():  # keys in the order of the records
+                yield timed(name, **({"dtype": dtype} | shape if gpu else shape | {"dtype": dtype}))
+            if gpu and dtype != "f32":  # as a step in mixed precision has them
+                for name in ("residual_rmsnorm_forward", "rmsnorm_backward"):
+                    yield timed(name, dtype=dtype, x_dtype="f32", **norm)
+    yield from timed_updates(gpu, quick)
 
 
 def products(tokens, d_model, d_ff, vocab):
@@ -170,50 +190,22 @@ def products(tokens, d_model, d_ff, vocab):
     yield dict(batch=1, m=d_ff, n=d_model, k=tokens, trans_a=True, trans_b=False)
 
 
-def gpu_timed_cases(profile):
-    """The smallest and the largest model at batch 4, context 512; and what the GPU can do at best."""
-    batch, seq, vocab = 4, 512, 10_000
-    tokens = batch * seq
-    for power in [20, 22, 24, 26, 28]:
-        yield operation("copy", measure="time", seconds=0.3, count=2**power, dtype="f32")
-    for dtype in ["bf16", "f16", "tf32", "f32"]:
-        square = dict(batch=1, m=8192, n=8192, k=8192, trans_a=False, trans_b=True)
-        yield operation("gemm", measure="time", seconds=1.5, **square, dtype=dtype)
-    full = profile == "full"
-    for size in ["2.7B", "small"] if full else ["2.7B"]:
-        d_model, d_ff, _, heads = SIZES[size]
-        for dtype in ["bf16", "tf32", "f32"] if full else ["bf16"]:
-            for shape in products(tokens, d_model, d_ff, vocab):
-                yield operation("gemm", measure="time", seconds=0.5, **shape, dtype=dtype)
-        split = dict(batch=batch, heads=heads, seq=seq, head_dim=d_model // heads)
-        both = {
-            "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
-            "rmsnorm": dict(rows=tokens, cols=d_model),
-            "silu_mul": dict(rows=tokens, cols=d_ff),
-            "softmax": dict(rows=batch * heads * seq, cols=seq, causal_seq=seq),
-            "cross_entropy": dict(rows=tokens, vocab=vocab),
-        }
-        if size != "2.7B":
-            del both["cross_entropy"]  # which has the same shape in every size
-        for dtype in ["bf16", "f32"] if full and size == "2.7B" else ["bf16"]:
-            for name, shape in both.items():
-                yield operation(f"{name}_forward", measure="error time", seconds=2.5, **shape, dtype=dtype)
-                yield operation(f"{name}_backward", measure="error time", seconds=2.5, **shape, dtype=dtype)
-            once = dict(measure="error time", seconds=2.5, dtype=dtype)
-            yield operation("residual_add", **once, count=tokens * d_model)
-            yield operation("residual_rmsnorm_forward", **once, **both["rmsnorm"])
-            if dtype != "f32":  # as a step in mixed precision has them
-                mixed = dict(x_dtype="f32", **both["rmsnorm"])
-                yield operation("residual_rmsnorm_forward", **once, **mixed)
-                yield operation("rmsnorm_backward", **once, **mixed)
-            yield operation("qkv_split_forward", **once, **split)
-            yield operation("qkv_split_backward", **once, **split)
+def timed_updates(gpu, quick):
+    """Of all weights of `small`; quick: of fewer."""
+    count = 2**22 if quick else SMALL_NUMEL
+    adamw = dict(variant="torch", step=1)
+    if not gpu:
+        how = dict(measure="time", seconds=count / 5e6, repeats=5, needs_bytes=56 * count)
+        yield operation("adamw_step", **how, count=count, dtype="f32", **adamw)
+        yield operation("sgd_step", **how, count=count, dtype="f32")
+        return
+    how = dict(measure="time", seconds=6, needs_bytes=80 * count)
     for dtype in ["f32", "bf16"]:
-        keys = dict(count=SMALL_NUMEL, dtype=dtype, variant="torch", step=1)
-        yield operation("adamw_step", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
-    keys = dict(count=SMALL_NUMEL, dtype="f32", variant="torch", step=1, grad_dtype="bf16", on_device=True)
-    yield operation("adamw_update", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
-    yield operation("global_norm", measure="error time", seconds=3, count=SMALL_NUMEL, dtype="bf16")
+        yield operation("adamw_step", **how, count=count, dtype=dtype, **adamw)
+    yield operation(
+        "adamw_update", **how, count=count, dtype="f32", **adamw, grad_dtype="bf16", on_device=True
+    )
+    yield operation("global_norm", measure="error time", seconds=3, count=count, dtype="bf16")
 
 
 def operation(op, measure="error", seconds=0.1, repeats=None, needs_bytes=0, **keys):
@@ -221,58 +213,13 @@ def operation(op, measure="error", seconds=0.1, repeats=None, needs_bytes=0, **k
     return Case("operations", **how, op=op, **keys)
 
 
-def timed(op, **keys):
-    return operation(op, measure="error time", seconds=0.7, **keys)
+def timed(op, measure="error time", **keys):
+    return operation(op, measure=measure, seconds=0.7, **keys)
 
 
 def run(case, draw, c):
     sides = next(getattr(part, case.op) for part in PARTS if hasattr(part, case.op))(case, draw, c)
-    # Compiling takes seconds, and a C++ compiler on the CPU: only beside a time on a GPU.
+    # Compiling takes seconds, and needs a C++ compiler on a CPU: only timed cases of a GPU have it.
     if draw.device.type == "cpu" or "time" not in case.measure:
         sides.pop("torch_compile", None)
-    if "time" in case.measure:
-        for impl in [impl for impl in sides if impl == "c" or impl.startswith("torch")]:
-            side = sides[impl] if isinstance(sides[impl], Side) else Side(sides[impl])
-            side.nbytes = moved_bytes(case, c)
-            sides[impl] = side
     return sides
-
-
-def moved_bytes(case, c):
-    """The bytes an operation cannot do without, each element read or written once; None where arithmetic decides.
-
-    Of a causal softmax the visible half is read, and all is written."""
-    if case.op == "gemm":
-        return None
-    dtype = c.enum("td_dtype", case.dtype)
-    if case.op == "adamw_step":
-        return c.value("td_adamw_cost", case.count, dtype).bytes
-    get, half = case.get, 0.5 if "causal_seq" in case else 1
-    size = c.td_dtype_size(dtype)
-    wider = c.td_dtype_size(c.enum("td_dtype", get("x_dtype", case.dtype)))
-    count = get("count", 0)
-    elements = get("rows", 0) * get("cols", get("vocab", 0))
-    elements = elements or get("batch", 0) * get("heads", 0) * get("seq", 0) * get("head_dim", 0)
-    embedded = get("tokens", 0) * get("d_model", 0)
-    return {
-        "copy": 2 * count * size,
-        "residual_add": 3 * count * size,
-        "sgd_step": 3 * count * size,
-        "global_norm": count * size,
-        # p, m and v are read and written, and the gradient is read.
-        "adamw_update": count * (6 * 4 + 2),
-        "embedding_forward": 2 * embedded * size,
-        "embedding_backward": (embedded + get("vocab", 0) * get("d_model", 0)) * size,
-        "rmsnorm_forward": elements * (wider + size),
-        # In mixed precision dx is written rounded, too.
-        "rmsnorm_backward": elements * (2 * wider + (2 if "x_dtype" in case else 1) * size),
-        "residual_rmsnorm_forward": elements * 2 * (wider + size),
-        "qkv_split_forward": 6 * elements * size,
-        "qkv_split_backward": 6 * elements * size,
-        "silu_mul_forward": 3 * elements * size,
-        "silu_mul_backward": 5 * elements * size,
-        "softmax_forward": (half + 1) * elements * size,
-        "softmax_backward": (2 * half + 1) * elements * size,
-        "cross_entropy_forward": elements * size,
-        "cross_entropy_backward": 2 * elements * size,
-    }[case.op]

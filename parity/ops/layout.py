@@ -2,19 +2,20 @@
 
 import torch
 
-from parity.core import equal
+from parity.core import Side, equal
 from parity.ops.sides import backward_sides, forward_sides, into
 from ref import ops as ref
 
 
 def copy(case, draw, c):
-    """No operation of a model, but what all others are measured by: the bytes that the device moves at best."""
+    """No operation of a model. It shows how many bytes a second the device moves at best."""
     x = draw.normal("x", (case.count,), case.dtype)
-    y = draw.poisoned(x.shape, case.dtype)
-    tandem = into(c, "td_device_copy", {"y": y}, y, x, x.nbytes)
-
-    other = torch.empty_like(x)
-    return {"c": tandem, "torch_eager": lambda: {"y": other.copy_(x)}}
+    y, other = draw.poisoned(x.shape, case.dtype), torch.empty_like(x)
+    calls = {
+        "c": into(c, "td_device_copy", {"y": y}, y, x, x.nbytes),
+        "torch_eager": lambda: {"y": other.copy_(x)},
+    }
+    return {impl: Side(call, nbytes=2 * x.nbytes) for impl, call in calls.items()}
 
 
 def embedding_forward(case, draw, c):

@@ -3,9 +3,8 @@
 import torch
 
 from parity.ops.sides import Compiled, forward_sides, into, rounded
+from parity.shared.model import ADAMW
 from ref import ops as ref
-
-ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 
 
 def adamw_of(case):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from parity.core import Side
 
 EPS = float(torch.tensor(1e-5))  # RMSNorm's, as the f32 that C's struct holds
-GAP = 7.0  # what stands between the heads and the pitch, and must stand there afterwards
+GAP = 7.0  # fills the gap between the heads and the pitch, which no operation may change
 
 
 class Compiled:
@@ -76,7 +76,7 @@ def backward_sides(tandem, names, function, inputs, cotangent, library=None, fin
 
 
 def padded(x, width):
-    """Rows of x with the gap behind them, and x as it is where there is none: its copy would be timed."""
+    """Rows of x with the gap at their end. Without a gap x itself, because a copy would be timed."""
     gap = width - x.shape[-1]
     return F.pad(x, (0, gap), value=GAP) if gap else x
 

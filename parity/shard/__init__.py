@@ -1,5 +1,6 @@
-"""Optimizer state split among ranks: libtandem's, by tensors and flat, beside PyTorch's ZeroRedundancyOptimizer."""
+"""Optimizer state split among ranks: libtandem's, by tensors and flat, against PyTorch's ZeroRedundancyOptimizer."""
 
+from functools import partial
 from itertools import product
 
 import torch
@@ -11,11 +12,14 @@ from parity.shared.model import extents
 from parity.shared.ranked import (
     by_turns,
     configs,
+    differ,
     judged_step,
     sides_of,
     switches_of,
     timed_step,
     torch_options,
+    toy,
+    toy_outputs,
     whole_of,
 )
 from ref import ddp as toys
@@ -34,10 +38,10 @@ TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
 BUCKET_MB = 25
 LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
-LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
+LAPTOP_MB = 4  # of the cases that count sent bytes: several calls a step
 XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
-# AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
+# AdamW divides by the root of a mean square: if a gradient is noise, so is its update. All others agree
 # to some digits, and updates as a whole are held to float64's.
 UPDATES_WITHIN = 0.02
 
@@ -123,6 +127,8 @@ def run(case, draw, c):
         return full.on_toy(case, draw, c)
     if "model" in case:
         return on_toys(case, draw, c)
+    if case.deliverable == full.LEADERBOARD:
+        return full.leaderboard(case, draw, c)
     if "part" in case:
         return memory.run(case, draw, c)
     if "warmup" in case:
@@ -178,13 +184,7 @@ def on_toys(case, draw, c):
         (draw.uniform(f"x {i}", (case.samples, 10), "f32"), draw.uniform(f"y {i}", (case.samples, 5), "f32"))
         for i in range(case.steps)
     ]
-
-    def made(dtype=torch.float32):
-        model = make().to(draw.device, dtype)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(state[name])
-        return model
+    made = partial(toy, make, state, draw.device)
 
     def trained(model, optimizer, dtype=torch.float32):
         losses = []
@@ -196,14 +196,7 @@ def on_toys(case, draw, c):
             loss.backward()
             optimizer.step()
             losses.append(float(loss))
-        return {f"weight.{name}": p.detach().clone() for name, p in model.named_parameters()} | {
-            "losses": torch.tensor(losses, dtype=dtype)
-        }
-
-    def apart(model):
-        return {
-            "ranks_apart": float(not c.ranks.same(torch.cat([p.reshape(-1) for p in model.parameters()])))
-        }
+        return losses
 
     def tandem(backend):
         values = {}
@@ -211,10 +204,10 @@ def on_toys(case, draw, c):
         def call():
             model = made()
             optimizer = Sharded(c, backend, model)
-            found = trained(model, optimizer) | apart(model)
+            losses = trained(model, optimizer)
             values["state_bytes"] = optimizer.state_bytes()
             optimizer.close()
-            return found
+            return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
 
         return Side(call, record=lambda: {"values": values})
 
@@ -223,14 +216,14 @@ def on_toys(case, draw, c):
     def zero():
         model = made()
         optimizer = ref.adamw(toys.trained(model), **TOY)
-        found = trained(model, optimizer) | apart(model)
+        losses = trained(model, optimizer)
         theirs["state_bytes"] = ref.state_bytes(optimizer)
-        return found
+        return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
 
     def in_one(dtype=torch.float32):
-        model = made(dtype)
-        found = trained(model, torch.optim.AdamW(toys.trained(model), **TOY), dtype)
-        return found | {"ranks_apart": 0.0}
+        model = made(dtype=dtype)
+        losses = trained(model, torch.optim.AdamW(toys.trained(model), **TOY), dtype)
+        return toy_outputs(dict(model.named_parameters()), losses, False, dtype)
 
     sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
     return sides | {

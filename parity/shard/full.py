@@ -1,17 +1,30 @@
 """Fully sharded weights, next to PyTorch's fully_shard: C's trainer, and the bridge's wrapper of PyTorch modules."""
 
 import os
+from functools import partial
 
 import torch
 
 from parity.bridge_fsdp import FullyShardedDataParallel
 from parity.core import DTYPES, Case, Side, equal
-from parity.shared.model import extents
-from parity.shared.ranked import BACKENDS, by_turns, configs, switches_of, whole_of
+from parity.shared.model import extents, quick_start
+from parity.shared.ranked import (
+    BACKENDS,
+    RankTrainer,
+    by_turns,
+    configs,
+    differ,
+    draw_batches,
+    sides_of,
+    switches_of,
+    toy,
+    toy_outputs,
+    whole_of,
+)
 from ref import ddp, shard
 
 IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
-PROOF, ACCOUNTING = "fsdp", "fsdp_accounting"
+PROOF, ACCOUNTING, LEADERBOARD = "fsdp", "fsdp_accounting", "leaderboard"
 TOY_STEPS, TOY_LR, SAMPLES, SEQ, VOCAB = 3, 0.01, 24, 8, 100  # 24 samples: 2, 3 and 4 ranks divide them
 
 
@@ -24,6 +37,13 @@ XL = (
 )  # batch of a rank, context
 BUCKET_MB = {"cpu": 4, "f32": 25, "bf16_mixed": 100}  # of C's steps without sharding
 NEEDS_BYTES = 40 * 2**30
+# The leaderboard's step of 2026: each of two GPUs has one of its two sequences. A layer computes for so
+# long that few SMs for collectives and updates are enough. A step of 3 layers by SMs for NCCL (0: GEMMs
+# have all) and for updates: 0 and 4 567 ms, 4 and 4 570, 4 and 12 579, 2 and 2 579; without the results of
+# attention, 4 and 4 603 (two H100s, 26 November 2026).
+EIGHT = dict(batch=1, context=32768, shard="full", ranks=2, dtype="bf16", optimizer="adamw")
+EIGHT_SWITCHES = dict(keep="attention", checkpoint_layers=1, nccl_ctas=0, update_sms=4)
+EIGHT_BYTES = 75 * 2**30
 
 
 def cases(profile, device):
@@ -39,6 +59,8 @@ def cases(profile, device):
         keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)
         keys |= dict(shard="full", ranks=2, dtype=dtype, optimizer="adamw")
         yield from accounting_cases(keys, device, profile)
+    if (profile, device) == ("full", "cuda"):
+        yield leaderboard_case()
 
 
 def accounting_cases(keys, device, profile):
@@ -55,6 +77,14 @@ def accounting_cases(keys, device, profile):
     yield Case(ACCOUNTING, measure="time", **keys, **how, **where, config=config)
     config = configs_of(device, dtype, queued=True) | (best if gpu else {})
     yield Case(ACCOUNTING, part="memory", seconds=30.0 if gpu else 4.0, **keys, **where, config=config)
+
+
+def leaderboard_case():
+    keys = {"size": "8B"} | extents("8B")[0] | EIGHT
+    switches = switches_of(torch.device("cuda"), EIGHT["dtype"], shard="full")
+    config = {side: how | EIGHT_SWITCHES for side, how in switches.items()}
+    how = dict(measure="time", seconds=60.0, repeats=4, in_turn=True, needs_bytes=EIGHT_BYTES)
+    return Case(LEADERBOARD, warmup=1, **keys, **how, config=config)
 
 
 def configs_of(device, dtype, queued=False):
@@ -79,18 +109,11 @@ def on_toy(case, draw, c):
         for i in range(case.steps)
     ]
 
-    def made(dtype=torch.float32):
-        model = shard.Toy().to(draw.device, dtype)
-        model.load_state_dict(state)
-        return model
+    made = partial(toy, shard.Toy, state, draw.device)
 
     def parts(step):
         """Each rank's batch."""
         return list(zip(*(tensor.split(each) for tensor in steps[step]), strict=True))
-
-    def outputs(losses, weights, apart, dtype=torch.float32):
-        found = {f"weight.{name}": weights[name].detach().clone() for name in state}
-        return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
 
     def split(wrap, weights_of, seen=lambda weights: None):
         """The steps of a module that wrap() has split. `seen` gets the whole weights."""
@@ -108,14 +131,13 @@ def on_toy(case, draw, c):
                 losses.append(float(loss.detach()))
             weights = weights_of(model)
             seen(weights)
-            every = torch.cat([weights[name].reshape(-1) for name in state])
-            return outputs(losses, weights, not c.ranks.same(every))
+            return toy_outputs(weights, losses, differ(c, weights.values()))
 
         return call
 
     def trained_alone(dtype=torch.float32, batches=parts):
         """(losses, weights) of one process that averages the gradients of these batches of a step."""
-        model, losses = made(dtype), []
+        model, losses = made(dtype=dtype), []
         for step in range(case.steps):
             how = compute if dtype == torch.float32 else None
             by_batch = (shard.loss_alone(model, *batch, how) for batch in batches(step))
@@ -125,7 +147,7 @@ def on_toy(case, draw, c):
 
     def in_one(dtype=torch.float32):
         losses, weights = trained_alone(dtype)
-        return [outputs(of_rank, weights, False, dtype) for of_rank in zip(*losses, strict=True)]
+        return [toy_outputs(weights, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
 
     values = {"weights": sum(tensor.numel() for tensor in state.values())}
 
@@ -153,3 +175,48 @@ def on_toy(case, draw, c):
         "equal": by_turns(draw, c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }
+
+
+def asked_flops(case, c):
+    """What the model asks of a rank: of attention what the mask leaves, backward twice forward."""
+    size = c.struct("td_account_model", case)
+    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
+    return 3 * counted.forward_matmul
+
+
+def leaderboard(case, draw, c):
+    """The step of C alone: weights of its own, for all at once would not fit next to the trainer's."""
+    ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
+
+    def tandem(backend):
+        trainer, values, found = RankTrainer(case, c, backend), {}, {}
+
+        def begin():
+            trainer.c.own_stream(True)
+            trainer.c.td_device_reset_peak(trainer.c.device)
+            trainer.open()
+            with quick_start(trainer.c, case.ranks):
+                trainer.begin()
+            trainer.step(ids, targets)
+            values["first_loss"] = trainer.loss()
+
+        def call():
+            trainer.step(ids, targets)
+            return {}
+
+        def close():
+            if trainer.train is not None:
+                values["last_loss"] = trainer.loss()
+                found["peak_mib"] = max(c.ranks.gathered(trainer.c.bytes_peak())) / 2**20
+            trainer.close()
+            trainer.c.own_stream(False)
+
+        return Side(
+            call,
+            open=begin,
+            close=close,
+            flops=asked_flops(case, c),
+            record=lambda: found | {"values": values},
+        )
+
+    return {side: tandem(backend) for side, backend in sides_of(draw.device).items()}

@@ -9,12 +9,13 @@ import torch.distributed as dist
 
 from parity.core import Side, within
 from parity.core.clock import others_running
-from parity.shared.bench_ranks import MIB, BenchRanks, elements_of, gradient_bytes
+from parity.shared.bench_ranks import BenchRanks, elements_of, gradient_bytes
 from parity.shared.model import initial_state
+from parity.shared.pages import MIB
 from parity.shared.ranked import TorchTrainer, draw_batches, sides_of, torch_options
 from ref import shard as ref
 
-STEPS = 2  # the points are those of the last: PyTorch's optimizer has no state before its first
+STEPS = 2  # memory is measured in the last one: PyTorch's optimizer has no state before its first step
 # C's state is the arithmetic's; in mixed precision norms are aligned, which adds 3e-6 at xl.
 STATE_WITHIN = 1e-5
 FULL_WITHIN = 1e-3  # owners of fully sharded weights have whole cache lines
@@ -35,7 +36,7 @@ def run(case, draw, c):
 
 def tandem(case, c, backend, predicted):
     found, state = {}, {}
-    # One step before the series whose memory is looked at. Of fully sharded weights that is timed, too.
+    # One step before the series whose memory is measured. With fully sharded weights it is timed, too.
     steps, warmup = FULL_STEPS[c.on.kind] if predicted else (1, STEPS - 2)
 
     def measure():
@@ -114,7 +115,7 @@ def torch_side(case, draw, c, state, batches, **how):
 
 
 def optimizer_of(case):
-    """PyTorch's, where state is split; None: the one that it has by itself."""
+    """PyTorch's optimizer if state is split; None: TorchTrainer's own."""
     if case.shard in ("whole", "full"):
         return None
     return lambda _case, parameters, fused: ref.adamw(parameters, fused=fused, **torch_options())

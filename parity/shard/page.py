@@ -3,8 +3,8 @@
 from parity.core.comparison import Comparison, ms_of
 from parity.shard import full_page
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
-from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
-from parity.shared.pages import by_case, ran_with, report_proofs, setup, tabled
+from parity.shared.bench_ranks import PARTS, POINTS, elements_of
+from parity.shared.pages import MIB, by_case, report_proofs, setup, tabled
 from parity.shared.ranked import whole_of
 
 STATES = ("whole", "tensors", "flat")
@@ -22,7 +22,7 @@ def report(page, records):
     report_memory(page, parts)
     report_steps(page, times)
     report_sent(page, parts)
-    page.method("steps", switches=ran_with(times))
+    page.method("steps")
     page.method("memory")
     full_page.report(page, records)
 
@@ -38,10 +38,10 @@ def of_states(parts):
     return sorted((r for r in parts.records if "memory" in r and r["status"] == "ok"), key=place)
 
 
-def columns_of(memory, rank=None):
-    """In MiB, of one rank or of the rank that has the most."""
+def columns_of(memory):
+    """MiB of the rank that has the most."""
     found = {name: memory.get(f"{name}_mib") for name in (*PARTS, *POINTS, "peak")}
-    return {name: max(of) if rank is None else of[rank] for name, of in found.items() if of}
+    return {name: max(of) for name, of in found.items() if of}
 
 
 def titled(columns):
@@ -62,12 +62,7 @@ def of_first(parts):
 
 def report_memory(page, parts):
     page.section("optimizer_state_sharding_accounting (a)")
-    rows, every, bars, told = [], [], {}, {"c": {}, "torch": {}}
-    for record in parts:
-        head = {name: record["case"][name] for name in NAMES} | {"state": record["case"]["shard"]}
-        for rank in range(len(record["memory"]["peak_mib"])):
-            of_rank = titled(columns_of(record["memory"], rank))
-            every.append(head | {"side": record["impl"], "rank": rank} | of_rank)
+    rows, bars, told = [], {}, {"c": {}, "torch": {}}
     first = of_first(parts)
     for record in first:
         case, columns = record["case"], columns_of(record["memory"])
@@ -90,7 +85,6 @@ def report_memory(page, parts):
         "state has one owner. flat: every rank has the same share of all state."
     )
     page.table(rows, "memory", expected=3)
-    page.table(every, "memory_by_rank", more=True)
     title = f"Memory at three points of a step, with and without sharding of the optimizer, {where}"
     page.bars("memory", bars, y="MiB of a rank", title=title, stacked=False)
     page.say(**(first[0]["case"] if first else {}), **told)

@@ -1,9 +1,9 @@
 """libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
 
 from parity.shared.model import quick_start, train_options
+from parity.shared.pages import MIB
 from parity.shared.ranked import comm_of, hyper_of
 
-MIB = 2**20
 ALIGNED = 256  # bytes: TD_ALIGNMENT
 TIMES = {
     "step": "step",
@@ -104,6 +104,6 @@ def elements_of(keys):
 
 
 def gradient_bytes(keys):
-    """Of all gradients, 2 an element where they are of 16 bits, each with what aligns the next."""
+    """Bytes of all gradients, each with its padding; 2 bytes an element if they are of 16 bits."""
     size = 4 if keys["dtype"] == "f32" else 2
     return sum(-(-count * size // ALIGNED) * ALIGNED for count, _ in elements_of(keys))

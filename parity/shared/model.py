@@ -35,9 +35,9 @@ def extents(size):
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
     """Of a step of libtandem. keep: what forward keeps for backward: "all"; "most", without the norms' outputs and
-    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held"; "shared" by units of
-    full sharding; or "transient", in the memory of dead activations. update: "after" the backward pass, "along" with it
-    or "none"."""
+    silu(gate) up; the "inputs" of checkpoints of `checkpoint_layers` layers; or "attention": inputs and attention's
+    results. The last `kept_layers` layers keep all. gradients: "held"; "shared" by units of full sharding; or
+    "transient", in the memory of dead activations. update: "after" the backward pass, "along" with it or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
 
 
@@ -58,6 +58,7 @@ def train_options(switches, attention="flash"):
             "attention": switches.get("attention", attention),
             "keep": switches.get("keep", "most"),
             "checkpoint_layers": switches.get("checkpoint_layers", 0),
+            "kept_layers": switches.get("kept_layers", 0),
             "transient_gradients": switches.get("gradients") == "transient",
         },
     }

@@ -15,37 +15,19 @@ PEAKS = {name: {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9} for nam
 
 
 def peak_of(record) -> float | None:
-    """The peak, in TFLOP/s, of the dtype in which the record's products are computed; None of a machine not listed."""
+    """The peak of the dtype in which the record's GEMMs are computed, in TFLOP/s; None if PEAKS has no such machine."""
     dtype = record["case"].get("dtype", "").removesuffix("_mixed")
     found = [peaks for name, peaks in PEAKS.items() if name in record.get("machine", "")]
     return found[0].get(dtype) if found else None
 
 
 def extent(case) -> tuple[int, int]:
-    """Orders models by size, also those that the handout does not name, and then by context."""
+    """Orders cases by the size of their model, then by context."""
     return case["layers"] * case["d_model"], case["context"]
 
 
 def on_gpu(records) -> bool:
     return any(record.get("device") == "cuda" for record in records.records)
-
-
-def ran_with(records) -> str:
-    """The switches that each side ran with, as its records say; a side's records may differ."""
-    sides = {}
-    for record in records.records:
-        if record.get("config"):
-            words = ", ".join(f"{name} {_word(value)}" for name, value in record["config"].items())
-            sides.setdefault(record["impl"], {})[words] = None
-    said = [f"{impl} ran with {', and with '.join(found)}" for impl, found in sides.items()]
-    unsaid = sum("build" not in record for record in records.records)
-    if unsaid:
-        said.append(f"{unsaid} of {len(records)} results do not say with which switches they ran")
-    return f"{'; '.join(said)}." if said else ""
-
-
-def _word(value) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def valued(records, impl="c", **keys) -> list[dict]:
@@ -54,10 +36,9 @@ def valued(records, impl="c", **keys) -> list[dict]:
     return [record["case"] | record["values"] for record in found if "values" in record]
 
 
-def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[dict]:
-    """A row for each combination of the case keys: how many cases, the largest relative errors, the ratio of C's to
-    those that it is judged against, and the largest share of its allowance that an error of C uses. C is judged
-    against `base`, or another PyTorch side that the records name."""
+def errors_by(records, keys: Sequence[str]) -> list[dict]:
+    """A row for each combination of the case keys: how many cases; the largest relative error of each side; C's errors
+    over those of its reference; and the largest share of the allowed error that C uses."""
     groups: dict[tuple, list[dict]] = {}
     for record in records.records:
         if "error" in record and all(key in record["case"] for key in keys):
@@ -65,25 +46,19 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[d
     rows = []
     for combination, group in groups.items():
         subset = type(records)(group)
-        ratios = subset.error_ratio(base)
-        others = {r["reference"] for r in group if r.get("reference")} | (
-            {r["impl"] for r in group} & {"torch_tiled"}
-        )
-        worst = {
-            f"relative error, {impl}": max(r["error"]["rel_l2"] or 0.0 for r in group if r["impl"] == impl)
-            for impl in ("c", base, *sorted(others - {base}))
-            if any(r["impl"] == impl for r in group)
-        }
-        row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))} | worst
+        row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))}
+        for impl in subset.impls():
+            errors = [r["error"]["rel_l2"] or 0.0 for r in subset.only(impl=impl).records]
+            row[f"relative error, {impl}"] = max(errors)
         used = [number(r, "used") for r in group if number(r, "used") is not None]
-        row |= {"error ratio": geomean(ratios)}
+        row |= {"error ratio": geomean(subset.error_ratio())}
         rows.append(row | ({"allowance used": f"{100 * max(used):.0f} %"} if used else {}))
     return rows
 
 
-def held(records, base: str = "torch_eager") -> dict:
-    """What the sentences of an answer's errors need: how many cases hold, the share of their allowance that errors use,
-    and C's error over PyTorch's."""
+def held(records) -> dict:
+    """For the sentences about errors: how many cases hold, the share of the allowed error that C uses, and C's errors
+    over PyTorch's."""
     judged = [
         r
         for r in records.records
@@ -96,7 +71,7 @@ def held(records, base: str = "torch_eager") -> dict:
         "held": sum(r["status"] == "ok" for r in judged),
         "judged": len(judged) or None,
         "used": max(used, default=None),
-        "ratio": geomean(ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)),
+        "ratio": geomean(ratio for ratio in records.error_ratio() if np.isfinite(ratio)),
     }
 
 
@@ -194,6 +169,15 @@ def grid_rows(timed, more: Callable[[Mapping], dict] = lambda record: {}) -> lis
         return {f"{record['case']['pass']} {record['impl']}": time_of(record)} | more(record)
 
     return tabled(timed.records, ("seq", "head_dim"), cells, order=lambda key: key)
+
+
+def plot_passes(page, curves, title):
+    """Times of both passes by the length."""
+    panels = {}
+    for phase in ("forward", "backward"):
+        of = curves.only(**{"pass": phase})
+        panels[phase] = {impl: of.curve("seq", "ms", impl) for impl in of.impls()}
+    page.plot("time", panels, x="seq", y="ms", title=title)
 
 
 def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from parity.core import Side, equal
 from parity.shared.model import (
+    ADAMW,
     autocast,
     c_switches,
     initial_state,
@@ -20,7 +21,6 @@ from ref import ddp as ref
 from ref import shard, transformer
 
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
-ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
 NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
@@ -48,7 +48,7 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
 
 
 def configs(device, impl, dtype="f32", queued=False, shard=None):
-    """The switches of a case's sides: C's, and those of `impl`."""
+    """The switches of C's sides and of `impl`."""
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
 
 
@@ -106,12 +106,15 @@ class RankTrainer:
         self.train = self.model = self.ddp = self.shard = None
         self.joined = False
 
-    def begin(self, state):
-        """These weights, no moments, step 0."""
+    def begin(self, state=None):
+        """These weights, or C's own; no moments, step 0."""
         if self.joined:
             self.c.td_train_settle(self.train)
-        load_state_dict(self.c, self.model, state)
-        self.c.td_train_reset(self.train)
+        if state is None:
+            self.c.td_train_init(self.train, 0)
+        else:
+            load_state_dict(self.c, self.model, state)
+            self.c.td_train_reset(self.train)
         if not self.joined and self.ddp is not None:
             self.c.td_ddp_link_attach(self.ddp, self.c.device, self.train)
         if not self.joined and self.shard is not None:
@@ -119,7 +122,7 @@ class RankTrainer:
         self.joined = True
 
     def step(self, ids, targets):
-        """To its end: new weights are on every rank; but a step that is captured gathers those of the one before."""
+        """Ends with new weights on every rank. But a captured step gathers the weights of the step before it."""
         self.c.td_train_step(self.train, ids, targets, *ids.shape)
         if self.shard is not None and not self.captured:
             self.c.td_shard_link_finish(self.shard)
@@ -143,31 +146,24 @@ class RankTrainer:
 
 
 class TorchTrainer:
-    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel. `compiled`:
-    block by block, with its own fused attention; `compressed`: gradients are sent in bf16; `captured`: once capture()
-    was called steps are replays of a graph, of the batch that it was called with; `fused`: its AdamW is."""
+    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel.
 
-    def __init__(
-        self,
-        case,
-        state,
-        device,
-        optimizer=None,
-        compiled=False,
-        compressed=False,
-        captured=False,
-        fused=True,
-    ):
+    optimizer   makes the optimizer of the case, its parameters and `fused`; default: optimizer_of
+    switches    compiled: block by block, with PyTorch's fused attention; compressed: gradients are sent in bf16;
+                captured: after capture() steps replay a graph, with the batch of that call; fused: AdamW is"""
+
+    def __init__(self, case, state, device, optimizer=None, **switches):
         self.case, self.state, self.device, self.optimizer_of = case, state, device, optimizer or optimizer_of
-        self.compiled, self.compressed, self.captured, self.fused = compiled, compressed, captured, fused
+        self.compiled = switches.get("compiled", False)
+        self.compressed = switches.get("compressed", False)
+        self.captured = switches.get("captured", False)
+        self.fused = switches.get("fused", True)
         self.mixed = case.dtype == "bf16_mixed"
         self.sharded = case.get("shard") == "full"
-        self.stream = torch.cuda.Stream() if captured else None
-        self.graph = None
-        self.loss = (
-            torch.compile(transformer.cross_entropy, dynamic=False) if compiled else transformer.cross_entropy
-        )
-        self.parallel = self.optimizer = None
+        self.stream = torch.cuda.Stream() if self.captured else None
+        loss = transformer.cross_entropy
+        self.loss = torch.compile(loss, dynamic=False) if self.compiled else loss
+        self.graph = self.parallel = self.optimizer = None
 
     def open(self):
         if not self.captured:
@@ -185,9 +181,8 @@ class TorchTrainer:
         if self.sharded:
             self.parallel = shard.FullySharded(model, torch.bfloat16 if self.mixed else None)
         else:
-            self.parallel = ref.DataParallel(
-                model, self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
-            )
+            strategy, bucket_mb = self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
+            self.parallel = ref.DataParallel(model, strategy, bucket_mb)
         if self.compressed:
             self.parallel.compress()
         self.optimizer = self.optimizer_of(self.case, self.parallel.parameters, self.fused)
@@ -196,20 +191,20 @@ class TorchTrainer:
         return self
 
     def capture(self, ids, targets):
-        """The step as one graph: DistributedDataParallel wants to be made, and to run eleven times, on the stream that
-        captures."""
+        """The step as one graph. DistributedDataParallel must be made on the capturing stream, and run there eleven
+        times."""
         with torch.cuda.stream(self.stream):
             for _ in range(EAGER_BEFORE_CAPTURE):
                 self.step(ids, targets)
         graph = torch.cuda.CUDAGraph()
-        # Thread-local: the thread that asks after earlier collectives may go on.
+        # Thread-local: NCCL's thread, which watches earlier collectives, may go on.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.step(ids, targets)
         self.graph = graph
 
     def close(self):
         if self.graph:
-            # NCCL waits for graphs that have its calls, and lets go of their memory in its next call.
+            # NCCL waits for graphs that have its calls, and frees their memory in its next call.
             self.graph.reset()
             dist.all_reduce(torch.zeros(1, device=self.device))
         if self.parallel:
@@ -243,12 +238,8 @@ class TorchTrainer:
 
 
 def torch_options():
-    return dict(
-        lr=ADAMW["lr"],
-        betas=(ADAMW["beta1"], ADAMW["beta2"]),
-        eps=ADAMW["eps"],
-        weight_decay=ADAMW["weight_decay"],
-    )
+    options = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
+    return options | {"betas": (ADAMW["beta1"], ADAMW["beta2"])}
 
 
 def optimizer_of(case, parameters, fused=True):
@@ -309,15 +300,17 @@ def outputs_of(state, losses, weights, apart, dtype=torch.float32):
     return {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)} | moved
 
 
+def differ(c, tensors):
+    """Whether the ranks have other bits in these tensors."""
+    return not c.ranks.same(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+
+
 def judged_step(case, draw, c, impl, rules, optimizer=None):
     """`steps` steps of the case's model on every side, from the same weights. `optimizer`: PyTorch's, by the case and
     the parameters."""
     state = initial_state(case, draw.normal)
     batches = draw_batches(case, draw, case.steps)
     rank = c.ranks.rank
-
-    def apart(weights):
-        return not c.ranks.same(torch.cat([weights[name].reshape(-1) for name in state]))
 
     def tandem(backend):
         trainer, values = RankTrainer(case, c, backend), {}
@@ -331,7 +324,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
             if trainer.state_bytes():
                 values["state_bytes"] = trainer.state_bytes()
             weights = trainer.weights()
-            return outputs_of(state, losses, weights, apart(weights))
+            return outputs_of(state, losses, weights, differ(c, weights.values()))
 
         return Side(call, open=trainer.open, close=trainer.close, record=lambda: {"values": values})
 
@@ -340,7 +333,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
         losses = [float(trainer.step(*batch[rank])) for batch in batches]
         weights = trainer.weights()
         trainer.close()
-        return outputs_of(state, losses, weights, apart(weights))
+        return outputs_of(state, losses, weights, differ(c, weights.values()))
 
     def in_one(dtype=None):
         losses, weights = alone(case, state, batches, dtype)
@@ -356,8 +349,21 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
     }
 
 
+def toy(make, state, device, dtype=torch.float32):
+    """One of the course's models with these weights. A tied weight has one name."""
+    model = make().to(device, dtype)
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def toy_outputs(weights, losses, apart, dtype=torch.float32):
+    """The weights by name, the losses, and whether the ranks are apart."""
+    found = {f"weight.{name}": weight.detach().clone() for name, weight in weights.items()}
+    return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
+
+
 def whole_of(side):
-    """The name of C's side with all of the optimizer's state on every rank, beside `side` that has a part of it."""
+    """The name of C's side whose ranks all have the whole optimizer state, for `side`, whose ranks have a part."""
     return f"{side}_whole"
 
 

@@ -103,7 +103,7 @@ def gpu_cases(profile, small):
         largest = extents("2.7B")[0]
         for dtype in ["f32", "bf16_mixed"]:
             # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and
-            # at worst the truth's weights beside them.
+            # at worst the truth's weights as well.
             how = dict(
                 seconds=25, needs_bytes=100 * 2**30, in_turn=True, config=configs(dtype, updates=False)
             )
@@ -157,7 +157,7 @@ def exactness(case, draw, c):
     model = TandemTrainer(case, c, case.attention, case.config["c"])
     kept = {"grad": {}, "weight": {}}
     gradients_by_rule = case.steps == 1 and not case.in_turn
-    updates = not case.in_turn  # where the model fills the GPU there is no room for moments
+    updates = not case.in_turn  # if the model fills the GPU, moments do not fit
 
     def tandem():
         model.begin(state)
@@ -246,7 +246,7 @@ def one_step(case, draw, c):
         def call():
             model.begin(state)
             logits = model.logits(*batch).clone()
-            for _ in range(2):  # queued, and where steps are captured, captured
+            for _ in range(2):  # the second step is captured, if steps are
                 model.step(*batch)
             model.begin(state)
             model.step(*batch)

@@ -35,7 +35,7 @@ def report(page, records):
 
 
 def report_errors(page, rows):
-    """All of them, and the worst of each dtype, C's beside PyTorch's."""
+    """All errors, and the worst of each dtype, of C and of PyTorch."""
     worst = ["logits", "loss", "gradients", "PyTorch's", "worst gradient", "PyTorch's worst"]
     found = {}
     for row in rows:

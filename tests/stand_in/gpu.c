@@ -25,9 +25,9 @@ struct CUevent_st {
 
 struct ncclComm {
     int rank;
-    int64_t calls; /* that the GPU has come to */
+    int64_t calls; /* calls that the GPU has reached */
     atomic_bool aborted;
-    atomic_int graphs; /* that have its calls */
+    atomic_int graphs; /* number of graphs with its calls */
 };
 
 typedef enum operation_kind {
@@ -55,7 +55,7 @@ typedef struct operation {
 typedef struct recording {
     operation operations[OPERATIONS];
     int count;
-    ncclComm_t comm; /* whose calls it has; NULL: it has none */
+    ncclComm_t comm; /* communicator of its calls; NULL: none */
 } recording;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -71,9 +71,9 @@ void *td_stand_in_window;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
 
-/* What ranks share. */
+/* State that ranks share. */
 static struct {
-    atomic_int stage[RANKS]; /* twice the calls that a rank has ended, and 1 within one */
+    atomic_int stage[RANKS]; /* twice the number of calls that a rank has ended, plus 1 inside a call */
     float in[RANKS][COUNT];
     atomic_int registrations[RANKS];
 } * shared;
@@ -252,7 +252,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 
-/* Asked of NCCL's own stream, which has nothing of a graph. */
+/* NCCL asks this of its stream, which is in no graph. */
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     (void)stream;
@@ -337,7 +337,7 @@ td_status td_cuda_status(cudaError_t code, const char *what)
     return code == cudaSuccess ? TD_OK : td_fail(TD_LIBRARY_ERROR, "%s: %d", what, (int)code);
 }
 
-/* Not needed for a sum. */
+/* A sum does not need this. */
 cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int numerator, int denominator, td_dtype dtype,
                           void *data)
 {
@@ -510,13 +510,13 @@ void *__wrap_dlopen(const char *name, int flags)
 char *__real_getenv(const char *name);
 char *__wrap_getenv(const char *name)
 {
-    if (strncmp(name, "GCOV_", 5) == 0) /* the compiler's own counters */
+    if (strncmp(name, "GCOV_", 5) == 0) /* counters of the compiler */
         return __real_getenv(name);
     fprintf(stderr, "the library reads %s of the environment\n", name);
     abort();
 }
 
-/* Not needed for two ranks. */
+/* Two ranks do not need this. */
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *factor, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t comm)
 {
@@ -567,7 +567,7 @@ void *__wrap_dlsym(void *library, const char *name)
     return found;
 }
 
-/* ---- the device, in the CPU's place ---- */
+/* ---- the device, in place of the CPU ---- */
 
 static td_status open_gpu(int index, void **context)
 {
@@ -662,7 +662,7 @@ static void destroy_graph(void *context, void *graph)
 
     (void)context;
     if (r->comm)
-        queue((operation){.kind = LEAVE, .comm = r->comm}); /* behind its launches */
+        queue((operation){.kind = LEAVE, .comm = r->comm}); /* after its launches */
     free(r);
 }
 

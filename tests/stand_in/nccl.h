@@ -1,4 +1,5 @@
-/** What impl/comm/cuda.c needs of NCCL's header, for stand-ins of the functions: tests/comm_stand_in.c. */
+/** The part of NCCL's header that impl/comm/cuda.c needs, for doubles of the functions:
+ * tests/comm_stand_in.c. */
 #ifndef TD_TESTS_NCCL_H
 #define TD_TESTS_NCCL_H
 

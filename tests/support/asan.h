@@ -1,10 +1,9 @@
-/** AddressSanitizer's own functions, and TD_ASAN, which is defined where the tests are built with it.
- * Elsewhere the two macros do nothing: clang's header comes with its sanitizers, which a plain build need not
- * have. */
+/** AddressSanitizer's functions, and TD_ASAN, which is defined if the tests are built with it. Otherwise the
+ * two macros do nothing: clang's header comes with its sanitizers, which a plain build may lack. */
 #ifndef TD_TESTS_SUPPORT_ASAN_H
 #define TD_TESTS_SUPPORT_ASAN_H
 
-#ifdef __SANITIZE_ADDRESS__ /* gcc's word for it */
+#ifdef __SANITIZE_ADDRESS__ /* gcc's macro */
 #define TD_ASAN
 #elif defined __has_feature /* clang's */
 #if __has_feature(address_sanitizer)

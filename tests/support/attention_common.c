@@ -19,7 +19,7 @@ static double tolerance_of(const td_attend_subject *subject, td_dtype dtype)
     return subject->tolerance[dtype == TD_BF16];
 }
 
-/* 0, beside the rounding of dP - D. */
+/* 0, except for the rounding of dP - D. */
 static void assert_nothing(const char *name, td_dtype dtype, const void *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -27,7 +27,7 @@ static void assert_nothing(const char *name, td_dtype dtype, const void *data, i
             fail_msg("%s[%d] is %g", name, (int)i, td_value_at(dtype, data, i));
 }
 
-/* ---- against float64, at both sides of every tile ---- */
+/* ---- compared with float64, around the size of every tile ---- */
 
 static void agrees_with_float64_and_with_itself(void **state)
 {
@@ -42,7 +42,7 @@ static void agrees_with_float64_and_with_itself(void **state)
     td_attend_go(run, false);
     td_assert_close("o", dtype, run->o, truth.o, run->queries, tolerance);
     td_assert_close("dv", dtype, run->dv, truth.dv, run->keys, tolerance);
-    if (t->shape.seq_k == 1 || (t->shape.seq == 1 && t->shape.causal)) { /* one key: P is 1 whatever it is */
+    if (t->shape.seq_k == 1 || (t->shape.seq == 1 && t->shape.causal)) { /* with one key P is always 1 */
         assert_nothing("dq", dtype, run->dq, run->queries);
         assert_nothing("dk", dtype, run->dk, run->keys);
     } else {
@@ -63,8 +63,8 @@ static void agrees_with_float64_and_with_itself(void **state)
     td_attend_close(again);
 }
 
-/* Tiles are 64 x 64, columns come in groups of 16, registers hold 6 rows: both sides of each, one of
- * everything, two tiles and a tail, primes, and fewer or more keys than queries. */
+/* Tiles are 64 x 64, columns come in groups of 16, and registers hold 6 rows. The shapes are around each of
+ * these sizes: one of everything, two tiles and a tail, primes, and fewer or more keys than queries. */
 static const td_attention_shape sizes[] = {
     {.batch = 1, .heads = 1, .seq = 1, .head_dim = 64},
     {.batch = 1, .heads = 2, .seq = 1, .seq_k = 37, .head_dim = 16},
@@ -151,7 +151,8 @@ static float *floats(int64_t count)
     return values;
 }
 
-/* Scores are 0, so P is 1 / keys; with a power of two of keys and small integers nothing is rounded. */
+/* Scores are 0, so P is 1 / keys. The number of keys is a power of two and the numbers are small integers, so
+ * nothing is rounded. */
 static void without_a_query_the_output_is_the_mean_of_v(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -184,7 +185,8 @@ static void without_a_query_the_output_is_the_mean_of_v(void **state)
     }
 }
 
-/* A query of 0 sees both keys alike: dS is 1 and -1, and dQ is the scale, which six digits do not hold. */
+/* A query of 0 sees both keys with the same weight: dS is 1 and -1, and dQ is the scale, which needs
+ * more than six digits. */
 static void the_scale_has_all_its_bits(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -201,8 +203,8 @@ static void the_scale_has_all_its_bits(void **state)
     td_attend_close(run);
 }
 
-/* Query i and key i share one large component: P is the identity, exactly, and its derivative 0. A product of
- * more than 88 would overflow exp. */
+/* Query i and key i share one large component: P is exactly the identity, and its derivative 0. exp of more
+ * than 88 would overflow. */
 static void scores_of_ten_thousand_choose_one_key(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -234,7 +236,7 @@ static void a_causal_query_ignores_the_future(void **state)
 {
     const td_attend_subject *subject = *state;
     const int64_t seq = 150, d = 24;
-    /* In the first group, at the end of a group, inside a tile, at both sides of its end. */
+    /* In the first group, at the end of a group, inside a tile, and around its end. */
     const int64_t presents[] = {0, 15, 40, 63, 64, 148};
 
     for (int variant = 0; variant < 4; variant++)
@@ -256,7 +258,7 @@ static void a_causal_query_ignores_the_future(void **state)
 
             memcpy(td_attend_row(other, other->k, seen), td_attend_row(other, k, seen), bytes);
             memcpy(td_attend_row(other, other->v, seen), td_attend_row(other, v, seen), bytes);
-            if (large) /* scores of hundreds, which a query of the same tile must not show */
+            if (large) /* scores of hundreds, which must not affect another query of the same tile */
                 for (int64_t j = seen * d; j < seq * d; j++)
                     ((float *)other->k)[j] *= 300;
             td_attend_go(run, false);
@@ -272,8 +274,8 @@ static void a_causal_query_ignores_the_future(void **state)
         }
 }
 
-/* Keys in another order are other sums, so the bits may change; keys that swap places with their values are
- * the same keys. */
+/* Keys in another order give sums in another order, so the bits may change. The keys move together with their
+ * values. */
 static void the_order_of_keys_does_not_matter(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -286,7 +288,7 @@ static void the_order_of_keys_does_not_matter(void **state)
 
     assert_non_null(dk);
     assert_non_null(dv);
-    for (int64_t j = 0; j < seq_k; j++) { /* 30 is prime to 101 */
+    for (int64_t j = 0; j < seq_k; j++) { /* 30 and 101 have no common divisor */
         memcpy(td_attend_row(other, other->k, j * 30 % seq_k), td_attend_row(run, run->k, j),
                (size_t)d * sizeof(float));
         memcpy(td_attend_row(other, other->v, j * 30 % seq_k), td_attend_row(run, run->v, j),
@@ -312,9 +314,8 @@ static void the_order_of_keys_does_not_matter(void **state)
     td_attend_close(other);
 }
 
-/* With o_bshd o and dout lie elsewhere, and that is all. Where an implementation makes its own sums their
- * bits are the same; where a library multiplies, it may take the products of a batch element in another way
- * than those of all. */
+/* With o_bshd only the layout of o and dout changes. An implementation that computes its own sums gives the
+ * same bits. A library may multiply the matrices of one batch element differently from a whole batch. */
 static void o_may_lie_as_the_projection_reads_it(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -355,7 +356,7 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
                 const int64_t count = which < 2 ? plain->queries : plain->keys;
                 double *values = td_as_f64(dtype, expected[which], count);
                 if (shape.seq == 1 && shape.causal && which > 0 && which < 3)
-                    assert_nothing("dq or dk", dtype, got[which], count); /* as of any query of one key */
+                    assert_nothing("dq or dk", dtype, got[which], count); /* as for any query with one key */
                 else
                     td_assert_close("o or a gradient", dtype, got[which], values, count,
                                     tolerance_of(subject, dtype));
@@ -381,7 +382,7 @@ static double loss_at(td_attend_run *run, int which, const double *direction, do
 
     for (int64_t i = 0; i < count; i++)
         moved[i] += h * direction[i];
-    wide.shape.dtype = TD_F64; /* the truth's inputs, moved by less than f32 can tell */
+    wide.shape.dtype = TD_F64; /* the truth's inputs, moved by less than an ulp of f32 */
     wide.q = td_as_f64(run->shape.dtype, run->q, run->queries);
     wide.k = td_as_f64(run->shape.dtype, run->k, run->keys);
     wide.v = td_as_f64(run->shape.dtype, run->v, run->keys);
@@ -433,7 +434,7 @@ static void gradients_are_directional_differences(void **state)
                 product += gradient[i] * direction[i];
                 length += gradient[i] * gradient[i];
             }
-            /* The product is about N(0, length); f32 is off by some 1e-6 of that. */
+            /* The sum of products is about N(0, length); the error of f32 is some 1e-6 of that. */
             if (!(fabs(product - difference) <= 1e-5 * sqrt(length)))
                 fail_msg("gradient %d: product %.12g, difference %.12g", which, product, difference);
             free(direction);
@@ -458,8 +459,8 @@ static bool is_nan_at(const td_attend_run *run, const void *data, int64_t index)
     return isnan(td_value_at(run->shape.dtype, data, index));
 }
 
-/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone
- * has the bits of a run without it. */
+/* Every output that depends on the NaN has it. Outputs that would not depend on it if the mask hid only whole
+ * blocks have the bits of a run without the NaN. */
 static void assert_spoilt(const td_attend_subject *subject, const td_attend_run *clean,
                           const td_attend_run *run, td_attend_place bad)
 {
@@ -519,7 +520,7 @@ static void nan_goes_where_it_must(void **state)
                                       .dtype = t->dtype,
                                       .causal = t->causal,
                                       .mask = t->mask};
-    /* The ends of groups of 16 and of tiles of 64, inside both, and the last of either side. */
+    /* The ends of groups of 16 and of tiles of 64, inside both, and the last query and key. */
     const int64_t rows[] = {0, 15, 16, 63, 64, 77, 90, 127, 128, 129, 200};
     td_attend_run *clean = td_attend_open(t->subject->impl, t->name, &shape);
     td_attend_run *run = td_attend_open(t->subject->impl, t->name, &shape);
@@ -581,7 +582,7 @@ static int run_nan_trials(const td_attend_subject *subject)
     return _cmocka_run_group_tests("attention, NaN", tests, count, NULL, NULL);
 }
 
-/* Where all scores of a tile are NaN none of them is its largest. */
+/* If all scores of a tile are NaN, none of them is the largest. */
 static void a_tile_of_nan_keys_spoils_every_row(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -610,7 +611,8 @@ static void infinite_scores_end_as_nan(void **state)
     const float infinity = INFINITY;
     td_attend_run *run = td_attend_open(subject->impl, "infinity", &shape);
 
-    /* Query 5 times every key is +inf, -inf or NaN: some key is +inf, and inf - inf is NaN. */
+    /* The product of query 5 and every key is +inf, -inf or NaN. Some product is +inf, and inf - inf is
+     * NaN. */
     fill(TD_F32, td_attend_row(run, run->q, 5), 1, &infinity);
     td_attend_go(run, false);
     for (int64_t c = 0; c < 8; c++) {

@@ -60,7 +60,7 @@ void td_attend_go(td_attend_run *run, bool forward_only)
         td_fence_assert_written("dv", s->dtype, run->dv, run->keys);
     }
     td_assert_ok(td_device_memory(run->dev, &after));
-    assert_int_equal(after.allocations, before.allocations); /* the caller brings all memory */
+    assert_int_equal(after.allocations, before.allocations); /* the caller provides all memory */
 }
 
 void td_attend_close(td_attend_run *run)
@@ -133,7 +133,7 @@ static double dot(const double *a, const double *b, int64_t count)
     return sum;
 }
 
-/* One query of one head: its row of P, then its terms of all gradients. */
+/* One query of one head: its row of P, then its share of all gradients. */
 static void truth_of_query(const td_attention_shape *s, int64_t query, const double *q, const double *k,
                            const double *v, const double *dout, double *p, double *o, double *lse, double *dq,
                            double *dk, double *dv)
@@ -213,7 +213,7 @@ bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend
     bool reached;
 
     if (from_query == to_query) {
-        /* A query's own row; of two keys, whether some query sees both: the last one, if any. */
+        /* For a query its own row. For two keys, whether one query sees both: only the last query can. */
         const int64_t last = from.row > to.row ? from.row : to.row;
         reached = from_query ? from.row == to.row : hiding == 0 || last / hiding <= (shape->seq - 1) / hiding;
     } else {
@@ -223,7 +223,7 @@ bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend
     if (from.head != to.head || !reached)
         return false;
     switch (to.tensor) {
-    case TD_ATTEND_O: /* P V, and P is of q and k */
+    case TD_ATTEND_O: /* P V, and P depends on q and k */
         return from.tensor == TD_ATTEND_Q || from.tensor == TD_ATTEND_K ||
                (from.tensor == TD_ATTEND_V && from.column == to.column);
     case TD_ATTEND_LSE:
@@ -231,7 +231,7 @@ bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend
     case TD_ATTEND_DV: /* P^T dO */
         return from.tensor == TD_ATTEND_Q || from.tensor == TD_ATTEND_K ||
                (from.tensor == TD_ATTEND_DOUT && from.column == to.column);
-    default: /* dS is of all four */
+    default: /* dS depends on all four */
         return true;
     }
 }

@@ -1,5 +1,5 @@
-/** What test_attention and test_flash share: the truth of attention in float64, a run of one implementation
- * between fences, and the tests that every way to attend must pass. */
+/** Shared by test_attention and test_flash: the truth of attention in float64, a run of one implementation
+ * between fences, and the tests that every implementation must pass. */
 #ifndef TD_TESTS_ATTENTION_KIT_H
 #define TD_TESTS_ATTENTION_KIT_H
 
@@ -10,16 +10,15 @@ typedef struct td_attend_subject {
     const td_attention_impl *impl;
     double tolerance[2]; /* rel_l2 in f32 and in bf16 */
     bool any_threads;    /* the bits do not depend on the number of threads */
-    int64_t
-        nan_block; /* rows of the blocks within which NaN may reach what the mask hides; 0: all of a head */
-    int few;       /* only each few-th shape is run, where every one has to be compiled; 0: all */
+    int64_t nan_block;   /* rows of the blocks in which a NaN may pass the mask; 0: the whole head */
+    int few;             /* only every few-th shape is run, because each must be compiled; 0: all */
 } td_attend_subject;
 
 /** The tensors of a shape. Outputs, saved and scratch are poisoned until td_attend_go. */
 typedef struct td_attend_run {
     const td_attention_impl *impl;
     td_device *dev;
-    td_attention_shape shape; /* seq_k is filled in */
+    td_attention_shape shape; /* seq_k is set */
     td_attention_sizes sizes;
     int64_t queries, keys; /* elements of q, o and dq; of k, v, dk and dv */
     int64_t rows;          /* batch heads seq */
@@ -27,26 +26,26 @@ typedef struct td_attend_run {
     void *o, *dq, *dk, *dv, *saved, *forward_work, *backward_work;
 } td_attend_run;
 
-/** Inputs N(0, 1), the seed from `name`; all blocks fenced. */
+/** Inputs are N(0, 1) with a seed from `name`; all blocks have fences. */
 td_attend_run *td_attend_open(const td_attention_impl *impl, const char *name,
                               const td_attention_shape *shape);
 
-/** Forward, and backward too unless `forward_only`, from poisoned outputs and scratch. */
+/** Runs forward, and backward unless `forward_only`, from poisoned outputs and scratch. */
 void td_attend_go(td_attend_run *run, bool forward_only);
 
 /** Checks the fences. Accepts NULL. */
 void td_attend_close(td_attend_run *run);
 
-/** The address of a row of q, k, v or their like. */
+/** The address of a row of q, k, v, o or their gradients. */
 void *td_attend_row(const td_attend_run *run, void *data, int64_t row);
 
-/** `to` = o or dout `from` the order of q to that of o_bshd, or back. */
+/** Reorders o or dout: from the layout of q to o_bshd's, or back. */
 void td_attend_exchange(const td_attention_shape *shape, bool to_bshd, const void *from, void *to);
 
-/** The outputs must have the same bits, `saved` as f32 too. */
+/** The outputs must have the same bits, and so must `saved`, as f32. */
 void td_attend_assert_identical(const td_attend_run *a, const td_attend_run *b);
 
-/** The formulas in float64 loops, on the values that the run got. */
+/** The formulas in float64 loops, with the values that the run used. */
 typedef struct td_attend_truth {
     double *o, *lse, *dq, *dk, *dv;
 } td_attend_truth;
@@ -54,7 +53,7 @@ typedef struct td_attend_truth {
 td_attend_truth td_attend_truth_of(const td_attend_run *run);
 void td_attend_truth_free(td_attend_truth *truth);
 
-/** The tensors that a NaN comes in by, and those that it may get to. */
+/** The tensors that a NaN is put into, and the tensors that it may reach. */
 typedef enum td_attend_tensor {
     TD_ATTEND_Q,
     TD_ATTEND_K,
@@ -72,12 +71,12 @@ typedef struct td_attend_place {
     int64_t head, row, column;
 } td_attend_place;
 
-/** Whether `to` depends on `from` by the formulas, where query i sees key j if j / block <= i / block: block
- * 1 is the causal mask itself, and of 128 rows what flash may take for it. 0: no mask. */
+/** Whether `to` depends on `from` by the formulas, if query i sees key j for j / block <= i / block. Block 1
+ * is the causal mask. Block 128 is the mask that flash may use for a NaN. 0: no mask. */
 bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend_place from,
                        td_attend_place to);
 
-/** Runs every shared test on the subject; returns how many failed. */
+/** Runs every shared test on the subject; returns the number of failed tests. */
 int td_attend_common_tests(const td_attend_subject *subject);
 
 #endif

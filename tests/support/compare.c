@@ -14,7 +14,7 @@ double td_value_at(td_dtype dtype, const void *data, int64_t index)
     return value;
 }
 
-/* NaN has no sign here: which one an operation returns is the processor's choice. */
+/* The sign of NaN does not count here, because the processor chooses it. */
 static bool same_kind(double got, double truth)
 {
     if (isnan(truth))

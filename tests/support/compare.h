@@ -1,5 +1,5 @@
-/** Assertions on floating-point results against a float64 truth. Each fails on NaN, and prints name, index,
- * both values and the measure. */
+/** Assertions that compare floating-point results with a float64 truth. Each fails on NaN, and prints name,
+ * index, both values and the measure. */
 #ifndef TD_TESTS_COMPARE_H
 #define TD_TESTS_COMPARE_H
 
@@ -11,10 +11,10 @@ double td_value_at(td_dtype dtype, const void *data, int64_t index);
 typedef struct td_error {
     double max_abs, rel_l2;
     int64_t worst;       /* index of max_abs, or of the first non-finite mismatch */
-    bool finite_matches; /* NaN and infinities stand in the same places, with the same sign */
+    bool finite_matches; /* NaN and infinities are in the same places, with the same sign */
 } td_error;
 
-/** Errors of got against truth, over the elements where truth is finite. */
+/** Errors of got relative to truth, over the elements whose truth is finite. */
 td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_t count);
 
 /** Fails unless finite_matches, rel_l2 <= tolerance and max_abs <= tolerance * max |truth| * 8 (written so
@@ -34,8 +34,8 @@ void td_check_identical(const char *name, td_dtype dtype, const void *a, const v
 void td_check_refused(const char *text, td_status got, td_status want, const char *words, const char *file,
                       int line);
 
-/** Leaves a message in td_last_error() that no refusal is looked for by, so that an old one cannot pass for
- * new. */
+/** Sets td_last_error() to a message that no refusal contains, so that an old message cannot pass as a new
+ * one. */
 void td_forget_error(void);
 
 /** Runs a call that must succeed; prints td_last_error() otherwise. */

@@ -137,7 +137,7 @@ cudaError_t __wrap_cudaStreamSynchronize(cudaStream_t stream)
     return on_gpu("cudaStreamSynchronize");
 }
 
-/* What does nothing but take note of where it was called. */
+/* Functions that only note from where they were called. */
 #define DOUBLE(function, ...)                                                                                \
     cudaError_t __wrap_##function(__VA_ARGS__);                                                              \
     cudaError_t __wrap_##function(__VA_ARGS__)                                                               \
@@ -161,7 +161,7 @@ DOUBLE(cudaEventRecord, cudaEvent_t event, cudaStream_t stream)
 
 cudaError_t __wrap_cudaEventDestroy(cudaEvent_t event)
 {
-    return cudaSuccess; /* needs no GPU to be current */
+    return cudaSuccess; /* works with any current GPU */
 }
 
 cudaError_t __wrap_td_cuda_probe(void)

@@ -1,6 +1,6 @@
-/** A double of CUDA's runtime, of our kernels' launchers and of cuBLASLt, which sees what it is asked for. A
- * machine has two GPUs in it. Kernels and GEMMs compute nothing. Copies are done when somebody waits for
- * their stream, so that a wait that is missing shows. A program wraps all of its functions. */
+/** A double of CUDA's runtime, of our kernels' launchers and of cuBLASLt, which notes its calls. The machine
+ * has two GPUs. Kernels and GEMMs compute nothing. A copy is done when a caller waits for its stream, so that
+ * a missing wait is found. A program wraps all of these functions. */
 #ifndef TD_TESTS_CUDA_DOUBLE_H
 #define TD_TESTS_CUDA_DOUBLE_H
 
@@ -17,12 +17,12 @@ enum { TD_DOUBLE_STREAMS = 64, TD_DOUBLE_COPIES = 16, TD_DOUBLE_GPCS = 7 };
 typedef struct td_cuda_double {
     int current;          /* the thread's GPU */
     int times_set;        /* calls of cudaSetDevice */
-    int calls, elsewhere; /* of what needs the device's GPU; with another current */
-    const char *where;    /* the last of these with another current */
+    int calls, elsewhere; /* calls that need the device's GPU, in all and with another GPU current */
+    const char *where;    /* the last such call with another GPU current */
     cudaError_t probe_says, gpcs_say, flash_says;
 
-    /* Streams are places of this list. CUDA's default stream, NULL, has priority 0. */
-    int lowest_first; /* the greatest priority of the GPU, which is its lowest number */
+    /* Streams are indices of this list. CUDA's default stream, NULL, has priority 0. */
+    int lowest_first; /* the GPU's highest priority, which is the lowest number */
     int priorities[TD_DOUBLE_STREAMS], streams_made;
 
     struct {
@@ -30,19 +30,19 @@ typedef struct td_cuda_double {
         const void *src;
         size_t bytes;
         cudaStream_t stream;
-    } copies[TD_DOUBLE_COPIES]; /* that wait */
+    } copies[TD_DOUBLE_COPIES]; /* that are not done */
     int copies_made;
 
-    td_update_tensors launched; /* by an update */
+    td_update_tensors launched; /* arguments of the last update */
     int launched_on;            /* SMs; 0: all */
     td_sm_set launched_wanted;
     bool sms_built;
     int gpcs_asked;
 
-    int handles, descriptions, most_descriptions; /* of cuBLASLt, that live */
+    int handles, descriptions, most_descriptions; /* cuBLASLt's live ones */
     int heuristics, products;                     /* calls */
     int32_t without_below;                        /* with fewer SMs there is no algorithm */
-    int32_t target; /* SMs that a product was last described for; 0: none were named */
+    int32_t target; /* SMs that were named for the last described GEMM; 0: none */
 } td_cuda_double;
 
 extern td_cuda_double td_double;

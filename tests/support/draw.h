@@ -1,4 +1,4 @@
-/** Seeded inputs: a case draws the same numbers whenever it runs, alone or among others. */
+/** Seeded inputs: a case draws the same numbers in every run, alone or with others. */
 #ifndef TD_TESTS_DRAW_H
 #define TD_TESTS_DRAW_H
 
@@ -7,7 +7,8 @@
 /** A seed from the case's name (FNV-1a). */
 uint64_t td_seed(const char *name);
 
-/** `count` N(0, 1) numbers, rounded to dtype; td_fence_free it. Stream tells the tensors of a case apart. */
+/** `count` N(0, 1) numbers, rounded to dtype. The caller calls td_fence_free. `stream` distinguishes the
+ * tensors of a case. */
 void *td_draw_normal(const char *name, uint64_t stream, td_dtype dtype, int64_t count);
 
 /** Integers in [0, bound). */

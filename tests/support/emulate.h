@@ -1,7 +1,7 @@
-/** Stands ahead of a template of jit/ for CUDA, so that a C compiler makes it run on the host: each thread of
- * a block has a stack of its own and runs until a barrier. What CUDA has beyond C is here as its manual
- * defines it: shuffles, matrices from shared memory, products of tensor cores, asynchronous copies (done at
- * once). Behind the template comes emulate_end.h. */
+/** Comes before a template of jit/ for CUDA, so that a C compiler makes it run on the host. Each thread of a
+ * block has a stack and runs until a barrier. CUDA's extensions follow its manual: shuffles, matrices from
+ * shared memory, multiplication on tensor cores, asynchronous copies (done at once). emulate_end.h comes
+ * after the template. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static unsigned char *emulated_shared;
 static unsigned emulated_slots[EMULATED_MOST][4];
 static const unsigned char *emulated_rows[EMULATED_MOST];
 
-/** Lets the next thread run that has not ended. */
+/** Switches to the next thread that has not ended. */
 static void emulated_yield(void)
 {
     const int from = emulated_now;

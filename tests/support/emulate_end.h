@@ -1,4 +1,4 @@
-/** Behind a template of jit/ for CUDA: runs a kernel of it block by block. */
+/** Comes after a template of jit/ for CUDA: runs one of its kernels block by block. */
 static const arguments *emulated_given;
 static void (*emulated_kernel)(const arguments a);
 
@@ -11,7 +11,8 @@ static void emulated_thread(void)
     emulated_yield();
 }
 
-/** Of so many blocks and threads, with so many bytes of shared memory. 0: done. */
+/** Runs `blocks` blocks of `threads` threads with `bytes` of shared memory. Returns 0; 1: no
+ * memory, or too many threads. */
 int emulate(void (*kernel)(const arguments a), long long blocks, int threads, int bytes,
             const arguments *given)
 {

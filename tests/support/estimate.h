@@ -1,17 +1,17 @@
-/** What plain f32 arithmetic may make of a formula: a value in float64 beside the norm of its rounding
+/** The rounding errors of a formula in plain f32 arithmetic: its value in float64, and the norm of the
  * errors.
  *
- * For a sum that norm is Gamma, the root of the sum of the squared partial sums: the error of an f32 sum is
- * within a few u Gamma (Hallman and Ipsen, arXiv 2107.01604; docs/parity.md, "The rule"). Gamma belongs to
- * an order of the terms, and now and then one order's is far below another's, so that here it is that of one
- * term after the other or, if that is larger, twice the mean of Gamma^2 over all orders: how a library adds
- * is not known. With S the sum of k terms and Q that of their squares, j terms in random order have the mean
- * square
- * (j / k) Q + j (j - 1) / (k (k - 1)) (S^2 - Q), and these come to Gamma^2 = (k + 1) (Q / 6 + S^2 / 3).
+ * For a sum the norm is Gamma, the root of the sum of the squared partial sums. The error of an f32 sum is
+ * within a few u Gamma (Hallman and Ipsen, arXiv 2107.01604; docs/parity.md, "The rule"). Gamma depends on
+ * the order of the terms, and a library's order is unknown. Rarely the Gamma of one order is far below the
+ * others. So Gamma^2 here is the larger of two values: its value for one term after the other, and twice its
+ * mean over all orders. With S the sum of k terms and Q the sum of their squares, the sum of j terms in
+ * random order has the mean square (j / k) Q + j (j - 1) / (k (k - 1)) (S^2 - Q). The mean of Gamma^2 is (k +
+ * 1) (Q / 6 + S^2 / 3).
  *
- * The same is carried through a formula of several operations: each adds the square of its own result, and
- * the errors of its operands times the derivatives. Errors are taken as independent; where one is common to
- * many terms, the formula that uses these functions adds it by hand. */
+ * In a formula of several operations each adds the square of its own rounding, and its operands' errors times
+ * the derivatives. Errors are treated as independent. If many terms share an error, the formula adds it
+ * itself. */
 #ifndef TD_TESTS_ESTIMATE_H
 #define TD_TESTS_ESTIMATE_H
 
@@ -109,17 +109,17 @@ static inline td_estimate td_summed(td_sum sum)
     return (td_estimate){sum.value, sum.operands + fmax(sum.partials, 2 * mean)};
 }
 
-/** How much of a sum, in units of u, a GPU's matrix units take away by cutting off where others round. They
- * add some 16 products at once, each cut off at two bits behind the sum's last place, and then cut off the
- * sum: on average 16 / 8 + 1 / 2 of that place, or 4 u times the sum. All of it is towards 0, so that results
- * of one sign have it in common. */
+/** The error of a sum, in units of u, because a GPU's tensor cores truncate instead of rounding. They add
+ * some 16 products at once. They truncate each product at two bits after the sum's last place, and then the
+ * sum: on average 16 / 8 + 1 / 2 of the last place, or 4 u times the sum. All of these errors point towards
+ * 0, so results of one sign share them. */
 static inline double td_cut_off(td_sum sum)
 {
     return sum.sizes * 4 / 16;
 }
 
-/** The result as it is stored in a type before it is read again; below f16's smallest normal number the
- * roundings no longer shrink with it. */
+/** The result after a store in dtype. Below f16's smallest normal number the rounding error does not get
+ * smaller. */
 static inline td_estimate td_stored(td_estimate x, td_dtype dtype)
 {
     const double least = dtype == TD_F16 ? 0x1p-25 : 0.0;
@@ -128,10 +128,10 @@ static inline td_estimate td_stored(td_estimate x, td_dtype dtype)
     return (td_estimate){x.value, x.square + units * units};
 }
 
-/** How far from the value a result may be that is stored in dtype: 4 u Gamma, and the rounding of the store.
- * (Random sums of 64 to 16,384 terms were at most 2.4 u Gamma off, 0.4 at the root mean square.) What is
- * below dtype's smallest normal number may be flushed to 0: in f32 also inside a formula, which multiplies
- * what is lost by its factors. */
+/** The allowed error of a result stored in dtype: 4 u Gamma, and the rounding of the store. (The errors of
+ * random sums of 64 to 16,384 terms were at most 2.4 u Gamma, with a root mean square of 0.4.) Numbers below
+ * dtype's smallest normal number may be flushed to 0; in f32 this may also happen inside a formula, whose
+ * factors then multiply the error. */
 static inline double td_allowance(td_estimate x, td_dtype dtype)
 {
     const double smallest = dtype == TD_F16 ? 0x1p-25 : 0x1p-100;

@@ -3,8 +3,8 @@
 #include "support/asan.h"
 #include "support/test.h"
 
-/* [ book-keeping | front fence | inside | back fence ]; the inside starts on a multiple of 256. Under
- * AddressSanitizer the fences are out of bounds, so that reading one fails as well as writing. */
+/* [ administration | front fence | inside | back fence ]; the inside starts at a multiple of 256. Under
+ * AddressSanitizer the fences are out of bounds, so that reads fail as well as writes. */
 enum { ALIGNMENT = 256, FENCE_BYTES = 256, FENCE_BYTE = 0xA5, POISON_BYTE = 0xFF };
 
 static unsigned char *start_of(const void *block)

@@ -1,5 +1,5 @@
-/** Host buffers that catch overruns: 0xFF bytes inside (NaN in every float type) and a fence on both sides,
- * which under AddressSanitizer catches reads as well. */
+/** Host buffers that catch overruns: 0xFF bytes inside (NaN in every float type) and a fence on both sides.
+ * Under AddressSanitizer the fences also catch reads. */
 #ifndef TD_TESTS_FENCE_H
 #define TD_TESTS_FENCE_H
 
@@ -14,7 +14,7 @@ void td_fence_free(void *block);
 /** Poisons the inside again. */
 void td_fence_poison(void *block);
 
-/** Fails if an element of the inside still holds the poison (as an array of dtype). */
+/** Fails if an element of the inside (as an array of dtype) still has the poison. */
 void td_fence_assert_written(const char *name, td_dtype dtype, const void *block, int64_t count);
 
 #endif

@@ -119,8 +119,8 @@ bool file_fault_is_memory(void)
     return false;
 }
 
-/* The folder's own fsync, what closes a file that is given up or was only read, and the search for files of
- * dead writers. */
+/* The folder's fsync, the close of an abandoned or read-only file, and the search for files of dead
+ * writers. */
 bool file_fault_is_harmless(void)
 {
     static const char *const names[] = {"openat", "fstat", "fsync", "close"};
@@ -133,7 +133,7 @@ bool file_fault_is_harmless(void)
 
 /* ---- the folder ---- */
 
-static char folder[] = "tandem-files-XXXXXX"; /* in the folder that the test runs in */
+static char folder[] = "tandem-files-XXXXXX"; /* in the current folder */
 char file_path[64];
 
 int file_folder_make(void **unused)

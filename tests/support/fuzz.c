@@ -36,7 +36,7 @@ static void write_text(const char *text)
         return;
 }
 
-/* Returning raises the signal again, under the handler of before: a sanitizer's report follows. */
+/* Returning raises the signal again, with the earlier handler: a sanitizer's report follows. */
 static void on_fatal(int number)
 {
     write_text(rerun);
@@ -66,14 +66,14 @@ bool td_fuzz_next(void)
     running = cases == 0 || td_clock_ns() < until_ns;
     if (!running)
         return false;
-    if (cases == 0) { /* here, because CMocka puts its own handlers around each test */
+    if (cases == 0) { /* here, because CMocka sets its handlers around each test */
         struct sigaction action = {.sa_handler = on_fatal};
 
         for (int i = 0; i < FATAL; i++)
             sigaction(fatal[i], &action, &before[i]);
     }
     state = first_seed;
-    state = next_of(&state) + (uint64_t)cases; /* mixed, so that runs of neighbouring seeds share no case */
+    state = next_of(&state) + (uint64_t)cases; /* mixed, so that runs with neighbouring seeds share no case */
     seed = cases++ == 0 ? first_seed : next_of(&state);
     state = seed;
     snprintf(rerun, sizeof rerun,

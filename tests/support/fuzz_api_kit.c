@@ -18,22 +18,22 @@ td_device *api_dev;
 static struct note {
     td_status status;
     const char *words;
-    bool may; /* it may be refused so, or may not */
+    bool may; /* the call may be refused for this, or may succeed */
 } notes[MOST_NOTES];
 static int note_count, wrong_percent;
 
-/* A sweep makes the faults of a case one after the other: the fault_at-th call of wrong() is true, and
- * bad_below counts through all bad values of this fault. */
+/* A sweep makes the faults of a case one after the other: call number fault_at of wrong() returns true, and
+ * bad_below goes through all bad values of this fault. */
 static bool sweeping;
 static int fault_at, fault_calls;
 static int64_t bad_index, bad_count;
-static char bad_text[64]; /* the bad value as a message prints it; "": any */
+static char bad_text[64]; /* the bad value as a message prints it; "": any text */
 
-/* Memory of the case: the guarded blocks live as long as the program. */
+/* Memory of the case. The guarded blocks live as long as the program. */
 static struct area {
     unsigned char *block, *copy;
     unsigned char *start; /* inside block: it ends where block ends */
-    size_t bytes, room;   /* what is asked for, and what the block has */
+    size_t bytes, room;   /* bytes of this case, and bytes of the block */
     bool writable;
 } areas[MOST_BLOCKS];
 static int area_count;
@@ -81,7 +81,7 @@ static bool is_word_char(char c)
     return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Whether `message` has one of the words as a word of its own. */
+/* Whether `message` contains one of the words as a whole word. */
 static bool has_word(const char *message, const char *words)
 {
     while (*words) {
@@ -143,7 +143,7 @@ int64_t bad_extent(const char *words)
     const int64_t value = BAD(bad);
 
     note(TD_BAD_ARGUMENT, words, false);
-    if (value < 1) /* of a larger one the message may name what follows from it */
+    if (value < 1) /* for a larger value the message may name a consequence */
         says_integer(value);
     return value;
 }
@@ -425,7 +425,7 @@ static void check_areas(const char *name, bool refused)
                      i);
 }
 
-/* A refusal of an argument has one of these words. */
+/* A refusal of an argument contains one of these words. */
 #define DEMANDS "needs|need|NULL|beyond|no|not|cannot|but|beside|without|more|longer|empty|twice"
 
 static void check_status(const char *name, td_status status)
@@ -470,7 +470,7 @@ void api_judge(const char *name, td_status status)
     check_areas(name, status != TD_OK);
 }
 
-/* One call of a function, judged. */
+/* Judges one call of a function. */
 static void call_entry(struct entry *e)
 {
     td_memory_stats before, after;

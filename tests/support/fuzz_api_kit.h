@@ -1,13 +1,14 @@
-/** What the files of test_fuzz_api share: how a call of a public function is drawn, and what is asked of it.
+/** Shared by the files of test_fuzz_api: the arguments of a random call of a public function, and the judge
+ * of the call.
  *
- * To cover a function, write `API(td_name) { ... }` in the file of its module: draw each argument by the name
- * that the function's messages call it, and return the call's status. A drawn argument that cannot be right
- * notes so itself; what only a combination makes wrong is noted with impossible_if. Then
+ * To cover a function, write `API(td_name) { ... }` in the file of its module. Draw each argument with the
+ * name that the function's messages use, and return the call's status. A drawn argument that is invalid makes
+ * a note of that. If only a combination is invalid, use impossible_if. The judge demands:
  *
- *   - with nothing noted the call must return TD_OK; else a status that was noted, with a message that has
- *     one of the words that were noted with it;
- *   - arguments that are only read keep their bits, and after a refusal so do all others, and the device's
- *     account. */
+ *   - without a note the call returns TD_OK; else a noted status, with a message that has one of the words
+ *     noted with that status;
+ *   - arguments that are only read keep their bits. After a refusal all arguments do, and the device's memory
+ *     is unchanged. */
 #ifndef TD_TESTS_FUZZ_API_KIT_H
 #define TD_TESTS_FUZZ_API_KIT_H
 
@@ -60,7 +61,7 @@
         return status;                                                                                       \
     }
 
-/* Destroys what a call made at `to`, if it was not NULL; a refused call has set it to NULL. */
+/* Destroys the object that a call made at `to`, if any. A refused call has set `to` to NULL. */
 #define API_MADE(status, to, made, destroy)                                                                  \
     do {                                                                                                     \
         if ((to) && (status) != TD_OK)                                                                       \
@@ -71,30 +72,30 @@
 
 void api_add(const char *name, td_status (*call)(void));
 
-/* A CPU device of the case's own. */
+/* A CPU device of the case. */
 extern td_device *api_dev;
 
-/* ---- notes: `words` are the words of a message, divided by '|' ---- */
+/* ---- notes: `words` are possible words of a message, separated by '|' ---- */
 
 void impossible(td_status status, const char *words);
 void impossible_if(bool condition, const char *words); /* TD_BAD_ARGUMENT */
 
-/* The call may be refused so, or may not. */
+/* The call may be refused for this, or may succeed. */
 void possible(td_status status, const char *words);
 
-/* Whether anything is noted as impossible so far. */
+/* Whether a note says that the call is impossible. */
 bool api_spoilt(void);
 
 /* ---- arguments ---- */
 
-/* Whether the next argument is to be wrong: as often as the case has drawn; in a sweep exactly one is. */
+/* Whether the next argument is wrong: as often as the case has drawn; in a sweep exactly one is. */
 bool wrong(void);
 
-/* Which of `count` bad values a wrong argument has, and this value of an array. */
+/* Chooses one of `count` bad values for a wrong argument, and the value from an array. */
 int64_t bad_below(int64_t count);
 #define BAD(array) ((array)[bad_below(sizeof(array) / sizeof *(array))])
 
-/* The same of numbers, which the message must then print, if nothing else is wrong. */
+/* The same for numbers, which the message must then print if nothing else is wrong. */
 #define BAD_NUMBER(array)                                                                                    \
     _Generic((array)[0], float                                                                               \
              : says_number, double                                                                           \
@@ -105,8 +106,8 @@ int64_t says_integer(int64_t value);
 size_t says_size(size_t value);
 double says_number(double value);
 
-/* Spoils a variable with one of the values that follow, if it is to be wrong: a message must then have one of
- * the words. */
+/* Sets a variable that is to be wrong to one of the following values. A message must then contain one of the
+ * words. */
 #define SPOIL_WITH(pick, variable, words, ...)                                                               \
     do {                                                                                                     \
         if (wrong()) {                                                                                       \
@@ -121,7 +122,7 @@ double says_number(double value);
 
 td_device *dev(void);
 
-/* In [1, 4]; or 0, negative, or next to the largest number, where `words` beside the name are those of
+/* In [1, 4]; or 0, negative, or next to the largest number. `words`, with the name, may be in messages about
  * products. */
 int64_t extent(const char *words);
 int64_t bad_extent(const char *words);
@@ -130,25 +131,25 @@ int64_t at_least_one(const char *words); /* without the largest */
 /* In [0, most]; or negative. */
 int64_t index_in(const char *name, int64_t most);
 
-/* f32 or bf16; or a type that the CPU has no kernels for, or none at all. dtype_any takes all four types. */
+/* f32 or bf16; or a type without CPU kernels, or an unknown one. dtype_any takes all four types. */
 td_dtype dtype(const char *name);
 td_dtype dtype_any(const char *name);
 
-/* A second type: 0, `first`, f32 beside a 16-bit one (`wide`) or a 16-bit one beside f32; or another. one_of
- * says which type that is. */
+/* A second type: 0, `first`, f32 with a 16-bit first (`wide`), or a 16-bit type with an f32 first; or
+ * another. one_of returns the resulting type. */
 td_dtype second(const char *name, td_dtype first, bool wide);
 td_dtype one_of(td_dtype second, td_dtype first);
 
-/* A value in [0, count); or another. */
+/* A value in [0, count); or another value. */
 int choice(const char *name, int count);
 
 /* The same for functions that cannot refuse. */
 int any_enum(int count);
 
-/* Fails unless a value's name is `want`; NULL: that there is none, or "unknown ...". */
+/* Fails unless a value's name is `want`. NULL: there must be no name, or "unknown ...". */
 void check_name(const char *name, const char *want);
 
-/* Any finite number that f32 can hold; or NaN or an infinity. `positive` ones are above 0. */
+/* Any finite f32 number; or NaN or an infinity. `positive`: above 0. */
 double number(const char *name);
 double positive(const char *name);
 
@@ -160,33 +161,33 @@ const void *in(const char *name, size_t bytes);
 void *out(const char *name, size_t bytes);
 void *in_out(const char *name, size_t bytes);
 
-/* The same, where NULL is allowed. */
+/* The same, but NULL is allowed. */
 void *out_or_null(size_t bytes);
 
-/* A work area of the size that `bytes` holds, if `status` says that it does; or NULL, or out of line. */
+/* A work area of `bytes`, if `status` is TD_OK; or NULL, or a misaligned one. */
 void *work(td_status status, const size_t *bytes);
 
-/* [count] indices in [0, bound), or one that is not. */
+/* [count] indices in [0, bound); or one of them outside. */
 const int64_t *indices(const char *name, int64_t count, int64_t bound);
 
-/* A count in [1, 20], or none; and as many numbers of any sort. */
+/* A count in [1, 20], or an invalid one; and as many arbitrary numbers. */
 int64_t draw_count(void);
 const double *draw_samples(const char *name, int64_t count);
 
-/* A copy of a struct that the call only reads, or also writes. */
+/* A copy of a struct that the call reads, or reads and writes. */
 const void *in_copy(const char *name, const void *from, size_t bytes);
 void *in_out_copy(const char *name, const void *from, size_t bytes);
 
 /* One of `count` strings; or NULL, "" or another. */
 const char *text(const char *name, int count, const char *const *good);
 
-/* The path of a file of the case's own, empty or yet to be made, which path_done removes and passes `status`
- * on; and that path, or one that is none. */
+/* The path of a file of the case, which is empty or does not exist; or an invalid path. path_done removes the
+ * file and returns `status`. */
 const char *path_own(bool there);
 const char *path_or_none(const char *path);
 td_status path_done(td_status status);
 
-/* The bytes of an array, if its extents are small; else 4096. */
+/* The bytes of an array if its extents are small; else 4096. */
 size_t bytes_of(td_dtype type, int count, const int64_t *extents);
 #define BYTES(type, ...)                                                                                     \
     bytes_of((type), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                              \
@@ -197,22 +198,22 @@ size_t bytes_of(td_dtype type, int count, const int64_t *extents);
 /* Draws a function, calls it and judges. */
 void api_case(void);
 
-/* Calls each function whose name begins with `prefix`: four cases without a fault, then these with each
- * fault, with each bad value. */
+/* Calls each function whose name begins with `prefix`: in four cases without a fault, then in these cases
+ * with each fault and each bad value. */
 void api_sweep(const char *prefix);
 
 /* A CMocka teardown: prints the case in which the sweep failed. */
 int api_sweep_teardown(void **state);
 
-/* The same for calls that a case makes one after the other: forgets the notes, and judges the call that was
- * drawn since. */
+/* The same for several calls in one case: forgets the notes, and judges the last drawn call. */
 void api_begin(void);
 void api_judge(const char *name, td_status status);
 
-/* Takes random steps with a model, and those that were not refused with its twin, which must stay equal. */
+/* Takes random steps with a model, repeats each successful step with its twin, and checks that both stay
+ * equal. */
 void api_walk(void);
 
-/* How often each function was called and refused, printed. */
+/* Prints how often each function was called and refused. */
 void api_summary(void);
 void api_list(void);
 

@@ -1,4 +1,4 @@
-/** What the files of the optimizer and of trainers share: hyperparameters, configurations of trainers, and
+/** Shared by the files of the optimizer and of trainers: hyperparameters, configurations of trainers, and
  * batches. */
 #ifndef TD_TESTS_FUZZ_API_TRAIN_H
 #define TD_TESTS_FUZZ_API_TRAIN_H
@@ -7,7 +7,7 @@
 
 #include "train/train.h"
 
-/* What may be wrong. What is of another kind is not looked at. */
+/* Any used field may be wrong. Fields of the other kind are ignored. */
 td_hyperparameters api_draw_hyper_of(td_optimizer_kind kind);
 td_hyperparameters api_draw_hyper(void);
 
@@ -23,7 +23,7 @@ typedef struct api_batch {
     int64_t batch, seq;
 } api_batch;
 
-/* Of so many micro-batches. Where tokens are not looked at, they may not be wrong. */
+/* Of so many micro-batches. Tokens that are not read may not be wrong. */
 api_batch api_draw_batch(const td_train_config *config, int64_t micros, bool looks);
 
 #endif

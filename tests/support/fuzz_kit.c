@@ -97,7 +97,7 @@ static fuzz_tensor *place(fuzz_tensor tensor)
         const bool behind = td_fuzz_chance(60);
         const size_t offset = tensor.scratch ? 0 : (size_t)td_fuzz_below(64) / element * element;
 
-        /* At the page behind it a tensor ends exactly, wherever that makes it begin. */
+        /* At the page after it a tensor ends exactly, so its begin may have any alignment. */
         tensor.block = behind && !tensor.scratch ? td_guard_alloc(tensor.bytes, true, 1, 0)
                                                  : td_guard_alloc(tensor.bytes, behind, 256, offset);
     }
@@ -154,7 +154,7 @@ fuzz_tensor *fuzz_room(const char *name, td_dtype dtype, int64_t count)
     return make(name, dtype, count, copy_of(NULL, (size_t)count * td_dtype_size(dtype)));
 }
 
-/* Kept as f64, which is as wide: nothing but its bits is looked at. */
+/* Kept as f64, which is as wide, because only the bits count. */
 fuzz_tensor *fuzz_ids(const char *name, int64_t count, int64_t bound)
 {
     int64_t *ids = malloc((size_t)count * sizeof *ids);
@@ -252,13 +252,14 @@ void fuzz_accept(fuzz_tensor *t)
 
 /* ---- the judge ---- */
 
-/* The elements together. A rounding is u / sqrt(3) at the root mean square where a number is just above a
- * power of two, as the partial sums of positive terms may all be, so that the norm of many independent errors
- * is at most that of their Gammas by 0.58: 0.75 has room for what neighbours have in common. Few elements may
- * outweigh all others, as rows of a norm with small numbers do. The square of an error has a standard
- * deviation of at most sqrt(2) / 3 of its Gamma's square, and the sum of these squares is allowed six of its
- * own. In attention errors are not independent: what a row of D is off by meets every key. There the norm
- * came to 0.76 and to 1.5 once each in 350,000 cases; single elements may have 4. */
+/* Judges all elements together. The root mean square of a rounding error is u / sqrt(3) for numbers just
+ * above a power of two, as all partial sums of positive terms may be. So the norm of many independent errors
+ * is at most 0.58 times the norm of their Gammas; 0.75 leaves a margin for errors that neighbours share. A
+ * few elements may outweigh all others, such as norms of rows with small numbers. The square of an error has
+ * a standard deviation of at most sqrt(2) / 3 of its Gamma's square, and the sum of these squares may be six
+ * of its standard deviations off. In attention errors are not independent: the error of a row of D affects
+ * every key. There the norm was 0.76 and 1.5 once each in 350,000 cases, so 4 is allowed, as for single
+ * elements. */
 static bool judge_norm(const fuzz_tensor *t, double errors, double squares, double fourths, double stores,
                        double leans, int64_t count, char *text, size_t room)
 {

@@ -1,9 +1,9 @@
-/** What the files of test_fuzz_shapes share: the tensors of a random case, and the judge of its results.
+/** Shared by the files of test_fuzz_shapes: the tensors of a random case, and the judge of its results.
  *
- * A case draws its tensors, says with fuzz_expect what must become of each element, and makes its call with
- * FUZZ_CALL. On the CPU every tensor lies between inaccessible pages, on a GPU between fences. fuzz_finish
- * then judges: expected elements against their truth, and every other byte of every tensor, inputs and the
- * gaps of outputs, against what it was. */
+ * A case draws its tensors, sets the expected elements with fuzz_expect, and makes its call with FUZZ_CALL.
+ * On the CPU every tensor lies between inaccessible pages, on a GPU between fences. fuzz_finish then compares
+ * expected elements with their truth. Every other byte of every tensor, of inputs and of gaps, must be
+ * unchanged. */
 #ifndef TD_TESTS_FUZZ_KIT_H
 #define TD_TESTS_FUZZ_KIT_H
 
@@ -19,7 +19,7 @@
 
 extern td_device *fuzz_dev;
 
-/* Opens "cpu" or "cuda"; support/gpu.h says what happens where there is no GPU. */
+/* Opens "cpu" or "cuda"; see support/gpu.h for a machine without a GPU. */
 void fuzz_open(const char *name);
 bool fuzz_on_gpu(void);
 
@@ -28,23 +28,23 @@ typedef struct fuzz_tensor {
     td_dtype dtype;
     int64_t count;
     double *x;           /* the elements as they are before the call */
-    td_estimate *expect; /* after it; square is below 0 for an element that keeps its bits */
-    double *lean;        /* how far all of them may be off beside that in one direction, in u; or NULL */
-    bool shared;         /* its elements have errors in common, as those of attention's rows */
+    td_estimate *expect; /* elements after the call; square < 0: the element keeps its bits */
+    double *lean;        /* most further error of all elements in one direction, in u; NULL: none */
+    bool shared;         /* its elements share errors, as rows of attention do */
     bool scratch;        /* contents do not matter */
     void *before, *after;
-    unsigned char *block; /* where it lies: `lead` bytes, the tensor */
+    unsigned char *block; /* memory: `lead` bytes, then the tensor */
     size_t lead, bytes;
 } fuzz_tensor;
 
-/* A type that the device has kernels for, f32 every second time. */
+/* A type for which the device has kernels, f32 half of the time. */
 td_dtype fuzz_dtype(void);
 td_dtype fuzz_16bit(void);
 
 /* An extent in [1, most]: small, next to the edge of a tile, a prime, or any. */
 int64_t fuzz_extent(int64_t most);
 
-/* 0 half of the time, else a pitch that leaves a gap or none. */
+/* 0 half of the time, else a pitch with or without a gap. */
 int64_t fuzz_pitch(int64_t row);
 
 /* Tensors: drawn (of one of several distributions), poisoned with 0xFF, indices in [0, bound), given numbers,
@@ -59,15 +59,14 @@ int64_t fuzz_id(const fuzz_tensor *ids, int64_t index);
 /* Its address on the device; NULL stays NULL. */
 void *at(const fuzz_tensor *tensor);
 
-/* What an element becomes: a value within its allowance, or with fuzz_expect_exact that value. */
+/* The result of an element: a value within its allowance, or with fuzz_expect_exact exactly that value. */
 void fuzz_expect(fuzz_tensor *tensor, int64_t index, td_estimate value);
 void fuzz_expect_exact(fuzz_tensor *tensor, int64_t index, double value);
 
-/* The sum behind it is formed by a GPU's matrix units, which may take `units` of u away from every element
- * alike. */
+/* A GPU's tensor cores compute the sum, which may reduce every element by `units` of u. */
 void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
 
-/* Makes the call twice from the same state; the second time must give the same bits. */
+/* Makes the call twice from the same state. The second call must give the same bits. */
 #define FUZZ_CALL(call)                                                                                      \
     do {                                                                                                     \
         for (int fuzz_round = 0; fuzz_round < 2; fuzz_round++) {                                             \
@@ -77,7 +76,7 @@ void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
         }                                                                                                    \
     } while (0)
 
-/* The same for a call whose sums may come in another order each time. */
+/* The same for a call whose sums may have another order each time. */
 #define FUZZ_CALL_ONCE(call)                                                                                 \
     do {                                                                                                     \
         fuzz_upload();                                                                                       \
@@ -87,17 +86,17 @@ void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
 void fuzz_upload(void);
 void fuzz_download(int round, bool compare);
 
-/* The result becomes what the next call of the case is given, no longer judged. */
+/* The result becomes an input of the case's next call, and is not judged again. */
 void fuzz_accept(fuzz_tensor *tensor);
 
-/* Whether `after` is as expected; if not, `text` says where it is not. */
+/* Whether `after` is as expected. If not, `text` names the place. */
 bool fuzz_judge(const fuzz_tensor *tensor, char *text, size_t room);
 
-/* Judges every tensor of the case and gives them back. */
+/* Judges every tensor of the case and frees them. */
 void fuzz_finish(void);
 
-/* The largest share of 4 u Gamma that a result took since this was asked last, beyond the rounding of its
- * store. */
+/* The largest share of 4 u Gamma in a result since the last call of this function, without the rounding of
+ * its store. */
 double fuzz_worst(void);
 
 /* One random case each. */
@@ -117,7 +116,7 @@ void fuzz_norm(void);
 void fuzz_naive(void);
 void fuzz_flash(void);
 
-/* The judge's own test: plain f32 evaluations must pass, wrong ones must not. */
+/* The test of the judge: plain f32 evaluations must pass, wrong ones must fail. */
 void fuzz_judge_accepts_f32_and_refuses_mistakes(void **state);
 
 #endif

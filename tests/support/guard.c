@@ -6,8 +6,8 @@
 
 enum { SLACK_BYTE = 0xA5, POISON_BYTE = 0xFF };
 
-/* [ inaccessible | room: slack, block, slack | inaccessible ]. The book is kept apart from what the library
- * sees. */
+/* [ inaccessible | room: slack, block, slack | inaccessible ]. The administration is in other memory than the
+ * library's. */
 typedef struct guarded {
     struct guarded *next;
     unsigned char *room, *block;
@@ -26,7 +26,7 @@ void *td_guard_alloc(size_t bytes, bool behind, size_t alignment, size_t offset)
 
     if (!one || map == MAP_FAILED || mprotect(map + page, room, PROT_READ | PROT_WRITE) != 0)
         fail_msg("no memory for a guarded block of %zu bytes", bytes);
-    const size_t last = room - bytes; /* the latest start; step back to the alignment */
+    const size_t last = room - bytes; /* the latest start, before it is aligned */
     const size_t start =
         behind ? last - (last + alignment - offset % alignment) % alignment : offset % alignment;
     *one = (guarded){

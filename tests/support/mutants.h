@@ -1,4 +1,4 @@
-/** A build of mutants includes this before each source file (ci/mutants): one refusal, named by its file and
+/** A build of mutants includes this before each source file (ci/mutants). One refusal, named by its file and
  * line, can be switched off. */
 #ifndef TD_TESTS_MUTANTS_H
 #define TD_TESTS_MUTANTS_H
@@ -6,7 +6,7 @@
 #ifndef __cplusplus
 #include "base/check.h"
 
-/** `status`; but TD_OK if TANDEM_MUTANT in the environment is FILE:LINE. Without it, appends the line
+/** Returns `status`; but TD_OK if TANDEM_MUTANT is FILE:LINE. Without TANDEM_MUTANT, appends the line
  * FILE:LINE to the file that TANDEM_MUTANTS_SEEN names. */
 td_status td_mutant(td_status status, const char *file, int line);
 

@@ -7,17 +7,17 @@
 
 typedef struct td_nvml_double {
     bool there;                 /* the library is on this machine */
-    const char *lacks;          /* a function, by its td_nvml_name; NULL: none */
-    int calls, fails;           /* which call fails, from 1; 0: none */
-    unsigned long long reasons; /* why the clock is low */
+    const char *lacks;          /* name of a missing function (td_nvml_name); NULL: none */
+    int calls, fails;           /* fails: the call that fails, from 1; 0: none */
+    unsigned long long reasons; /* reasons for a low clock */
 } td_nvml_double;
 
 extern td_nvml_double td_nvml;
 
-/** The name of function i, NULL after the last one. */
+/** The name of function i; NULL after the last one. */
 const char *td_nvml_name(size_t i);
 
-/** dlopen and dlsym: &td_nvml if it is there, and a function of it. */
+/** The doubles of dlopen and dlsym: &td_nvml if the library is there, and one of its functions. */
 void *td_nvml_open(void);
 void *td_nvml_function(const char *name);
 

@@ -6,7 +6,7 @@ td_device *ops_dev;
 int ops_dtype_count = 2;
 td_dtype ops_dtypes[3] = {TD_F32, TD_BF16, TD_F16};
 
-/* The fenced tensors of the running case. Without a mirror the device is the CPU. */
+/* The fenced tensors of the running case. mirror NULL: the device is the CPU and uses `host`. */
 static struct block {
     void *host, *mirror;
     size_t bytes;
@@ -197,7 +197,7 @@ double ops_dot(const double *a, const double *b, int64_t count)
     return sum;
 }
 
-/* Not every assertion knows the case. */
+/* Some assertions do not know the case. */
 static int say_what_failed(void **state)
 {
     (void)state;

@@ -1,9 +1,10 @@
-/** What the groups of test_ops and test_ops_gpu share: a device, the memory of a case, and the rule that
- * every call is repeated.
+/** Shared by the groups of test_ops and test_ops_gpu: a device, the memory of a case, and the rule that every
+ * call is repeated.
  *
- * A test is written once for every device. It keeps its tensors in host memory, where it makes and judges
- * them, and gives the operation on(tensor). On the CPU that is the tensor itself, elsewhere its mirror in the
- * device's memory: before a call every tensor of the case is uploaded, after it everything is read back. */
+ * A test is written once for every device. Its tensors are in host memory, where the test fills and judges
+ * them. It passes on(tensor) to the operation. On the CPU that is the tensor itself, on a GPU its mirror in
+ * device memory. Before a call every tensor of the case is uploaded, after the call every tensor is
+ * downloaded. */
 #ifndef TD_TESTS_OPS_KIT_H
 #define TD_TESTS_OPS_KIT_H
 
@@ -16,7 +17,7 @@
 
 #include <math.h>
 
-/* The groups, one a file; each returns how many of its tests failed. */
+/* The groups, one in each file; each returns the number of failed tests. */
 int ops_exp_group(void);
 int ops_gemm_group(void);
 int ops_layout_group(void);
@@ -27,16 +28,16 @@ int ops_cross_entropy_group(void);
 int ops_optimizers_group(void);
 int ops_refusals_group(void);
 
-/* The device, open from the first test to the last, and the types that it has kernels for, f32 first. */
+/* The device, open from the first test to the last, and the types for which it has kernels, f32 first. */
 extern td_device *ops_dev;
 extern int ops_dtype_count;
 extern td_dtype ops_dtypes[3];
 
-/* Opens "cpu", or a GPU: td_gpu_open says what happens where there is none. */
+/* Opens "cpu" or a GPU; see td_gpu_open for a machine without a GPU. */
 void ops_open(const char *name);
 bool ops_on_gpu(void);
 
-/* What a test takes is noted here and given back by ops_finish, which checks the fences. */
+/* ops_finish frees all memory of a case and checks the fences. */
 typedef struct ops_case {
     char name[128]; /* seeds the inputs */
     td_dtype dtype;
@@ -53,30 +54,30 @@ void *ops_draw(ops_case *c, int64_t count);
 void *ops_draw_as(ops_case *c, td_dtype dtype, int64_t count);
 int64_t *ops_draw_ids(ops_case *c, int64_t count, int64_t bound);
 
-/* Poisoned room for `count` elements, or for the bytes of a work area. */
+/* Poisoned memory for `count` elements, or for the bytes of a work area. */
 void *ops_room(ops_case *c, td_dtype dtype, int64_t count);
 void *ops_bytes(ops_case *c, size_t bytes);
 
-/* What an update reads beside its tensors: of the case like those, and given as on(...). */
+/* Inputs of an update besides its tensors: they belong to the case, and are passed as on(...). */
 td_adamw *ops_adamw(ops_case *c, td_adamw adamw);
 td_sgd *ops_sgd(ops_case *c, double lr);
 td_update_state *ops_state(ops_case *c, int64_t step, float gain);
 
-/* A fenced copy of `count` elements; and of numbers that are rounded to dtype. */
+/* A fenced copy of `count` elements; and a copy of numbers, rounded to dtype. */
 void *ops_copy(ops_case *c, td_dtype dtype, const void *data, int64_t count);
 void *ops_given(ops_case *c, td_dtype dtype, int64_t count, const float *values);
 
 double *ops_f64(ops_case *c, td_dtype dtype, const void *data, int64_t count);
 double *ops_zeros(ops_case *c, int64_t count); /* float64, for a truth */
 
-/* Where the device finds a tensor of the case, or an element inside one. NULL stays NULL. */
+/* The device's address of a tensor of the case, or of an element in one. NULL stays NULL. */
 void *on(const void *tensor);
 
 /* f32: rel_l2 within `units` of 2^-23. bf16 and f16: within the rounding of the store. */
 void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, const void *got,
                       const double *truth, int64_t count, double units);
 
-/* Runs a call whose tensors are given as on(tensor). */
+/* Runs a call whose tensors are passed as on(tensor). */
 #define OPS_CALL(call)                                                                                       \
     do {                                                                                                     \
         ops_upload();                                                                                        \
@@ -86,8 +87,8 @@ void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, con
 void ops_upload(void);
 void ops_download(void);
 
-/* Runs `call` on one thread and twice on three, each time on `before` (NULL: poison), and fails unless `out`
- * has the same bits every time. */
+/* Runs `call` once on one thread and twice on three, each time from `before` (NULL: poison). Fails unless
+ * `out` always has the same bits. */
 #define OPS_RUN(c, dtype, out, count, before, call)                                                          \
     do {                                                                                                     \
         size_t ops_size = (size_t)(count)*td_dtype_size(dtype);                                              \
@@ -106,15 +107,15 @@ void ops_download(void);
         }                                                                                                    \
     } while (0)
 
-/* One AdamW step in float64 with gradients of state's gain times g, each variant as it was published. */
+/* One AdamW step in float64, with g times the state's gain as gradients, for each variant as published. */
 void ops_adamw_truth(const td_adamw *a, const td_update_state *state, int64_t count, double *p,
                      const double *g, double *m, double *v);
 
 /* sum a[i] b[i] */
 double ops_dot(const double *a, const double *b, int64_t count);
 
-/* Runs a group whose tests are the cases [0, count), each `size` bytes and starting with its name. Where one
- * fails, what was running is named as ops_begin calls it. */
+/* Runs a group whose tests are the cases [0, count). Each case has `size` bytes and starts with its name. A
+ * failure prints the name that ops_begin got. */
 int ops_run_cases(const char *group, const void *cases, size_t count, size_t size, CMUnitTestFunction test);
 
 #endif

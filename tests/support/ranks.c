@@ -48,7 +48,7 @@ td_comm_options td_ranks_options(td_comm_backend backend)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
 
-    /* Multiprocessors that NCCL is told to take say whether it goes by NVLink. */
+    /* With nccl_ctas set, td_comm_info.nccl_ctas shows whether NCCL uses NVLink. */
     return (td_comm_options){.backend = backend,
                              .nccl_ctas = backend == TD_COMM_NCCL ? 16 : 0,
                              .rank = atoi(either("OMPI_COMM_WORLD_RANK", "RANK")),
@@ -106,7 +106,7 @@ void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses)
     }
 }
 
-/** How many GPUs are here. */
+/** The number of GPUs of this machine. */
 static int gpus(void)
 {
     int count = 0;

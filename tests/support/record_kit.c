@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-char record_folder[] = "tandem-record-XXXXXX"; /* in the folder that the test runs in */
+char record_folder[] = "tandem-record-XXXXXX"; /* in the current folder */
 char record_path[64];
 
 int record_folder_make(void **unused)

@@ -1,10 +1,10 @@
-/** What the tests of records share: records whose text is known, and a folder of its own for every test. */
+/** Shared by tests of records: records with known texts, and a new folder for every test. */
 #ifndef TD_TESTS_RECORD_KIT_H
 #define TD_TESTS_RECORD_KIT_H
 
 #include "base/record.h"
 
-/* A record; and one whose text is known, for its time is replaced. */
+/* A record; and a record with a known text, because its time is replaced. */
 td_record *record_make(void);
 td_record *record_make_known(void);
 static const char record_known[] =
@@ -13,7 +13,7 @@ static const char record_known[] =
 
 void record_assert_text(const td_record *record, const char *want);
 
-/* The file that tests write, in a new folder; the teardown fails where more is left in it than that file. */
+/* The file that tests write, in a new folder. The teardown fails if the folder then has other files. */
 extern char record_folder[];
 extern char record_path[64];
 int record_folder_make(void **unused);

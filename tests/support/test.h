@@ -1,4 +1,4 @@
-/** What every test includes: CMocka, the headers that it needs before it, and the usual ones of C. */
+/** Included by every test: CMocka and the headers that must precede it, and the usual headers of C. */
 #ifndef TD_TESTS_TEST_H
 #define TD_TESTS_TEST_H
 
@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-/** TD_TEST(name) { ... } is a test of its file's group: td_run_tests(group, setup, teardown) runs all of them
- * in the order of the file. A TD_BODY is a test that a table lists. Both may use `state`. */
+/** TD_TEST(name) { ... } is a test of its file's group. td_run_tests(group, setup, teardown) runs all of them
+ * in the order of the file. A TD_BODY is a test in a table. Both may use `state`. */
 #define TD_BODY(name) static void name(void **state __attribute__((unused)))
 #define TD_TEST(name)                                                                                        \
     static void name(void **state);                                                                          \
@@ -29,7 +29,7 @@
 static struct CMUnitTest td_tests[64] __attribute__((unused));
 static int td_test_count __attribute__((unused));
 
-/** Puts `before` and `after` around each test; and runs them. */
+/** Puts `before` and `after` around each test, and runs the tests. */
 static inline void td_each(CMFixtureFunction before, CMFixtureFunction after)
 {
     for (int i = 0; i < td_test_count; i++) {
@@ -40,7 +40,7 @@ static inline void td_each(CMFixtureFunction before, CMFixtureFunction after)
 #define td_run_each(group, before, after, setup, teardown)                                                   \
     (td_each((before), (after)), td_run_tests((group), (setup), (teardown)))
 
-/** Adds a test for each row of an array: named `name`, with the row as its state. */
+/** Adds a test for each row of an array. `name` is its name, and the row is its state. */
 #define td_add_rows(test, rows)                                                                              \
     for (size_t row = 0; row < sizeof(rows) / sizeof *(rows); row++)                                         \
         td_tests[td_test_count++] = (struct CMUnitTest)                                                      \
@@ -48,7 +48,7 @@ static inline void td_each(CMFixtureFunction before, CMFixtureFunction after)
             .name = (rows)[row].name, .test_func = (test), .initial_state = (void *)&(rows)[row]             \
         }
 
-/** A program that runs these tests and nothing else. */
+/** A program that only runs these tests. */
 #define TD_MAIN(group, setup, teardown)                                                                      \
     int main(void)                                                                                           \
     {                                                                                                        \

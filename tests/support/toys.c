@@ -69,7 +69,7 @@ void toy_shuffle(int step, int count, int *out)
     }
 }
 
-/** The outputs of all layers, the last one's without ReLU. */
+/** The outputs of all layers; the last layer has no ReLU. */
 static void forward(const toy *model, const float *input, float out[TOY_LAYERS + 1][WIDEST])
 {
     memcpy(out[0], input, TOY_IN * sizeof *input);

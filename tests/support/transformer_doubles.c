@@ -1,4 +1,4 @@
-/* A double that no prototype tells: labels stay balanced, also if a pop fails. */
+/* A double with behaviour: labels stay balanced, even if a pop fails. */
 #include "device/device.h"
 #include "support/fault.h"
 

@@ -1,4 +1,4 @@
-/** What transformer.c and transformer_memory.c share: a small model, a device for a test, and callocs that
+/** Shared by transformer.c and transformer_memory.c: a small model, a device for a test, and callocs that
  * fail. */
 #ifndef TD_TESTS_TRANSFORMER_KIT_H
 #define TD_TESTS_TRANSFORMER_KIT_H
@@ -7,14 +7,14 @@
 
 extern const td_transformer_config tiny;
 
-/* Calls of calloc so far, and which of them fails; fail_at 0: none. */
+/* The number of calls of calloc so far, and the call that fails; fail_at 0: none. */
 extern int64_t calls, fail_at;
 
 /* Setup and teardown of a test: *state is a CPU device, which must be empty again at the end. */
 int open_device(void **state);
 int close_device(void **state);
 
-/* Returns how many tests failed. */
+/* Returns the number of failed tests. */
 int td_run_memory_tests(void);
 
 #endif

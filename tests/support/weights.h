@@ -1,4 +1,4 @@
-/** Weights of a model in the host's memory as numbers, whether their masters are planes or not. */
+/** A model's weights as numbers in host memory, whether their masters are in planes or not. */
 #ifndef TD_TESTS_WEIGHTS_H
 #define TD_TESTS_WEIGHTS_H
 
@@ -7,7 +7,7 @@
 #include "support/test.h"
 #include "transformer/transformer.h"
 
-/** The numbers of a range, of w->dtype, where `params` is a copy of w->params; free() gives them back. */
+/** The numbers of a range in w->dtype; `params` is a copy of w->params. The caller frees them. */
 static inline void *td_numbers_in_copy(const td_weights *w, void *params, int64_t begin, int64_t end)
 {
     const size_t size = td_dtype_size(w->dtype);
@@ -34,7 +34,7 @@ static inline void *td_numbers_in(const td_weights *w, int64_t begin, int64_t en
     return td_numbers_in_copy(w, w->params, begin, end);
 }
 
-/** Of a parameter. */
+/** The same for a parameter. */
 static inline void *td_numbers_of(const td_transformer *model, int64_t index)
 {
     td_weights w;

@@ -1,5 +1,5 @@
-/* Attention of one shape on the CPU. impl/jit/cpu.c puts the constants of the shape ahead of this text and
- * gives it to the system's compiler; it calls what is not static here, from as many threads as it likes.
+/* Attention for one shape on the CPU. impl/jit/cpu.c puts the constants of the shape before this text and
+ * compiles it with the system's compiler. It calls the functions that are not static, from several threads.
  *
  *   SEQ SEQ_K HEAD_DIM  extents            CAUSAL ADD_1E6  0 or 1: masked, and how
  *   SCALE               of the scores      BF16            1: bf16, 0: f32
@@ -7,10 +7,11 @@
  *   DEPTH               HEAD_DIM rounded up to a multiple of 16
  *   BACKWARD            0 or 1: which pass this is
  *
- * It needs no header, so that a compiler alone is enough.
+ * It includes no header, so that it needs only a compiler.
  *
- * A tile of scores is S^T, [TILE_K, TILE_Q]: the softmax then runs down columns, and no vector is added up
- * across. All five products have the same form: elements of A, wherever they are, times rows of B. */
+ * A tile of scores is S^T, [TILE_K, TILE_Q]: the softmax then works on columns, and no vector is summed
+ * across its lanes. All five matrix products have the same form: elements of A, in any layout, times rows of
+ * B. */
 
 typedef long long integer;
 typedef unsigned bits32;
@@ -23,15 +24,15 @@ typedef float element;
 enum {
     QUERY_TILES = (SEQ + TILE_Q - 1) / TILE_Q,
     KEY_TILES = (SEQ_K + TILE_K - 1) / TILE_K,
-    /* The floats of a tile of queries as prepare leaves them for backward. */
+    /* Floats of a tile of queries that prepare writes for backward. */
     COLUMNS = HEAD_DIM * TILE_Q,
     ROWS = DEPTH * TILE_Q,
     PREPARED = 2 * COLUMNS + 2 * ROWS + 3 * TILE_Q,
-    /* Rows of K and V are read where they lie, if they are f32 and vectors end where rows do. */
+    /* f32 rows of K and V are read in place if HEAD_DIM is a multiple of the vectors. */
     IN_PLACE = !BF16 && HEAD_DIM == DEPTH
 };
 
-/* Registers: R rows of W vectors are sums, W hold B and one an element of A. */
+/* Registers: R rows of W vectors for sums, W vectors for B, one for an element of A. */
 #if defined(__AVX512F__)
 enum { LANES = 16, WIDEST = 4, ROWS_1 = 16, ROWS_2 = 12, ROWS_3 = 8, ROWS_4 = 6 };
 #elif defined(__AVX__)
@@ -43,8 +44,8 @@ enum { LANES = 4, WIDEST = 2, ROWS_1 = 12, ROWS_2 = 6, ROWS_3 = 4, ROWS_4 = 3 };
 #endif
 enum { MOST_ROWS = 16 };
 
-/* Sums over the head are made in runs of this many: the rounding of a sum grows with its length, and that of
- * scores is most of the error of attention in f32. */
+/* Sums over the head are split into runs of this length: the rounding error of a sum grows with its length,
+ * and the scores' error is most of the error of attention in f32. */
 enum { RUN = 32 };
 
 typedef float vector __attribute__((vector_size(LANES * 4)));
@@ -56,12 +57,12 @@ typedef int integers __attribute__((vector_size(LANES * 4)));
 #else
 #define UNROLLED(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 #endif
-#define ROLLED   _Pragma("GCC unroll 1") /* what a loop gains by that takes longer to compile */
+#define ROLLED   _Pragma("GCC unroll 1") /* unrolling would take longer to compile than it gains */
 #define INLINE   static inline __attribute__((always_inline))
 #define INFINITE __builtin_inff()
 #define LOG2E    1.4426950408889634
 
-/** One head: as impl/jit/cpu.c has it. */
+/** One head; the same struct as in impl/jit/cpu.c. */
 typedef struct head {
     const element *q, *k, *v, *dout;
     const element *o_in;
@@ -86,7 +87,7 @@ INLINE float widen(element x)
 #endif
 }
 
-/** Rounds to nearest even; NaN stays one. */
+/** Rounds to nearest even; NaN stays NaN. */
 INLINE element narrow(float x)
 {
 #if BF16
@@ -100,11 +101,11 @@ INLINE element narrow(float x)
 #endif
 }
 
-/** 2^x for x up to 127: 0 below 2^-126, NaN for NaN. With n the nearest integer 2^(x - n) is a polynomial,
- * fitted to the least largest relative error (3.0e-9), and n goes into the exponent. */
+/** 2^x for x up to 127: 0 below 2^-126, NaN for NaN. With n the integer nearest to x, 2^(x - n) is a
+ * polynomial, fitted to the smallest maximal relative error (3.0e-9), and n is added to the exponent. */
 INLINE vector exp2_of(vector x)
 {
-    const float to_integer = 0x1.8p23f; /* adding it rounds to an integer, left in the low bits */
+    const float to_integer = 0x1.8p23f; /* adding it rounds to an integer, which is in the low bits */
     const vector shifted = x + to_integer;
     const vector r = x - (shifted - to_integer);
     vector y = r * 0x1.416b5cp-13f + 0x1.5f083p-10f;
@@ -114,12 +115,11 @@ INLINE vector exp2_of(vector x)
     y = y * r + 0x1.ebfbdcp-3f;
     y = y * r + 0x1.62e43p-1f;
     y = y * r + 1.0f;
-    y *= (vector)(((integers)shifted << 23) + 0x3F800000); /* a product, so that NaN stays NaN */
+    y *= (vector)(((integers)shifted << 23) + 0x3F800000); /* multiply, so that NaN stays NaN */
     return (vector)((integers)y & ~(integers)(x < -126.0f));
 }
 
-/** a b + c with the rounding that a vector's has: compilers fuse most sums, but not where one sum alone would
- * wait for itself. */
+/** a b + c, rounded as in vectors: compilers fuse most sums, but not single sums that form a chain. */
 INLINE float fused(float a, float b, float c)
 {
 #if defined(__FMA__) || defined(__aarch64__)
@@ -129,7 +129,7 @@ INLINE float fused(float a, float b, float c)
 #endif
 }
 
-/** Where the mask is all ones a, elsewhere b. */
+/** a where the mask is all ones, otherwise b. */
 INLINE vector chosen(integers mask, vector a, vector b)
 {
     return (vector)((mask & (integers)a) | (~mask & (integers)b));
@@ -143,7 +143,7 @@ typedef enum outcome {
     RESCALE    /* C = diag(factor) C + A B */
 } outcome;
 
-/** R rows and W vectors of C. The element of A in row r at depth i is a[r a_row + i a_step]. */
+/** Computes R rows and W vectors of C. The element of A in row r at depth i is a[r a_row + i a_step]. */
 INLINE void block(const int R, const int W, const int depth, const float *a, const int a_row,
                   const int a_step, const float *b, const int ldb, float *c, const int ldc, const outcome how,
                   const float *factor)
@@ -181,7 +181,8 @@ INLINE void block(const int R, const int W, const int depth, const float *a, con
     }
 }
 
-/** The blocks of W vectors, in rows that are dealt out evenly: a block with few sums waits for each. */
+/** Computes W vectors of all rows. Rows are divided evenly among blocks: a block with few sums would wait for
+ * each of them. */
 INLINE void column(const int W, const int rows, const int depth, const float *a, const int a_row,
                    const int a_step, const float *b, const int ldb, float *c, const int ldc,
                    const outcome how, const float *factor)
@@ -197,8 +198,8 @@ INLINE void column(const int W, const int rows, const int depth, const float *a,
         block(few, W, depth, a + row * a_row, a_row, a_step, b, ldb, c + row * ldc, ldc, how, factor + row);
 }
 
-/** C [rows, cols] of A [rows, depth] and B [depth, cols]; all but pointers are constants. Columns run
- * outside: their part of B stays in the first cache while A streams. */
+/** C [rows, cols] from A [rows, depth] and B [depth, cols]; all arguments but the pointers are constants. The
+ * outer loop runs over columns: their part of B stays in the L1 cache while A is read. */
 INLINE void product(const int rows, const int cols, const int depth, const float *a, const int a_row,
                     const int a_step, const float *b, const int ldb, float *c, const int ldc,
                     const outcome how, const float *factor)
@@ -213,7 +214,8 @@ INLINE void product(const int rows, const int cols, const int depth, const float
                c + whole * WIDEST * LANES, ldc, how, factor);
 }
 
-/* The five of them are of three kinds, each compiled once: that takes most of a compiler's time. */
+/* The five products have three forms. Each form is compiled once, because they take most of the compile
+ * time. */
 #define PRODUCT(name, rows, cols, depth, a_row, a_step, ldb, ldc, how)                                       \
     static __attribute__((noinline)) void name(const float *a, const float *b, float *c,                     \
                                                const float *factor)                                          \
@@ -231,8 +233,8 @@ INLINE integer least(integer a, integer b)
     return a < b ? a : b;
 }
 
-/** Rows of k or v from `first` on, DEPTH apart and with zeros behind the last; in `room` unless they can be
- * read where they are. */
+/** TILE_K rows of k or v from row `first`, DEPTH apart, padded with zeros. They are copied to `room` unless
+ * they can be read in place. */
 INLINE const float *rows_of(const element *data, integer first, float *room)
 {
     const integer count = least(TILE_K, SEQ_K - first);
@@ -246,7 +248,7 @@ INLINE const float *rows_of(const element *data, integer first, float *room)
     return room;
 }
 
-/** dst [HEAD_DIM, TILE_Q] = factor src^T, zeros behind the last row. */
+/** dst [HEAD_DIM, TILE_Q] = factor src^T, padded with zeros. */
 INLINE void columns_of(const element *src, integer count, integer pitch, double factor, float *dst)
 {
     for (int i = 0; i < HEAD_DIM; i++)
@@ -254,14 +256,15 @@ INLINE void columns_of(const element *src, integer count, integer pitch, double 
             dst[i * TILE_Q + c] = c < count ? (float)(factor * (double)widen(src[c * pitch + i])) : 0.0f;
 }
 
-/** Hides what the mask hides, and keys behind the last. */
+/** Applies the mask to a tile of scores; keys after the last get -inf. */
 INLINE void hide(float *scores, integer first_key, integer first_query)
 {
     const float masked = (float)(-1e6 * LOG2E);
 
     if (CAUSAL && first_key + TILE_K - 1 > first_query)
         for (integer r = 0; r < TILE_K; r++) {
-            const integer visible_from = first_key + r - first_query; /* the first column that sees the key */
+            const integer visible_from =
+                first_key + r - first_query; /* the first query (column) that may see the key */
 
             for (integer c = 0; c < TILE_Q; c++) {
                 float *const score = scores + r * TILE_Q + c;
@@ -277,11 +280,11 @@ INLINE void hide(float *scores, integer first_key, integer first_query)
 
 /* ---- forward ---- */
 
-/** Scores to P relative to the new maximum, in base 2; brings max and sum up to date, and alpha is what
- * earlier terms are worth. */
+/** Turns scores (base 2) into P relative to the new maximum; updates max and sum. alpha = the factor for
+ * earlier terms. */
 static __attribute__((noinline)) void online_softmax(float *scores, float *max, float *sum, float *alpha)
 {
-    /* So many columns at once that none waits for its own maximum. */
+    /* Columns that are processed together, enough to hide the latency of the maximum. */
     enum { ACROSS = TILE_Q % (4 * LANES) == 0 ? 4 : 16 / LANES, PITCH = TILE_Q / LANES };
 
     for (int c = 0; c < TILE_Q; c += ACROSS * LANES) {
@@ -292,11 +295,11 @@ static __attribute__((noinline)) void online_softmax(float *scores, float *max, 
         UNROLLED (i, ACROSS)
             now[i] = top[i];
         for (int r = 0; r < TILE_K; r++)
-            UNROLLED (i, ACROSS) { /* passes over NaN, which exp brings back */
+            UNROLLED (i, ACROSS) { /* ignores NaN; exp2_of then returns NaN */
                 const vector score = at[r * PITCH + i];
                 now[i] = chosen((integers)(score > now[i]), score, now[i]);
             }
-        UNROLLED (i, ACROSS) { /* without a finite score the maximum is -inf, and -inf - -inf would be NaN */
+        UNROLLED (i, ACROSS) { /* if all scores are -inf, the maximum is -inf, and -inf - -inf would be NaN */
             shift[i] = chosen((integers)(now[i] == none - INFINITE), none, now[i]);
             total[i] = none;
         }
@@ -317,7 +320,7 @@ static __attribute__((noinline)) void online_softmax(float *scores, float *max, 
 }
 
 #if !BACKWARD
-/** One tile of queries with all keys (Milakov and Gimelshein 2018, Dao 2023). */
+/** Forward for one tile of queries with all keys (Milakov and Gimelshein 2018, Dao 2023). */
 void td_jit_forward(const head *h, integer tile, float *scratch)
 {
     const integer first = tile * TILE_Q, count = least(TILE_Q, SEQ - first);
@@ -344,7 +347,8 @@ void td_jit_forward(const head *h, integer tile, float *scratch)
     for (integer r = 0; r < count; r++) {
         h->max[first + r] = max[r];
         h->inverse[first + r] = 1.0f / sum[r];
-        /* Times the inverse a row would have its rounding in common, and D = rowsum(dO * O) all of it. */
+        /* Divides: multiplying by the inverse would give all elements of a row the same rounding error, and D
+         * = rowsum(dO * O) would contain all of it. */
         for (int i = 0; i < HEAD_DIM; i++)
             h->o[(first + r) * h->o_pitch + i] = narrow(o[r * DEPTH + i] / sum[r]);
     }
@@ -353,7 +357,7 @@ void td_jit_forward(const head *h, integer tile, float *scratch)
 #else
 /* ---- backward ---- */
 
-/** A tile of queries as backward reads it. */
+/** Prepares a tile of queries for backward. */
 void td_jit_prepare(const head *h, integer tile, float *scratch)
 {
     const integer first = tile * TILE_Q, count = least(TILE_Q, SEQ - first);
@@ -377,8 +381,8 @@ void td_jit_prepare(const head *h, integer tile, float *scratch)
         max[c] = c < count ? h->max[first + c] : 0.0f;
         inverse[c] = c < count ? h->inverse[first + c] : 0.0f;
     }
-    /* D = rowsum(dO * O), each sum in the order in which scores_of makes dP = dO V^T: where one key has all
-     * of the weight, O is its row of V, and dP - D is 0 as it should be. */
+    /* D = rowsum(dO * O), added in the same order as dP = dO V^T in scores_of. If one key has all the weight,
+     * O is its row of V, and dP - D is then exactly 0. */
     for (int begin = 0; begin < HEAD_DIM; begin += RUN) {
         float run[TILE_Q];
 
@@ -392,7 +396,7 @@ void td_jit_prepare(const head *h, integer tile, float *scratch)
     }
 }
 
-/** S^T to P^T, and dP^T to dS^T. */
+/** Turns S^T into P^T, and dP^T into dS^T. */
 static __attribute__((noinline)) void gradients(float *scores, float *dp, const float *max,
                                                 const float *inverse, const float *delta)
 {
@@ -419,7 +423,8 @@ INLINE void store_keys(element *dst, integer first, const float *src)
             dst[(first + r) * HEAD_DIM + i] = narrow(src[r * DEPTH + i]);
 }
 
-/** dK and dV of every parts-th tile of keys from tile `part` on, and what these add to dQ. */
+/** dK and dV of every parts-th tile of keys, beginning with tile `part`, and this part's contribution to
+ * dQ. */
 void td_jit_backward(const head *h, integer part, float *scratch)
 {
     float *const scores = scratch, *const dp = scores + TILE_K * TILE_Q;
@@ -433,7 +438,7 @@ void td_jit_backward(const head *h, integer part, float *scratch)
         const integer key = tile * TILE_K;
         const float *const k = rows_of(h->k, key, k_room), *const v = rows_of(h->v, key, v_room);
 
-        __builtin_memset(dk, 0, 2 * TILE_K * DEPTH * sizeof *dk); /* dv stands behind it */
+        __builtin_memset(dk, 0, 2 * TILE_K * DEPTH * sizeof *dk); /* dv follows dk */
         for (integer i = CAUSAL ? key / TILE_Q : 0; i < QUERY_TILES; i++) {
             const float *const query = h->prepared + i * PREPARED, *const dout = query + COLUMNS;
             const float *const q_rows = dout + COLUMNS, *const dout_rows = q_rows + ROWS;
@@ -455,7 +460,7 @@ void td_jit_backward(const head *h, integer part, float *scratch)
     }
 }
 
-/** dQ of a tile of queries from the parts that have seen it, in their order. */
+/** dQ of a tile of queries: the sum of the parts that contribute to it, in order. */
 void td_jit_finish(const head *h, integer tile, float *scratch)
 {
     const integer first = tile * TILE_Q, count = least(TILE_Q, SEQ - first);

@@ -1,17 +1,17 @@
-/* Attention of one shape on CUDA. impl/jit/kernels.c puts the constants of a pass before this text, and NVRTC
- * compiles it. It is C: constants take the place of templates, and a host's compiler takes it too, with
- * threads, barriers and tensor cores of its own.
+/* Attention for one shape on CUDA. impl/jit/kernels.c puts the constants of a pass before this text, and
+ * NVRTC compiles it. It is C with constants instead of templates, so that a test can compile it for the CPU,
+ * with its own threads, barriers and tensor cores.
  *
  *   SEQ SEQ_K HEAD_DIM  extents            CAUSAL ADD_1E6  0 or 1: masked, and how
  *   SCALE               of the scores      BF16            1: bf16 on tensor cores, 0: f32 on CUDA cores
- *   HIGH LOW            of SCALE log2(e), in f32: HIGH was rounded down, LOW is what it lacks
+ *   HIGH LOW            f32: SCALE log2(e) as a sum; HIGH is rounded down
  *   DEPTH               HEAD_DIM rounded up to a multiple of 16
- *   ROWS OTHERS         a block keeps ROWS rows of one side and walks over the other OTHERS rows at a time
+ *   ROWS OTHERS         a block has ROWS rows of one side and loops over the other, OTHERS rows at a time
  *   BACKWARD            0 or 1: which pass this is
  *
- * Both arithmetics have the same loops: ACROSS neighbouring threads share R rows each of a tile of scores, a
- * thread has N columns of it, and C columns of the outputs. How these lie is the business of row_of,
- * column_of and depth_of alone. */
+ * Both dtypes have the same loops. ACROSS neighbouring threads share R rows each of a tile of scores; a
+ * thread has N columns of it, and C columns of the outputs. Only row_of, column_of and depth_of depend on the
+ * layout. */
 
 #if BF16
 typedef unsigned short element;
@@ -23,21 +23,21 @@ typedef long long integer;
 enum {
     ACROSS = BF16 ? 4 : 8,
     THREADS = BF16 ? 2 * ROWS : 128,
-    DOWN = 16, /* f32: rows between a thread's own */
+    DOWN = 16, /* f32: distance between two rows of a thread */
     R = BF16 ? 2 : ROWS / DOWN,
     N = OTHERS / ACROSS,
     C = DEPTH / ACROSS,
-    PER = 16 / (int)sizeof(element), /* elements of 16 bytes */
-    PITCH = DEPTH + PER,             /* from row to row of a tile: no bank is hit twice */
-    P_PITCH = OTHERS + 8,            /* of the scores' */
+    PER = 16 / (int)sizeof(element), /* elements in 16 bytes */
+    PITCH = DEPTH + PER,             /* elements from row to row of a tile: avoids bank conflicts */
+    P_PITCH = OTHERS + 8,            /* the pitch of the tile of scores */
     WIDE = DEPTH % 32 == 0 ? 4 : 2,  /* f32: neighbouring columns of the outputs */
-    /* f32: sums have parts of so many terms, for the rounding of a sum grows with its length. */
+    /* f32: terms per part of a sum, because the rounding error of a sum grows with its length. */
     RUN = DEPTH < 32 ? DEPTH : 32,
     PART = DEPTH == 16                ? 16
            : DEPTH <= 64 && WIDE == 4 ? OTHERS
                                       : 32,
     VECTORS = HEAD_DIM % PER == 0,
-    QUERIES = OTHERS / DOWN /* f32, backward: of a thread, of the dQ that a tile adds to */
+    QUERIES = OTHERS / DOWN /* f32, backward: queries per thread when a tile adds to dQ */
 };
 
 #define INLINE static __device__ __forceinline__
@@ -49,7 +49,7 @@ typedef struct arguments {
     float *delta;         /* [heads, SEQ]: rowsum(dO * O) */
     int heads;            /* o and dout are [*, SEQ, heads, HEAD_DIM] */
     int aligned;          /* every tensor starts at a multiple of 16 bytes */
-    int add_dq;           /* f32, by keys: dQ is added to, in whatever order blocks come */
+    int add_dq;           /* f32, by keys: blocks add to dQ in any order */
 } arguments;
 
 #ifdef __CUDACC__
@@ -95,7 +95,7 @@ INLINE unsigned shared_address(const void *p)
     return (unsigned)__cvta_generic_to_shared(p);
 }
 
-/** 16 bytes to shared memory, or 16 zero bytes if not `wanted`; src is then not read. */
+/** Copies 16 bytes to shared memory; if not `wanted`, writes zeros and does not read src. */
 INLINE void copy16(void *dst, const void *src, int wanted)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src),
@@ -124,7 +124,7 @@ INLINE void load_transposed(unsigned x[4], const element *row)
                  : "memory");
 }
 
-/** c += a b of 16 x 16 by 16 x 8; top and low are the two values of rows g and g + 8. */
+/** c += a b for 16 x 16 by 16 x 8; top and low are the thread's two values of row g and of row g + 8. */
 INLINE void multiply_tile(float *top, float *low, const unsigned a[4], unsigned b0, unsigned b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -133,7 +133,7 @@ INLINE void multiply_tile(float *top, float *low, const unsigned a[4], unsigned 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/** Two values in bf16, `low` in the lower half. */
+/** Two values as bf16, `low` in the lower half. */
 INLINE unsigned pack(float low, float high)
 {
     unsigned word;
@@ -151,7 +151,7 @@ INLINE void add_one(float *to, float x)
     atomicAdd(to, x);
 }
 
-/** Four neighbours at a multiple of 16 bytes. */
+/** Adds four adjacent values, aligned to 16 bytes. */
 INLINE void add_four(float *to, const float x[4])
 {
 #if __CUDA_ARCH__ >= 900
@@ -190,7 +190,7 @@ INLINE int least(int a, int b)
     return a < b ? a : b;
 }
 
-/* ---- what a thread has ---- */
+/* ---- rows and columns of a thread ---- */
 
 INLINE int row_of(int r)
 {
@@ -231,8 +231,8 @@ INLINE float max_across(float x)
 
 /* ---- tiles ---- */
 
-/** Starts to copy `rows` rows that lie `pitch` elements apart; those from `left` on become 0, and so do
- * columns behind HEAD_DIM. */
+/** Starts to copy `rows` rows, `pitch` elements apart. Rows from `left` on and columns from HEAD_DIM on
+ * become 0. */
 INLINE void fetch(element *tile, const int rows, const element *from, const int pitch, const int left,
                   const int aligned)
 {
@@ -260,7 +260,7 @@ INLINE void fetch(element *tile, const int rows, const element *from, const int 
 }
 
 #if BF16
-/** s = x u^T, of this warp's rows of x and all of u's. */
+/** s = x u^T, for this warp's rows of x and all rows of u. */
 INLINE void products(float s[R][N], const element *x, const element *u)
 {
     const int lane = thread_index() % 32;
@@ -284,7 +284,7 @@ INLINE void products(float s[R][N], const element *x, const element *u)
     }
 }
 
-/** sum = diag(factor) sum + s u. s is rounded to bf16 for it. */
+/** sum = diag(factor) sum + s u, with s rounded to bf16. */
 INLINE void add_products(float sum[R][C], float s[R][N], const float factor[R], const element *u, float *p)
 {
     const int lane = thread_index() % 32;
@@ -367,8 +367,8 @@ INLINE void products(float s[R][N], const float *x, const float *u)
     }
 }
 
-/** sum = diag(factor) sum + s u, in parts of u's rows. The scores reach the threads of the same rows, which
- * are of one warp, by the tile p. */
+/** sum = diag(factor) sum + s u, in parts of u's rows. The threads of a row, which are in one warp, exchange
+ * the scores in the tile p. */
 INLINE void add_products(float sum[R][C], float s[R][N], const float factor[R], const float *u, float *p)
 {
     float *const p_row = p + row_of(0) * P_PITCH;
@@ -420,7 +420,7 @@ INLINE void add_products(float sum[R][C], float s[R][N], const float factor[R], 
 }
 #endif
 
-/** What a thread has of a row, times `factor`. */
+/** Stores the thread's columns of a row, times `factor`. */
 INLINE void store_row(element *row, const float sum[C], const float factor, const int aligned)
 {
 #pragma unroll
@@ -459,7 +459,7 @@ INLINE float weight_of(float score, float base)
 #endif
 }
 
-/** A score as the mask leaves it; `ragged`: the query or the key may be behind the last one. */
+/** The score after the mask. ragged: the query or the key may be after the last one. */
 INLINE float masked(float score, int query, int key, const int ragged)
 {
     if (CAUSAL && key > query)
@@ -508,7 +508,7 @@ KERNEL(td_attention_jit_forward)
 
         products(s, x, u);
         copies_wait();
-        block_barrier(); /* V is there, and all are done with K */
+        block_barrier(); /* V has arrived, and all threads have read K */
         if (next < visible)
             fetch(u, OTHERS, k + (integer)next * HEAD_DIM, HEAD_DIM, SEQ_K - next, a.aligned);
         if ((SEQ_K % OTHERS != 0 && next > SEQ_K) || (CAUSAL && next - 1 > first)) {
@@ -538,7 +538,7 @@ KERNEL(td_attention_jit_forward)
         }
         add_products(o, s, alpha, w, p);
         copies_wait();
-        block_barrier(); /* the next K is there, and all are done with V */
+        block_barrier(); /* the next K has arrived, and all threads have read V */
         if (next < visible)
             fetch(w, OTHERS, v + (integer)next * HEAD_DIM, HEAD_DIM, SEQ_K - next, a.aligned);
     }
@@ -553,7 +553,8 @@ KERNEL(td_attention_jit_forward)
             a.max[head * SEQ + row] = max[r];
             a.inverse[head * SEQ + row] = 1.0f / all;
         }
-        /* Times the inverse a row would have its rounding in common, and D = rowsum(dO * O) all of it. */
+        /* Divides: multiplying by the inverse would give all elements of a row the same rounding error, and D
+         * = rowsum(dO * O) would contain all of it. */
         if (!BF16) {
 #pragma unroll
             for (int c = 0; c < C; c++)
@@ -589,7 +590,7 @@ INLINE void deltas(float delta[R], const arguments *a, const integer head, const
 }
 
 #if !BF16
-/** dQ of a tile of queries += dS K of the block's keys: dS^T is in p. A thread has neighbouring queries. */
+/** dQ of a tile of queries += dS K of the block's keys; dS^T is in p. A thread has adjacent queries. */
 INLINE void add_to_dq(const arguments *a, float *dq, const float *p, const float *k, const int left)
 {
     const int down = thread_index() / ACROSS;
@@ -646,7 +647,8 @@ INLINE void add_to_dq(const arguments *a, float *dq, const float *p, const float
 }
 #endif
 
-/** max, inverse and delta of a tile of queries; of those behind the last, what gives them no weight. */
+/** Loads max, inverse and delta of a tile of queries. Queries after the last get values with which their
+ * weight is 0. */
 INLINE void fetch_stats(float *stats, const arguments *a, const integer head, const int first)
 {
     for (int i = thread_index(); i < OTHERS; i += THREADS) {
@@ -659,7 +661,8 @@ INLINE void fetch_stats(float *stats, const arguments *a, const integer head, co
     }
 }
 
-/** BY_KEYS: dK and dV of a tile of keys, and what it adds to dQ if a.add_dq; else dQ of a tile of queries. */
+/** BY_KEYS: dK and dV of a tile of keys, and, if a.add_dq, its contribution to dQ. Otherwise: dQ of a tile of
+ * queries. */
 INLINE void walk(const int BY_KEYS, const arguments a)
 {
     SHARED(memory);
@@ -732,7 +735,7 @@ INLINE void walk(const int BY_KEYS, const arguments a)
 
                 s[r][n] = weight_of(s[r][n], base) * part;
             }
-        /* Of a query that sees one key P is 1 whatever the score, and dS is 0; or both are NaN. */
+        /* If a query sees only one key, P is 1 for any score and dS is 0; or both are NaN. */
         if (hides && (CAUSAL || SEQ_K == 1)) {
 #pragma unroll
             for (int r = 0; r < R; r++)
@@ -759,7 +762,7 @@ INLINE void walk(const int BY_KEYS, const arguments a)
                     if (SEQ_K == 1 || (BY_KEYS ? moving + column_of(n) : first + row_of(r)) == 0)
                         ds[r][n] *= 0.0f;
         }
-        block_barrier(); /* all are done with W and the stats */
+        block_barrier(); /* all threads have read W and the stats */
         if (next < end)
             fetch(w, OTHERS, w_from + (integer)next * w_pitch, w_pitch, MOVING - next, a.aligned);
         if (BY_KEYS && next < end)
@@ -767,7 +770,7 @@ INLINE void walk(const int BY_KEYS, const arguments a)
         add_products(first_sum, ds, one, u, p);
 #if !BF16
         if (BY_KEYS && a.add_dq) {
-            block_barrier(); /* dS^T of all warps is there */
+            block_barrier(); /* all warps have written dS^T */
             add_to_dq(&a, a.dq + (head * SEQ + moving) * HEAD_DIM, p, x, SEQ - moving);
         }
 #endif
@@ -797,7 +800,7 @@ KERNEL(td_attention_jit_backward_queries)
     walk(0, a);
 }
 
-/** Ahead of blocks that add to dQ: zeros there, and delta. */
+/** Runs before blocks that add to dQ: clears dQ, and computes delta. */
 KERNEL(td_attention_jit_prepare)
 {
     enum { TILES = (SEQ + ROWS - 1) / ROWS };

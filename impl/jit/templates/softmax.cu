@@ -1,6 +1,6 @@
-/* The softmax of attention whose products are a library's: rows of P in the place of scores, and of dS in the
- * place of dP. impl/jit/kernels.c puts the constants ahead of this text and gives it to NVRTC. In f32,
- * without a mask; a block has a row.
+/* The softmax of attention whose GEMMs run in cuBLASLt: P replaces the scores, dS replaces dP.
+ * impl/jit/kernels.c puts the constants before this text, and NVRTC compiles it. f32, without a mask; one
+ * block per row.
  *
  *   SEQ_K     columns, a multiple of 4      THREADS  of a block, a multiple of 32
  *   HEAD_DIM  columns of o and dout         SCALE    of the scores
@@ -54,7 +54,7 @@ INLINE float exp2_fast(float x)
 #define INLINE static inline
 #endif
 
-/** exp(x): log2(e) in two parts, the first rounded down, so that -inf times the second is no NaN. */
+/** exp(x), with log2(e) in two parts. The first is rounded down, so that -inf times the second is not NaN. */
 INLINE float exp_of(float x)
 {
     const float high = 0x1.715476p+0f, low = 0x1.4ae0bep-26f;
@@ -62,7 +62,7 @@ INLINE float exp_of(float x)
     return exp2_fast(fmaf(x, high, x * low));
 }
 
-/** Of all values of the block, every thread's; by_max: the largest, else the sum. */
+/** Reduces the values of all threads of the block: by_max: the maximum, otherwise the sum. */
 INLINE float of_block(float x, float *room, const int by_max)
 {
 #pragma unroll
@@ -72,7 +72,7 @@ INLINE float of_block(float x, float *room, const int by_max)
     }
     if (WARPS == 1)
         return x;
-    block_barrier(); /* all are done with the room */
+    block_barrier(); /* all threads have read the room */
     if (thread_index() % 32 == 0)
         room[thread_index() / 32] = x;
     block_barrier();
@@ -120,7 +120,7 @@ KERNEL(td_softmax_jit_forward)
 }
 
 #else
-/** dS = scale P (dP - rowsum(dO * O)). Each warp has the sum for itself, so that none waits for another. */
+/** dS = scale P (dP - rowsum(dO * O)). Each warp computes the sum itself, so that no warp waits. */
 KERNEL(td_softmax_jit_backward)
 {
     const float4 *const p_row = (const float4 *)(a.scores + block_index() * SEQ_K);

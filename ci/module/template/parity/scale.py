@@ -1,4 +1,4 @@
-"""scale: an operation on each number alone, forward and backward."""
+"""scale: an elementwise operation, forward and backward."""
 
 from parity.core import Case, grid
 from parity.core.comparison import geomean
@@ -10,8 +10,8 @@ TIMED = [2**20, 2**24]
 
 def cases(profile, device):
     if device == "cuda":
-        return  # C has no kernel for it
-    # One number, what a vector holds and its neighbours, and a long prime, which several threads share.
+        return  # C has no kernel for CUDA
+    # One number, around the length of a vector, and a long prime, which several threads share.
     for keys in grid(count=[1, 15, 16, 17, 20011], dtype=["f32", "bf16"]):
         for way in ("forward", "backward"):
             yield Case("scale", **keys, **{"pass": way})

@@ -1,4 +1,4 @@
-"""scale as the formula, forward; autograd gives the backward."""
+"""The formula of scale, forward; autograd gives the backward."""
 
 import torch
 from torch import Tensor

@@ -19,7 +19,7 @@ static double truth(double x)
     return 0.5 * x;
 }
 
-/** The slope of truth(), by a difference: right to some 1e-10 of the size of what it is taken of. */
+/** The slope of truth(), by a difference, with a relative error of some 1e-10. */
 static double slope(double x)
 {
     static const double step = 1e-5;
@@ -27,7 +27,7 @@ static double slope(double x)
     return (truth(x + step) - truth(x - step)) / (2 * step);
 }
 
-/* ---- a device that is no CPU ---- */
+/* ---- a device other than a CPU ---- */
 
 td_device_kind __real_td_device_kind_of(const td_device *dev);
 td_device_kind __wrap_td_device_kind_of(const td_device *dev);
@@ -56,7 +56,7 @@ static int close_device(void **state)
     return 0;
 }
 
-/* One number, what a vector holds and its neighbours, and more than one thread takes. */
+/* One number, around the length of a vector, and more than one thread processes. */
 static const int64_t counts[] = {1, 15, 16, 17, 20011};
 static const td_dtype dtypes[] = {TD_F32, TD_BF16};
 
@@ -115,7 +115,7 @@ static void what_is_wrong_is_refused(void **state)
         int64_t count;
         td_dtype dtype;
         bool no_dev, cuda;
-        int null; /* argument from x on that is NULL; -1: none */
+        int null; /* number of the argument, from x on, that is NULL; -1: none */
         td_status status;
         const char *words;
     } cases[] = {

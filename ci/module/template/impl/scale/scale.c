@@ -15,7 +15,7 @@ static float forward(float x)
 
 static float backward(float x, float dy)
 {
-    (void)x; /* a line has the same slope everywhere */
+    (void)x; /* the slope does not depend on x */
     return 0.5f * dy;
 }
 
