@@ -103,7 +103,7 @@ typedef struct td_bench_span {
     double begin_ms, end_ms;
 } td_bench_span;
 
-/** One read of weights by a pass. At begin_ms the device has done all earlier work. At end_ms the weights are
+/** One read of weights by a pass. begin_ms: the device has done all earlier work. end_ms: the weights are
  * gathered. */
 typedef struct td_bench_wait {
     td_pass pass;
@@ -147,7 +147,7 @@ TD_API td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_benc
                                     td_bench_ranks_result **out);
 TD_API void td_bench_ranks_result_destroy(td_bench_ranks_result *result); /* accepts NULL */
 
-/** TD_BAD_ARGUMENT: a NULL. */
+/** *out = the summary of a result. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_bench_ranks_summary_of(const td_bench_ranks_result *result, td_bench_ranks_summary *out);
 
 /** *out = the timeline of rank `rank`. TD_BAD_ARGUMENT: a NULL, a rank out of range. */
