@@ -292,14 +292,22 @@ class Program(Cli):
             1, "tandem bench: ", "bench", "--d-model", "6", "--heads", "2", "--layers", "1"
         )  # odd head size
         self.refuse(
-            1, "more than the machine's", "bench", "--size", "10B", "--batch", "4096", "--context", "2048"
+            1,
+            "but the machine or a control group allows",
+            "bench",
+            "--size",
+            "10B",
+            "--batch",
+            "4096",
+            "--context",
+            "2048",
         )
         self.refuse(1, "tandem bench: update_sms is 8, but cpu", "bench", *TINY, "--update-sms", "8")
         self.refuse(1, "tandem ddp: update_sms is 8, but cpu", "ddp", *TINY, "--update-sms", "8")
         self.refuse(1, "cpu cannot update on a part of its SMs", "bench", *TINY, "--update-sms", "auto")
         self.refuse(1, "tandem flash: dtype is f16", "flash", *SHORT, "--dtype", "f16")
         self.refuse(1, "tandem jit: no compiler '/no/cc'", "jit", *SHORT, "--compiler", "/no/cc")
-        self.refuse(1, "more than the machine's", "allreduce", "--mib", "1000000")
+        self.refuse(1, "but the machine or a control group allows", "allreduce", "--mib", "1000000")
 
     def test_files_that_cannot_be_written_are_refused_before_the_measurement(self):
         step = ["trace", *TINY, "--steps", "1000000000"]
@@ -326,7 +334,7 @@ class Program(Cli):
             (new, self.folder / ".." / self.folder.name / "new"),
         ):
             for options in (("trace", "json", "trace"), ("memory", "events", "snapshot")):
-                message = f"tandem {options[0]}: --{options[1]} and --{options[2]} name one file"
+                message = f"tandem {options[0]}: --{options[1]} and --{options[2]} name the same file"
                 words = [
                     f"--{option}={path}" for option, path in zip(options[1:], (first, second), strict=True)
                 ]

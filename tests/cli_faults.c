@@ -170,9 +170,9 @@ TD_BODY(each_rank_needs_a_gpu)
 {
     static const struct {
         const char *rank, *ranks, *local_rank, *local_ranks, *words;
-    } cases[] = {{"0", "4", "0", "4", "rank 0 of 4: 4 ranks on this host, which has 2 GPUs: each needs one"},
-                 {"3", "4", "2", NULL, "rank 3 of 4: 3 ranks on this host, which has 2 GPUs"},
-                 {"1", "4", NULL, "2", "the launcher does not say which rank of its host it is"},
+    } cases[] = {{"0", "4", "0", "4", "rank 0 of 4: this host has 4 ranks and 2 GPUs: each rank needs a GPU"},
+                 {"3", "4", "2", NULL, "rank 3 of 4: this host has 3 ranks and 2 GPUs"},
+                 {"1", "4", NULL, "2", "the launcher does not say its number on this host"},
                  {"x", "4", NULL, NULL, "RANK is 'x', needs a whole number"},
                  {"0", "1", "x", NULL, "LOCAL_RANK is 'x', needs a whole number"},
                  {"0", "1", "0", "x", "LOCAL_WORLD_SIZE is 'x', needs a whole number"},

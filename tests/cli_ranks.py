@@ -68,14 +68,17 @@ class Ranks(Cli):
     def test_launchers_are_understood(self):
         refusals = [
             ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', needs a whole number"),
-            ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
+            ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, needs to be below WORLD_SIZE, which is 2"),
             ({"RANK": "1"}, "RANK is '1', and WORLD_SIZE is not set"),
             ({"WORLD_SIZE": "4"}, "WORLD_SIZE is '4', and RANK is not set"),
             (
                 {"OMPI_COMM_WORLD_SIZE": "2"},
                 "OMPI_COMM_WORLD_SIZE is '2', and OMPI_COMM_WORLD_RANK is not set",
             ),
-            ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0"),
+            (
+                {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "0"},
+                "needs to be below OMPI_COMM_WORLD_SIZE, which is 0",
+            ),
             (
                 {"SLURM_PROCID": "-1", "SLURM_STEP_NUM_TASKS": "2"},
                 "SLURM_PROCID is '-1', needs a whole number",
@@ -194,7 +197,7 @@ class Ranks(Cli):
                     self.refuse_token(words, address, TANDEM_TOKEN_FILE=str(path))
             path.unlink()
             self.refuse_token("No such file", address, TANDEM_TOKEN_FILE=str(path))
-            self.refuse_token("TANDEM_TOKEN is of 2 characters", address, TANDEM_TOKEN="ab")
+            self.refuse_token("TANDEM_TOKEN has 2 characters", address, TANDEM_TOKEN="ab")
             self.assertEqual(os.listdir(folder), [])
 
     def refuse_token(self, words, address, **variables):

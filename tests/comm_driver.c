@@ -183,14 +183,14 @@ int main(int argc, char **argv)
         status = td_device_open(name, &dev);
     if (status == TD_OK)
         status = td_comm_open(dev, &options, &comm);
-    td_launch_guards(comm);
+    td_launch_guard_comm(comm);
     if (status == TD_OK)
         status = run(dev, comm, argv[2], bad);
-    if (status != TD_OK && td_launch_speaks())
+    if (status != TD_OK && td_launch_reports_first())
         fprintf(stderr, "driver: %s\n", td_last_error());
-    td_launch_guards(NULL);
+    td_launch_guard_comm(NULL);
     const td_status closed = td_comm_close(comm);
-    if (status == TD_OK && closed != TD_OK && td_launch_speaks())
+    if (status == TD_OK && closed != TD_OK && td_launch_reports_first())
         fprintf(stderr, "driver: %s\n", td_last_error());
     td_device_close(dev);
     if (status == TD_OK)

@@ -225,7 +225,7 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
         other.token = wrong[i].token;
         other.run = wrong[i].run;
         td_assert_refused(td_meet_connect(&other, td_clock_ns(), &met), TD_RANK_FAILED,
-                          "does not know this run's name and token");
+                          "has not proved that it knows this run's name and token");
         assert_null(strstr(td_last_error(), "strangers"));
     }
     for (int i = 0; i < CROWD; i++)
@@ -280,7 +280,7 @@ TD_TEST(a_repeated_greeting_leads_nowhere)
     close(caught);
     td_meet_close(&meeting);
     end(&victim);
-    assert_says(victim.error, "does not know this run's name and token");
+    assert_says(victim.error, "has not proved that it knows this run's name and token");
 
     start(&hub);
     const int stranger = knock();

@@ -1,9 +1,9 @@
-# What ptxas says of Hopper's kernels (kernels/flash_hopper_*_bf16.cu): no spill, no wgmma that it
-# serializes, and the registers with which a thread starts. The kernels of f16 differ in the type alone.
+# Checks ptxas's output for Hopper's kernels (kernels/flash_hopper_*_bf16.cu): no spill, no serialized wgmma,
+# and the registers with which a thread starts. The kernels for f16 differ only in the type.
 #   cmake -DSOURCE=<of tandem> -DNVCC=<nvcc> -DWORK=<a folder> -P ptxas.cmake
-# Of the messages about wgmma (C75xx) only C7519 is harmless: ptxas has put in a wgmma.fence.
+# Of the messages about wgmma (C75xx) only C7519 is harmless: ptxas has inserted a wgmma.fence.
 cmake_minimum_required(VERSION 3.24)
-# Kernel, warpgroups that multiply (0: one kernel for all), registers. setmaxnreg shares out these times the
+# Kernel, warpgroups that multiply (0: one kernel for all), registers. setmaxnreg distributes registers *
 # threads.
 set(table "forward_hopper 1 232" "forward_hopper 2 168" "forward_hopper 3 128" "hopper_backward 0 168")
 file(GLOB files "${SOURCE}/kernels/flash_hopper_*_bf16.cu")

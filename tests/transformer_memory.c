@@ -419,14 +419,14 @@ static void live_tensors_never_overlap(void **state)
     }
     const bool kept = config.keep != TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
     const bool again = config.keep == TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
-    const bool recomputed = s.model->plan.last > 0;
+    const bool recomputed = s.model->plan.last_checkpoint > 0;
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.q"),
                      recomputed);
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.o"),
                      recomputed && config.keep == TD_KEEP_INPUTS);
     assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"));
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"),
-                     kept && s.model->plan.last <= 1);
+                     kept && s.model->plan.last_checkpoint <= 1);
     assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ffn.hidden"), kept);
     snprintf(ln_final, sizeof ln_final, "%s/ln_final.output", last);
     assert_true(happened(dev, TD_MEMORY_LIVE, ln_final));

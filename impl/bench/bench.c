@@ -362,7 +362,7 @@ td_status td_bench_train_config(const td_bench_config *config, td_train_config *
     td_status status = TD_OK;
 
     TD_NOT_NULL(config, out);
-    TD_CHECK((unsigned)config->mode < MODES, "mode is %d, which is no td_bench_mode", (int)config->mode);
+    TD_CHECK((unsigned)config->mode < MODES, "mode is %d, needs a td_bench_mode", (int)config->mode);
     *out = (td_train_config){.model = config->model,
                              .until = until[config->mode],
                              .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
@@ -389,14 +389,16 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_TRY(td_bench_train_config(config, &train));
     TD_CHECK(config->warmup >= 0, "warmup is %" PRId64 ", needs at least 0", config->warmup);
     TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
-    TD_CHECK((unsigned)config->timed < WAYS, "timed is %d, which is no td_bench_timed", (int)config->timed);
+    TD_CHECK((unsigned)config->timed < WAYS, "timed is %d, needs a td_bench_timed", (int)config->timed);
     const bool whole = config->timed == TD_TIMED_WHOLE;
     TD_CHECK(!config->overlap || (whole && config->mode == TD_BENCH_TRAIN),
-             "overlap is set, which needs whole steps of the mode train");
+             "overlap is true, needs timed whole and mode train: timed is %s, mode is %s",
+             td_bench_timed_name(config->timed), td_bench_mode_name(config->mode));
     TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
              "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
-    TD_CHECK(config->micro_batches <= 1 || whole, "micro_batches is %" PRId64 ", which needs whole steps",
-             config->micro_batches);
+    TD_CHECK(config->micro_batches <= 1 || whole,
+             "micro_batches is %" PRId64 ", needs timed whole, which is %s", config->micro_batches,
+             td_bench_timed_name(config->timed));
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
 

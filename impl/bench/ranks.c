@@ -146,7 +146,7 @@ static td_status probe_there(td_hook *hook, td_pass pass, td_range range, const 
     return p->begin ? td_event_record(p->readings[p->count++].there) : TD_OK;
 }
 
-static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t ranks)
+static td_train_config trainer_config(const td_bench_ranks_config *config, int32_t ranks)
 {
     return (td_train_config){.model = config->model,
                              .hyper = config->hyper,
@@ -180,7 +180,7 @@ static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
 
-    r->trainer = trainer_of(r->config, r->info.ranks);
+    r->trainer = trainer_config(r->config, r->info.ranks);
     r->trainer.capture &= !r->watches;
     if (r->config->state < TD_BENCH_STATE_FLAT) {
         TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
@@ -194,7 +194,7 @@ cleanup:
     return status;
 }
 
-static void drop_trainer(run *r)
+static void destroy_trainer(run *r)
 {
     if (r->shard) /* waits only after a failure */
         (void)td_shard_link_wait(r->shard);
@@ -206,7 +206,7 @@ static void drop_trainer(run *r)
     r->shard = NULL;
 }
 
-static td_status look_at_memory(run *r, td_bench_point point)
+static td_status measure_memory(run *r, td_bench_point point)
 {
     td_status status = TD_OK;
     td_memory_stats memory;
@@ -252,14 +252,14 @@ static td_status make_trainer(run *r, bool silent)
         TD_TRY(td_train_step(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
         td_shard_silence(r->shard);
     }
-    TD_TRY(look_at_memory(r, TD_BENCH_MADE));
+    TD_TRY(measure_memory(r, TD_BENCH_MADE));
 cleanup:
     return status;
 }
 
 /* ---- steps ---- */
 
-static td_status told(run *r)
+static td_status report_step(run *r)
 {
     const int64_t total = 3 * (r->config->warmup + r->config->steps);
 
@@ -267,7 +267,7 @@ static td_status told(run *r)
 }
 
 /** Waits until all queued work is done on all ranks, so that they begin together. */
-static td_status line_up(run *r)
+static td_status wait_for_ranks(run *r)
 {
     td_status status = TD_OK;
 
@@ -312,12 +312,12 @@ static td_status run_series(run *r, series which)
             r->rank.first_loss = (double)loss;
         }
         if (i + 1 == warmup)
-            TD_TRY(line_up(r));
+            TD_TRY(wait_for_ranks(r));
         TD_TRY(td_event_create(r->dev, &marks[i + 1]));
         TD_TRY(td_event_record(marks[i + 1]));
         TD_TRY(td_comm_check(r->comm)); /* steps without communication do not notice a dead rank */
         if (i >= 0)
-            TD_TRY(told(r));
+            TD_TRY(report_step(r));
         if (i >= AHEAD)
             TD_TRY(take_sample(r, which, marks, i - AHEAD));
     }
@@ -325,7 +325,7 @@ static td_status run_series(run *r, series which)
         TD_TRY(take_sample(r, which, marks, i));
     TD_TRY(td_train_loss(r->train, &loss));
     r->rank.last_loss = (double)loss;
-    TD_TRY(line_up(r));
+    TD_TRY(wait_for_ranks(r));
 cleanup:
     for (int64_t i = 0; marks && i <= count; i++)
         td_event_destroy(marks[i]);
@@ -347,14 +347,14 @@ static td_status step_in_parts(run *r)
         TD_TRY(td_train_load(r->train, r->ids + at, r->targets + at, model->batch, model->context));
         TD_TRY(td_train_forward(r->train, NULL));
         if (last && along)
-            TD_TRY(look_at_memory(r, TD_BENCH_BEFORE_UPDATE));
+            TD_TRY(measure_memory(r, TD_BENCH_BEFORE_UPDATE));
         TD_TRY(td_train_backward(r->train));
     }
     if (!along) {
-        TD_TRY(look_at_memory(r, TD_BENCH_BEFORE_UPDATE));
+        TD_TRY(measure_memory(r, TD_BENCH_BEFORE_UPDATE));
         TD_TRY(td_train_update(r->train));
     }
-    TD_TRY(look_at_memory(r, TD_BENCH_AFTER_UPDATE));
+    TD_TRY(measure_memory(r, TD_BENCH_AFTER_UPDATE));
 cleanup:
     return status;
 }
@@ -452,7 +452,7 @@ static td_status run_watched(run *r)
     if (r->shard)
         TD_TRY(td_event_create(r->dev, &r->probe.begin));
     for (int64_t i = -r->config->warmup; i < r->config->steps; i++) {
-        TD_TRY(line_up(r));
+        TD_TRY(wait_for_ranks(r));
         TD_TRY(td_comm_watch(r->comm, most));
         const int64_t begin = td_clock_ns();
         r->probe.count = 0;
@@ -467,7 +467,7 @@ static td_status run_watched(run *r)
         TD_TRY(take_waits(r, i));
         if (i == r->config->steps - 1)
             TD_TRY(take_timeline(r, begin, end));
-        TD_TRY(told(r));
+        TD_TRY(report_step(r));
     }
 cleanup:
     (void)td_comm_watch(r->comm, 0);
@@ -490,11 +490,11 @@ static td_status run_all(run *r)
 
     TD_TRY(make_trainer(r, true));
     TD_TRY(run_series(r, SILENT));
-    drop_trainer(r);
+    destroy_trainer(r);
     TD_TRY(make_trainer(r, false));
     TD_TRY(run_series(r, STEP));
     if (r->config->graph) {
-        drop_trainer(r);
+        destroy_trainer(r);
         r->watches = true;
         TD_TRY(make_trainer(r, false));
     }
@@ -552,7 +552,7 @@ cleanup:
 }
 
 /** Every rank gets the intervals of all ranks. mine: [count]; all: [ranks, count]. */
-static td_status share_intervals(run *r, int64_t count, const interval *mine, interval *all)
+static td_status exchange_intervals(run *r, int64_t count, const interval *mine, interval *all)
 {
     const int64_t ranks = r->info.ranks;
     interval *some = calloc((size_t)ranks * AT_ONCE, sizeof *some);
@@ -572,7 +572,7 @@ cleanup:
 }
 
 /** Every rank gets the timelines of all ranks. All ranks make the same calls and read the same weights. */
-static td_status share_timelines(run *r, td_bench_ranks_result *result)
+static td_status exchange_timelines(run *r, td_bench_ranks_result *result)
 {
     const int64_t ranks = r->info.ranks, calls = r->timeline.count, waits = r->timeline.wait_count;
     const int64_t most = (calls > waits ? calls : waits) + 1;
@@ -587,7 +587,7 @@ static td_status share_timelines(run *r, td_bench_ranks_result *result)
     TD_TRY(td_comm_exchange(r->comm, &r->timeline, sizeof r->timeline, result->timelines));
     for (int64_t i = 0; i < calls; i++)
         mine[i] = (interval){r->spans[i].begin_ms, r->spans[i].end_ms};
-    TD_TRY(share_intervals(r, calls, mine, all));
+    TD_TRY(exchange_intervals(r, calls, mine, all));
     for (int64_t i = 0; i < ranks * calls; i++) {
         result->spans[i] = r->spans[i % calls];
         result->spans[i].begin_ms = all[i].begin_ms;
@@ -595,7 +595,7 @@ static td_status share_timelines(run *r, td_bench_ranks_result *result)
     }
     for (int64_t i = 0; i < waits; i++)
         mine[i] = (interval){r->waits[i].begin_ms, r->waits[i].end_ms};
-    TD_TRY(share_intervals(r, waits, mine, all));
+    TD_TRY(exchange_intervals(r, waits, mine, all));
     for (int64_t i = 0; i < ranks * waits; i++) {
         result->waits[i] = r->waits[i % waits];
         result->waits[i].begin_ms = all[i].begin_ms;
@@ -616,7 +616,7 @@ static td_status check_config(const td_bench_ranks_config *config)
     td_status status = TD_OK;
 
     TD_CHECK(config, "config is NULL");
-    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, which is no td_bench_state",
+    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, needs a td_bench_state",
              (int)config->state);
     TD_CHECK(config->warmup >= 0 && config->warmup <= TD_BENCH_MOST_STEPS,
              "warmup is %" PRId64 ", needs 0 to %d", config->warmup, TD_BENCH_MOST_STEPS);
@@ -638,7 +638,7 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_NOT_NULL(dev, comm, out);
     TD_TRY(check_config(config));
     TD_TRY(td_comm_describe(comm, &info));
-    td_train_config trainer = trainer_of(config, info.ranks);
+    td_train_config trainer = trainer_config(config, info.ranks);
     TD_TRY(make_shard(comm, config, &trainer, &shard));
     trainer.hooks = trainer.behind = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
@@ -680,13 +680,13 @@ td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_bench_ranks
                "no host memory for the times of %" PRId64 " steps", config->steps);
     TD_TRY(run_all(&r));
     TD_TRY(summarise(&r, result));
-    TD_TRY(share_timelines(&r, result));
+    TD_TRY(exchange_timelines(&r, result));
 
     *out = result; /* whole: the caller owns it from here */
     result = NULL;
 cleanup:
     td_bench_ranks_result_destroy(result);
-    drop_trainer(&r);
+    destroy_trainer(&r);
     if (dev) { /* each is NULL or a live block of dev, which free accepts */
         (void)td_device_free(dev, r.ids);
         (void)td_device_free(dev, r.targets);

@@ -84,8 +84,8 @@ td_status td_launch_read(td_launch *out)
             out->local_ranks = nodes == 1 ? out->ranks : 1;
         }
         name_run(out, getenv(launchers[i].run), getenv(launchers[i].part));
-        TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, and %s is %d", launchers[i].rank,
-                 (int)out->rank, launchers[i].ranks, (int)out->ranks);
+        TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, needs to be below %s, which is %d",
+                 launchers[i].rank, (int)out->rank, launchers[i].ranks, (int)out->ranks);
     }
     for (int i = 0; i < 2 && out->rank < 0; i++) {
         const char *const names[] = {launchers[i].rank, launchers[i].ranks};
@@ -113,12 +113,12 @@ static sigset_t signals;
 static const char *guard_program;
 static atomic_flag spoken = ATOMIC_FLAG_INIT;
 
-bool td_launch_speaks(void)
+bool td_launch_reports_first(void)
 {
     return !atomic_flag_test_and_set(&spoken);
 }
 
-void td_launch_guards(td_comm *comm)
+void td_launch_guard_comm(td_comm *comm)
 {
     pthread_mutex_lock(&lock);
     guarded = comm;
@@ -162,7 +162,7 @@ static void *run_guard(void *nothing)
         pause_ms(STEP_MS);
     const bool met = has_met(reason, &there);
     pause_ms(there ? RETURN_MS : 0);
-    if (td_launch_speaks())
+    if (td_launch_reports_first())
         fprintf(stderr, "%s: %s%s\n", guard_program, met ? "" : "ended by ",
                 has_met(NULL, &there) ? td_last_error() : reason);
     else

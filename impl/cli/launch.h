@@ -32,10 +32,10 @@ td_status td_launch_read(td_launch *out);
 td_status td_launch_guard(const char *program);
 
 /** Sets the communicator that a signal aborts; NULL: none. */
-void td_launch_guards(td_comm *comm);
+void td_launch_guard_comm(td_comm *comm);
 
 /** True for the first caller only, which prints the message. So the program prints one message about an
  * error. */
-bool td_launch_speaks(void);
+bool td_launch_reports_first(void);
 
 #endif

@@ -170,7 +170,7 @@ static bool find_place(const char *path, place *out)
     return stat(folder, &out->info) == 0;
 }
 
-static bool are_one(const char *first, const char *second)
+static bool same_file(const char *first, const char *second)
 {
     place a, b;
 
@@ -201,11 +201,12 @@ td_status td_common_probe(const td_common *common)
 
         if (!file->path)
             continue;
-        TD_CHECK(!records || !are_one(file->path, common->json), "--json and --%s name one file, '%s'",
+        TD_CHECK(!records || !same_file(file->path, common->json), "--json and --%s name the same file, '%s'",
                  file->option, file->path);
         for (int j = 0; j < i; j++)
-            TD_CHECK(!common->files[j].path || !are_one(file->path, common->files[j].path),
-                     "--%s and --%s name one file, '%s'", common->files[j].option, file->option, file->path);
+            TD_CHECK(!common->files[j].path || !same_file(file->path, common->files[j].path),
+                     "--%s and --%s name the same file, '%s'", common->files[j].option, file->option,
+                     file->path);
         TD_TRY(probe_file(file->path));
     }
 cleanup:
@@ -233,7 +234,7 @@ td_status td_common_fits(const td_device *dev, double bytes)
         goto cleanup;
     most = td_memory_limit("");
     if (bytes > most)
-        status = td_fail(TD_NO_MEMORY, "%.0f MiB are more than the machine's %.0f, or a control group's",
+        status = td_fail(TD_NO_MEMORY, "%.0f MiB are needed, but the machine or a control group allows %.0f",
                          bytes / 1048576.0, most / 1048576.0);
 cleanup:
     return status;

@@ -98,7 +98,7 @@ static td_status read_token(char digits[TD_KEY_DIGITS + 2], const char **token)
 
     *token = getenv("TANDEM_TOKEN");
     if (*token)
-        TD_CHECK(td_key_parse(*token, &key), "TANDEM_TOKEN is of %zu characters, needs %d hexadecimal digits",
+        TD_CHECK(td_key_parse(*token, &key), "TANDEM_TOKEN has %zu characters, needs %d hexadecimal digits",
                  strlen(*token), TD_KEY_DIGITS);
     if (*token || !path)
         return TD_OK;
@@ -119,7 +119,7 @@ cleanup:
 }
 
 /** After a rank has waited 2 s it prints once what it waits for. */
-static bool say_waiting(void *user, double seconds, const char *what)
+static bool print_waiting(void *user, double seconds, const char *what)
 {
     td_ranks *ranks = user;
 
@@ -131,7 +131,7 @@ static bool say_waiting(void *user, double seconds, const char *what)
 }
 
 /** A hint at the option that helps against the error; "": no option helps. */
-static const char *remedy(const char *error)
+static const char *hint_at(const char *error)
 {
     return strstr(error, "another run has this name")     ? "; name this one with --run"
            : strstr(error, "both say that they are rank") ? "; two runs at a time need two names: --run"
@@ -152,11 +152,11 @@ static td_status choose_device(const td_launch *launch, td_comm_backend backend,
     TD_TRY(td_device_count(TD_DEVICE_CUDA, &gpus));
     const int wanted = launch->local_ranks > 0 ? launch->local_ranks : launch->local_rank + 1;
     TD_FAIL_IF(wanted > gpus, TD_UNSUPPORTED,
-               "rank %d of %d: %d ranks on this host, which has %d GPU%s: each needs one of its own",
-               (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
+               "rank %d of %d: this host has %d ranks and %d GPU%s: each rank needs a GPU", (int)launch->rank,
+               (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
     TD_FAIL_IF(launch->local_rank < 0, TD_BAD_ARGUMENT,
-               "rank %d of %d: the launcher does not say which rank of its host it is: name its "
-               "GPU with --device cuda:N",
+               "rank %d of %d: the launcher does not say its number on this host: name its GPU with "
+               "--device cuda:N",
                (int)launch->rank, (int)launch->ranks);
     snprintf(name, 24, "cuda:%d", (int)launch->local_rank);
     *device = name;
@@ -198,7 +198,7 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
     out->program = program;
     out->rank = launch.rank;
     out->ranks = launch.ranks;
-    of->comm.waiting = say_waiting;
+    of->comm.waiting = print_waiting;
     of->comm.user = out;
     of->comm.rank = launch.rank;
     of->comm.ranks = launch.ranks;
@@ -220,7 +220,7 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
                 program, of->comm.address);
     TD_TRY(td_common_begin(common, &out->dev));
     TD_TRY(td_comm_open(out->dev, &of->comm, &out->comm));
-    td_launch_guards(out->comm);
+    td_launch_guard_comm(out->comm);
     TD_TRY(td_comm_describe(out->comm, &out->info));
 cleanup:
     of->comm.token = NULL; /* it points to a local variable */
@@ -230,15 +230,15 @@ cleanup:
 td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
 {
     if (status == TD_OK) {
-        td_launch_guards(NULL);
+        td_launch_guard_comm(NULL);
         status = td_comm_close(ranks->comm);
     } else {
         /* Prints the message before it tells the other ranks that this rank leaves. */
-        if (td_launch_speaks())
-            fprintf(stderr, "%s: %s%s\n", program, td_last_error(), remedy(td_last_error()));
+        if (td_launch_reports_first())
+            fprintf(stderr, "%s: %s%s\n", program, td_last_error(), hint_at(td_last_error()));
         if (ranks->comm && td_comm_check(ranks->comm) == TD_OK)
             (void)td_comm_abort(ranks->comm, "its program failed");
-        td_launch_guards(NULL);
+        td_launch_guard_comm(NULL);
         (void)td_comm_close(ranks->comm);
     }
     td_device_close(ranks->dev);

@@ -281,7 +281,7 @@ cleanup:
 }
 
 /** Makes later work on the current stream wait for the call. */
-static td_status follow_alone(const td_work *work)
+static td_status queue_wait_alone(const td_work *work)
 {
     return work->native ? td_event_wait(work->mark) : TD_OK;
 }
@@ -290,7 +290,7 @@ static td_status wait_alone(const td_work *work)
 {
     td_status status = TD_OK;
 
-    TD_TRY(follow_alone(work));
+    TD_TRY(queue_wait_alone(work));
     TD_TRY(td_device_synchronize(work->comm->dev));
 cleanup:
     return status;
@@ -439,7 +439,7 @@ td_status td_work_queue_wait(td_work *work)
 
     TD_CHECK(work, "work is NULL");
     const td_comm_backend_table *const backend = work->comm->backend;
-    status = !backend              ? follow_alone(work)
+    status = !backend              ? queue_wait_alone(work)
              : backend->queue_wait ? backend->queue_wait(work->comm, work)
                                    : backend->wait(work->comm, work);
     release_work(work);

@@ -192,7 +192,7 @@ static void name_wait(const td_control *control, const td_signature *call, char 
         snprintf(text, FAULT_ROOM, "%s: rank %d has not made it", doing, late);
     else
         snprintf(text, FAULT_ROOM, "%s: %s", doing,
-                 control->ledger ? "it is on its way" : "not all ranks have made it");
+                 control->ledger ? "all ranks have made it" : "not all ranks have made it");
 }
 
 bool td_control_goes_on(td_control *control, td_wait *wait, const td_signature *call)

@@ -145,7 +145,7 @@ static const char *explain(const search *s, char text[320])
              s->foreign     ? "another user made"
              : s->strangers ? "the process that listens at"
                             : "nobody answers at",
-             s->where, s->strangers ? " does not know this run's name and token" : "");
+             s->where, s->strangers ? " has not proved that it knows this run's name and token" : "");
     return text;
 }
 

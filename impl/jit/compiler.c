@@ -34,44 +34,44 @@ static char *const tunings[][2] = {{"-march=native", "-mprefer-vector-width=512"
 #define TEXT_OF(...) TEXT(__VA_ARGS__)
 
 /** The files of one run of the compiler, in a folder of their own. */
-typedef struct bench {
+typedef struct workspace {
     char folder[PATH_MAX];
-    char source[PATH_MAX + 16], output[PATH_MAX + 16], words[PATH_MAX + 16];
-} bench;
+    char source[PATH_MAX + 16], output[PATH_MAX + 16], log[PATH_MAX + 16];
+} workspace;
 
-static void bench_deinit(bench *b)
+static void workspace_deinit(workspace *w)
 {
-    if (b->folder[0] == '\0')
+    if (w->folder[0] == '\0')
         return;
-    unlink(b->source);
-    unlink(b->output);
-    unlink(b->words);
-    rmdir(b->folder);
+    unlink(w->source);
+    unlink(w->output);
+    unlink(w->log);
+    rmdir(w->folder);
 }
 
-static td_status bench_init(bench *b, const char *scratch)
+static td_status workspace_init(workspace *w, const char *scratch)
 {
     int error = ENAMETOOLONG;
 
-    if (snprintf(b->folder, sizeof b->folder, "%s/tandem-jit-XXXXXX", scratch) >= (int)sizeof b->folder ||
-        (!mkdtemp(b->folder) && (error = errno))) {
-        b->folder[0] = '\0';
+    if (snprintf(w->folder, sizeof w->folder, "%s/tandem-jit-XXXXXX", scratch) >= (int)sizeof w->folder ||
+        (!mkdtemp(w->folder) && (error = errno))) {
+        w->folder[0] = '\0';
         return td_file_error("make a folder in", scratch, error);
     }
-    snprintf(b->source, sizeof b->source, "%s/source.c", b->folder);
-    snprintf(b->output, sizeof b->output, "%s/code.so", b->folder);
-    snprintf(b->words, sizeof b->words, "%s/words", b->folder);
+    snprintf(w->source, sizeof w->source, "%s/source.c", w->folder);
+    snprintf(w->output, sizeof w->output, "%s/code.so", w->folder);
+    snprintf(w->log, sizeof w->log, "%s/log", w->folder);
     return TD_OK;
 }
 
 /** text = the first line of the compiler's output with an error, otherwise its first line. */
-static const char *first_words(const bench *b, char text[200])
+static const char *first_error(const workspace *w, char text[200])
 {
     td_code said;
     const char *from, *error;
 
     snprintf(text, 200, "it printed nothing");
-    if (td_code_read(b->words, &said) != TD_OK)
+    if (td_code_read(w->log, &said) != TD_OK)
         return text;
     said.data[said.bytes] = '\0';
     from = (const char *)said.data;
@@ -84,8 +84,8 @@ static const char *first_words(const bench *b, char text[200])
     return text;
 }
 
-/** Runs the compiler with empty input and its output in b->words, and waits for it. */
-static td_status run(const char *path, char *const arguments[], const bench *b)
+/** Runs the compiler with empty input and its output in w->log, and waits for it. */
+static td_status run(const char *path, char *const arguments[], const workspace *w)
 {
     /* The compiler's programs are in its folder or in the system's folders; its scratch files go into
      * ours. */
@@ -96,10 +96,10 @@ static td_status run(const char *path, char *const arguments[], const bench *b)
     int state = 0, error;
     pid_t child, ended;
 
-    snprintf(scratch, sizeof scratch, "TMPDIR=%s", b->folder);
+    snprintf(scratch, sizeof scratch, "TMPDIR=%s", w->folder);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, 1, b->words, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&actions, 1, w->log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_adddup2(&actions, 1, 2);
     error = posix_spawn(&child, path, &actions, NULL, arguments, environment);
     posix_spawn_file_actions_destroy(&actions);
@@ -113,10 +113,10 @@ static td_status run(const char *path, char *const arguments[], const bench *b)
         return TD_OK;
     if (WIFSIGNALED(state))
         return td_fail(TD_LIBRARY_ERROR, "compiler '%s' was ended by signal %d: %s", path, WTERMSIG(state),
-                       first_words(b, text));
+                       first_error(w, text));
     if (WEXITSTATUS(state) != 0)
         return td_fail(TD_LIBRARY_ERROR, "compiler '%s' failed (%d): %s", path, WEXITSTATUS(state),
-                       first_words(b, text));
+                       first_error(w, text));
     return TD_OK;
 }
 
@@ -160,9 +160,9 @@ static void take_version(const char *macros, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)strcspn(at, "\"\n"), at);
 }
 
-/** Sets compiler->tuning to the first pair that the compiler accepts; b->words then has the predefined
+/** Sets compiler->tuning to the first pair that the compiler accepts; w->log then has the predefined
  * macros. */
-static td_status choose_tuning(td_compiler *compiler, const bench *b)
+static td_status choose_tuning(td_compiler *compiler, const workspace *w)
 {
     td_status status = TD_LIBRARY_ERROR;
 
@@ -170,7 +170,7 @@ static td_status choose_tuning(td_compiler *compiler, const bench *b)
         compiler->tuning = tunings[i];
         char *const arguments[] = {compiler->path, tunings[i][0], tunings[i][1], "-dM",
                                    "-E",           "-xc",         "/dev/null",   NULL};
-        status = run(compiler->path, arguments, b);
+        status = run(compiler->path, arguments, w);
     }
     return status;
 }
@@ -180,14 +180,14 @@ td_status td_compiler_find(const char *name, const char *scratch, td_compiler *o
     td_status status = TD_OK;
     td_compiler found = {.path = NULL};
     td_code macros = {NULL, 0};
-    bench b = {.folder = ""};
+    workspace w = {.folder = ""};
 
     TD_TRY(find_program(name, &found.path));
     found.scratch = strdup(scratch ? scratch : P_tmpdir);
     TD_FAIL_IF(!found.scratch, TD_NO_MEMORY, "no memory for a folder's name");
-    TD_TRY(bench_init(&b, found.scratch));
-    TD_TRY(choose_tuning(&found, &b));
-    TD_TRY(td_code_read(b.words, &macros));
+    TD_TRY(workspace_init(&w, found.scratch));
+    TD_TRY(choose_tuning(&found, &w));
+    TD_TRY(td_code_read(w.log, &macros));
     macros.data[macros.bytes] = '\0';
     TD_FAIL_IF(!strstr((const char *)macros.data, "#define __STDC__"), TD_LIBRARY_ERROR,
                "compiler '%s' does not list its macros, as gcc and clang do", found.path);
@@ -203,7 +203,7 @@ td_status td_compiler_find(const char *name, const char *scratch, td_compiler *o
     found = (td_compiler){.path = NULL};
 cleanup:
     td_code_free(&macros);
-    bench_deinit(&b);
+    workspace_deinit(&w);
     td_compiler_deinit(&found);
     return status;
 }
@@ -216,37 +216,37 @@ void td_compiler_deinit(td_compiler *compiler)
     *compiler = (td_compiler){.path = NULL};
 }
 
-static td_status write_source(const bench *b, const char *source)
+static td_status write_source(const workspace *w, const char *source)
 {
-    const int file = open(b->source, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const int file = open(w->source, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     int error = file < 0 ? errno : td_file_write(file, source, strlen(source));
 
     if (file >= 0 && close(file) != 0 && error == 0)
         error = errno;
-    return error != 0 ? td_file_error("write", b->source, error) : TD_OK;
+    return error != 0 ? td_file_error("write", w->source, error) : TD_OK;
 }
 
 td_status td_compiler_build(const td_compiler *compiler, const char *source, td_code *out)
 {
     td_status status = TD_OK;
-    bench b = {.folder = ""};
+    workspace w = {.folder = ""};
 
-    TD_TRY(bench_init(&b, compiler->scratch));
-    TD_TRY(write_source(&b, source));
+    TD_TRY(workspace_init(&w, compiler->scratch));
+    TD_TRY(write_source(&w, source));
     char *const arguments[] = {compiler->path,
                                OPTIONS,
                                compiler->tuning[0],
                                compiler->tuning[1],
                                compiler->gcc ? OPTION_OF_GCC : "-w",
                                "-o",
-                               b.output,
-                               b.source,
+                               w.output,
+                               w.source,
                                NULL};
-    TD_TRY(run(compiler->path, arguments, &b));
-    TD_FAIL_IF(access(b.output, R_OK) != 0, TD_LIBRARY_ERROR, "compiler '%s' succeeded, but made no file",
+    TD_TRY(run(compiler->path, arguments, &w));
+    TD_FAIL_IF(access(w.output, R_OK) != 0, TD_LIBRARY_ERROR, "compiler '%s' succeeded, but made no file",
                compiler->path);
-    TD_TRY(td_code_read(b.output, out));
+    TD_TRY(td_code_read(w.output, out));
 cleanup:
-    bench_deinit(&b);
+    workspace_deinit(&w);
     return status;
 }

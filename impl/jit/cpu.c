@@ -203,17 +203,17 @@ static td_status prepare(td_device *dev, const td_attention_shape *shape)
 /** How a call is divided: the number of threads that it can use on this machine at any setting, and the
  * number of parts of a head's keys. Sums over parts are added in order, so bits do not depend on the number
  * of threads. */
-typedef struct deal {
-    int64_t heads, slots, parts;
-} deal;
+typedef struct division {
+    int64_t heads, threads, parts;
+} division;
 
-static deal deal_of(const td_attention_shape *s, const layout *l)
+static division divide(const td_attention_shape *s, const layout *l)
 {
     const int64_t processors = omp_get_num_procs();
-    deal d = {.heads = s->batch * s->heads};
+    division d = {.heads = s->batch * s->heads};
 
     d.parts = least(least(parts_of(2 * processors, d.heads), l->key_tiles), MOST_PARTS);
-    d.slots = processors;
+    d.threads = processors;
     return d;
 }
 
@@ -221,13 +221,13 @@ static deal deal_of(const td_attention_shape *s, const layout *l)
  * queries and partial dQ. */
 static td_status work_bytes(const td_attention_shape *s, const layout *l, int64_t *forward, int64_t *backward)
 {
-    const deal d = deal_of(s, l);
+    const division d = divide(s, l);
     const int64_t element = (int64_t)sizeof(float);
     td_status status = TD_OK;
     int64_t scratch, prepared, partial;
 
-    TD_TRY(td_product("bytes of forward_work", 3, (int64_t[]){d.slots, l->forward, element}, forward));
-    TD_TRY(td_product("bytes of backward_work", 3, (int64_t[]){d.slots, l->backward, element}, &scratch));
+    TD_TRY(td_product("bytes of forward_work", 3, (int64_t[]){d.threads, l->forward, element}, forward));
+    TD_TRY(td_product("bytes of backward_work", 3, (int64_t[]){d.threads, l->backward, element}, &scratch));
     TD_TRY(td_product("bytes of backward_work", 4, (int64_t[]){d.heads, l->query_tiles, l->prepared, element},
                       &prepared));
     TD_TRY(td_product("bytes of backward_work", 5,
@@ -263,7 +263,7 @@ cleanup:
 typedef struct call {
     const td_attention_shape *s;
     layout l;
-    deal d;
+    division d;
     const char *q, *k, *v, *o_in, *dout;
     char *o, *dq, *dk, *dv;
     float *saved, *scratch, *prepared, *partial;
@@ -304,7 +304,7 @@ static head head_of(const call *c, int64_t index)
 static void run(const call *c, task one, int64_t count, int64_t scratch, bool reversed)
 {
     const int64_t all = c->d.heads * count;
-    const int threads = (int)least(least(td_cpu_threads(), c->d.slots), all);
+    const int threads = (int)least(least(td_cpu_threads(), c->d.threads), all);
 
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t i = 0; i < all; i++) {
@@ -322,7 +322,7 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
     library *code = NULL;
 
     TD_TRY(library_of(dev, s, false, &code));
-    c.d = deal_of(s, &c.l);
+    c.d = divide(s, &c.l);
     TD_TRY(td_attention_begin(dev, "jit_forward", s, false));
     run(&c, code->forward, c.l.query_tiles, c.l.forward, true);
     td_device_end_operation(dev);
@@ -350,8 +350,8 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
     library *code = NULL;
 
     TD_TRY(library_of(dev, s, true, &code));
-    c.d = deal_of(s, &c.l);
-    c.prepared = c.scratch + c.d.slots * c.l.backward;
+    c.d = divide(s, &c.l);
+    c.prepared = c.scratch + c.d.threads * c.l.backward;
     c.partial = c.prepared + c.d.heads * c.l.query_tiles * c.l.prepared;
     TD_TRY(td_attention_begin(dev, "jit_backward", s, true));
     run(&c, code->prepare, c.l.query_tiles, c.l.backward, false);

@@ -82,7 +82,7 @@ cleanup:
 }
 
 /** text = the first line of the log with an error, otherwise its first line. */
-static const char *first_words(const td_nvrtc *n, td_nvrtc_program program, char text[200])
+static const char *first_error(const td_nvrtc *n, td_nvrtc_program program, char text[200])
 {
     char *log = NULL;
     size_t bytes = 0;
@@ -115,7 +115,7 @@ td_status td_nvrtc_build(const td_nvrtc *n, const char *source, td_code *out)
     if (error == 0)
         error = n->CompileProgram(program, n->caches ? 3 : 2, options);
     TD_FAIL_IF(error != 0, TD_LIBRARY_ERROR, "%s says %s: %s", n->version, n->GetErrorString(error),
-               program ? first_words(n, program, text) : "it made no program");
+               program ? first_error(n, program, text) : "it made no program");
     error = n->GetCUBINSize(program, &code.bytes);
     if (error == 0 && code.bytes > 0) {
         code.data = malloc(code.bytes);

@@ -155,7 +155,7 @@ static td_memory_category block_category(const recorder *r, const td_memory_even
 }
 
 /** Notes each block of the trainer that has no named tensors as one tensor, "step". */
-static td_status note_step(recorder *r)
+static td_status note_other_blocks(recorder *r)
 {
     const td_memory_event *events;
     td_status status = TD_OK;
@@ -208,7 +208,7 @@ td_status td_memory_train_config(const td_memory_config *config, td_train_config
     td_status status = TD_OK;
 
     TD_NOT_NULL(config, out);
-    TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
+    TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, needs a td_memory_pass", (int)config->pass);
     TD_FAIL_IF(config->model.owned, TD_UNSUPPORTED,
                "model.owned is not NULL, needs NULL: no other ranks gather weights in a recording");
     *out = (td_train_config){.model = config->model,
@@ -249,7 +249,7 @@ static td_status create(recorder *r)
         TD_TRY(td_optimizer_moments(td_train_optimizer(r->train), 0, &r->moments, &second));
     }
     TD_TRY(note_weights(r));
-    TD_TRY(note_step(r));
+    TD_TRY(note_other_blocks(r));
     /* Weights stay 0, as created: their values change no bytes, and drawing a large model takes long. */
     td_weights_written(td_train_model(r->train), true);
     TD_TRY(draw_tokens(r));
@@ -257,12 +257,12 @@ cleanup:
     return status;
 }
 
-static td_status forget_gradients(recorder *r)
+static td_status end_gradients(recorder *r)
 {
     return note_gradients(r, (td_range){0, r->weights.elements}, false);
 }
 
-static td_status labelled(recorder *r, const char *label, td_status (*call)(recorder *))
+static td_status with_label(recorder *r, const char *label, td_status (*call)(recorder *))
 {
     td_status status = TD_OK;
 
@@ -282,7 +282,7 @@ static td_status run_phase(recorder *r, td_memory_phase phase)
 
     switch (phase) {
     case TD_MEMORY_IN_CREATE:
-        TD_TRY(labelled(r, "create", create));
+        TD_TRY(with_label(r, "create", create));
         break;
     case TD_MEMORY_IN_FORWARD:
         TD_TRY(td_train_load(r->train, r->ids, r->targets, model->batch, model->context));
@@ -293,7 +293,7 @@ static td_status run_phase(recorder *r, td_memory_phase phase)
         break;
     default:
         TD_TRY(td_train_update(r->train));
-        TD_TRY(labelled(r, "optimizer", forget_gradients));
+        TD_TRY(with_label(r, "optimizer", end_gradients));
         break;
     }
 cleanup:
@@ -516,7 +516,7 @@ td_status td_memory_record(td_device *dev, const td_memory_config *config, td_me
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_NOT_NULL(dev, config);
-    TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
+    TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, needs a td_memory_pass", (int)config->pass);
     recording = calloc(1, sizeof *recording);
     TD_FAIL_IF(!recording, TD_NO_MEMORY, "no host memory for a recording");
     recording->pass = config->pass;

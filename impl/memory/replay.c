@@ -17,7 +17,7 @@ static const void *end_of(const td_memory_event *event)
 }
 
 /** Entry `by` ends the i-th opened one. */
-static void settle(td_memory_recording *recording, opened *open, int64_t i, int64_t by)
+static void close_entry(td_memory_recording *recording, opened *open, int64_t i, int64_t by)
 {
     recording->entries[open->at[i]].pair = by;
     open->at[i] = open->at[--open->count];
@@ -40,7 +40,7 @@ static int64_t find(const td_memory_recording *recording, const opened *open, td
 }
 
 /** Updates the opened entries and the live bytes by entry i. */
-static void apply(td_memory_recording *recording, opened *open, int64_t i, size_t *live)
+static void replay_entry(td_memory_recording *recording, opened *open, int64_t i, size_t *live)
 {
     td_memory_entry *entry = &recording->entries[i];
     const td_memory_event *event = &entry->event;
@@ -60,7 +60,7 @@ static void apply(td_memory_recording *recording, opened *open, int64_t i, size_
         if (found >= 0) {
             entry->pair = open->at[found];
             live[entry->category] -= event->bytes;
-            settle(recording, open, found, i);
+            close_entry(recording, open, found, i);
         }
         break;
     case TD_MEMORY_FREE:
@@ -68,7 +68,7 @@ static void apply(td_memory_recording *recording, opened *open, int64_t i, size_
         if (found >= 0) {
             entry->pair = open->at[found];
             entry->category = recording->entries[entry->pair].category;
-            settle(recording, open, found, i);
+            close_entry(recording, open, found, i);
         }
         for (int64_t j = open->count - 1; j >= 0; j--) { /* tensors in the block end with it */
             const td_memory_entry *begun = &recording->entries[open->at[j]];
@@ -76,7 +76,7 @@ static void apply(td_memory_recording *recording, opened *open, int64_t i, size_
             if (begun->event.action == TD_MEMORY_LIVE && begun->event.address >= event->address &&
                 begun->event.address < end_of(event)) {
                 live[begun->category] -= begun->event.bytes;
-                settle(recording, open, j, i);
+                close_entry(recording, open, j, i);
             }
         }
         break;
@@ -98,7 +98,7 @@ static size_t live_after(const td_memory_recording *recording, int64_t i)
 }
 
 /** The peaks of entries [first, end). */
-static void measure(const td_memory_recording *recording, td_memory_span *span)
+static void find_peaks(const td_memory_recording *recording, td_memory_span *span)
 {
     span->peak = -1;
     span->begin_bytes = span->live_bytes = live_after(recording, span->first - 1);
@@ -117,7 +117,7 @@ static void measure(const td_memory_recording *recording, td_memory_span *span)
 }
 
 /** Adds the bytes of tensors that are alive after entry `until` to their categories. */
-static void compose(const td_memory_recording *recording, int64_t until, size_t *by_category)
+static void add_live(const td_memory_recording *recording, int64_t until, size_t *by_category)
 {
     for (int64_t i = 0; i <= until; i++) {
         const td_memory_entry *entry = &recording->entries[i];
@@ -137,20 +137,20 @@ td_status td_memory_replay(td_memory_recording *recording)
     open.at = calloc((size_t)recording->count + 1, sizeof *open.at);
     TD_FAIL_IF(!open.at, TD_NO_MEMORY, "no host memory to replay %" PRId64 " events", recording->count);
     for (int64_t i = 0; i < recording->count; i++)
-        apply(recording, &open, i, live);
+        replay_entry(recording, &open, i, live);
     summary->entries = recording->count;
     summary->whole =
         (td_memory_span){.end = recording->count, .begin_ns = summary->phases[TD_MEMORY_IN_CREATE].begin_ns};
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
         td_memory_span *span = &summary->phases[phase];
 
-        measure(recording, span);
-        compose(recording, span->peak >= 0 ? span->peak : span->first - 1, span->by_category);
+        find_peaks(recording, span);
+        add_live(recording, span->peak >= 0 ? span->peak : span->first - 1, span->by_category);
         if (span->end_ns > 0)
             summary->whole.end_ns = span->end_ns;
     }
-    measure(recording, &summary->whole);
-    compose(recording, summary->whole.peak, summary->whole.by_category);
+    find_peaks(recording, &summary->whole);
+    add_live(recording, summary->whole.peak, summary->whole.by_category);
 cleanup:
     free(open.at);
     return status;
@@ -260,7 +260,7 @@ td_status td_memory_largest(const td_memory_recording *recording, td_memory_phas
     int64_t kinds;
 
     TD_CHECK(recording, "recording is NULL");
-    TD_CHECK(td_memory_phase_name(phase), "phase is %d, which is no td_memory_phase", (int)phase);
+    TD_CHECK(td_memory_phase_name(phase), "phase is %d, needs a td_memory_phase", (int)phase);
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
     TD_NOT_NULL(largest, count);
     chosen = calloc((size_t)recording->count + 1, sizeof *chosen);

@@ -1,5 +1,4 @@
-/** Internal to impl/ops/: how the public functions find their device's table and check what they are
- * given. */
+/** Internal to impl/ops/: finds the table of a device, and checks arguments. */
 #ifndef TD_OPS_CHECKS_H
 #define TD_OPS_CHECKS_H
 
@@ -33,7 +32,7 @@ static inline void begin_operation(td_device *dev, const char *name, td_op_class
     td_device_begin_operation(dev, &(td_operation){name, op_class, cost.flops, cost.bytes});
 }
 
-/* Of which class each entry is, for who listens. */
+/* The class of each entry, for listeners of operations. */
 enum {
     CLASS_gemm = TD_OP_MATMUL,
     CLASS_embedding_forward = TD_OP_ELEMENTWISE,
@@ -62,7 +61,7 @@ enum {
     CLASS_sgd_update = TD_OP_OPTIMIZER
 };
 
-/* Calls the entry, around which who listens is told of it. */
+/* Calls the entry. If the device has listeners, tells them before and after the call. */
 #define CALL_COSTS(dev, op, cost, ...)                                                                       \
     (!ops_of(dev)->op             ? gap((dev), #op)                                                          \
      : !td_device_listened((dev)) ? ops_of(dev)->op((dev), __VA_ARGS__)                                      \
@@ -71,7 +70,7 @@ enum {
 
 #define CALL(dev, op, ...) CALL_COSTS(dev, op, ((td_cost){0}), __VA_ARGS__)
 
-/* *out = the entry's scratch, by the entry of `op` that says it. */
+/* *out = the scratch of `op`, from the table's entry op_work_bytes. */
 #define WORK_BYTES(dev, op, out, ...)                                                                        \
     (ops_of(dev)->op##_work_bytes ? (*(out) = ops_of(dev)->op##_work_bytes(__VA_ARGS__), TD_OK)              \
                                   : gap((dev), #op))
@@ -94,7 +93,7 @@ cleanup:
     return status;
 }
 
-/* Of the field `name`: a type that the device has kernels for. */
+/* Checks that the device has kernels for the type; `name` is its field, for messages. */
 static inline td_status check_dtype_of(const td_device *dev, const char *name, td_dtype dtype)
 {
     const td_ops *ops = ops_of(dev);
@@ -113,8 +112,8 @@ static inline td_status check_dtype(const td_device *dev, td_dtype dtype)
     return check_dtype_of(dev, "dtype", dtype);
 }
 
-/* A second type beside dtype, 0 for the same. Where they differ, one of the two is f32: the second if
- * `wide`. */
+/* Checks a second type; 0 becomes dtype. If the two differ, one must be f32: the second if `wide`, else the
+ * first. */
 static inline td_status check_second(const td_device *dev, const char *name, bool wide, td_dtype dtype,
                                      td_dtype *second)
 {
@@ -130,7 +129,8 @@ cleanup:
     return status;
 }
 
-/* An array of that many elements: its size in bytes, and a pad to the next vector, stay below 2^63. */
+/* Checks that the bytes of an array of first x second x third elements, padded to a vector, stay below 2^63.
+ * */
 static inline td_status check_size(const char *name, int64_t first, int64_t second, int64_t third)
 {
     int64_t size;
@@ -138,7 +138,7 @@ static inline td_status check_size(const char *name, int64_t first, int64_t seco
     return td_product(name, 4, (const int64_t[]){first, second, third, 16}, &size);
 }
 
-/* `value` is what the caller gave, 0 for the default. */
+/* Checks a pitch; 0 becomes the length of a row. */
 static inline td_status check_pitch(const char *name, int64_t row, int64_t *value)
 {
     td_status status = TD_OK;

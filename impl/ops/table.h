@@ -1,8 +1,8 @@
 /** Internal to impl/: the table of operations that a device fills.
  *
  * The public functions of ops.h check the arguments once and call the entry of their device with every
- * default (leading dimensions, pitches) filled in. ops/cpu/ has every entry and is plain C that one can read
- * as the formula; another device's table may have gaps, and a gap is TD_UNSUPPORTED naming op and device. */
+ * default (leading dimensions, pitches) filled in. ops/cpu/ has every entry, in plain C that reads like the
+ * formula. Another device's table may have NULL entries: they give TD_UNSUPPORTED, naming op and device. */
 #ifndef TD_OPS_TABLE_H
 #define TD_OPS_TABLE_H
 
@@ -13,7 +13,7 @@ enum { TD_CPU_DTYPES = 1 << TD_F32 | 1 << TD_BF16, TD_CUDA_DTYPES = TD_CPU_DTYPE
 
 typedef struct td_ops {
     const char *device;
-    unsigned dtypes; /* that it has kernels for */
+    unsigned dtypes; /* the types that it has kernels for */
     size_t (*gemm_work_bytes)(const td_gemm_shape *);
     td_status (*gemm)(td_device *, const td_gemm_shape *, const void *, const void *, void *, void *);
     td_status (*embedding_forward)(td_device *, const td_embedding_shape *, const int64_t *, const void *,
@@ -60,6 +60,6 @@ typedef struct td_ops {
 } td_ops;
 
 extern const td_ops td_ops_cpu;
-extern const td_ops td_ops_cuda; /* where TANDEM_HAVE_CUDA is defined */
+extern const td_ops td_ops_cuda; /* if TANDEM_HAVE_CUDA is defined */
 
 #endif

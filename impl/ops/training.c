@@ -1,4 +1,4 @@
-/* The loss and what makes a step of its gradients. */
+/* The loss, clipping, and updates of weights. */
 #include "base/check.h"
 #include "ops/checks.h"
 #include "ops/ops.h"
@@ -99,13 +99,13 @@ cleanup:
     return status;
 }
 
-/* A step computes in f32: a scalar of float64 must be finite there too. */
+/* A step computes in f32, so a scalar of float64 must be finite in f32 too. */
 static bool fits_f32(double value)
 {
-    return fabs(value) <= (double)FLT_MAX; /* not so for NaN */
+    return fabs(value) <= (double)FLT_MAX; /* false for NaN */
 }
 
-/* Where the host can look into dev's memory. */
+/* Whether the host can read dev's memory. */
 static bool sees(const td_device *dev)
 {
     return td_device_kind_of(dev) == TD_DEVICE_CPU;
@@ -184,8 +184,8 @@ td_status td_adamw_check(const td_adamw *adamw)
              "eps is %g and beta2 is 0, needs one above 0: else the step of a gradient of 0 is 0 / 0",
              adamw->eps);
 
-    /* What the kernels round to f32: the decay, and the rate behind both corrections, which is the largest in
-     * the first step, and at most the decay. */
+    /* The kernels round to f32 the decay, and the rate with both bias corrections. The rate is the largest
+     * in the first step. */
     const double decay = adamw->lr * adamw->weight_decay;
     const double rate = adamw->lr / (1.0 - adamw->beta1);
     TD_CHECK(fits_f32(rate * fmax(1.0, fabs(1.0 - decay))),
@@ -205,7 +205,7 @@ cleanup:
     return status;
 }
 
-/** Fills in the types. */
+/** Checks the arrays, and fills in grad_dtype. */
 static td_status check_tensors(const td_device *dev, td_update_tensors *t)
 {
     td_status status = TD_OK;

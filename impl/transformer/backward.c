@@ -6,13 +6,13 @@
 /* Each line of backward stands under the line of forward that it differentiates. The residual stream's
  * gradient is one tensor: the norms' backward adds to it in place. */
 
-/** The residual's gradient as the GEMMs of the branch before it read it. */
+/** The residual's gradient in the type in which the GEMMs of a branch read it. */
 static td_in branch_grad(const td_transformer *m)
 {
     return td_read(m, m->plan.mixed ? TD_T_BRANCH_GRAD : TD_T_RESIDUAL_GRAD, 0);
 }
 
-/** Computes the output of norm(x) and its rstd once more, unless forward's were kept. */
+/** Computes norm(x) and its rstd again, unless they were kept. */
 static td_status norm_again(td_transformer *m, int64_t i, td_weight norm, td_in x, td_tensor y)
 {
     return m->plan.all_kept ? TD_OK : td_norm(m, i, norm, x, td_write(m, y, i));
@@ -99,7 +99,7 @@ cleanup:
     return td_pop(model, status);
 }
 
-/** Layers whose activations forward discarded run forward again. */
+/** Runs layers [first, end) forward again, because their activations were not kept. */
 static td_status recompute(td_transformer *model, int64_t first, int64_t end)
 {
     td_status status = td_push(model, "recompute");
@@ -124,8 +124,8 @@ td_status td_backward_pass(td_transformer *model)
     TD_TRY(td_hooks_begin(model->hooks, TD_PASS_BACKWARD, model->last_micro));
     TD_TRY(head_backward(model));
     for (int64_t layer = plan->config.size.layers - 1; layer >= 0; layer--) {
-        if (layer < plan->last && (layer + 1) % plan->span == 0)
-            TD_TRY(recompute(model, layer + 1 - plan->span, layer + 1));
+        if (layer < plan->last_checkpoint && (layer + 1) % plan->checkpoint == 0)
+            TD_TRY(recompute(model, layer + 1 - plan->checkpoint, layer + 1));
         TD_TRY(layer_backward(model, layer));
     }
     TD_TRY(td_embed_grad(model, td_read(model, TD_T_RESIDUAL_GRAD, 0)));
@@ -153,8 +153,8 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
              "micro is %d, but the model's gradients share memory: nothing can be added to them", (int)micro);
     TD_FAIL_IF(adds && model->grads_lost, TD_BAD_STATE, "there are no gradients to add to: backward failed");
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));
-    model->stage.progress = TD_AT_START; /* the activations are written over from here on */
-    model->grads_lost = true;            /* until all are there */
+    model->stage.progress = TD_AT_START; /* backward overwrites activations from here on */
+    model->grads_lost = true;            /* until all gradients are written */
     model->adds = adds;
     model->last_micro = micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST;
     TD_TRY(td_pop_after(model->dev, td_backward_pass(model)));

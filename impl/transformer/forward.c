@@ -9,8 +9,7 @@
  *            h = ln1(input), which is there already
  *   input(i + 1) = middle + w2(silu(w1(h)) * w3(h)),  h = ln2(middle)
  *
- * `ends`: it ends with what w2 multiplies. If the layer runs again, the results of attention may be there
- * still. */
+ * `ends`: it ends before w2. If the layer runs again, attention is skipped if its results are kept. */
 static td_status layer_forward(td_transformer *m, int64_t i, bool ends)
 {
     const td_in q = td_read(m, TD_T_Q, i), k = td_read(m, TD_T_K, i), v = td_read(m, TD_T_V, i);
@@ -57,10 +56,10 @@ td_status td_forward_pass(td_transformer *model, const int64_t *ids, int64_t bat
 
     model->pass = TD_PASS_FORWARD;
     TD_TRY(td_hooks_begin(model->hooks, TD_PASS_FORWARD, false));
-    TD_TRY(td_note_alive(model, td_device_note_dead)); /* what the last forward left for backward */
+    TD_TRY(td_note_alive(model, td_device_note_dead)); /* the activations of the last forward */
     model->stage = (td_stage){.batch = batch, .seq = seq};
     status = td_embed(model, ids, td_write(model, TD_T_INPUT, 0));
-    if (status != TD_OK) { /* as for bad ids: the last forward is then as it was */
+    if (status != TD_OK) { /* such as bad ids: the last forward stays as it was */
         model->stage = before;
         (void)td_note_alive(model, td_device_note_live);
         goto cleanup;
@@ -83,7 +82,7 @@ td_status td_loss_pass(td_transformer *model, const int64_t *targets)
     const td_stage before = model->stage;
     td_status status = TD_OK;
 
-    if (before.progress == TD_AFTER_LOSS) /* once more */
+    if (before.progress == TD_AFTER_LOSS) /* the loss is computed again */
         model->stage.call--;
     TD_TRY(td_loss(model, td_read(model, TD_T_LOGITS, 0), targets));
     if (td_has_backward(&model->plan) && !model->recorder)

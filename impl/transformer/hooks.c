@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 
-/** The address of element `index` of those at `base`; NULL of NULL. */
+/** The address of element `index` of the array at `base`; NULL for NULL. */
 static void *element(void *base, int64_t index, size_t size)
 {
     return base ? (char *)base + (size_t)index * size : NULL;

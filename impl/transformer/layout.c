@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 
-/** The order in memory, and which weights follow the one before them without a gap. */
+/** The matrices of a layer in memory order. adjacent: there is no padding before the matrix. */
 static const struct {
     td_weight weight;
     bool adjacent;
@@ -19,7 +19,8 @@ void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows,
     *cols = weight == TD_W_W2 ? size->d_ff : weight == TD_W_LN1 || weight == TD_W_LN2 ? 0 : size->d_model;
 }
 
-/** *at = where a group of `count` elements that may follow *end begins; *end moves behind it. */
+/** Appends a group of `count` elements: *at is its aligned offset, at least *end; *end becomes the end of it.
+ * */
 static td_status append(int64_t alignment, int64_t count, int64_t *at, int64_t *end)
 {
     td_status status = TD_OK;
@@ -41,7 +42,7 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
     td_layout layout = {0};
     td_status status = TD_OK;
 
-    /* Every product of two extents that a layer knows is at most one of these. */
+    /* All products of two extents of a layer are at most one of these. */
     TD_TRY(td_product(what, 2, (int64_t[]){size->vocab, size->d_model}, &table));
     TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_model}, &products[0]));
     TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_ff}, &products[1]));

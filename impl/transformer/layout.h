@@ -1,10 +1,10 @@
-/** Internal to transformer/: where weights stand in the block. */
+/** Internal to impl/: the offsets of weights in the block. */
 #ifndef TD_TRANSFORMER_LAYOUT_H
 #define TD_TRANSFORMER_LAYOUT_H
 
 #include "transformer/transformer.h"
 
-/** The weights of a layer, in state-dict order, and the two of no layer. */
+/** The weights of a layer, in state-dict order, then head and embedding. */
 typedef enum td_weight {
     TD_W_Q = 0,
     TD_W_K,
@@ -23,13 +23,13 @@ typedef enum td_weight {
 
 #define TD_MATRICES TD_W_LN1 /* how many weights of a layer are matrices; they come before the norms */
 
-/** Where each tensor stands in the block, in elements; the same for parameters, gradients and moments.
+/** The offset of each tensor in the block, in elements: of masters, gradients and moments alike.
  *
- * First comes the embedding, then the matrices of layer after layer, then all norms, then lm_head. q, k and v
- * are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products. Norms
- * are few and small: one range to update, reduce or gather. Every group begins
- * on a 256-byte boundary; the padding before it is 0 in masters, gradients and moments. AdamW and SGD leave
- * it at 0, so that one call may update a range with padding. */
+ * First comes the embedding, then the matrices of each layer, then all norms, then lm_head. q, k and v are
+ * neighbours, and so are w1 and w3: each group is one matrix for the GEMMs. Norms are small, so all of them
+ * are one range to update, reduce or gather. Every group begins on a 256-byte boundary. The padding before
+ * it is 0 in masters, gradients and moments. AdamW and SGD leave it at 0, so one call may update a range
+ * with padding. */
 typedef struct td_layout {
     int64_t embedding;
     int64_t layers, layer_stride, in_layer[TD_MATRICES];
@@ -41,22 +41,22 @@ typedef struct td_layout {
 
 td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out);
 
-/** Where a weight begins in the block, and where the next one does. TD_W_LN1 of layer number `layers` is
+/** The offset of a weight, and of the next weight in the block. TD_W_LN1 of layer number `layers` is
  * ln_final. */
 int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weight);
 int64_t td_weight_next(const td_layout *layout, int64_t layer, td_weight weight);
 
-/** cols is 0 for a vector. */
+/** The extents of a weight; cols is 0 for a vector. */
 void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols);
 
-/** What hooks hear of: ranges of the block that are read, and whose gradients become final, together. */
+/** The ranges that hooks get: their weights are needed together, or their gradients become final together. */
 typedef enum td_part {
     TD_PART_EMBEDDING = 0,
     TD_PART_NORMS,
-    TD_PART_ATTENTION, /* the matrices of a layer's attention, and of its feed-forward */
-    TD_PART_FFN,
+    TD_PART_ATTENTION, /* the matrices of a layer's attention */
+    TD_PART_FFN,       /* the matrices of a layer's feed-forward */
     TD_PART_HEAD,
-    TD_PART_LAYER, /* all matrices of a layer, whose gradients become final together */
+    TD_PART_LAYER, /* all matrices of a layer: their gradients become final together */
     TD_PARTS
 } td_part;
 
@@ -65,8 +65,8 @@ td_part td_part_of(td_weight weight);
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
 
-/** The parameters of a model in the order in which their gradients become final, each as its place in the
- * block of weights, from 0. Of a range that becomes final as a whole, the last comes first.
+/** The order in which gradients become final. A parameter's number is its place in the block, from 0. If a
+ * range becomes final as a whole, its last parameter comes first.
  *
  *   layers  1 to 65,535, as a model has
  *   order   [9 layers + 3]  out

@@ -108,7 +108,7 @@ static td_heads_shape heads_shape(const td_transformer *model)
 #define RUN(kind, weight, uses, operation)                                                                   \
     (td_call_begins(m, &(td_call){kind, weight, uses}) ? td_call_ended(m, operation) : m->begun)
 
-/** The scratch of operations that ask for it. */
+/** Scratch of operations; no operand. */
 static const td_use work = {TD_USE_WRITE, TD_T_WORK, 0}, nothing = {.kind = TD_USE_NONE};
 
 static td_use weight_of(int64_t layer, td_weight weight)
@@ -116,7 +116,7 @@ static td_use weight_of(int64_t layer, td_weight weight)
     return (td_use){TD_USE_WEIGHT, td_part_of(weight), weight < TD_MATRICES ? layer : 0};
 }
 
-/** Gradients of all matrices of a layer have their room together. */
+/** The gradients of all matrices of a layer are one part. */
 static td_use gradient_of(int64_t layer, td_weight weight)
 {
     const bool matrix = weight < TD_MATRICES;
@@ -124,7 +124,7 @@ static td_use gradient_of(int64_t layer, td_weight weight)
     return (td_use){TD_USE_GRADIENT, matrix ? TD_PART_LAYER : td_part_of(weight), matrix ? layer : 0};
 }
 
-/** Where operations read the weight, once the call has begun. */
+/** The address at which operations read the weight, after td_call_begins. */
 static const void *weight_at(const td_transformer *m, int64_t layer, td_weight weight)
 {
     const td_part part = td_part_of(weight);
@@ -135,7 +135,7 @@ static const void *weight_at(const td_transformer *m, int64_t layer, td_weight w
     return m->at[part] + (size_t)before * td_dtype_size(numbers ? m->plan.wide : m->plan.dtype);
 }
 
-/** Where its gradient is written. */
+/** The address at which the weight's gradient is written, after td_call_begins. */
 static void *grad_at(const td_transformer *m, int64_t layer, td_weight weight)
 {
     const int part = gradient_of(layer, weight).what;
@@ -154,16 +154,16 @@ static int64_t tokens_of(const td_transformer *m)
     return m->stage.batch * m->stage.seq;
 }
 
-/** The second half of the rows of gate_up. */
+/** The second half of gate_up's first row. */
 static void *up_of(const td_transformer *m, const void *gate)
 {
     return (char *)gate + (size_t)m->plan.config.size.d_ff * td_dtype_size(m->plan.dtype);
 }
 
-/** Where forward's norm leaves its rstd and backward finds it. `at` is NULL if no backward reads it. */
+/** The tensor for a norm's rstd. `at` is NULL if no backward reads it. */
 static td_inout rstd_of(const td_transformer *m, int64_t layer, td_weight norm)
 {
-    const bool discarded = m->pass == TD_PASS_FORWARD && layer < m->plan.last;
+    const bool discarded = m->pass == TD_PASS_FORWARD && layer < m->plan.last_checkpoint;
 
     if (!td_has_backward(&m->plan) || discarded)
         return (td_inout){nothing, NULL};
@@ -309,7 +309,8 @@ td_status td_heads_grad(td_transformer *m, td_in dq, td_in dk, td_in dv, td_out 
 td_status td_norm_grad(td_transformer *m, int64_t layer, td_weight norm, td_in x, td_in dy)
 {
     const bool begins = layer == m->plan.config.size.layers;
-    const bool rounds = m->plan.mixed && (layer > 0 || norm == TD_W_LN2); /* a branch before it reads it */
+    const bool rounds =
+        m->plan.mixed && (layer > 0 || norm == TD_W_LN2); /* for the branch before this norm */
     const td_inout rstd = rstd_of(m, layer, norm), residual = td_update(m, TD_T_RESIDUAL_GRAD, 0);
     const td_out first = td_write(m, TD_T_RESIDUAL_GRAD, 0), rounded = td_write(m, TD_T_BRANCH_GRAD, 0);
     const td_rmsnorm_shape shape = norm_shape(&m->plan, tokens_of(m));
@@ -335,7 +336,7 @@ td_status td_embed_grad(td_transformer *m, td_in dy)
 
 /* ---- scratch ---- */
 
-/** What a call of that kind asks for. `adds`: gradients of weights are added to. */
+/** *bytes: the scratch of a call of that kind. adds: it adds to gradients of weights. */
 static td_status bytes_of(td_device *dev, const td_plan *plan, td_call_kind kind, td_weight weight,
                           int64_t tokens, bool adds, size_t *bytes)
 {

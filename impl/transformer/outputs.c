@@ -6,8 +6,8 @@
 
 enum { NAME_BYTES = TD_PARAMETER_NAME_BYTES + sizeof ".grad" };
 
-/** The name of what the use of a tensor has written. The backward of a norm first reads the norm's input, and
- * writes its gradient. */
+/** The name for hooks of a tensor that the call has written. The backward of a norm reads the norm's input
+ * first, and writes its gradient to the residual's: that gets the input's name. */
 static void name_output(const td_transformer *model, const td_recorded_call *call, td_use use,
                         char name[NAME_BYTES])
 {
@@ -20,7 +20,7 @@ static void name_output(const td_transformer *model, const td_recorded_call *cal
     strncat(name, second, NAME_BYTES - strlen(name) - 1);
 }
 
-/** The gradients of a linear layer's parameters, of a norm or of the embedding. */
+/** Hands out the gradients of the parameters of a linear layer, a norm or the embedding. */
 static td_status hand_out_gradients(td_transformer *model, const td_recorded_call *call, td_use use,
                                     td_hook *hook)
 {

@@ -24,15 +24,15 @@ td_status td_owned_check(const td_transformer_config *config, const td_layout *l
                      "grad_places[%" PRId64 "] is %d, needs 0 to %d", i, (int)config->grad_places[i],
                      TD_GRAD_PLACES);
     }
-    if (config->transient_gradients)
-        status =
-            td_fail(TD_UNSUPPORTED, "transient_gradients is set, but their place in the arena is for all "
-                                    "weights: owned needs to be NULL");
+    TD_FAIL_IF(
+        config->transient_gradients, TD_UNSUPPORTED,
+        "transient_gradients is set, but their place in the arena is for all weights: owned needs to be "
+        "NULL");
 cleanup:
     return status;
 }
 
-/** The end of the masters that are stored like the one at `index`. */
+/** The end of the masters that are stored like the master at `index`. */
 static int64_t alike_until(const td_plan *plan, int64_t index, bool *planes)
 {
     const td_layout *const l = &plan->layout;
@@ -77,7 +77,7 @@ static size_t aligned(int64_t count, size_t size)
     return ((size_t)count * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
 }
 
-/** The bytes of a stretch's masters; of planes, of one of the two. */
+/** The bytes of the masters of `owned`; if they are planes, of one plane. */
 static size_t master_bytes(const td_plan *plan, const td_owned *owned)
 {
     return aligned(owned->range.end - owned->range.begin,
@@ -89,15 +89,15 @@ static size_t grad_bytes(const td_plan *plan, const td_owned *owned)
     return aligned(owned->range.end - owned->range.begin, td_dtype_size(plan->grad_dtype));
 }
 
-/** The offsets of gradients: ranges with a shared place use it, all others follow the shared places. */
+/** Places gradients: ranges with a shared place use that place; all others follow the shared places. */
 typedef struct places {
     size_t begin[TD_GRAD_PLACES + 1]; /* by place */
     size_t own;                       /* of the next range without a shared place */
-    size_t inside;                    /* bytes before the stretch of the same range, in its place */
-    int64_t index;                    /* the range that has a place now */
+    size_t inside;                    /* bytes of the current range that were placed already */
+    int64_t index;                    /* the current range with a shared place */
 } places;
 
-/** The offset of a stretch's gradients. */
+/** The offset of the gradients of `owned`. */
 static size_t place_next(const td_plan *plan, const td_owned *owned, places *p)
 {
     const size_t bytes = grad_bytes(plan, owned);
@@ -200,7 +200,7 @@ bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, 
     return false;
 }
 
-/** What this rank has of the range reaches to element `end`. */
+/** Fails if `end`, up to which this rank has elements, is before the end of the range. */
 static td_status check_end(int64_t end, td_range range, const char *instead)
 {
     return end < range.end ? td_fail(TD_UNSUPPORTED,

@@ -1,4 +1,4 @@
-/** Internal to impl/: the weights that this rank has, as pieces of the block. */
+/** Internal to impl/: the pieces of the block of weights that this rank has. */
 #ifndef TD_TRANSFORMER_OWNED_H
 #define TD_TRANSFORMER_OWNED_H
 
@@ -8,49 +8,51 @@
  * transient gradients, whose place needs the whole block. */
 td_status td_owned_check(const td_transformer_config *config, const td_layout *layout);
 
-/** A stretch of masters that this rank has, all stored alike. */
+/** A range whose masters this rank has, all stored alike. */
 typedef struct td_owned {
     td_range range;
     bool planes;
-    int64_t index; /* of the owned range that it is in */
-    int32_t place; /* of its gradients; 0: of its own */
+    int64_t index; /* the number of the owned range that it is in */
+    int32_t place; /* the place of its gradients; 0: memory of their own */
 } td_owned;
 
-/** Goes to the next stretch of the plan; false: there is none. Zeros stand before the first. */
+/** Goes to the next range; false: there is none. Begin with a struct of zeros. */
 bool td_owned_next(const td_plan *plan, td_owned *owned);
 
-/** How many pieces there are, and the bytes of their masters and gradients, each of which begins at a
- * multiple of TD_ALIGNMENT bytes. If all weights are owned, there is nothing between them. Shared places of
- * gradients come first. */
+/** Returns the number of pieces. *params, *grads: the bytes of all masters and gradients. Those of a piece
+ * begin at a multiple of TD_ALIGNMENT bytes. If this rank has all weights, there is no gap between pieces.
+ * Shared places of gradients come first. */
 int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads);
 
-/** Fills pieces [td_owned_measure] for memory at params and grads; grads NULL: there is none. */
+/** Fills pieces [td_owned_measure] with addresses in the memory at params and grads; grads NULL: no
+ * gradients. */
 void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces);
 
-/** TD_BAD_STATE if `where` is NULL: this rank does not have the range in one piece, and no link placed it. */
+/** TD_BAD_STATE if `where` is NULL: no piece of this rank has the whole range, and no link has set an
+ * address. */
 td_status td_check_place(const char *what, td_range range, const void *where);
 
 /** td_weights_master of the range's begin, if one piece has the whole range; else zeros. */
 td_master td_weights_in_one(const td_weights *weights, td_range range);
 
-/** What two ranges have in common; nothing: its end is not above its begin. */
+/** The intersection of two ranges. It is empty if its end is not above its begin. */
 td_range td_range_both(td_range a, td_range b);
 
-/** Takes from the begin of *rest what one piece has of it, without the elements before it that this rank does
- * not have. False: it has none of *rest, or *rest is empty. */
+/** Takes the next part of *rest that one piece has: *part, at *master. Skips elements that this rank does not
+ * have. *rest then begins after *part. False: this rank has no more elements of *rest. */
 bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, td_master *master);
 
-/** TD_UNSUPPORTED unless this rank has all elements of the range. `instead`: what the caller can do, for the
- * message. The second one is of a model that will be made with this config. */
+/** TD_UNSUPPORTED unless this rank has all elements of the range. `instead`: the end of the message.
+ * td_owned_has checks a model that will be made with this config. */
 td_status td_weights_check(const td_weights *weights, td_range range, const char *instead);
 td_status td_owned_has(const td_transformer_config *config, td_range range, const char *instead);
 
-/** The ranges of weights that a forward pass of the model needs, or a backward pass with its recomputations,
- * one after the other; a range comes as often as it is needed anew. Returns how many there are, of which
- * ranges [most] gets the first. */
+/** The ranges of weights that a forward pass needs, or a backward pass with its recomputations, in this
+ * order. A range that is needed again comes again. Returns their number; ranges [most] gets the first ones.
+ * */
 int64_t td_needs(const td_transformer *model, bool forward, int64_t most, td_range *ranges);
 
-/** The numbers of a range that this rank has all of, on the device. */
+/** Copies the numbers of the range to `numbers` on the device. This rank must have all of the range. */
 td_status td_weights_read(td_device *dev, const td_weights *weights, td_range range, void *numbers);
 
 #endif

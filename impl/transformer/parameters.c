@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Of a layer's weights the name inside "layers.N.". */
+/** Names; for weights of a layer without "layers.N.". */
 static const char *const weight_names[TD_ALL_WEIGHTS] = {
     [TD_W_Q] = "attn.q_proj.weight",
     [TD_W_K] = "attn.k_proj.weight",
@@ -41,7 +41,7 @@ static td_weight weight_of(const td_model_size *size, int64_t index, int64_t *la
     return (td_weight)((index - 1) % TD_WEIGHTS);
 }
 
-/** Where parameter `index` stands, and its extents. */
+/** The offset and extents of parameter `index`. */
 static td_parameter place(const td_model_size *size, const td_layout *layout, int64_t index)
 {
     int64_t layer;
@@ -126,7 +126,7 @@ cleanup:
     return status;
 }
 
-/** The layout of a model that there need not be. */
+/** The layout of a model of that size and precision. */
 static td_status layout_of(const td_model_size *size, td_precision precision, td_layout *out)
 {
     td_status status = TD_OK;
@@ -186,8 +186,8 @@ cleanup:
     return status;
 }
 
-/** Numbers that pass through host memory at a time, on their way to the device: so many that threads seldom
- * wait for each other. */
+/** Initial weights are drawn in the host's memory in pieces of this many numbers. Smaller pieces make threads
+ * wait for each other more often. */
 #define STAGED INT64_C(4194304)
 
 /** Fills the parameter with its initial numbers; `drawn` and `rounded` have room for `room` of them. */
@@ -293,7 +293,7 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
     td_weights_written(model, false);
     for (int64_t i = 0; i < td_transformer_parameter_count(model); i++)
         TD_TRY(init_parameter(model, i, seed, room, staged, staged + room));
-    td_weights_written(model, true); /* last: from here on there are weights */
+    td_weights_written(model, true);
 cleanup:
     free(staged);
     return status;

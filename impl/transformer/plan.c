@@ -10,16 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** The ways to attend, which their names in td_transformer_config tell apart. */
+/** Implementations of attention, by their name in td_transformer_config. */
 static const struct {
     const char *name;
     const td_attention_impl *impl;
 } attends[] = {{"naive", &td_attention_naive}, {"flash", &td_attention_flash}, {"jit", &td_attention_jit}};
 
-/** What the size of a tensor follows from. */
+/** The extents of a tensor. */
 typedef enum extent {
     EXTENT_STREAM = 0, /* [tokens, d_model], the residual stream */
-    EXTENT_ROUNDED,    /* the same in dtype, in mixed precision; else nothing */
+    EXTENT_ROUNDED,    /* the same in dtype, in mixed precision; else 0 bytes */
     EXTENT_MODEL,      /* [tokens, d_model] */
     EXTENT_QKV,        /* [tokens, 3 d_model] */
     EXTENT_FFN,        /* [tokens, d_ff] */
@@ -29,22 +29,22 @@ typedef enum extent {
     EXTENT_ROWS,       /* [tokens] f32 */
     EXTENT_ONE,        /* [1] f32 */
     EXTENT_TABLE,      /* [context, head_dim / 2] f32 */
-    EXTENT_SAVED,      /* what attention, and what the other operations ask for */
+    EXTENT_SAVED,      /* from here: sizes that attention, or other operations, ask for */
     EXTENT_ATTEND_WORK,
     EXTENT_ATTEND_GRAD_WORK,
     EXTENT_WORK,
     EXTENTS
 } extent;
 
-/** Names and extents. A tensor that backward reads after its layer's forward is kept: there is one a layer.
- * The others share memory with tensors that live at another time. Norms and silu(gate) * up, which one pass
- * over memory computes again, are not kept: that takes a third off the bytes of a layer, for 1 % of the
- * step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms alone take 1.0 ms of 91
- * (2.7B) or of 61 (xl, 2026-11), and TD_KEEP_ALL gives that back. */
+/** Names and extents. A tensor that backward reads after its layer's forward is kept: each layer has one.
+ * Other tensors share memory with tensors that live at another time. Norms and silu(gate) * up are not kept,
+ * because one pass over memory computes them again. That saves a third of a layer's bytes and takes 1 % of
+ * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms take 1.0 ms of a step
+ * of 91 ms (2.7B) or 61 ms (xl, 2026-11); TD_KEEP_ALL saves this time. */
 static const struct {
     const char *name;
     extent extent;
-    bool layers; /* there is one a layer */
+    bool layers; /* each layer has one */
 } tensors[TD_TENSORS] = {
     [TD_T_COS] = {"rope.cos", EXTENT_TABLE, false},
     [TD_T_SIN] = {"rope.sin", EXTENT_TABLE, false},
@@ -91,7 +91,7 @@ static const struct {
     [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, true},
 };
 
-/** What attention writes in a layer, if it does not run again; else 0. */
+/** The bytes that attention writes in a layer, if they are spared; else 0. */
 static size_t spared_bytes(const td_plan *plan)
 {
     return plan->spared[TD_T_O] ? plan->bytes[TD_T_O] + plan->bytes[TD_T_SAVED] : 0;
@@ -99,12 +99,13 @@ static size_t spared_bytes(const td_plan *plan)
 
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer)
 {
-    const size_t slot = (size_t)(layer < plan->last ? layer % plan->span : layer - plan->last);
+    const size_t slot =
+        (size_t)(layer < plan->last_checkpoint ? layer % plan->checkpoint : layer - plan->last_checkpoint);
 
-    if (layer < plan->last && tensor == TD_T_INPUT && slot == 0)
-        return (size_t)(layer / plan->span) * plan->bytes[tensor];
-    if (layer < plan->last && plan->spared[tensor])
-        return plan->ahead - (size_t)(plan->last - layer) * spared_bytes(plan) +
+    if (layer < plan->last_checkpoint && tensor == TD_T_INPUT && slot == 0)
+        return (size_t)(layer / plan->checkpoint) * plan->bytes[tensor];
+    if (layer < plan->last_checkpoint && plan->spared[tensor])
+        return plan->ahead - (size_t)(plan->last_checkpoint - layer) * spared_bytes(plan) +
                (tensor == TD_T_O ? plan->bytes[TD_T_SAVED] : 0);
     return plan->offset[tensor] + (plan->kept[tensor] ? slot * plan->layer_stride : 0);
 }
@@ -123,7 +124,7 @@ void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *
         snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
 }
 
-/** Of a tensor with a row for each token. */
+/** The length of a row, for a tensor with a row for each token. */
 static int64_t width_of(const td_model_size *size, extent extent)
 {
     const int64_t widths[] = {
@@ -167,7 +168,7 @@ cleanup:
     return status;
 }
 
-/** Fields of checkpoints: layers at least 0, and no more than there are. */
+/** Checks the two fields that count layers of checkpoints. */
 static td_status check_checkpoints(const td_transformer_config *config)
 {
     const struct {
@@ -234,10 +235,10 @@ cleanup:
     return status;
 }
 
-/** The most that attention asks for in any step of the plan. The largest step is not always the one: on a GPU
- * a shorter sequence has too few tiles for all multiprocessors, and its keys are cut into parts with results
- * of their own. Scratch grows with the rows of a number of tiles, and tiles have multiples of 16 rows. More
- * sequences, or longer ones, than are looked at here fill any GPU. */
+/** The most scratch that attention asks for in any step of the plan. That is not always the largest step: on
+ * a GPU a shorter sequence has too few tiles for all SMs, so its keys are divided into parts with results in
+ * scratch. Tiles have multiples of 16 rows, so these steps of lengths find the maximum. Batches and
+ * sequences beyond BATCHES and LONGEST fill any GPU. */
 static td_status most_of_attention(td_device *dev, const td_plan *plan, td_attention_sizes *most)
 {
     enum { ROWS = 16, BATCHES = 256, LONGEST = 1 << 16 };
@@ -248,7 +249,7 @@ static td_status most_of_attention(td_device *dev, const td_plan *plan, td_atten
     td_attention_shape shape = td_plan_attention_shape(plan, batch, context);
     td_status status = TD_OK;
 
-    /* The largest first: where its sizes are beyond all bounds, it says so. */
+    /* The largest step first: if its sizes are beyond 2^63 - 1, this call fails with a message. */
     TD_TRY(plan->attend->sizes(dev, &shape, most));
     for (int64_t of = 1; of <= batches; of++)
         for (int64_t rows = ROWS; rows < longest + ROWS; rows += ROWS) {
@@ -299,7 +300,7 @@ cleanup:
     return status;
 }
 
-/** Decides which tensors are kept. */
+/** Sets kept and beyond. */
 static void choose_kept(td_plan *plan)
 {
     const bool all = plan->all_kept;
@@ -311,7 +312,7 @@ static void choose_kept(td_plan *plan)
     plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = all;
 }
 
-/** Lays out one layer's kept tensors one after the other. Tensors with an instance for ln_final come first.
+/** Lays out a layer's kept tensors one after the other. Tensors with an instance for ln_final come first.
  * The arena begins with the inputs of all checkpoints except the last, and with the spared tensors. If the
  * last checkpoint has fewer layers than the others, its instance for ln_final is dead before other layers
  * take that place. */
@@ -330,9 +331,10 @@ static td_status place_kept(td_plan *plan)
             }
     TD_TRY(td_product("kept activations", 2, (int64_t[]){plan->slots, (int64_t)stride}, &layers));
     TD_TRY(td_product("inputs of checkpoints", 2,
-                      (int64_t[]){plan->last / plan->span, (int64_t)plan->bytes[TD_T_INPUT]}, &inputs));
-    TD_TRY(
-        td_product("results of attention", 2, (int64_t[]){plan->last, (int64_t)spared_bytes(plan)}, &spared));
+                      (int64_t[]){plan->last_checkpoint / plan->checkpoint, (int64_t)plan->bytes[TD_T_INPUT]},
+                      &inputs));
+    TD_TRY(td_product("results of attention", 2,
+                      (int64_t[]){plan->last_checkpoint, (int64_t)spared_bytes(plan)}, &spared));
     plan->ahead = (size_t)inputs;
     TD_TRY(add_bytes("results of attention", (size_t)spared, &plan->ahead));
     plan->layer_stride = stride;
@@ -379,8 +381,8 @@ static bool is_scratch(const td_plan *plan, int tensor)
     return plan->bytes[tensor] > 0 && !plan->kept[tensor];
 }
 
-/** Places what is not kept from `begin` on: `first`, then the largest first, each at the lowest offset where
- * no tensor that is alive at the same time stands. *end = where the last of them ends. */
+/** Places scratch tensors from `begin` on: `first`, then the others, the largest first. Each gets the lowest
+ * offset at which it overlaps no tensor that is alive at the same time. *end: the end of the scratch. */
 static td_status place_from(td_plan *plan, const uint64_t together[TD_TENSORS], size_t begin, int first,
                             size_t *end)
 {
@@ -391,7 +393,7 @@ static td_status place_from(td_plan *plan, const uint64_t together[TD_TENSORS], 
     for (int next = first; next >= 0;) {
         size_t offset = begin;
 
-        for (bool moved = true; moved;) { /* each pass steps past a tensor in the way, so this ends */
+        for (bool moved = true; moved;) { /* each pass moves beyond a tensor, so this ends */
             moved = false;
             for (int i = 0; i < TD_TENSORS; i++) {
                 if (placed[i] && (together[next] >> i & 1) && offset < plan->offset[i] + plan->bytes[i] &&
@@ -414,8 +416,8 @@ cleanup:
     return status;
 }
 
-/** Places scratch after the activations. Each tensor is tried as the first one. With the largest as the
- * first, 48 of 7,776 plans took up to 13 % more (2026-11). */
+/** Places scratch after the activations. Tries each tensor as the first one. With the largest tensor first,
+ * 48 of 7,776 plans needed up to 13 % more scratch (2026-11). */
 static td_status place_scratch(td_plan *plan, const uint64_t together[TD_TENSORS])
 {
     const size_t begin =
@@ -435,7 +437,7 @@ cleanup:
     return status;
 }
 
-/** Records the step: runs its passes on a model whose operations are counted, and then noted. */
+/** Records the step: runs its passes twice on a model that only counts operations, then records them. */
 static td_status record(td_plan *plan)
 {
     const td_use logits = {TD_USE_READ, TD_T_LOGITS, 0};
@@ -478,7 +480,7 @@ td_status td_final_order(int64_t layers, int64_t *order)
                                .norms = norms,
                                .lm_head = head,
                                .elements = head + 1}, /* a parameter is an element */
-                    .span = layers};
+                    .checkpoint = layers};
     td_status status = TD_OK;
 
     TD_TRY(record(&plan));
@@ -511,13 +513,15 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
         plan.config.rope_theta = 10000;
     plan.config.keep = td_has_backward(&plan) ? config->keep : TD_KEEP_MOST;
     plan.all_kept = plan.config.keep != TD_KEEP_MOST;
-    plan.span = config->size.layers;
+    plan.checkpoint = config->size.layers;
     if (plan.config.keep >= TD_KEEP_INPUTS)
-        plan.span = config->checkpoint_layers > 1 ? config->checkpoint_layers : 1;
+        plan.checkpoint = config->checkpoint_layers > 1 ? config->checkpoint_layers : 1;
     const int64_t own =
         config->kept_layers > 1 ? config->kept_layers : 1; /* the last checkpoint's, at least */
-    plan.last = (config->size.layers - own) / plan.span * plan.span;
-    plan.slots = config->size.layers - plan.last > plan.span ? config->size.layers - plan.last : plan.span;
+    plan.last_checkpoint = (config->size.layers - own) / plan.checkpoint * plan.checkpoint;
+    plan.slots = config->size.layers - plan.last_checkpoint > plan.checkpoint
+                     ? config->size.layers - plan.last_checkpoint
+                     : plan.checkpoint;
 
     plan.dtype = td_precision_dtype(config->precision);
     plan.wide = td_precision_weights(config->precision);

@@ -58,7 +58,7 @@ static bool is_tensor(td_use use)
     return use.kind <= TD_USE_UPDATE;
 }
 
-/** Tensors that live as long as the model. */
+/** Whether the tensor lives as long as the model. */
 static bool lives_on(td_use use)
 {
     return is_tensor(use) && use.what < TD_T_WORK;
@@ -91,8 +91,9 @@ td_status td_recording_find_lives(td_recording *r, int64_t layers)
                 continue;
             if (pass == TD_PASS_RECOMPUTE && use.what == TD_PART_NORMS)
                 pass = TD_PASS_BACKWARD;
+            /* Scratch that is used in one call after the other has one life. */
             const bool goes_on = use.what == TD_T_WORK && at->first && at->first->until == i - 1 &&
-                                 r->calls[i].kind != TD_CALL_LOSS; /* scratch from call to call is one life */
+                                 r->calls[i].kind != TD_CALL_LOSS;
             if (!at->first || (use.kind == TD_USE_WRITE && !goes_on) ||
                 (!is_tensor(use) && pass != at->pass)) {
                 if (at->latest)
@@ -134,9 +135,9 @@ void td_recording_together(const td_recording *r, uint64_t together[TD_TENSORS])
     }
 }
 
-/* ---- what hooks hear ---- */
+/* ---- hooks ---- */
 
-/** The part of the block that a use of weights or gradients is of. */
+/** The range of the block that a use of weights or gradients has. */
 static td_range range_of(const td_transformer *model, td_use use)
 {
     return td_part_range(&model->plan.layout, (td_part)use.what, use.layer);
@@ -161,8 +162,8 @@ int64_t td_needs(const td_transformer *model, bool forward, int64_t most, td_ran
     return count;
 }
 
-/** The next use that begins a part's life, in a backward pass or its recomputations, or else in a forward
- * pass; NULL: none. */
+/** The next use with which a part's life begins, in the same forward pass, or in the same backward pass with
+ * its recomputations; NULL: none. */
 static const td_use *next_need(const td_recording *r, int64_t call)
 {
     const bool forward = r->calls[call].pass == TD_PASS_FORWARD;
@@ -223,7 +224,7 @@ cleanup:
 
 /* ---- the memory history ---- */
 
-/** Notes a use of a tensor that there is. */
+/** Notes the tensor, if the model has it. */
 static td_status note_use(td_transformer *model, td_use use, td_note note)
 {
     char name[64];
@@ -251,7 +252,7 @@ td_status td_note_alive(td_transformer *model, td_note note)
     const int64_t ran = model->stage.call;
     td_status status = TD_OK;
 
-    if (!td_device_history_running(model->dev)) /* as in a model that records */
+    if (!td_device_history_running(model->dev)) /* false also for a model that records */
         goto cleanup;
     for (int64_t j = 0; j < r->calls[ran].first; j++)
         if (r->uses[j].until >= ran)
@@ -262,7 +263,7 @@ cleanup:
 
 /* ---- a call ---- */
 
-/** The call, or the end of the pass for NULL, is not what the recording has there. */
+/** Fails because the call is not the next one of the recording; NULL: because the pass ends. */
 static td_status refuse(const td_transformer *model, const td_call *call)
 {
     /* clang-format off */
@@ -290,7 +291,7 @@ static bool has_label(int kind)
     return kind == TD_CALL_ATTEND || kind == TD_CALL_ATTEND_GRAD;
 }
 
-/** The life of what a call uses begins with it. */
+/** Begins the life of a tensor or a part. */
 static td_status life_begins(td_transformer *model, td_use use)
 {
     if (use.kind == TD_USE_WEIGHT)
@@ -298,7 +299,7 @@ static td_status life_begins(td_transformer *model, td_use use)
     return use.kind == TD_USE_GRADIENT ? make_room(model, use) : note_use(model, use, td_device_note_live);
 }
 
-/** Or ends. After a failure hooks do not hear of it. */
+/** Ends the life of a tensor or a part. After a failure hooks are not called. */
 static td_status life_ends(td_transformer *model, td_use use, td_status status)
 {
     if (is_tensor(use)) {

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Bytes of the host's memory that data passes through. What is read takes a half as the file has it, and the
- * other as the device wants it. */
+/** Bytes of the buffer. A read uses one half for numbers in the file's type, and the other half for numbers
+ * in the parameter's type. */
 #define BUFFER ((int64_t)16 << 20)
 #define HALF   (BUFFER / 2)
 
@@ -65,7 +65,7 @@ cleanup:
     return status;
 }
 
-/** Reads them back. */
+/** The reverse of td_master_upload. */
 static td_status download(td_transformer *model, td_master from, int64_t begin, int64_t count, td_dtype dtype,
                           void *numbers, void *room)
 {
@@ -83,7 +83,7 @@ cleanup:
 
 static td_status write_next(const void *to, int64_t at, const void *data, int64_t bytes)
 {
-    (void)at; /* the end of what was written before */
+    (void)at; /* the writer's current end */
     return td_safetensors_write(*(td_safetensors_writer *const *)to, data, bytes);
 }
 
@@ -228,7 +228,7 @@ td_status td_saving_read(td_transformer *model, const td_safetensors *file, int6
 
     TD_TRY(td_safetensors_tensor(file, index, &tensor));
     while (strcmp(tensor.dtype, td_stored_dtype(from)) != 0)
-        from++; /* which td_saved_find has seen to be one of them */
+        from++; /* td_saved_find has checked that it is one of them */
     const int64_t stored_size = (int64_t)td_dtype_size(from);
     for (int64_t at = 0; at < count; at += most) {
         const int64_t piece = count - at < most ? count - at : most;
@@ -272,7 +272,7 @@ td_status td_transformer_load(td_transformer *model, const char *path)
     TD_TRY(td_saved_check_weights(path, model, file));
     TD_TRY(td_saving_buffer(model, &buffer));
     TD_TRY(td_saving_read_weights(model, file, buffer));
-    td_weights_written(model, true); /* last: from here on there are weights */
+    td_weights_written(model, true);
 cleanup:
     td_saving_free(model, buffer);
     td_safetensors_close(file);

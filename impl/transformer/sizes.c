@@ -46,12 +46,5 @@ const char *td_keep_name(td_keep keep)
 
 td_status td_keep_parse(const char *name, td_keep *out)
 {
-    td_status status = TD_OK;
-    int found;
-
-    TD_CHECK(out, "out is NULL");
-    TD_TRY(td_names_find("keep", keeps, sizeof *keeps, TD_KEEP_ATTENTION + 1, name, &found));
-    *out = (td_keep)found;
-cleanup:
-    return status;
+    return td_names_find("keep", keeps, sizeof *keeps, TD_KEEP_ATTENTION + 1, name, (int *)out);
 }

@@ -1,4 +1,4 @@
-"""The same tests on GPUs: 77 where the ranks have none; if TD_REQUIRE_GPU is set, a failure."""
+"""The same tests on GPUs: 77 if the ranks have no GPUs; with TD_REQUIRE_GPU set, a failure."""
 
 import os
 import sys

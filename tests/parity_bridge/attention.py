@@ -14,7 +14,7 @@ DEVICES = ["cpu", *(["cuda"] if CUDA else [])]
 
 
 def attention(q, k, v, causal):
-    """In float64: o, and L."""
+    """o and L in float64."""
     q, k, v = (x.double() for x in (q, k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
     if causal:
@@ -30,7 +30,7 @@ class Attention(unittest.TestCase):
         drawn = [torch.randn(size, generator=make, device=device).to(dtype) for size in sizes]
         q, k, v = (x.requires_grad_() for x in drawn[:3])
         o = apply(q, k, v, causal)
-        o.backward(drawn[3], retain_graph=True)  # which keeps what was saved
+        o.backward(drawn[3], retain_graph=True)  # it keeps the saved tensors
         wide = [x.detach().double().requires_grad_() for x in drawn[:3]]
         truth, lse = attention(*wide, causal)
         truth.backward(drawn[3].double())

@@ -1,4 +1,4 @@
-"""DataParallel beside one process and beside PyTorch's."""
+"""DataParallel compared with one process and with PyTorch's DDP."""
 
 import contextlib
 import copy
@@ -68,7 +68,7 @@ def train_beside_one_process(rank, device):
 
 
 class Broken(torch.autograd.Function):
-    """The backward pass ends here, as where memory runs out."""
+    """The backward pass ends here, as when memory is exhausted."""
 
     @staticmethod
     def forward(ctx, x):
@@ -111,7 +111,7 @@ def passes_that_end_by_themselves(rank, device):
             loss(model, x).backward()
         model.finish_gradient_synchronization()
 
-    def another_pass_of_the_same(model, net, x):  # as a generator's through a discriminator
+    def another_pass_of_the_same(model, net, x):  # as for a generator through a discriminator
         loss(model, x + 1).backward()
         model.zero_grad()
         loss(model, x).backward()
@@ -174,7 +174,7 @@ def parameters_that_change(rank, device):
     def become_bf16(net):
         net.bfloat16()
 
-    def there_and_back(net):  # the same type in the end, but gradients that are elsewhere
+    def there_and_back(net):  # the same type at the end, but gradients in another place
         net.double().float()
 
     def replace(net):
@@ -198,7 +198,7 @@ def parameters_that_change(rank, device):
             model = bridge.DataParallel(net)
             x = torch.randn(4, 6, device=device)
             model(x).sum().backward()
-            if change is freeze:  # for a while, and in passes that use none: no harm
+            if change is freeze:  # temporarily, and in passes that do not use them: no harm
                 net.requires_grad_(False)
                 model((x + 0).requires_grad_()).sum().backward()
                 net.requires_grad_(True)
@@ -217,7 +217,8 @@ def parameters_that_change(rank, device):
 
 
 class Picture(nn.Module):
-    """What PyTorch's DistributedDataParallel takes: another order in memory, buffers, and a parameter of nothing."""
+    """Properties that PyTorch's DistributedDataParallel accepts: another order in memory, buffers, and an empty
+    parameter."""
 
     def __init__(self):
         super().__init__()
@@ -263,7 +264,7 @@ def beside_pytorchs(rank, device):
     averaged = torch.optim.swa_utils.AveragedModel(mine)
     averaged.update_parameters(mine)
     with torch.no_grad():
-        for model in (averaged, mine, theirs):  # before the other rank, which waits for nothing here
+        for model in (averaged, mine, theirs):  # before the other rank, for which this call does not wait
             model.eval()(xs[3] if rank == 0 else xs[4])
             model.train()
     saved = io.BytesIO()
@@ -276,14 +277,14 @@ def beside_pytorchs(rank, device):
         for model in (mine, *copies):
             same_state(model.module, theirs.module)
     for model in (mine, theirs):
-        model.eval()(xs[0][:0]).sum().backward()  # a batch of nothing
+        model.eval()(xs[0][:0]).sum().backward()  # an empty batch
     for a, b in zip(mine.module.parameters(), theirs.module.parameters(), strict=True):
         assert a.numel() == 0 or torch.equal(a.grad, b.grad)
     refused_or_freed(rank, device)
 
 
 def refused_or_freed(rank, device):
-    net = nn.Sequential(nn.Conv2d(4, 4, 4))  # of extents alike in any order
+    net = nn.Sequential(nn.Conv2d(4, 4, 4))  # equal extents in any order
     if rank == 0:
         net.to(memory_format=torch.channels_last)
     said("parameter 0.weight lies in memory by dimensions [", lambda: bridge.DataParallel(net.to(device)))

@@ -1,4 +1,4 @@
-"""The ranks of a program: who they are, how long they wait, and how they end."""
+"""The ranks of a program: their numbers, their waits, and their ends."""
 
 import json
 import os
@@ -103,7 +103,7 @@ class Ranks(OnRanks):
         self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), done.stdout)  # the same on every rank
 
     def test_waits_limits_and_ends(self):
-        """What ranks of a loop say, and how they end."""
+        """The messages of a loop's ranks, and their ends."""
         folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", SCENARIOS, folder]

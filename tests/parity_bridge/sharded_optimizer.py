@@ -1,4 +1,4 @@
-"""ShardedOptimizer beside the whole one, its states, and ranks that differ."""
+"""ShardedOptimizer compared with the whole optimizer, its states, and ranks that differ."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from parity_bridge.started import OnRanks, Tied, Toy, said
 def name_limits(device):
     try:
         bridge.FlashAttention.apply(*[torch.zeros(1, 4, 300, device=device)] * 3)
-    except RuntimeError as error:  # of this rank alone, which does not end the others
+    except RuntimeError as error:  # on this rank alone; the others go on
         assert "head_dim is 300" in str(error)
     module = nn.Linear(2, 2).to(device)
     together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
@@ -45,7 +45,7 @@ def shard_beside_the_whole(rank, device):
         whole = torch.optim.AdamW(list(alone.parameters())[:-1], **options)
         parts = bridge.ShardedOptimizer(early, torch.optim.AdamW, **options)
         for step in range(10):
-            if step == 4:  # a group of its own, in mid-training
+            if step == 4:  # adds a group in the middle of training
                 whole.add_param_group({"params": list(alone.parameters())[-1:], "lr": 0.05})
                 parts.add_param_group({"params": late, "lr": 0.05})
             if step == 7:  # as a scheduler does
@@ -96,7 +96,7 @@ class Gpt(nn.Module):
 
 
 def train_gpt(make, rank, ranks, begin=0, end=50, saved=None):
-    """Steps begin to end, each rank on its part of 4 sequences. Returns the optimizer and the model's weights."""
+    """Runs steps begin to end, each rank on its part of 4 sequences. Returns the optimizer and the model's weights."""
     torch.manual_seed(rank if saved is None else 99 + rank)
     model = Gpt().double()
     if rank == 0 and saved is None:
@@ -107,7 +107,7 @@ def train_gpt(make, rank, ranks, begin=0, end=50, saved=None):
     trained = bridge.DataParallel(model) if dist.is_initialized() else model
     groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == wide]} for wide in (True, False)]
     options = {}
-    if saved is None:  # nothing that is a default: a resumed run has it from the saved state alone
+    if saved is None:  # no defaults: a resumed run gets these values only from the saved state
         groups[0]["weight_decay"], groups[1]["lr"] = 0.2, 1e-2
         options = {"lr": 5e-3, "betas": (0.8, 0.95), "weight_decay": 0.0}
     optimizer = make(groups, **options)
@@ -175,7 +175,7 @@ def resume_on_other_ranks(rank, folder):
             same(train_gpt(sharded, rank, ranks, 25, saved=torch.load(file))[1], alone)
             if ranks == 2:
                 same(train_gpt(sharded, rank, ranks, 25, saved=torch.load(part))[1], alone)
-    with ranks_of(f"{folder}/c", rank, 4):  # each rank finds out by itself
+    with ranks_of(f"{folder}/c", rank, 4):  # each rank finds the error itself
         other = sharded(Gpt().double().named_parameters())
         if rank < 2:
             load = other.load_state_dict
@@ -187,7 +187,7 @@ def resume_on_other_ranks(rank, folder):
 
 
 def optimizers_that_differ(rank, device):
-    """Each in ranks of its own, which an error of ranks ends."""
+    """Each case has its own ranks, because an error of ranks ends them."""
 
     def layers():
         torch.manual_seed(1)
@@ -197,7 +197,7 @@ def optimizers_that_differ(rank, device):
 
     odd = rank == 1
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
-    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]  # which gradients alone tell apart
+    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]  # they differ only in their gradients
     for number, p in enumerate(zeros):
         p.grad = torch.full_like(p, number + 1.0)
 
@@ -210,7 +210,7 @@ def optimizers_that_differ(rank, device):
         optimizer.param_groups[0]["lr"] = 0.2 if odd else 0.1
         optimizer.step()
 
-    def passes():  # one more on rank 0, that no gradient of another pass may meet
+    def passes():  # one more on rank 0, which must not match a gradient of another pass
         model = bridge.DataParallel(layers()[0])
         for _ in range(1 + (rank == 0)):
             model(torch.ones(2, 4, device=device)).sum().backward()
@@ -229,7 +229,7 @@ def optimizers_that_differ(rank, device):
         ("in another state than rank 0", passes),
     ):
         said(words, call)
-        with contextlib.redirect_stderr(io.StringIO()):  # the error again
+        with contextlib.redirect_stderr(io.StringIO()):  # the same error again
             _run_finalizers(1)
         bridge.ranks.ranks_of.cache_clear()
 

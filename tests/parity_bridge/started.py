@@ -1,4 +1,4 @@
-"""What the tests of the bridge share: models, and ranks that are started as processes."""
+"""Shared by the tests of the bridge: models, and ranks that are started as processes."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ ON_GPUS = torch.cuda.device_count() >= (1 if is_shared() else RANKS)
 
 
 class Toy(nn.Module):
-    """With a frozen bias, and a frozen parameter that nothing uses."""
+    """With a frozen bias, and a frozen, unused parameter."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The fake library, built where a test asks for it."""
+"""The fake library, built for a test."""
 
 import subprocess
 from pathlib import Path

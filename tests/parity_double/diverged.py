@@ -1,4 +1,4 @@
-"""The case of `python -m parity diverge`, in which an output of C is wrong on rank 1."""
+"""A case of `python -m parity diverge` in which an output of C is wrong on rank 1."""
 
 from parity.shared import diverge
 
@@ -13,5 +13,5 @@ def run(case, draw, c):
             outputs.found[last] *= 1.001
         return status
 
-    diverge.Outputs.copy = wrong  # for the rest of this process, which runs no other case
+    diverge.Outputs.copy = wrong  # for the rest of this process, which runs only this case
     return diverge.run(case, draw, c)

@@ -23,7 +23,7 @@ td_status shard_link(td_shard_kind kind, double bucket_mb, td_train_config *conf
 
 static td_optimizer_kind optimizer_kind(const shard_setting *s)
 {
-    /* AdamW does not notice a factor of all gradients. */
+    /* AdamW does not notice a common factor of all gradients. */
     return (shard_info.ranks > 2 && !s->adamw) || s->sharing || s->clip > 0 ? TD_OPTIMIZER_SGD
                                                                             : TD_OPTIMIZER_ADAMW;
 }
@@ -91,7 +91,7 @@ static int64_t *on_device(int64_t *tokens, int64_t count)
     return block;
 }
 
-/* Other hyperparameters for the second half of all weights. */
+/* Different hyperparameters for the second half of all weights. */
 static void split_groups(const shard_setting *s, td_train_config *config, td_optimizer_group groups[2])
 {
     td_parameter head;
@@ -131,9 +131,9 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
         config.model.transient_gradients &= s->kind != TD_SHARD_FULL;
         td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &t.shard));
     }
-    config.capture &= shard_on_gpu(); /* a link may gather as for graphs, where there are none */
+    config.capture &= shard_on_gpu(); /* a link may gather as for graphs on a device without graphs */
     td_assert_ok(td_train_create(shard_dev, &config, &t.train));
-    /* What rank 0's weights replace differs; but nobody replaces parts. */
+    /* The weights that rank 0 sends replace other weights; but no rank sends parts. */
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(s->kind == TD_SHARD_FULL ? 0 : shard_info.rank)));
     if (t.ddp)
         td_assert_ok(td_ddp_link_attach(t.ddp, shard_dev, t.train));

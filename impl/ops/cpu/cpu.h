@@ -1,5 +1,5 @@
-/** Internal to ops/cpu/: the entries of td_ops_cpu. ops.h says what each computes; arguments were checked and
- * defaults filled in by ops.c. */
+/** Internal to ops/cpu/: the entries of td_ops_cpu. ops.h has their formulas. ops.c has checked the arguments
+ * and filled in defaults. */
 #ifndef TD_OPS_CPU_CPU_H
 #define TD_OPS_CPU_CPU_H
 

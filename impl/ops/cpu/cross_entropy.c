@@ -1,8 +1,8 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-/* Parts of the rows whose losses are summed apart: their number does not depend on the threads, so neither
- * does the sum. */
+/* The losses of rows are summed in so many parts. The number does not depend on the threads, so the sum does
+ * not either. */
 enum { PARTS = 256 };
 
 /* The loss of a row as max - logit + log(sum): the difference is exact or nearly so, where lse - logit would
@@ -29,7 +29,7 @@ TD_INLINE double one_row(td_dtype dtype, const void *logits, td_row row, int64_t
     return log_sum - of_target;
 }
 
-/* The mean loss; lse and dlogits where they are not NULL. */
+/* The mean loss, and lse and dlogits unless they are NULL. */
 static td_status all_rows(const td_cross_entropy_shape *shape, const void *logits, const int64_t *targets,
                           float *loss, float *lse, float scale, void *dlogits)
 {

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-/** The functions that take a constant dtype: not inlined they would test it at every element. */
+/** Inlines a function whose dtype is constant. Otherwise it would test dtype at every element. */
 #define TD_INLINE static inline __attribute__((always_inline))
 
 #define TD_BY_DTYPE(dtype, kernel, ...)                                                                      \
@@ -26,7 +26,7 @@
 #define TD_CURRY_BF16(second, kernel, ...) kernel(TD_BF16, second, __VA_ARGS__)
 #define TD_CURRY_F32(second, kernel, ...)  kernel(TD_F32, second, __VA_ARGS__)
 
-/** Elements below which starting a second thread costs more than it saves. */
+/** With fewer elements a second thread costs more time than it saves. */
 #define TD_PARALLEL_MIN 16384
 
 TD_INLINE float td_load(td_dtype dtype, const void *data, int64_t index)
@@ -75,8 +75,8 @@ static inline double td_lanes_sum(float lanes[TD_LANES])
     return (double)lanes[0];
 }
 
-/** The sum of a[first + i] b[first + i] weight[i], i in [0, count); a weight of NULL is 1. a has a type of
- * its own. */
+/** The sum of a[first + i] b[first + i] weight[i], i in [0, count). weight NULL: 1. `a` may have another
+ * type. */
 TD_INLINE double td_dot(td_dtype a_dtype, const void *a, td_dtype dtype, const void *b, const void *weight,
                         int64_t first, int64_t count)
 {
@@ -100,8 +100,8 @@ TD_INLINE double td_dot(td_dtype a_dtype, const void *a, td_dtype dtype, const v
     return total;
 }
 
-/** Part `index` of `parts` nearly equal parts of count is [td_share(.., index, ..), td_share(.., index + 1,
- * ..)). */
+/** The begin of part `index` of `parts` nearly equal parts of count; the part ends where the next one begins.
+ * */
 static inline int64_t td_share(int64_t count, int64_t index, int64_t parts)
 {
     int64_t more = count % parts; /* the first parts that are one longer */
@@ -109,7 +109,7 @@ static inline int64_t td_share(int64_t count, int64_t index, int64_t parts)
     return count / parts * index + (index < more ? index : more);
 }
 
-/** Flat arrays are dealt to the threads in blocks of this many elements. */
+/** Threads take blocks of this many elements of a flat array. */
 enum { TD_BLOCK = 4096 };
 
 static inline int64_t td_blocks(int64_t count)

@@ -86,7 +86,7 @@ td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *sh
         next[t] = first[ids[t]];
         first[ids[t]] = t;
     }
-    /* In packs, first come first served: packs with many tokens take longer. */
+    /* Threads take packs of rows dynamically, because packs with many tokens take longer. */
 #pragma omp parallel for schedule(dynamic) if (vocab * d_model >= TD_PARALLEL_MIN)
     for (int64_t begin = 0; begin < vocab; begin += PACK)
         TD_BY_DTYPES(shape->dtype, shape->dweight_dtype, sum_rows, d_model, dy, first, next, accumulate,

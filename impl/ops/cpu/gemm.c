@@ -19,11 +19,11 @@ typedef struct plan {
     int64_t a, b, c;       /* floats of one copy; 0: none needed */
     bool share_a, share_b; /* the copy serves all matrices */
     int64_t slot, slots;   /* floats of a slot, and how many there are */
-    int64_t floats;        /* of work; never fewer where an extent is larger */
+    int64_t floats;        /* of work; a larger extent never needs fewer */
 } plan;
 
-/* More memory than this is not taken for the sake of multiplying many matrices at once: from 2048 x 2048 on,
- * all threads on one matrix are as fast. */
+/* The most scratch for multiplying several matrices at once. From 2048 x 2048 on, all threads on one matrix
+ * are as fast. */
 static const int64_t slots_max = ((int64_t)1 << 24) / (int64_t)sizeof(float);
 
 /* Every copy starts on a 256-byte boundary. */
@@ -44,7 +44,7 @@ static plan plan_of(const td_gemm_shape *s)
     p.share_a = s->batch == 1 || s->stride_a == 0;
     p.share_b = s->batch == 1 || s->stride_b == 0;
     p.slot = (p.share_a ? 0 : p.a) + (p.share_b ? 0 : p.b) + p.c;
-    /* Not as much as whole slots fill: that shrinks where a slot grows. */
+    /* Not the size of all slots: their number shrinks when a slot grows. */
     if (p.slot > 0) {
         p.floats = s->batch > slots_max / p.slot ? slots_max : p.slot * s->batch;
         if (p.floats < p.slot)
@@ -80,7 +80,7 @@ static void narrow(int64_t rows, int64_t cols, const float *from, td_bf16 *to, i
             to[r * pitch + i] = td_bf16_from_f32(from[r * cols + i]);
 }
 
-/* The operands of one product, all f32. */
+/* The operands of one GEMM, all f32. */
 typedef struct operands {
     const float *a, *b;
     float *c;
@@ -109,9 +109,8 @@ static dnnl_status_t multiply_piece(const td_gemm_shape *s, const operands *f, i
                       f->ldb, s->beta, f->c + i * f->ldc + j, f->ldc);
 }
 
-/* Into how many rows and columns of pieces the threads cut c. Of all grids with a piece for each thread the
- * one whose pieces read least; pieces are whole blocks of BLOCK x BLOCK, and a product below TD_GEMM_GRAIN is
- * not cut. */
+/* The grid of pieces of c, with one piece for each thread. Among all such grids it is the one whose pieces
+ * read the least. Pieces are whole blocks of BLOCK x BLOCK. A GEMM below TD_GEMM_GRAIN is not divided. */
 enum { BLOCK = 16 };
 
 typedef struct grid {
@@ -143,8 +142,8 @@ static grid grid_of(const td_gemm_shape *s)
     return best;
 }
 
-/* oneDNN on one thread a piece: its own division of one product among threads waits at barriers and takes 5
- * to 20 % longer on two. What the grid leaves whole, it divides if it likes. */
+/* Each piece is one call of oneDNN on one thread. If oneDNN divides a GEMM among two threads itself, they
+ * wait at barriers, and it takes 5 to 20 % longer. It may do so if the grid has one piece. */
 static dnnl_status_t multiply(const td_gemm_shape *s, const operands *f)
 {
     grid g = grid_of(s);
@@ -237,9 +236,8 @@ static td_status multiply_all(const td_gemm_shape *shape, const void *a, const v
         widen_a(shape, a, work);
     if (p.b > 0 && p.share_b)
         widen_b(shape, b, (float *)work + (p.share_a ? p.a : 0));
-    /* Two loops, and no if clause on one: a parallel region that it switches off still makes the region
-     * inside a nested one, for which gcc's runtime starts new threads every time instead of waking those it
-     * has. */
+    /* Two loops, instead of one with an if clause. A region that the clause switches off still makes the
+     * region in it a nested one, and gcc's runtime starts new threads for a nested region every time. */
     if (one_a_thread) {
 #pragma omp parallel for schedule(static) reduction(max : result)
         for (int64_t matrix = 0; matrix < shape->batch; matrix++) {
@@ -257,8 +255,8 @@ static td_status multiply_all(const td_gemm_shape *shape, const void *a, const v
     return TD_OK;
 }
 
-/* What OpenMP gives a parallel region for certain: oneDNN leaves the part of c undone whose thread it does
- * not get. */
+/* The threads that OpenMP certainly gives to a parallel region. If oneDNN gets fewer threads than it asked
+ * for, a part of c is not computed. */
 static int certain_threads(void)
 {
     const int most = omp_get_max_threads(), limit = omp_get_thread_limit();

@@ -7,7 +7,7 @@
 #include <omp.h>
 #include <string.h>
 
-/* ---- what oneDNN 2 and 3 call by different names ---- */
+/* ---- names that differ between oneDNN 2 and 3 ---- */
 
 #if DNNL_VERSION_MAJOR < 3
 typedef const dnnl_memory_desc_t *const_desc;
@@ -74,9 +74,9 @@ static dnnl_status_t append_sum(dnnl_post_ops_t ops, float beta)
 }
 #endif
 
-/* ---- one product of oneDNN's ---- */
+/* ---- one GEMM in oneDNN ---- */
 
-/* Leaves the function with a call's failure. */
+/* Returns the failure of a call. */
 #define TRY(call)                                                                                            \
     do {                                                                                                     \
         result = (call);                                                                                     \
@@ -111,7 +111,7 @@ static dnnl_status_t describe_matrices(dnnl_memory_desc_t *out, dnnl_data_type_t
     return describe(out, 3 - alone, dims + alone, type, strides + alone);
 }
 
-/* What happens to the sums: times alpha, plus beta C. They are f32, and rounded behind it. */
+/* The f32 sums are multiplied by alpha, beta C is added, and then they are rounded. */
 static dnnl_status_t set_attributes(dnnl_primitive_attr_t attr, const td_gemm_shape *s)
 {
     dnnl_post_ops_t ops = NULL;
@@ -178,7 +178,7 @@ static dnnl_status_t open_product(const td_gemm_shape *s, int threads, size_t by
     omp_set_num_threads(threads);
     TRY(dnnl_engine_create(&p->engine, dnnl_cpu, 0));
     TRY(describe_gemm(s, p));
-    /* The plain loops of last resort are far slower than sgemm. */
+    /* oneDNN's reference loops are far slower than sgemm. */
     TRY(dnnl_primitive_desc_query(p->desc, dnnl_query_impl_info_str, 0, &name));
     TRY(strncmp(name, "ref", 3) == 0 ? dnnl_unimplemented : dnnl_success);
     *scratch = dnnl_memory_desc_get_size(desc_of(p, dnnl_query_scratchpad_md));
@@ -223,10 +223,10 @@ cleanup:
     return result;
 }
 
-/* ---- the product of any shape ---- */
+/* ---- a GEMM of any shape ---- */
 
-/* Where f32 copies take less than this, sgemm is done in about the time that it takes to prepare anything
- * else. */
+/* If the f32 copies have fewer bytes than this, sgemm ends in about the time that oneDNN takes to prepare a
+ * bf16 GEMM. */
 static const size_t least_bytes = (size_t)1 << 17;
 
 static int threads_for(const td_gemm_shape *s)

@@ -25,7 +25,7 @@ static inline bool worth_threads(const td_heads_shape *shape)
     return shape->batch * shape->seq * shape->heads * shape->head_dim >= TD_PARALLEL_MIN;
 }
 
-/* A head is 2 to 8 cache lines: copied by the line, the call of memcpy is saved. */
+/* A head has 2 to 8 cache lines. Copying them one by one avoids a call of memcpy. */
 static inline void copy_head(td_dtype dtype, const void *from, int64_t from_index, void *to, int64_t to_index,
                              int64_t head_dim)
 {
@@ -96,7 +96,7 @@ static void split_heads(const td_heads_shape *shape, const void *rows, const flo
     }
 }
 
-/* The way back, turned by the opposite angles. */
+/* The transpose: moves heads back to the rows of tokens, turned by the opposite angles. */
 static void merge_heads(const td_heads_shape *shape, const void *matrices, const float *cosine,
                         const float *sine, void *rows)
 {

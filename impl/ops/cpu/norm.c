@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* Parts whose sums are added at the end: their number does not depend on the threads, so neither does the
- * norm. */
+/* The sum has so many parts, which are added at the end. The number does not depend on the threads, so the
+ * norm does not either. */
 enum { PARTS = 256 };
 
 /* The square of an f32 is exact in float64, where it cannot overflow. */

@@ -44,7 +44,7 @@ TD_INLINE void adamw_block(int stored, td_dtype grad_dtype, bool decay_last, ada
         float grad = k.gain * td_load(grad_dtype, g, i);
         float weight = load_weight(stored, t, i);
         float first = m[i] + k.gain1 * (grad - m[i]);
-        float second = k.beta2 * v[i] + (k.gain2 * grad) * grad; /* its square alone may overflow */
+        float second = k.beta2 * v[i] + (k.gain2 * grad) * grad; /* grad * grad may overflow */
 
         if (!decay_last)
             weight -= k.decay * weight;
@@ -125,7 +125,7 @@ td_status td_cpu_update_clip(td_device *dev, float max_norm, const float *norm, 
     const float factor = max_norm / (fabsf(state->gain) * *norm + 1e-6f);
 
     (void)dev;
-    if (!(factor >= 1.0f)) /* also where it is NaN */
+    if (!(factor >= 1.0f)) /* also for NaN */
         state->gain *= factor;
     return TD_OK;
 }

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* x and weight have a type of their own: x_dtype here and below. */
+/* x and weight have type x_dtype, which may differ from dtype. */
 TD_INLINE float forward_row(td_dtype dtype, td_dtype x_dtype, int64_t cols, float eps, const void *x,
                             const void *weight, void *y, int64_t first)
 {

@@ -15,7 +15,7 @@
 /** 64 KiB on the stack: the course's vocabulary is one piece. */
 enum { TD_ROW_PIECE = 16384 };
 
-/** Pieces are filled up to whole vectors, because what is left over behind them is done one by one. */
+/** Pieces are padded to whole vectors, because single elements at the end would be computed one by one. */
 static inline int64_t td_row_pad(int64_t count)
 {
     return (count + TD_LANES - 1) / TD_LANES * TD_LANES;
@@ -31,7 +31,7 @@ static inline int64_t td_row_piece(td_row row, int64_t done)
     return row.seen - done < TD_ROW_PIECE ? row.seen - done : TD_ROW_PIECE;
 }
 
-/** How far whole vectors may run over a piece without leaving the row's memory. */
+/** The padded length of a piece, but not beyond the end of the row's memory. */
 static inline int64_t td_row_reach(td_row row, int64_t done)
 {
     int64_t padded = td_row_pad(td_row_piece(row, done));
@@ -46,9 +46,9 @@ static inline int32_t td_order_key(int32_t bits)
     return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
 }
 
-/** Loads the piece from column `done` on into e, -infinity behind it. Returns the key of its largest element:
- * integers have no exception for NaN, so the loop vectorises. A positive NaN is the largest; a negative one
- * is not, and makes the row's sum NaN. */
+/** Loads the piece from column `done` on into e, and pads it with -infinity. Returns the key of its largest
+ * element: integers have no exception for NaN, so the loop vectorises. A positive NaN is the largest; a
+ * negative one is not, and makes the row's sum NaN. */
 TD_INLINE int32_t td_row_load(td_dtype dtype, const void *data, td_row row, int64_t done, float *e)
 {
     int32_t piece = (int32_t)td_row_piece(row, done), reach = (int32_t)td_row_reach(row, done);
@@ -130,7 +130,7 @@ TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float 
     }
 }
 
-/** Zeros in the part of the row that does not take part. */
+/** Writes zeros to the columns that the row does not see. */
 static inline void td_row_clear(td_dtype dtype, td_row row, void *y)
 {
     if (row.seen < row.cols)

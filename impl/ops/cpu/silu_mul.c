@@ -2,7 +2,7 @@
 #include "ops/cpu/elements.h"
 #include "ops/cpu/vexp.h"
 
-/* gate and up start at element `first` of their arrays, y and dy at `packed`. */
+/* gate and up begin at element `first` of their arrays, y and dy at element `packed`. */
 TD_INLINE void forward_row(td_dtype dtype, int64_t cols, const void *gate, const void *up, int64_t first,
                            void *y, int64_t packed)
 {

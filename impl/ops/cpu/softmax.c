@@ -10,7 +10,7 @@ static inline td_row row_of(const td_softmax_shape *shape, int64_t r, int64_t qu
     return (td_row){.first = r * cols, .seen = seen, .cols = cols};
 }
 
-/* The query of row r, and of the one behind it: a division costs as much as a vector of exponentials. */
+/* The query of row r, and of the next row: a division takes as long as a vector of exponentials. */
 static inline int64_t query_of(const td_softmax_shape *shape, int64_t r)
 {
     return shape->causal_seq == 0 ? 0 : r % shape->causal_seq;

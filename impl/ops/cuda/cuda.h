@@ -5,7 +5,7 @@
 #include "kernels/optimizers.h"
 #include "ops/ops.h"
 
-/* gemm.c: the matrix product, by cuBLASLt. */
+/* gemm.c: GEMM with cuBLASLt. */
 size_t td_ops_cuda_gemm_work_bytes(const td_gemm_shape *shape);
 td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
                            void *work);

@@ -11,20 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What NVIDIA recommends for Hopper; less loses the split-k algorithms, and the library's own default is
- * none. */
+/* The workspace that NVIDIA recommends for Hopper. With less there are no split-k algorithms; the library's
+ * default is no workspace. */
 #define WORK_BYTES ((size_t)32 << 20)
 
-/** Everything that decides how a product is computed; compared as bytes, so it is made from zeroed memory. */
+/** All that decides how a GEMM is computed. It is compared as bytes, so it is filled in zeroed memory. */
 typedef struct key {
     td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether C is read */
     uint32_t align_a, align_b, align_c;
-    int32_t sms; /* that it is made for; 0: all */
+    int32_t sms; /* the SMs that it may use; 0: all */
 } key;
 
 typedef struct product {
     key key;
-    uint64_t used; /* the turn in which it was last asked for; 0: the slot is free */
+    uint64_t used; /* the number of the last call that asked for it; 0: the slot is free */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -52,7 +52,7 @@ typedef struct products {
     library lt;
     cublasLtHandle_t handle;
     uint64_t turn;
-    product sets[SETS][WAYS]; /* a product is in the set that its hash names */
+    product sets[SETS][WAYS]; /* by the hash of a product's key */
 } products;
 
 static td_status load_library(library *out)
@@ -60,7 +60,7 @@ static td_status load_library(library *out)
     char name[32];
 
     snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
-    /* It stays loaded: others in the process may use it, and it keeps threads and memory of its own. */
+    /* The library stays loaded: others in the process may use it, and it has threads and memory. */
     void *loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!loaded)
         return td_fail(TD_LIBRARY_ERROR, "no matrix products on CUDA without cuBLASLt: %s", dlerror());
@@ -170,7 +170,7 @@ static td_status make_for(const products *all, product *p, int32_t sms)
         "describing a product");
 }
 
-/** CUBLAS_STATUS_NOT_SUPPORTED: there is no algorithm. */
+/** CUBLAS_STATUS_NOT_SUPPORTED: cuBLASLt has no algorithm. */
 static cublasStatus_t ask(const products *all, const product *p, cublasLtMatmulPreference_t preference,
                           cublasLtMatmulHeuristicResult_t *found)
 {
@@ -181,7 +181,7 @@ static cublasStatus_t ask(const products *all, const product *p, cublasLtMatmulP
     return code == CUBLAS_STATUS_SUCCESS && count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : code;
 }
 
-/** If there is no algorithm for the SMs of the key, the product is made for all. */
+/** If cuBLASLt has no algorithm for the key's number of SMs, the GEMM uses all SMs. */
 static td_status choose_algorithm(const products *all, product *p)
 {
     td_status status = TD_OK;
@@ -189,7 +189,7 @@ static td_status choose_algorithm(const products *all, product *p)
     cublasLtMatmulHeuristicResult_t found;
     cublasStatus_t code = CUBLAS_STATUS_NOT_SUPPORTED;
     const size_t work = WORK_BYTES;
-    /* Partial sums stay in the type of the accumulator: summed in bf16 they would lose what it keeps. */
+    /* Partial sums of split-k stay in f32: bf16 sums would lose precision. */
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
     TD_TRY(check_lt(all, all->lt.MatmulPreferenceCreate(&preference), "choosing an algorithm"));
@@ -299,7 +299,7 @@ static uint32_t alignment(const void *pointer, int64_t stride, td_dtype dtype)
     return (uint32_t)(bits & (~bits + 1));
 }
 
-/* Field by field into zeroed memory: what lies between the fields must not tell two equal keys apart. */
+/* Writes the fields into zeroed memory, so that padding between fields is equal in equal keys. */
 static void key_make(const td_gemm_shape *s, const void *a, const void *b, const void *c, key *out)
 {
     memset(out, 0, sizeof *out);
@@ -315,7 +315,7 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     out->align_c = alignment(c, s->stride_c, s->out_dtype);
 }
 
-/** The SMs that others leave; 0: all, because nothing is shared or nothing would be left. */
+/** The SMs that collectives and updates leave free; 0: all, because none are reserved, or all would be. */
 static int32_t sms_left(const td_cuda *cuda, int32_t shared)
 {
     return shared > 0 && shared < cuda->multiprocessors ? cuda->multiprocessors - shared : 0;

@@ -1,4 +1,4 @@
-/* Which SMs an update takes, so that GEMMs keep as many places for their clusters as possible. */
+/* Chooses the SMs of an update so that GEMMs keep room for as many clusters as possible. */
 #include "base/check.h"
 #include "device/cuda.h"
 #include "device/state.h"
@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-/* The largest clusters of cuBLASLt's kernels that matter: 2 x 4 blocks. */
+/* Blocks of the largest clusters in cuBLASLt's kernels: 2 x 4. */
 enum { CLUSTER = 8 };
 
 typedef struct gpcs {

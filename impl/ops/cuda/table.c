@@ -22,7 +22,7 @@ static td_status check_most(const char *op, const char *name, int64_t count, int
     return TD_OK;
 }
 
-/* What the kernels count in 32 bits. */
+/* Refuses extents that the kernels count in 32 bits and that are too large. */
 static td_status check_count(const char *op, const char *name, int64_t count)
 {
     return check_most(op, name, count, INT64_C(1) << 30);
@@ -40,16 +40,16 @@ static td_status check_elements(const char *op, const char *name, int64_t count)
     return check_most(op, name, count, INT32_MAX * INT64_C(256));
 }
 
-/* The stream to launch on, whose GPU is current until end(). */
+/* The stream to launch on. Its GPU is current until end(). */
 static cudaStream_t begin(td_device *dev)
 {
     td_cuda *cuda = td_device_cuda(dev);
 
-    (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
+    (void)td_cuda_enter(cuda); /* if it fails, the launch fails too */
     return cuda->stream;
 }
 
-/* What became of a launch. */
+/* The status of a launch. */
 static td_status end(td_device *dev, cudaError_t code, const char *op)
 {
     td_cuda_leave(td_device_cuda(dev));
