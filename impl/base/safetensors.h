@@ -92,7 +92,7 @@ TD_API td_status td_safetensors_writer_create(const char *path, int64_t count, c
 
 /** Appends bytes of the tensors' data, from host memory. A call may end in the middle of a tensor.
  * TD_BAD_ARGUMENT: writer is NULL, data is NULL with bytes above 0, bytes is below 0 or more than the
- * tensors still lack. TD_IO_ERROR: the write failed; the file can then no longer be committed. If the
+ * number of missing bytes. TD_IO_ERROR: the write failed; the file can then no longer be committed. If the
  * process may reach RLIMIT_FSIZE, it must ignore SIGXFSZ; otherwise the signal kills it. */
 TD_API td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, int64_t bytes);
 
