@@ -5,7 +5,7 @@
  *
  * Letters: V vocab, d d_model, L layers, B batch, H heads, S context or seq, e element_bytes, N devices.
  *
- * TD_BAD_ARGUMENT, for all functions: a NULL, an extent below 1, a rate that is not finite or not above 0, a
+ * TD_BAD_ARGUMENT, for all functions: a NULL; an extent below 1; a rate that is not finite or not above 0; a
  * count of elements or bytes beyond 2^63 - 1. The output is then unchanged. */
 #ifndef TD_ACCOUNTING_ACCOUNTING_H
 #define TD_ACCOUNTING_ACCOUNTING_H

@@ -83,9 +83,9 @@ typedef struct td_ddp td_ddp;
  * While gradients are sent, GEMMs on dev (td_gemm) leave td_comm_options.nccl_ctas SMs free. Their sums may
  * then have another order than in a step without communication.
  *
- * TD_BAD_ARGUMENT: a NULL, a count below 1 or above 2^31 - 1, an extent below 1, more than 2^63 - 1 elements,
- * an unknown type, low with a dtype other than TD_F32, a room smaller than the tensor, uses below 0, an order
- * that is not a permutation of the tensors with gradients, an unknown strategy, a bucket_mb that is negative
+ * TD_BAD_ARGUMENT: a NULL; a count below 1 or above 2^31 - 1; an extent below 1; more than 2^63 - 1 elements;
+ * an unknown type; low with a dtype other than TD_F32; a room smaller than the tensor; uses below 0; an order
+ * that is not a permutation of the tensors with gradients; an unknown strategy; a bucket_mb that is negative
  * or not finite. Also, on every rank, if lists, strategies or bucket sizes differ; the message names the rank
  * and the tensor. TD_NO_MEMORY. Errors of collectives. *out is then
  * NULL. */
@@ -150,9 +150,9 @@ TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
  * micro_batches, gain, clip, the optimizer's kind, groups and hyperparameters, and the number of steps. Then
  * the call does the same as td_ddp_create, so that all ranks have rank 0's weights.
  *
- * The first collective of each step carries a hash (td_comm_carry) of the hyperparameters, of batch and seq,
- * and of later calls of td_train_init, _reset and _restore. So a schedule must set the same hyperparameters
- * on every rank. If they differ on one rank, all ranks get TD_RANK_FAILED.
+ * The first collective of each step carries a hash (td_comm_carry). It is a hash of the hyperparameters, of
+ * batch and seq, and of later calls of td_train_init, _reset and _restore. So a schedule must set the same
+ * hyperparameters on every rank. If they differ on one rank, all ranks get TD_RANK_FAILED.
  *
  * The link passes a final range on to the next link when it is reduced. On a GPU it does so at once, with the
  * event of the reduction. On a CPU it does so in a later call of the model's hooks, or at the end of the

@@ -74,10 +74,10 @@ TD_API td_status td_optimizer_plan(int64_t elements, int64_t count, const td_opt
 
 /** Creates an optimizer on dev; its moments are 0. dev and the weights must outlive it.
  *
- * TD_BAD_ARGUMENT: a NULL, groups that are empty, overlap, descend or leave the block, hyperparameters that
- * td_hyperparameters_check refuses, an unknown time, an sms below 0, or above 0 and not below the number of
- * the device's SMs.
- * TD_UNSUPPORTED: groups with weights that this rank does not have. TD_NO_MEMORY. *out is then NULL. */
+ * TD_BAD_ARGUMENT: a NULL; groups that are empty, overlap, descend or leave the block; hyperparameters that
+ * td_hyperparameters_check refuses; an unknown time; an sms below 0, or above 0 and not below the number of
+ * the device's SMs. TD_UNSUPPORTED: groups with weights that this rank does not have. TD_NO_MEMORY. *out is
+ * then NULL. */
 TD_API td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
 TD_API void td_optimizer_destroy(td_optimizer *optimizer); /* accepts NULL */
 

@@ -200,8 +200,8 @@ typedef struct td_shard_link td_shard_link;
  * gradients. Each contiguous range of a bucket, and each unit, is divided into equal parts whose bytes are a
  * multiple of 16. Every rank has and updates the elements that are left over.
  *
- * comm must outlive the link, and the link must outlive the trainer. TD_BAD_ARGUMENT: a NULL, an unknown
- * kind, a bucket_mb that is negative or not finite, a prefetch below 0 or above 2^31 - 1, a size, groups or
+ * comm must outlive the link, and the link must outlive the trainer. TD_BAD_ARGUMENT: a NULL; an unknown
+ * kind; a bucket_mb that is negative or not finite; a prefetch below 0 or above 2^31 - 1; a size, groups or
  * hyperparameters that td_train_create refuses. TD_UNSUPPORTED: with TD_SHARD_FLAT, groups that leave out
  * weights, because weights that no rank updates are not gathered; with TD_SHARD_FULL, transient gradients,
  * because the link places gradients. TD_NO_MEMORY. config is then unchanged, and *out is NULL. */
@@ -213,9 +213,9 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * exist.
  *
  * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups that config had
- * before td_shard_link_create. Each step's first collective carries a hash of the hyperparameters that
- * td_train_set set last, of batch x seq, and of later calls of td_train_init, _reset and _restore. Changes by
- * td_optimizer_set are not compared.
+ * before td_shard_link_create. The first collective of each step carries a hash. It is a hash of the
+ * hyperparameters that td_train_set set last, of batch and seq, and of later calls of td_train_init, _reset
+ * and _restore. Changes by td_optimizer_set are not compared.
  *
  * TD_SHARD_FLAT sends rank 0's weights to all ranks. With NCCL the trainer's weights and gradients become
  * windows (td_comm_window_create). While collectives run, GEMMs leave td_comm_options.nccl_ctas SMs free, as

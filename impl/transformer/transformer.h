@@ -48,9 +48,9 @@ typedef enum td_keep {
     /* All except the outputs of norms and silu(gate) * up. */
     TD_KEEP_MOST = 0,
 
-    /* Everything: steps are faster. With t = batch * context, the activations of a layer grow by
-     * t (2 d_model + d_ff) elements of the GEMMs' type, and of ln_final by t d_model. Each norm also keeps t
-     * f32 numbers. Scratch shrinks. */
+    /* Everything: steps are faster. Scratch shrinks, and activations grow. With t = batch * context, each
+     * layer keeps t (2 d_model + d_ff) elements of the GEMMs' type more, ln_final t d_model, and each norm t
+     * f32 numbers. */
     TD_KEEP_ALL,
 
     /* Activation checkpointing. A checkpoint is a number of layers (checkpoint_layers). Forward keeps the
@@ -203,8 +203,8 @@ TD_API td_status td_transformer_save(td_transformer *model, const char *path);
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
  * model's cannot hold. Other errors as td_safetensors_open. TD_NO_MEMORY. The model is then as it was. If
- * reading fails after all checks (the file became shorter, the disk is broken), the model has no weights
- * until they are loaded or initialised again. */
+ * reading fails after all checks (for example, the file became shorter), the model has no weights: load or
+ * initialise them again. */
 TD_API td_status td_transformer_load(td_transformer *model, const char *path);
 
 /** *out = the block of weights. Its pieces belong to the model. TD_BAD_ARGUMENT: a NULL. */
