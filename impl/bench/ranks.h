@@ -16,8 +16,8 @@
  *   2. with communication; gives the step's times
  *   3. with communication, and collectives are watched. The host waits for the device after both passes.
  *
- * Steps of series 1 and 2 may be captured. Series 3 is queued, because graphs cannot be watched. If state is
- * split flat, series 3 then has another schedule: captured steps gather weights at the begin of the next
+ * Steps of series 1 and 2 may be captured. Series 3 is queued, because graphs cannot be watched. With
+ * TD_BENCH_STATE_FLAT the schedules then differ: only captured steps gather weights at the begin of the next
  * step. With TD_BENCH_STATE_FULL, series 1 runs after one step with communication, and uses the weights that
  * this step gathered last. */
 #ifndef TD_BENCH_RANKS_H
