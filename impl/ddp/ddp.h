@@ -14,7 +14,7 @@
 
 TD_BEGIN_DECLS
 
-/** When gradients are sent, and how many in a call. */
+/** When gradients are sent, and in how many calls. */
 typedef enum td_ddp_strategy {
     TD_DDP_NAIVE = 0, /* one call for each gradient, one after the other, after the backward pass */
     TD_DDP_FLAT,      /* one call for all gradients, after the backward pass */

@@ -255,9 +255,9 @@ TD_API bool td_device_history_running(const td_device *dev);
  * TD_BAD_STATE: none is running. */
 TD_API td_status td_device_history_end(td_device *dev);
 
-/** *events = the events so far, in order; *count = their number; *dropped = how many did not fit. The array
- * and its labels belong to dev. They are valid until the next td_device_history_begin or td_device_close,
- * and while the history runs only until the next event. */
+/** *events = the events so far, in order; *count = their number; *dropped = the number of events that did not
+ * fit. The array and its labels belong to dev. They are valid until the next td_device_history_begin or
+ * td_device_close, and while the history runs only until the next event. */
 TD_API td_status td_device_history(const td_device *dev, const td_memory_event **events, int64_t *count,
                                    int64_t *dropped);
 

@@ -55,11 +55,11 @@ typedef struct td_optimizer_config {
     const td_optimizer_group *groups; /* [count] ascending ranges without overlap; copied */
     const td_update_state *state;     /* in the device's memory; must outlive the optimizer */
     td_update_time time;
-    /* How many SMs of a GPU run the updates during the backward pass. Its GEMMs run on the others at the same
-     * time (device/share.h). Updates are then queued on a stream of higher priority than the device's current
-     * stream. 0: updates run on all SMs, in the order of the current stream unless gradients come with an
-     * event. With TD_UPDATE_AFTER updates run on all SMs; GEMMs still leave `sms` SMs free, so that both
-     * times give the same bits. */
+    /* The number of SMs of a GPU that run the updates during the backward pass. GEMMs of the pass run on the
+     * other SMs at the same time. Updates are then queued on a stream of higher priority than the device's
+     * current stream. 0: updates run on all SMs, in the order of the current stream unless gradients come
+     * with an event. With TD_UPDATE_AFTER updates run on all SMs; GEMMs still leave `sms` SMs free, so that
+     * both times give the same bits. */
     int32_t sms;
 } td_optimizer_config;
 

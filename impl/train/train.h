@@ -41,9 +41,9 @@ typedef struct td_train_config {
     int64_t group_count;
     bool own_groups;     /* the groups are this rank's part of the weights; td_shard_link_create sets it */
     td_update_time time; /* TD_UPDATE_ALONG is faster */
-    /* How many SMs of a GPU run the updates during the backward pass, while its GEMMs run on the others
-     * (td_optimizer_config.sms). 0: the result of td_train_update_sms. TD_UPDATE_ALL_SMS: all SMs, in the
-     * GEMMs' stream. The number can change the bits of the GEMMs in the backward pass and in its
+    /* The number of SMs of a GPU that run the updates during the backward pass, while its GEMMs run on the
+     * other SMs (td_optimizer_config.sms). 0: the result of td_train_update_sms. TD_UPDATE_ALL_SMS: all SMs,
+     * in the GEMMs' stream. The number can change the bits of the GEMMs in the backward pass and in its
      * recomputations: all ranks need the same number. */
     int32_t update_sms;
     /* A factor for gradients; 1 / micro_batches is applied anyway. Use 1 / ranks if a hook sums the gradients

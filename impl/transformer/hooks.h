@@ -18,10 +18,11 @@
  *     end       the pass ends, also after a failure
  *     settle    between passes: all weights must be in the block
  *
- * Every element of the block is needed before it is read and done after that. `done` comes before `final`,
- * because the optimizer writes the weights of a range that is final. In the backward pass of the last
- * micro-batch every element becomes final once. At the end of a pass the stream has waited for the work that
- * hooks queued on other streams. Work on weights may take longer: until the weights are needed again.
+ * For every element `needed` comes before a pass reads it, and `done` after the last read. `done` comes
+ * before `final`, because the optimizer writes the weights of a range that is final. In the backward pass of
+ * the last micro-batch every element becomes final once. At the end of a pass the stream has waited for the
+ * work that hooks queued on other streams. Work on weights may take longer: until the weights are needed
+ * again.
  *
  * All links of a chain hear begin, needed, done, room, written, output and end, one after the other. Only the
  * first link hears `final`. It passes a range on to the next link when it has reduced it, clipped it or
@@ -43,7 +44,8 @@ typedef struct td_range {
     int64_t begin, end; /* elements of the block of weights: [begin, end) */
 } td_range;
 
-/** A range of the block whose masters and gradients this rank has, all masters stored alike. */
+/** A range of the block whose masters and gradients this rank has. Either all its masters are numbers, or all
+ * are planes. */
 typedef struct td_piece {
     td_range range;
     void *at;   /* masters: numbers, or their upper planes */
