@@ -68,7 +68,7 @@ typedef td_status (*td_bench_ranks_progress)(void *user, int64_t done, int64_t t
 /** Points of time at which memory is measured. A trainer allocates all of its memory when it is created. */
 typedef enum td_bench_point {
     TD_BENCH_MADE = 0,      /* after model, optimizer and links are created */
-    TD_BENCH_BEFORE_UPDATE, /* after the backward pass; if it updates weights: after the forward pass */
+    TD_BENCH_BEFORE_UPDATE, /* after the backward pass; with TD_UPDATE_ALONG: after the forward pass */
     TD_BENCH_AFTER_UPDATE   /* at the end of the step */
 } td_bench_point;
 

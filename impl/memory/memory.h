@@ -71,17 +71,18 @@ TD_API td_status td_memory_train_config(const td_memory_config *config, td_train
 
 /** What happened to a block (ALLOC, FREE, OOM) or to a tensor (LIVE, DEAD). */
 typedef struct td_memory_entry {
-    td_memory_event event;       /* as the device noted it; the recording owns the label */
+    td_memory_event event;       /* the device's event; its label belongs to the recording */
     td_memory_category category; /* a block with several categories (the model's arena): activations */
     td_memory_phase phase;
-    int64_t pair;      /* index of the entry at the other end of this block or tensor; -1: none */
+    int64_t pair;      /* index of the other entry of this block or tensor (FREE of ALLOC, ...); -1: none */
     size_t live_bytes; /* of all live tensors, after this entry */
 } td_memory_entry;
 
 typedef struct td_memory_recording td_memory_recording;
 
-/** Creates a model on dev with weights of 0, runs one pass with a history, and frees the model. Discards a
- * running history. Resets the device's peak. Waits for the device.
+/** Creates a model on dev with weights of 0, runs one pass with a history, and frees the model. Discards an
+ * earlier history of dev. Resets dev's peak. Waits for dev. *out belongs to the caller; free it with
+ * td_memory_recording_destroy.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown pass. TD_UNSUPPORTED: model.owned is not NULL. TD_NO_MEMORY: also if
  * the host has no memory for the history. Other errors: as td_train_create and the calls of a step. After an
@@ -102,7 +103,7 @@ typedef struct td_memory_span {
     size_t live_bytes;                        /* peak of the bytes of live tensors */
     size_t begin_bytes, end_bytes;            /* bytes of live tensors at both ends */
     size_t by_category[TD_MEMORY_CATEGORIES]; /* live_bytes by category, at the tensors' peak */
-    int64_t peak; /* the entry that reaches live_bytes; -1: the span begins with them */
+    int64_t peak; /* index of the entry after which live_bytes are live; -1: they are live at the begin */
 } td_memory_span;
 
 typedef struct td_memory_summary {
