@@ -400,7 +400,11 @@ TD_TEST(nvrtc_takes_every_source)
         memcpy(identity, nvrtc.identity, sizeof identity);
         td_assert_ok(td_nvrtc_find(nvrtc.path, capabilities[i], &nvrtc));
         assert_string_not_equal(identity, nvrtc.identity); /* after 90 comes 80, and 90 again */
-        for (int each = 0; each < 8; each += few ? 5 : 1) {
+        /* Each source is compiled for one capability, and each capability gets every pair of tile, dtype
+         * and pass. */
+        for (int each = 0; each < 8; each++) {
+            if (__builtin_parity((unsigned)each) != i || (few && each % 4 >= 2))
+                continue;
             const td_attention_shape given = {.batch = 1,
                                               .heads = 1,
                                               .seq = 1024,

@@ -38,9 +38,11 @@ class Gpu(unittest.TestCase):
     def test_events_time_a_call(self):
         x = torch.randn(4096, 4096, device=self.device.torch)
         once, twice = (
-            clock.time_sides(
-                {"torch": Side(lambda n=n: [x @ x for _ in range(n)])}, repeats=10, device=self.device
-            )["torch"].stats()["median"]
+            clock.statistics(
+                clock.time_sides(
+                    {"torch": Side(lambda n=n: [x @ x for _ in range(n)])}, repeats=10, device=self.device
+                )["torch"].samples
+            )["median"]
             for n in (5, 10)
         )
         self.assertAlmostEqual(twice / once, 2, delta=0.3)

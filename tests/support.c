@@ -324,20 +324,69 @@ TD_BODY(calls_of_the_same_stack_fail_first_and_last)
 {
     const td_fault_loop loop = {.name = "turns", .run = take_turns, .least = TURNS + 1};
     const char *const seconds = getenv("TANDEM_FUZZ_SECONDS");
-    const int expected[2][TURNS + 1] = {{1, 0, 0, 0, 1, 1}, {1, 1, 1, 1, 1, 1}};
+    const int expected[3][TURNS + 1] = {{1, 0, 0, 0, 1, 1}, {0, 0, 0, 0, 1, 1}, {1, 1, 1, 1, 1, 1}};
     int turns = TURNS;
 
-    for (int every = 0; every < 2; every++) {
-        if (!every)
+    for (int loops = 0; loops < 3; loops++) {
+        if (loops < 2)
             unsetenv("TANDEM_FUZZ_SECONDS");
         else
             setenv("TANDEM_FUZZ_SECONDS", seconds ? seconds : "0", 1);
         memset(failures, 0, sizeof failures);
         td_fault_each(&loop, &turns);
-        assert_memory_equal(failures, expected[every], sizeof failures);
+        assert_memory_equal(failures, expected[loops], sizeof failures);
     }
     if (!seconds)
         unsetenv("TANDEM_FUZZ_SECONDS");
+}
+
+/* ---- cases ---- */
+
+enum { SHORT = 3, LONG = 5 };
+
+static struct {
+    int count;
+    bool first_two[SHORT][LONG], last_two[LONG][SHORT], outer[SHORT][SHORT];
+} met;
+
+static void meet(void **state)
+{
+    const int *choice = ((const td_combination *)*state)->choice;
+
+    met.count++;
+    met.first_two[choice[0]][choice[1]] = true;
+    met.last_two[choice[1]][choice[2]] = true;
+    met.outer[choice[0]][choice[2]] = true;
+}
+
+static bool left_out(const int *choice)
+{
+    return choice[0] == 0 && choice[1] == 0;
+}
+
+static const td_cases triples = {
+    .group = "cases of three axes",
+    .test = meet,
+    .axes = {{"a", "b", "c"}, {"1", "2", "3", "4", "5"}, {"x", "y", "z"}},
+    .leaves_out = left_out,
+};
+
+/* LONG * SHORT cases is the least that has every pair. */
+TD_BODY(cases_have_every_pair)
+{
+    const int most = (LONG * SHORT - 1) * SHORT;
+
+    for (int i = 0; i < SHORT; i++)
+        for (int j = 0; j < LONG; j++) {
+            assert_int_equal(met.first_two[i][j], i > 0 || j > 0);
+            assert_true(met.last_two[j][i]);
+            assert_true(met.outer[i][j % SHORT]);
+        }
+#ifdef TD_ASAN
+    assert_in_range(met.count, LONG * SHORT, most / 2);
+#else
+    assert_int_equal(met.count, most);
+#endif
 }
 
 int main(void)
@@ -352,7 +401,8 @@ int main(void)
         cmocka_unit_test(right_answers_pass),
         cmocka_unit_test(every_wrong_answer_fails),
         cmocka_unit_test(calls_of_the_same_stack_fail_first_and_last),
+        cmocka_unit_test(cases_have_every_pair),
     };
 
-    return cmocka_run_group_tests(right, NULL, NULL);
+    return td_run_cases(&triples, NULL, NULL) + cmocka_run_group_tests(right, NULL, NULL);
 }

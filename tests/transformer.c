@@ -460,7 +460,7 @@ TD_TEST(labels_stay_balanced)
     td_assert_ok(td_device_pop_label(dev));
     /* The pass, the layer, and its attention. */
     for (; levels > 29; levels--) {
-        td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "deepest");
+        td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "would be level");
         td_assert_ok(td_device_pop_label(dev));
     }
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));

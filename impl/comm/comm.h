@@ -47,9 +47,10 @@ typedef enum td_comm_type {
     TD_COMM_I64 = 4
 } td_comm_type;
 
-/** "f64", "f32", "f16", "bf16", "i64"; NULL for any other value. The size of an element in bytes; 0 for any
- * other value. */
+/** "f64", "f32", "f16", "bf16", "i64"; NULL for any other value. */
 TD_API const char *td_comm_type_name(td_comm_type type);
+
+/** The size of an element in bytes; 0 for any other value. */
 TD_API size_t td_comm_type_size(td_comm_type type);
 
 /** How elements are combined.
@@ -75,6 +76,8 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
  *   neither    if all ranks are on this host, by an abstract socket with the name `run`; otherwise by MPI,
  *              whose launcher must have started the ranks
  *
+ * Only one of address and directory may be set.
+ *
  * Access. A peer must prove to rank 0 that it knows the run's name and a token of 128 bits; the token is not
  * sent. Rank 0 closes other connections without an answer; they neither end nor delay a run. Rank 0 proves
  * the same to each rank. With a directory the token is random, in a file that only this user may read. With
@@ -86,7 +89,8 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
  * This protects only the control connections. MPI, Gloo and NCCL use other connections, which are neither
  * encrypted nor protected: use a network that you trust.
  *
- * To start, zero the struct, then set backend, rank and ranks. */
+ * To start, zero the struct, then set backend, rank and ranks. td_comm_open reads the strings; they may be
+ * freed when it returns. */
 typedef struct td_comm_options {
     td_comm_backend backend;
     int32_t rank, ranks; /* 0 <= rank < ranks <= 128 */
@@ -96,11 +100,13 @@ typedef struct td_comm_options {
     const char *address;   /* NULL: none */
     const char *token;     /* with address: 32 hexadecimal digits, secret; NULL: none */
     const char *nccl_host; /* NCCL only: the value of NCCL_HOSTID for this process; NULL: not set */
-    int32_t nccl_ctas;   /* NCCL only: minimum number of SMs for its kernels, up to TD_COMM_MOST_CTAS; 0: NCCL
-                            * chooses. All ranks use rank 0's value. Ignored if ranks are on several hosts, or
-                            * if no NVLink connects rank 0's GPU to another GPU that it sees */
-    double open_seconds; /* limit of td_comm_open; rank 0 may take 2 s more to name a missing rank; 0: 60 */
-    double seconds;      /* limit of a collective, from its call; 0: 30 */
+    /* NCCL only: minimum number of SMs for its kernels, up to TD_COMM_MOST_CTAS; 0: NCCL chooses. All ranks
+     * use rank 0's value. Ignored if ranks are on several hosts, or if no NVLink connects rank 0's GPU to
+     * another GPU that it sees. */
+    int32_t nccl_ctas;
+    /* Limits in seconds, up to 1e6. */
+    double open_seconds; /* of td_comm_open; rank 0 may take 2 s more to name a missing rank; 0: 60 */
+    double seconds;      /* of a collective, from its call; 0: 30 */
     /* A call that waits for other ranks calls this function on its thread, a few times a second. `seconds` is
      * how long the call has waited, `what` what it waits for: "rank 1 has not come". If it returns false, the
      * call ends: it and the other ranks' calls return TD_RANK_FAILED. It is not called while a library moves
@@ -164,8 +170,8 @@ TD_API td_status td_comm_describe(const td_comm *comm, td_comm_info *out);
  * a time. */
 typedef struct td_work td_work;
 
-/** Waits until the collective is done, then frees the handle, also after an error. TD_RANK_FAILED,
- * TD_LIBRARY_ERROR. */
+/** Waits until the collective is done, then frees the handle, also after an error. TD_BAD_ARGUMENT: a NULL.
+ * TD_BAD_STATE: the collective is part of a graph. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_work_wait(td_work *work);
 
 /** Makes later work on the device's current stream wait for the collective; the host does not wait. Frees the
@@ -173,30 +179,33 @@ TD_API td_status td_work_wait(td_work *work);
 TD_API td_status td_work_queue_wait(td_work *work);
 
 /** *done = whether the collective has ended, with or without an error. The handle stays valid. With one rank
- * it waits for the collective's copy and for earlier work. */
+ * it waits for the collective's copy and for earlier work. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: the
+ * collective is part of a graph. */
 TD_API td_status td_work_test(td_work *work, bool *done);
 
 /** The collectives.
  *
- * all_reduce      in [count], out [count]: out[i] of every rank = the reduction of all in[i]; out may equal
- * in reduce_scatter  in [ranks][count], out [count]: out of rank r = the reduction of all in[r]; out may
- * equal
- *                 in[rank], and the rest of in is then undefined
- * all_gather      in [count], out [ranks][count]: out[r] = in of rank r; in may equal out[rank] broadcast
- * buffer [count]: every rank gets root's buffer barrier         returns when every rank has called it
+ *   all_reduce      in [count]         out [count]         out[i] of every rank = the reduction of all in[i]
+ *   reduce_scatter  in [ranks][count]  out [count]         out of rank r = the reduction of all in[r]
+ *   all_gather      in [count]         out [ranks][count]  out[r] of every rank = in of rank r
+ *   broadcast       buffer [count]                         every rank gets root's buffer
+ *   barrier                                                returns when every rank has called it
  *
- * work NULL: the call returns when the collective is done. Otherwise it returns at once, and *work is a
- * handle (NULL after an error). Handles may be waited for in any order. On a GPU the collective begins after
- * all earlier work on the device's current stream.
+ * In place: out may equal in (all_reduce) or in[rank] (reduce_scatter; the rest of in is then undefined). in
+ * may equal out[rank] (all_gather).
+ *
+ * If work is NULL, the call returns when the collective is done. Otherwise it returns at once, and *work is a
+ * handle (NULL after an error), which td_work_wait or td_work_queue_wait frees. You may wait for handles in
+ * any order. On a GPU the collective begins after all earlier work on the device's current stream.
  *
  * If the device captures a graph (td_graph_begin), collectives on a GPU with a handle become part of it. Such
  * a handle is only for td_work_queue_wait during the capture, and the ranks are not compared then. They are
  * compared before each launch, as in one call: all ranks must launch graphs with the same collectives. A
- * launch waits until at most one earlier launch is unfinished, so that no host is many launches before its
- * GPU. td_comm_watch does not see graphs.
+ * launch waits until at most one earlier launch is unfinished, so the host queues at most two launches.
+ * td_comm_watch does not see graphs.
  *
- * `in` is only read, unless it is part of out. Counts are elements, 0 or more, equal on every rank. The
- * memory is dev's, aligned to its elements.
+ * `in` is only read, unless it overlaps out. `count` is a number of elements, at least 0, and equal on every
+ * rank. The memory is on the communicator's device, aligned to its elements.
  *
  * TD_BAD_ARGUMENT: a NULL with count above 0; a count below 0 or with more than 2^63 - 1 bytes; an invalid
  * enum value; buffers that overlap in another way than above; a root that is not a rank; an average of i64;
@@ -247,9 +256,9 @@ typedef struct td_comm_window td_comm_window;
  *
  * A collective: every rank calls it. Later calls with memory of the block must follow two rules:
  *
- * - Memory that other ranks access (in and out of all_reduce, in of reduce_scatter, out of all_gather) must
- *   lie in windows alike: at the same offset of the same window on every rank, or outside of windows on every
- *   rank. Ranks compare this together with the arguments.
+ * - Other ranks access in and out of all_reduce, in of reduce_scatter, and out of all_gather. On every rank
+ *   this memory must be at the same offset of the same window, or on every rank outside of windows. Ranks
+ *   compare this together with the arguments.
  * - in, out and each rank's part must start at multiples of 16 bytes of the block, because NCCL 2.28 gives
  *   wrong results otherwise.
  *
@@ -281,8 +290,8 @@ typedef struct td_comm_span {
 } td_comm_span;
 
 /** Records the times of the next `capacity` collectives with elements, and discards earlier ones. 0: records
- * none. TD_BAD_ARGUMENT: comm is NULL, capacity is below 0. TD_BAD_STATE: a collective is unfinished.
- * TD_NO_MEMORY, TD_LIBRARY_ERROR: nothing is recorded then. */
+ * none. TD_BAD_ARGUMENT: comm is NULL, capacity is below 0 or above 2^31 - 1. TD_BAD_STATE: a collective is
+ * unfinished. TD_NO_MEMORY, TD_LIBRARY_ERROR: nothing is recorded then. */
 TD_API td_status td_comm_watch(td_comm *comm, int64_t capacity);
 
 /** *spans = the watched collectives in the order of their calls, valid until the next td_comm_watch; *count =

@@ -4,8 +4,8 @@
  * the CPU, work is done when the call returns. Only one thread at a time may use a device object. Operations
  * on the CPU may use all OpenMP threads.
  *
- * A call does not change CUDA's current GPU of the calling thread. If the current GPU is not the device's
- * GPU, CUDA makes a context of some hundred MB on it. A thread that only uses cuda:1 avoids this with
+ * A call does not change CUDA's current GPU of the calling thread. If that GPU is not the device's GPU, CUDA
+ * creates a context of some hundred MB on the current GPU. A thread that only uses cuda:1 avoids this with
  * cudaSetDevice(1).
  *
  * Every function that returns a td_status returns TD_BAD_ARGUMENT if dev or a required pointer is NULL. Calls
@@ -37,7 +37,7 @@ TD_API td_status td_device_count(td_device_kind kind, int *out);
  * memory and models. Accepts NULL. */
 TD_API void td_device_close(td_device *dev);
 
-/** dev must be an open device, not NULL. */
+/** The device's kind, name and model; dev must be open, not NULL. The strings belong to dev. */
 TD_API td_device_kind td_device_kind_of(const td_device *dev);
 TD_API const char *td_device_name(const td_device *dev);  /* "cpu" or "cuda:<index>" */
 TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" for the CPU */
@@ -47,12 +47,14 @@ TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" f
 #define TD_ALIGNMENT 256
 
 /** Allocates a block of `bytes` bytes at a multiple of TD_ALIGNMENT, with undefined contents. The caller
- * frees it with td_device_free. A block of 0 bytes also has an address of its own. TD_BAD_ARGUMENT: a NULL.
- * TD_NO_MEMORY, naming bytes and the bytes in use. *out is then NULL. */
+ * frees it with td_device_free. A block of 0 bytes has a different address from all other blocks.
+ * TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY: the message names `bytes` and the bytes in use. *out is then
+ * NULL. */
 TD_API td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
 
-/** Frees a block of this device. Accepts NULL for block. TD_BAD_ARGUMENT: a pointer that is not a live block
- * of dev. */
+/** Frees a block of this device. Accepts NULL for block. On a GPU it waits for all work of the device. Do not
+ * call it during a capture: the memory then stays allocated. TD_BAD_ARGUMENT: a pointer that is not a live
+ * block of dev. */
 TD_API td_status td_device_free(td_device *dev, void *block);
 
 /** dst[0 .. bytes) = src[0 .. bytes). Both lie on dev and do not overlap. TD_BAD_ARGUMENT: a NULL with bytes
@@ -72,8 +74,8 @@ TD_API td_status td_device_alloc_host(td_device *dev, size_t bytes, void **out);
 TD_API void td_device_free_host(td_device *dev, void *block); /* accepts NULL */
 
 /** Queues an upload or a download and returns. `host` must lie in memory of td_device_alloc_host. Until the
- * copy is done, do not change `host` (upload), or do not use it (download). May be captured in a graph.
- * TD_BAD_ARGUMENT: a NULL with bytes > 0. */
+ * copy is done, do not change `host` (upload), and do not read or change it (download). May be captured in a
+ * graph. TD_BAD_ARGUMENT: a NULL with bytes > 0. */
 TD_API td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes);
 TD_API td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes);
 
@@ -86,8 +88,8 @@ TD_API td_status td_device_synchronize(td_device *dev);
 /* ---- streams ---- */
 
 /** A queue of work on a device. Work of one stream runs in order; work of two streams may overlap. A device
- * has one stream of its own, which is the current one until td_device_set_stream. On the CPU all stream and
- * graph calls return TD_UNSUPPORTED. */
+ * has one stream of its own, which is the current one until td_device_set_stream. The CPU has no streams and
+ * no graphs: calls that create, set or capture them return TD_UNSUPPORTED there. */
 typedef struct td_stream td_stream;
 
 /** Creates a stream, for example for updates of weights. Its CUDA priority is one level above the device's
@@ -98,7 +100,8 @@ TD_API td_status td_stream_create(td_device *dev, td_stream **out);
 /** Wraps a stream of the caller (a cudaStream_t; NULL is CUDA's default stream) for td_device_set_stream. The
  * caller's stream must outlive the td_stream. Call td_device_set_stream before td_train_create: the
  * trainer's update stream then gets a higher priority than the caller's stream. If the caller's stream has
- * CUDA's highest priority, both have the same. TD_NO_MEMORY. */
+ * CUDA's highest priority, both have the same. Free *out with td_stream_destroy; the caller's stream stays.
+ * TD_NO_MEMORY. *out is NULL after an error. */
 TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 
 /** Destroys a td_stream. For a stream of td_stream_create it first waits for the stream's work. The device
@@ -126,12 +129,13 @@ typedef struct td_graph td_graph;
  * TD_UNSUPPORTED: the device has no graphs (the CPU). */
 TD_API td_status td_graph_begin(td_device *dev);
 
-/** Ends the capture; *out is the graph, to be freed with td_graph_destroy. Call it on the stream on which the
- * capture began, after this stream has waited for all other captured streams. If a call failed during the
- * capture, this call fails too. TD_BAD_STATE: no capture is running. *out is NULL after an error. */
+/** Ends the capture; *out is the graph, to be freed with td_graph_destroy. The current stream must be the one
+ * on which the capture began, and must have waited (td_event_wait) for all other captured streams. If a call
+ * failed during the capture, this call fails too. TD_BAD_STATE: no capture is running. *out is NULL after an
+ * error. */
 TD_API td_status td_graph_end(td_device *dev, td_graph **out);
 
-/** The number of the running capture, counted from 1; 0: none is running. dev must be open, not NULL. */
+/** The number of the running capture, counted from 1; 0 if none is running. dev must be open, not NULL. */
 TD_API int64_t td_graph_capture(const td_device *dev);
 
 /** Host functions that run at every launch of a graph, on the thread that launches it. All but `launch` may
@@ -140,7 +144,7 @@ typedef struct td_graph_guest {
     td_status (*launch)(void *user);   /* called before the launch; if it fails, the graph is not launched */
     td_status (*launched)(void *user); /* called after the launch; td_graph_launch returns its error */
     void (*leave)(void *user);         /* called when the graph is destroyed, or if td_graph_end fails */
-    void *user;
+    void *user;                        /* the argument of all three */
 } td_graph_guest;
 
 /** Adds host functions to the graph that is being captured; *guest is copied. They are called in the order in
@@ -150,20 +154,25 @@ TD_API td_status td_graph_join(td_device *dev, const td_graph_guest *guest);
 
 /** Queues the graph on the current stream after the `launch` function of every guest has returned TD_OK. */
 TD_API td_status td_graph_launch(td_graph *graph);
-TD_API void td_graph_destroy(td_graph *graph); /* before its device is closed; accepts NULL */
+
+/** Frees the graph. Call it before its device is closed. Accepts NULL. */
+TD_API void td_graph_destroy(td_graph *graph);
 
 /* ---- time ---- */
 
+/** A mark in the work of a stream, with the time at which the device reached it. The CPU has events too. */
 typedef struct td_event td_event;
 
+/** Creates an event; free it with td_event_destroy before dev is closed. TD_NO_MEMORY. *out is NULL after an
+ * error. */
 TD_API td_status td_event_create(td_device *dev, td_event **out);
 TD_API void td_event_destroy(td_event *event); /* accepts NULL */
 
-/** Marks the point that the device's current stream has reached. A later record moves the mark. */
+/** Queues the mark on the device's current stream, after all earlier work. A later record moves the mark. */
 TD_API td_status td_event_record(td_event *event);
 
-/** Later work on the device's current stream waits until the stream of the event has passed the recorded
- * point. TD_BAD_STATE: the event was never recorded. */
+/** Later work on the device's current stream waits until the device has reached the mark. The host does not
+ * wait. TD_BAD_STATE: the event was never recorded. */
 TD_API td_status td_event_wait(td_event *event);
 
 /** *out = the milliseconds between two recorded events of one device. Waits for both. TD_BAD_STATE: one was
@@ -179,10 +188,14 @@ typedef struct td_memory_stats {
     int64_t allocations; /* number of successful allocations since open */
 } td_memory_stats;
 
+/** *out = the counters of dev. */
 TD_API td_status td_device_memory(const td_device *dev, td_memory_stats *out);
-TD_API td_status td_device_reset_peak(td_device *dev); /* peak_bytes = current_bytes */
 
-/** For tests: the nth next allocation (1 is the next) fails once with TD_NO_MEMORY. 0: none fails.
+/** peak_bytes = current_bytes. */
+TD_API td_status td_device_reset_peak(td_device *dev);
+
+/** For tests: one allocation fails with TD_NO_MEMORY, the next one if nth is 1, the one after it if nth is 2,
+ * and so on. 0: none fails.
  * TD_BAD_ARGUMENT: dev is NULL, nth is below 0. */
 TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
 
@@ -192,10 +205,10 @@ TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
 typedef enum td_op_class {
     TD_OP_OTHER = 0,
     TD_OP_MATMUL,
-    TD_OP_ATTENTION, /* fused attention; other attention is matmul and softmax */
+    TD_OP_ATTENTION, /* fused attention; naive attention is TD_OP_MATMUL and TD_OP_SOFTMAX */
     TD_OP_SOFTMAX,
     TD_OP_OPTIMIZER,
-    TD_OP_REDUCTION, /* norms and losses too */
+    TD_OP_REDUCTION, /* sums, norms, losses */
     TD_OP_ELEMENTWISE,
     TD_OP_COMMUNICATION,
     TD_OP_MEMORY /* copies and fills */
@@ -206,8 +219,8 @@ typedef enum td_op_class {
 /** "matmul", "softmax", ...; NULL for any other value. */
 TD_API const char *td_op_class_name(td_op_class op_class);
 
-/** Pushes a label: a name for the work that follows, for the history and for traces. pop ends the last label.
- * Labels nest, and an event has the path of all labels, such as "forward/layers.3/scaled dot product
+/** push begins a label: a name for later work in the history and in traces. pop ends the label that began
+ * last. Labels nest. An event has the path of all open labels, such as "forward/layers.3/scaled dot product
  * attention". The text is copied. TD_BAD_ARGUMENT: a NULL, a label that is empty or contains '/'.
  * TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
@@ -216,8 +229,8 @@ TD_API td_status td_device_pop_label(td_device *dev);
 typedef enum td_memory_action {
     TD_MEMORY_ALLOC = 0, /* a block was allocated */
     TD_MEMORY_FREE,      /* a block was freed */
-    TD_MEMORY_LIVE,      /* a tensor inside a block became live: a planned step reuses its memory */
-    TD_MEMORY_DEAD,      /* a tensor's contents were used for the last time */
+    TD_MEMORY_LIVE,      /* a tensor inside a block became live: its first write comes next */
+    TD_MEMORY_DEAD,      /* a tensor's contents were used for the last time; others may reuse its memory */
     TD_MEMORY_OOM        /* an allocation failed; address is NULL */
 } td_memory_action;
 
@@ -231,8 +244,8 @@ typedef struct td_memory_event {
     const char *label; /* path of labels, "" without one; LIVE and DEAD: the last part is the tensor's name */
 } td_memory_event;
 
-/** Starts a history of up to `capacity` events and discards an earlier history. Later events are only
- * counted. TD_BAD_ARGUMENT: dev is NULL, capacity is below 1. TD_NO_MEMORY. */
+/** Starts a history of up to `capacity` events and discards an earlier history. Events beyond `capacity` are
+ * only counted. TD_BAD_ARGUMENT: dev is NULL, capacity is below 1. TD_NO_MEMORY. */
 TD_API td_status td_device_history_begin(td_device *dev, int64_t capacity);
 
 /** Whether a history is running. If none is, callers can skip making names of tensors. False for NULL. */
@@ -256,12 +269,18 @@ TD_API td_status td_device_note_dead(td_device *dev, const char *name, const voi
 
 #define TD_CPU_MOST_THREADS 4096
 
-/** The number of threads for CPU operations that the calling thread starts: OpenMP's maximum, which every
- * thread sets for itself. TD_BAD_ARGUMENT: threads below 1 or above TD_CPU_MOST_THREADS. OpenMP ends the
- * program if the system refuses a thread or its stack. If a process opens the CPU and then forks, the child
- * has 1 thread: the parent's OpenMP threads do not exist in the child, and gcc's OpenMP would wait for them.
- * TD_BAD_STATE: more than 1 thread in such a child. */
+/** The number of threads of CPU operations that the calling thread starts: OpenMP's maximum, which each
+ * thread has for itself. */
 TD_API int td_cpu_threads(void);
+
+/** Sets this number for the calling thread. OpenMP ends the program if the system refuses a thread or its
+ * stack.
+ *
+ * If a process opens the CPU and then forks, the child has 1 thread: the parent's OpenMP threads do not exist
+ * in the child, and gcc's OpenMP would wait for them.
+ *
+ * TD_BAD_ARGUMENT: threads below 1 or above TD_CPU_MOST_THREADS. TD_BAD_STATE: more than 1 thread in such a
+ * child. */
 TD_API td_status td_cpu_set_threads(int threads);
 
 TD_END_DECLS

@@ -1,17 +1,17 @@
-/** Attention compiled at run time for a shape: extents of a head, dtype, mask, scale and layout are constants
- * of the code, so that loops, tiles and registers fit the shape. torch.compile does the same for attention
- * in PyTorch. The interface is that of attention.h.
+/** Attention compiled at run time for a shape. seq, seq_k, head_dim, dtype, mask, scale and layout are
+ * constants of the code, so that loops, tiles and registers fit the shape. Batch and heads are not constants.
+ * torch.compile does the same for attention in PyTorch. attention.h describes shapes, tensors and errors.
  *
- * On the CPU the system's C compiler makes one function per pass, an online softmax over tiles. On CUDA,
- * NVRTC makes kernels of the same kind: one launch forward, two backward. On a GPU such tiles are no faster
- * in f32 without a mask for wide heads and long sequences; cuBLASLt then runs the GEMMs, and only the softmax
+ * On the CPU the system's C compiler makes one function for each pass: an online softmax over tiles. On CUDA,
+ * NVRTC makes kernels of the same kind: one launch in forward, two in backward. In f32 without a mask such
+ * tiles are not faster for wide heads and long sequences. cuBLASLt then runs the GEMMs, and only the softmax
  * is compiled.
  *
  * A pass is compiled at the first call for a shape, also during a graph capture. This takes a tenth of a
  * second or more. If it fails, the call returns the error, and a later call tries again. td_jit_prepare
  * compiles both passes in advance. Compiled code stays in memory until the device is closed. td_jit_configure
- * can name a folder that also keeps the code, with everything that it depends on: source, options, processor
- * or GPU, the compiler's path and version. Batch and heads are not constants. */
+ * can name a folder that also stores the code. Stored code is used only if everything it depends on is the
+ * same: source, options, processor or GPU, and the compiler's path and version. */
 #ifndef TD_JIT_JIT_H
 #define TD_JIT_JIT_H
 
@@ -51,35 +51,36 @@ typedef struct td_jit_info {
 /** *out = the counters of a device. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_jit_info_of(td_device *dev, td_jit_info *out);
 
-/** Compiles or loads both passes for the shape, unless they are in memory. TD_BAD_ARGUMENT and TD_UNSUPPORTED
- * as for td_jit_forward. TD_LIBRARY_ERROR: there is no such compiler, or it failed; the message has the
- * first line of its error. TD_IO_ERROR: its temporary files cannot be written. TD_NO_MEMORY. A folder that
- * cannot be read or written is not an error: the code is compiled, and td_jit_info has a note. */
+/** Compiles or loads both passes for the shape, unless they are in memory. TD_BAD_ARGUMENT, TD_UNSUPPORTED:
+ * as td_jit_forward. TD_LIBRARY_ERROR: there is no such compiler, or it failed; the message has the first
+ * line of its error. TD_IO_ERROR: its temporary files cannot be written. TD_NO_MEMORY. A folder that cannot
+ * be read or written is not an error: the code is compiled, and td_jit_info has a note. */
 TD_API td_status td_jit_prepare(td_device *dev, const td_attention_shape *shape);
 
 /** *out = the traits for shapes with a causal mask; without a mask P may be saved instead. If this build has
  * no CUDA, the traits of CUDA have no dtypes. TD_BAD_ARGUMENT: out is NULL, kind is not a td_device_kind. */
 TD_API td_status td_jit_describe(td_device_kind kind, td_attention_traits *out);
 
-/** *out = the bytes of saved and work; compiles nothing. They are valid for any number of threads, also if it
- * is changed later. TD_UNSUPPORTED as for td_jit_forward. */
+/** *out = the bytes of saved and work; compiles nothing. They are enough for any number of threads, also if
+ * it changes later. TD_BAD_ARGUMENT, TD_UNSUPPORTED: as td_jit_forward. */
 TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
 
-/** Forward; tensors as in attention.h, work of td_jit_sizes (NULL if that is 0).
+/** Forward. Tensors: as td_attention_impl, with the sizes of td_jit_sizes.
  *
- *   saved  out  f32  [2, batch, heads, seq]: the largest score of a query (on the CPU times log2(e), on CUDA
- *                    before it is scaled), and 1 / the sum of the exponentials relative to it. If cuBLASLt
- *                    runs the GEMMs: P [batch, heads, seq, seq_k]
+ *   saved  out  f32  [2, batch, heads, seq]: the largest score of each query (on the CPU times log2(e), on
+ *                    CUDA before the scale), then 1 / sum(exp(score - largest score)). If cuBLASLt runs the
+ *                    GEMMs: P [batch, heads, seq, seq_k]
  *
  * The first call for a shape compiles forward, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim
- * above 256 on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. The bits of o and saved are the
- * same at every call, and on the CPU for any number of threads. */
+ * above 256 on the CPU or 128 on CUDA; a dtype other than f32 and bf16; tf32; seq or seq_k above 2^30; on
+ * CUDA more rows than a grid has blocks. o and saved have the same bits at every call, and on the CPU for any
+ * number of threads. */
 TD_API td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                                 const void *v, void *o, void *saved, void *work);
 
 /** Backward, with the formulas and tensors of attention.h. The first call for a shape compiles it. P is
- * computed again from the scores, unless it was saved. On CUDA in f32, dQ is added in any order of blocks,
- * unless the shape is deterministic. */
+ * computed again from the scores, unless forward saved it. On CUDA in f32, blocks add to dQ in any order,
+ * unless shape->deterministic is set. */
 TD_API td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                  const void *k, const void *v, const void *o, const void *dout,
                                  const void *saved, void *dq, void *dk, void *dv, void *work);

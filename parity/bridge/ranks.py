@@ -255,11 +255,8 @@ def _token(rank: int, run: str) -> str | None:
                 raise PermissionError(f"TANDEM_TOKEN_FILE '{path}' may be read by other users: chmod 600")
             token = file.read().strip()
     if token is None and rank == 0:
-        print(
-            f"tandem: {address} is not protected: any program that reaches the port can join or end this run; "
-            "set TANDEM_TOKEN or TANDEM_TOKEN_FILE",
-            file=sys.stderr,
-        )
+        words = "any program that reaches the port can join or end this run; set TANDEM_TOKEN or TANDEM_TOKEN_FILE"
+        print(f"tandem: {address} is not protected: {words}", file=sys.stderr)
     return token
 
 

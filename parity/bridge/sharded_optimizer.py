@@ -126,8 +126,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The rank that updates a parameter."""
         return self._owners[parameter]
 
-    # A saved state numbers parameters through all groups, as the plain optimizer's does; "parameters" describes each.
-    # A part also has "rank" and "ranks", and its groups name this rank's parameters only.
+    # A saved state numbers parameters through all groups, as the plain optimizer's does; "parameters"
+    # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
 
     def state_dict(self) -> dict:
         """This rank's part, which only this rank of as many ranks can load; or the whole state, on the rank `to` of

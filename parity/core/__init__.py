@@ -41,32 +41,16 @@ Case(deliverable, *, measure, seconds, ..., **keys)
     config       {impl: {"graph": True, ...}}: switches of sides. run() takes them from here, and records have them. A
                  case whose newest record has other switches is measured again
 
-draw             inputs, seeded by the names of the case and the tensor: the same alone, in a sweep and on every device
-    draw.device                                          where they are, a torch.device
-    draw.normal(name, shape, dtype, std=1.0, mean=0.0)   draw.uniform(name, shape, dtype, low=0.0, high=1.0)
-    draw.integers(name, shape, dtype="i64", low=0, high=...)
-    draw.quickly(name, shape, dtype, std=1.0, mean=0.0)  normal, drawn by the device: other numbers on each kind of it
-    draw.poisoned(shape, dtype)                          an output: 0xFF bytes between fences, for C to overwrite
-    No side may write inputs: an operation that works in place gets a .clone().
+draw             parity.core.draw.Draw: normal, uniform, integers, quickly, poisoned; draw.device. Inputs are seeded
+                 by the names of the case and the tensor: they are the same alone, in a sweep and on every device. No
+                 side may write them: an operation that works in place gets a .clone()
 
-c                libtandem, parity.core.library.Session. `c.td_xyz(...)` calls a function; a td_status other than TD_OK
-                 raises TandemError. A tensor is passed as its address if it is contiguous, on C's device and of the
-                 pointer's type; None is NULL. Host memory is a c.ffi.new("float *")
-    c.device, c.on                          C's handle of the device; parity.core.device's object
-    c.own_stream(own)                       True: C queues on its device's own stream, else on PyTorch's current one
-    c.struct("td_x_shape", case, field=...) a struct filled by field names: keywords, then case keys, else 0. "bf16"
-                                            becomes TD_BF16, and so for every enum. "tf32" and "bf16_mixed" set the
-                                            fields dtype, tf32 and precision
-    c.value("td_x_work_bytes", c.device, desc)     calls a function that ends in an `out` pointer; returns what it gave
-    c.create("td_transformer_create", c.device, config)   likewise; destroyed with the case or by c.destroy(object)
-    c.work(nbytes)                          scratch on the device, freed with the case or by c.free(block)
-    c.ranks                                 of a case of ranks: parity.core.rank.Ranks: .rank, .ranks, .comm("mpi"),
-                                            .barrier(), .same(tensor), .gathered(value), .session
-    c.bound("td_xyz", ...)                  a call with its arguments looked up once, to time a few microseconds
-    c.side("c_naive")                       the same for another C variant of the case, on a device of its own
-    c.tensor(address, shape, dtype)         a tensor over C's memory
-    c.bytes_peak()                          peak bytes of the device since the case began
-    c.ffi                                   the cffi object
+c                parity.core.library.Session. `c.td_xyz(...)` calls a function of libtandem. A tensor is passed as its
+                 address if it is contiguous, on C's device and of the pointer's type; None is NULL. Host memory is a
+                 c.ffi.new("float *"). Also struct, value, create, destroy, work, free, bound, side, tensor, own_stream.
+                 c.device is C's handle of the device, c.on parity.core.device's object. Objects of create() and blocks
+                 of work() end with the case
+    c.ranks      of a case of ranks: parity.core.rank.Ranks: rank, ranks, comm, barrier, same, gathered, session
 
 run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Names of sides are in
 parity/core/sides.py. "c" and names that begin with "c_" are judged.

@@ -29,9 +29,6 @@ class Timing:
     first_ms: float | None = None  # the host's time of the first call, which compiles, loads and allocates
     queue_ms: float = math.inf  # the host's time of the quickest call so far
 
-    def stats(self) -> dict:
-        return statistics(self.samples)
-
 
 def others_running() -> int:
     """How many other tasks run or wait for a processor now."""

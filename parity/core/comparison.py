@@ -81,14 +81,11 @@ class Rates:
         gemm: dict[str, float] = {}
         copy = 0.0
         for record in records:
-            case, values = record["case"], record.get("values", {})
+            case = record["case"]
             if case.get("op") == "gemm" and record.get("tflops"):
                 gemm[case["dtype"]] = max(gemm.get(case["dtype"], 0.0), record["tflops"])
             if case.get("op") == "copy" and record.get("gb_s"):
                 copy = max(copy, record["gb_s"])
-            if values.get("product_tflops"):
-                gemm["bf16"] = max(gemm.get("bf16", 0.0), values["product_tflops"])
-                copy = max(copy, values["copy_gb_s"])
         return cls(gemm, copy)
 
     def share(self, record: Mapping | None, nbytes: float = 0.0) -> str | None:

@@ -10,14 +10,12 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from parity.core import memory
 
@@ -121,8 +119,8 @@ class Cuda:
         self.name = f"cuda:{index}"
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(index)
-        # The default stream cannot be captured, and waits for all others. This stream has the priority of C's own: it
-        # runs before C's other streams, on which weights are updated during the backward pass.
+        # The default stream cannot be captured, and waits for all others. This stream has the priority of C's
+        # own: it runs before C's other streams, on which weights are updated during the backward pass.
         torch.cuda.set_stream(torch.cuda.Stream(priority=priority))
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Allocated now, so that it counts to no side.
@@ -179,18 +177,6 @@ class Cuda:
         peaks = _bytes_of_torch("peak")
         del result
         return {name: peak - before[name] for name, peak in peaks.items()}
-
-    def kernels(self, call: Callable[[], Any]) -> dict[str, float]:
-        """Milliseconds of GPU time by kernel, whoever launched it, copies and fills among them. A process that has
-        once done this may be slower ever after: only for cases that are alone."""
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=False) as seen:
-            call()
-            torch.cuda.synchronize()
-        found: Counter = Counter()
-        for event in seen.profiler.kineto_results.events():
-            if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation():
-                found[event.name()] += event.duration_ns() / 1e6
-        return dict(found.most_common())
 
     def held_by_torch(self) -> dict[str, int]:
         return _bytes_of_torch("current")

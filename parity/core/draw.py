@@ -30,8 +30,8 @@ PIECE = 2**20  # elements of a checksum at a time
 
 
 class Draw:
-    """Draws for one case. Random numbers come from PyTorch's CPU generator, seeded by names alone, and are then moved
-    to the device: every device gets the same."""
+    """Draws for one case. PyTorch's CPU generator, seeded by names alone, draws numbers that are the same on every
+    device."""
 
     def __init__(self, case_name: str, device: torch.device | None = None):
         self.case_name = case_name
@@ -53,8 +53,8 @@ class Draw:
         return self._keep(name, values.to(DTYPES[dtype]))
 
     def quickly(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
-        """As normal(), but drawn by the device itself, so that each kind of device gets other numbers: for times and
-        memory, of tensors that would take the CPU's generator longer than the case."""
+        """As normal(), but drawn by the device itself, with other numbers on each kind of device: for times and
+        memory of large tensors."""
         generator = torch.Generator(self.device).manual_seed(seed_of(self.case_name, name))
         values = torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
         return self._keep(name, values.normal_(mean, std, generator=generator))
@@ -71,11 +71,11 @@ class Draw:
         return block[start : start + nbytes].view(kind).view(tuple(shape))
 
     def kept(self) -> list[torch.Tensor]:
-        """What outputs and their fences hold now, for restore()."""
+        """Copies of outputs and their fences, for restore()."""
         return [block.clone() for block, _, _ in self._fenced]
 
     def restore(self, kept: list[torch.Tensor], outputs: Iterable) -> None:
-        """The `outputs` that poisoned() gave hold again what they held before."""
+        """The `outputs` of poisoned() hold again what they held before."""
         places = {value.data_ptr() for value in outputs if isinstance(value, torch.Tensor)}
         for (block, start, _), before in zip(self._fenced, kept, strict=False):  # a call may ask for more
             if block.data_ptr() + start in places:
@@ -86,7 +86,7 @@ class Draw:
         return {name: tensor for name, (tensor, _) in self._inputs.items()}
 
     def complaints(self) -> list[str]:
-        """What a side did that it may not: inputs written, fences around outputs broken."""
+        """Inputs that were written, and outputs with broken fences."""
         found = [
             f"input {name} was written" for name, (t, was) in self._inputs.items() if _checksum(t) != was
         ]
@@ -123,7 +123,7 @@ def _wide(dtype: str) -> torch.dtype:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of the bits and their places: each element counts times an odd number of its own."""
+    """Of the bits and their places: each element is multiplied by another odd number."""
     pieces = bits(tensor).view(-1).split(PIECE)
     odd = torch.arange(1, 2 * min(PIECE, tensor.numel()) + 1, 2, device=tensor.device)
     sums = torch.stack([(piece * odd[: len(piece)]).sum() for piece in pieces])

@@ -234,7 +234,9 @@ class Session:
         return found[0]
 
     def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
-        """A struct filled by name from keywords, then from the case, else with 0."""
+        """A struct filled by name from keywords, then from the case, else with 0. "bf16" becomes TD_BF16, and so for
+        every enum; "tf32" and "bf16_mixed" set dtype, tf32 and precision. A nested struct gets the same case, or a dict
+        of its keyword."""
         keys = dict(case) if isinstance(case, Mapping) else dict(getattr(case, "keys", ()))
         if "dtype" in keys:
             keys |= {"precision": keys["dtype"]} | WAYS.get(keys["dtype"], {})

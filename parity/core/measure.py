@@ -22,7 +22,7 @@ from parity.core.library import Library, Session
 MIB = 2**20
 SHOWN = 5  # complaints of a side
 OWN = {"impl", "status", "error", "ms", "samples", "ratio"}  # keys of a record that no side may set
-# (numbers of an answer, answers with other orders of summation): few numbers need more answers to show the noise.
+# (numbers of an answer, answers with other orders of summation): the noise of few numbers needs more answers.
 EQUALS = ((2**14, 16), (2**18, 4), (math.inf, 2))
 
 
@@ -307,7 +307,7 @@ class Measurement:
             if timing.failure is not None or not part.alive:
                 continue
             measured = part.measured
-            measured["ms"] = timing.stats()
+            measured["ms"] = clock.statistics(timing.samples)
             if self.case.get("ranks", 1) == 1:  # ranks are others to each other
                 measured["others"] = self.others
             if timing.first_ms is not None:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from parity.core import plot, words
-from parity.core.case import ParityError, case_name, is_judged
+from parity.core.case import BAD, ParityError, case_name, is_judged
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
 from parity.core.escape import escape
@@ -207,8 +207,8 @@ def write(
     only: Sequence[str] = (),
     gone: Sequence[Mapping] = (),
 ) -> list[Path]:
-    """Rewrites every page, or those of the modules `only` without the index, and returns what was written. `gone`:
-    results of cases that were removed, which pages leave out and say so."""
+    """Rewrites every page, or those of the modules `only` without the index; returns what was written. `gone`: results
+    of removed cases, which pages leave out, and say so."""
     written: list[Path] = []
     pages, broken = pages_of(modules, records, only)
     try:
@@ -277,13 +277,13 @@ def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
     for page in pages:
         tables = [(s.row, s.question, b) for s in page.shown() for b in s.blocks if isinstance(b, Tabled)]
         for row, question, tabled in [*tables, *(("", q, t) for q, t in page.more)]:
-            file = f"{page.module}_{tabled.name}{SUFFIXES[form]}"
+            name = f"{page.module}_{tabled.name}"
+            file = f"{name}{SUFFIXES[form]}"
             if any(file == found[0] for found in listed):
                 raise ValueError(f"two tables of {page.module} are called {tabled.name!r}")
             caption = f"{question} {page.machine}." if question else page.machine
-            content = tabled.table.render(form, caption, f"tab:{page.module}_{tabled.name}")
             listed.append((file, "table", row, question, page.machine))
-            written.append(_write(folder / file, content))
+            written.append(_write(folder / file, tabled.table.render(form, caption, f"tab:{name}")))
         for section in page.shown():
             for figure in (block for block in section.blocks if isinstance(block, Figure)):
                 file = f"{figure.name}.pdf"
@@ -308,8 +308,7 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
     document.text("Pages: " + ", ".join(f"[{name}]({name}.md)" for name in pages) + ".")
     document.text(
         "holds: every judged case is as near to float64 as the rule of parity/README.md asks. measured: so "
-        "many results "
-        "are times or memory alone, which nobody judges."
+        "many results are times or memory alone, which nobody judges."
     )
     document.parts.append(provenance(records))
     document.text(f"Written by `python -m parity report` from [{FILE}]({FILE}).")
@@ -339,23 +338,19 @@ def verdict(records: Sequence[Mapping]) -> str:
 
 def _troubles(records: Sequence[Mapping]) -> list[dict]:
     """Every result that is no number, with its reason: a page hides nothing."""
-    return [
-        {
-            "case": ", ".join([record["deliverable"], *(f"{k} {v}" for k, v in record["case"].items())]),
-            "impl": record["impl"],
-            "status": record["status"],
-            "why": record.get("message", ""),
-        }
-        for record in records
-        if record["status"] != "ok" or record.get("message")
-    ]
+    rows = []
+    for record in (r for r in records if r["status"] != "ok" or r.get("message")):
+        case = ", ".join([record["deliverable"], *(f"{k} {v}" for k, v in record["case"].items())])
+        row = {"case": case, "impl": record["impl"], "status": record["status"]}
+        rows.append(row | {"why": record.get("message", "")})
+    return rows
 
 
 def _gone(records: Sequence[Mapping]) -> Iterable[str]:
-    """That results of superseded cases were left out, and what failed among them."""
+    """That results of removed cases were left out, and which of them failed."""
     if not records:
         return
-    bad = [record for record in records if record["status"] in ("failed", "error")]
+    bad = [record for record in records if record["status"] in BAD]
     words = f"{len(records)} results of removed cases are left out"
     if bad:
         names = dict.fromkeys(f"{case_name(r['deliverable'], r['case'])} of {r['impl']}" for r in bad)

@@ -1,4 +1,4 @@
-"""What stands in a record, key by key: a line that keeps to it can be read by all that reads records."""
+"""The keys and values of a record. A line that keeps to them can be read by everything that reads records."""
 
 import json
 import math
@@ -24,7 +24,7 @@ class Kind:
     words: str
     types: Any
     fits: Callable[[Any], bool] = lambda value: True
-    flag: bool = False  # true and false as well, which are numbers of Python's
+    flag: bool = False  # true and false as well, which Python counts as numbers
 
     def holds(self, value: Any) -> bool:
         known = isinstance(value, self.types) and (self.flag or not isinstance(value, bool))
@@ -67,15 +67,11 @@ FLAG = Kind("true or false", bool, flag=True)
 SCALAR = Kind("a number, a string, true, false or null", (*REAL, str, NULL), flag=True)
 KEY = Kind("a number, a string, true or false", (*REAL, str), flag=True)
 
-STATISTICS = Keys(
-    must=dict.fromkeys(("median", "mean", "max", "p95"), POSITIVE) | {"std": TIME, "min": TIME, "n": COUNT}
-)
+TIMES = dict.fromkeys(("median", "mean", "max", "p95"), POSITIVE)
+STATISTICS = Keys(must=TIMES | {"std": TIME, "min": TIME, "n": COUNT})
 BUILD = Keys(must={"version": TEXT, "commit": TEXT, "library": NAME}, may={"dirty": FLAG, "id": NAME})
-HOST = Keys(
-    must={"name": TEXT},
-    may=dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
-    | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)},
-)
+NUMBERS = dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
+HOST = Keys(must={"name": TEXT}, may=NUMBERS | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)})
 ERROR = dict.fromkeys(("max_abs", "rel_l2", "ulp_max", "used"), MEASURED) | {"truth": TEXT}
 
 RECORD = Keys(
@@ -103,7 +99,6 @@ RECORD = Keys(
         "processes": Each(POSITIVE, list),
         "samples": Each(MEASURED, list),
         "phases": Each(STATISTICS),
-        "parts": Each(MEASURED),
         "series": Each(Each(MEASURED, list)),
         "values": Each(SCALAR),
         "dtypes": Each(TEXT),
@@ -134,7 +129,7 @@ def check(record: Any) -> None:
 
 
 def _sound(path: str, value: Any, deeper: int) -> None:
-    """What JSON can say, and neither a file nor a sum can hold."""
+    """Values that JSON allows, but that break a file or a sum."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -175,7 +170,7 @@ def _fits(path: str, value: Any, kind: Any) -> None:
 
 
 def _agrees(record: Mapping) -> None:
-    """What its keys say of each other."""
+    """Keys that must agree."""
     status, ms, samples = record["status"], record.get("ms"), record.get("samples")
     if status in ("failed", "error") and not record.get("message", "").strip():
         raise SchemaError(f"message is missing, status {status} needs one")

@@ -106,7 +106,7 @@ def select(
         if twice:
             raise SelectionError(f"parity/{name} lists a case twice: {twice[0]}")
         for case in (item.case for item in cases):
-            # The answers of a case that runs are always judged: its newest record would lack the error otherwise.
+            # A case that runs is always judged: its newest record would lack the error otherwise.
             asked = {*measures, "error"} if {*measures} & {*case.measure} else ()
             case.measure = tuple(measure for measure in case.measure if measure in asked)
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]

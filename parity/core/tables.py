@@ -62,10 +62,9 @@ class Table:
         return self._latex(caption, label) if form == "latex" else getattr(self, f"_{form}")()
 
     def _cells(self, form: str) -> list[list[str]]:
-        return [
-            [escape(text(value, digits), form) for value, digits in zip(row, self.digits, strict=True)]
-            for row in self.rows
-        ]
+        """Texts, escaped for a form if one is given."""
+        rows = [[*map(text, row, self.digits)] for row in self.rows]
+        return [[escape(cell, form) for cell in row] for row in rows] if form else rows
 
     def _md(self) -> str:
         def line(cells):
@@ -90,12 +89,10 @@ class Table:
     def _latex(self, caption: str = "", label: str = "") -> str:
         """A longtable that fits the width of a page: columns are as wide as their longest word, in the largest letters
         in which all of them fit, and lie on their side where none is small enough."""
-        cells = [
-            [text(value, digits) for value, digits in zip(row, self.digits, strict=True)] for row in self.rows
-        ]
+        cells = self._cells("")
         columns_of = list(zip(self.titles, map(list, zip(*cells, strict=True)), strict=True))
         fits = (
-            (widths, size, point, aside)
+            (widths, size, point, gap, aside)
             for aside, wide in ((False, LATEX_WIDTH), (True, LATEX_HEIGHT))
             for broken in (False, True)
             for size, point, gap in LATEX_SIZES
@@ -103,25 +100,24 @@ class Table:
             if sum(widths) * point * LATEX_EM + 2 * gap * len(widths) <= wide
         )
         narrowest = [_ems(title, column, True) for title, column in columns_of]
-        ems, size, point, aside = next(fits, (narrowest, *LATEX_SIZES[-1][:2], True))
-        most = (LATEX_HEIGHT if aside else LATEX_WIDTH) - 2 * LATEX_SIZES[-1][2] * len(ems)
+        ems, size, point, gap, aside = next(fits, (narrowest, *LATEX_SIZES[-1], True))
+        most = (LATEX_HEIGHT if aside else LATEX_WIDTH) - 2 * gap * len(ems)
         shrink = min(1.0, most / (sum(ems) * point * LATEX_EM))
         columns = "".join(
             rf">{{\ragged{'left' if numeric else 'right'}\arraybackslash}}p{{{em * point * LATEX_EM * shrink:.1f}pt}}"
             for em, numeric in zip(ems, self.numeric, strict=True)
         )
         head, *lines = [" & ".join(breaking(cell) for cell in row) + r" \\" for row in [self.titles, *cells]]
-        named = [rf"\caption{{{breaking(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
+        named = rf"\caption{{{breaking(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"
         body = [
             ROOM,
             rf"\begin{{longtable}}{{{columns}}}",
-            *(named if caption else []),
+            *([named] if caption else []),
             *(r"\toprule", head, r"\midrule", r"\endfirsthead", r"\toprule", head, r"\midrule", r"\endhead"),
             *lines,
             r"\bottomrule",
             r"\end{longtable}",
         ]
-        gap = next(gap for name, _, gap in LATEX_SIZES if name == size)
         body = [rf"{{\{size}\setlength{{\tabcolsep}}{{{gap}pt}}", *body, "}"]
         body = [r"\begin{landscape}", *body, r"\end{landscape}"] if aside else body
         return "\n".join(body) + "\n"

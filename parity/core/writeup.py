@@ -76,11 +76,11 @@ def sections_of(
         broken += wrong
         collect(found, pages, machine)
     for name, module in modules.items():
-        parts = [m for m in machines if any(r["module"] == name for r in m.records) and m.rank()]
+        parts = [m for m in machines if report.of_module(m.records, name) and m.rank()]
         if getattr(module, "JOINED", False) and len(parts) > 1:
             whole: dict[tuple, Mapping] = {}  # of a result that several machines have, the preferred one's
             for part in sorted(parts, key=Machine.rank):
-                mine = {key_of(r): r for r in part.records if r["module"] == name}
+                mine = {key_of(r): r for r in report.of_module(part.records, name)}
                 whole |= {key: r for key, r in mine.items() if r["status"] == "ok" or key not in whole}
             joined = Machine(" and ".join(m.name for m in parts), list(whole.values()))
             pages, wrong = report.pages_of({name: module}, joined.records)
@@ -109,36 +109,33 @@ def write(
     only: Sequence[str] = (),
     machines: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes the document, its pictures, and, of all rows as Markdown in reports/, the index of ids and machines."""
+    """Writes the document and its pictures; of all rows as Markdown in reports/ also the index of ids and machines."""
     there = machines_of(reports, machines, modules)
     found, broken = sections_of(there, modules)
-    rows = {year: [row for row in rows if wanted(row, only)] for year, rows in HANDOUTS.items()}
     unknown = [name for name in only if not any(wanted(row, [name]) for row in QUESTIONS)]
     if unknown:
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
     path = out or reports / f"{NAME}{FORMATS[form].suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
-    whole = not only
-    if whole:
+    if not only:
         write_head(document, there)
     chosen = {row: best_of(found.get(row, ())) for row in QUESTIONS}
-    for year, asked in rows.items():
-        if any(chosen[row] for row in asked):
+    for year, rows in HANDOUTS.items():
+        answers = {row: chosen[row] for row in rows if wanted(row, only) and chosen[row]}
+        if answers:
             document.heading(1, f"The handout of {year}")
-        for row in asked:
-            if chosen[row]:
-                write_section(document, row, chosen[row], reports, path)
-    if whole:
+        for row, answer in answers.items():
+            write_section(document, row, answer)
+    if not only:
         write_missing(document, chosen)
     write_whole(path, document.whole())
     written = [path, *document.files]
-    for stale in (
-        set((path.parent / FIGURES).glob("*.svg")) - set(document.files) if whole and form == "md" else ()
-    ):
-        stale.unlink()
-    if whole and form == "md" and out is None:
-        written += [write_index(reports, there, found), write_list(reports, chosen)]
+    if not only and form == "md":
+        for stale in set((path.parent / FIGURES).glob("*.svg")) - set(document.files):
+            stale.unlink()
+        if out is None:
+            written += [write_index(reports, there, found), write_list(reports, chosen)]
     if broken:
         raise report.ReportError("\n".join(broken))
     return written
@@ -156,58 +153,40 @@ def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
         "benchmarking_script (c). `% of the bound`: FLOPs at the GEMM rate, or bytes at the copy rate, that the "
         "card was measured at, whichever takes longer, over the time."
     )
-    rows = [
-        {
-            "folder": machine.name,
-            "machine": report.machine_of(machine.records, "plain"),
-            "PyTorch": ", ".join(
-                sorted({r["versions"]["torch"] for r in machine.records if "versions" in r})
-            ),
-            "measured": report.when(machine.records),
-            "results": len(machine.records),
-        }
-        for machine in machines
-    ]
+    rows = []
+    for machine in machines:
+        name, records = report.machine_of(machine.records, "plain"), machine.records
+        torch = ", ".join(sorted({r["versions"]["torch"] for r in records if "versions" in r}))
+        row = {"folder": machine.name, "machine": name, "PyTorch": torch}
+        rows.append(row | {"measured": report.when(records), "results": len(records)})
     document.heading(2, "What ran where")
     document.table(Table(rows))
 
 
-def write_section(document: Markdown, row: str, found: Found, reports: Path, path: Path) -> None:
+def write_section(document: Markdown, row: str, found: Found) -> None:
     section, machine = found.section, found.machine
     document.heading(2, row)
     document.text(f"*{section.question}*" if document.form == "md" else section.question)
     if section.answer:
         document.text(" ".join(section.answer))
-    label = f"{found.module}"
     for block in section.blocks:
-        document.block(block, f"{row}: {section.question}", label, fold=True)
-    mine = [
-        r for r in machine.records if r["module"] == found.module and r["deliverable"] == deliverable_of(row)
-    ]
-    mine = mine or [r for r in machine.records if r["module"] == found.module]
+        document.block(block, f"{row}: {section.question}", found.module, fold=True)
+    case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
+    mine = [record for record in mine if record["deliverable"] == case] or mine
     device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""
-    command = (
-        f"python -m parity run --profile full --module {found.module} --case {deliverable_of(row)}{device}"
-    )
+    command = f"python -m parity run --profile full --module {found.module} --case {case}{device}"
+    measured = f"{'Measured' if section.blocks else 'Run'} by {command}"
+    name = report.machine_of(mine, "md" if document.form == "md" else "plain")
     folder = machine.name.split(" and ")[-1]
-    form = "md" if document.form == "md" else "plain"
-    document.link(
-        f"{report.machine_of(mine, form)}; {builds_of(mine)}. {'Measured' if section.blocks else 'Run'} by {command}.",
-        f"The page of {folder}",
-        f"{folder}/{report.place_of(found.module, section)}",
-    )
+    place = f"{folder}/{report.place_of(found.module, section)}"
+    document.link(f"{name}; {builds_of(mine)}. {measured}.", f"The page of {folder}", place)
 
 
 def builds_of(records: Sequence[Mapping]) -> str:
     """The commits of C that the records are of, the newest last."""
-    commits = dict.fromkeys(
-        record["build"]["commit"][:10]
-        for record in sorted(records, key=lambda r: r.get("time", ""))
-        if "build" in record
-    )
-    return (
-        f"tandem {', '.join(list(commits)[-3:])}" if commits else "tandem from before records named a build"
-    )
+    built = sorted((r for r in records if "build" in r), key=lambda r: r.get("time", ""))
+    commits = [*dict.fromkeys(record["build"]["commit"][:10] for record in built)]
+    return f"tandem {', '.join(commits[-3:])}" if commits else "tandem from before records named a build"
 
 
 def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
@@ -234,14 +213,13 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
     for year, rows in HANDOUTS.items():
         lines = []
         for row in rows:
-            line = {"row": row}
-            for machine in machines:
-                of = next((f for f in found.get(row, ()) if f.machine is machine), None)
-                cell = ""
-                if of:
+            line = {"row": row} | {f"[{m.name}]({m.name}/README.md)": "" for m in machines}
+            for of in found.get(row, ()):
+                folder = of.machine.name
+                head = f"[{folder}]({folder}/README.md)"
+                if line.get(head) == "":
                     words = "yes" if of.section.complete else "part"
-                    cell = f"[{words}]({machine.name}/{report.place_of(of.module, of.section)})"
-                line[f"[{machine.name}]({machine.name}/README.md)"] = cell
+                    line[head] = f"[{words}]({folder}/{report.place_of(of.module, of.section)})"
             lines.append(line)
         document.heading(2, f"The handout of {year}")
         document.table(Table(lines))

@@ -1,5 +1,12 @@
 #include "support/cases.h"
+#include "support/asan.h"
 #include "support/test.h"
+
+#ifdef TD_ASAN
+enum { PAIRS_ALONE = 1 };
+#else
+enum { PAIRS_ALONE = 0 };
+#endif
 
 static int choices_of(const td_cases *cases, int axis)
 {
@@ -71,6 +78,45 @@ int td_run_group(const char *name, size_t count, const struct CMUnitTest *tests,
     return failed;
 }
 
+/* How many pairs of choices of a case no marked case has. A choice is also a pair with itself. */
+static int new_pairs(const td_combination *c, int axes, bool *marked, bool mark)
+{
+    int count = 0;
+
+    for (int a = 0; a < axes; a++)
+        for (int b = a; b < axes; b++) {
+            bool *const pair =
+                &marked[((a * TD_CHOICES_MOST + c->choice[a]) * TD_AXES_MOST + b) * TD_CHOICES_MOST +
+                        c->choice[b]];
+            count += !*pair;
+            *pair = *pair || mark;
+        }
+    return count;
+}
+
+/* Moves cases to the front that have every pair of choices between them; how many. */
+static size_t cover_pairs(td_combination *all, size_t count, int axes)
+{
+    bool marked[TD_AXES_MOST * TD_CHOICES_MOST * TD_AXES_MOST * TD_CHOICES_MOST] = {false};
+
+    for (size_t kept = 0;; kept++) {
+        size_t best = kept;
+        int most = 0;
+
+        for (size_t i = kept; i < count; i++) {
+            const int pairs = new_pairs(&all[i], axes, marked, false);
+            if (pairs > most)
+                most = pairs, best = i;
+        }
+        if (most == 0)
+            return kept;
+        const td_combination taken = all[best];
+        all[best] = all[kept];
+        all[kept] = taken;
+        new_pairs(&taken, axes, marked, true);
+    }
+}
+
 int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardown)(void **state))
 {
     int axes = 0, all = 1;
@@ -86,10 +132,13 @@ int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardo
         td_combination *c = &combinations[count];
 
         *c = combination_of(cases, axes, i);
-        if (!cases->leaves_out || !cases->leaves_out(c->choice))
-            tests[count++] =
-                (struct CMUnitTest){.name = c->name, .test_func = cases->test, .initial_state = c};
+        count += !cases->leaves_out || !cases->leaves_out(c->choice);
     }
+    if (PAIRS_ALONE)
+        count = cover_pairs(combinations, count, axes);
+    for (size_t i = 0; i < count; i++)
+        tests[i] = (struct CMUnitTest){
+            .name = combinations[i].name, .test_func = cases->test, .initial_state = &combinations[i]};
     const int failed = td_run_group(cases->group, count, tests, setup, teardown);
     free(tests);
     free(combinations);

@@ -1,5 +1,7 @@
-/** Cases by name: every combination of named choices is a CMocka test of its own, so that one which fails
- * names itself. */
+/** Cases by name: each combination of named choices is a CMocka test with a name.
+ *
+ * The optimised build runs every combination. The sanitizers make a test several times slower: with them
+ * enough combinations run for every pair of choices. */
 #ifndef TD_TESTS_CASES_H
 #define TD_TESTS_CASES_H
 

@@ -14,16 +14,18 @@ void td_fault_at(int64_t nth)
     failed = NULL;
 }
 
-/* The calls of a run without a fault: the first and the last of every stack of callers. */
-enum { MOST_CALLS = 1 << 14, MOST_FRAMES = 64 };
+/* The calls of a run without a fault: the first and the last of every stack of callers. Stacks stay in the
+ * table for later loops of the program. */
+enum { MOST_CALLS = 1 << 14, MOST_STACKS = 1 << 16, MOST_FRAMES = 64 };
 
 static bool noting;
 static struct {
-    int64_t calls;
+    int64_t calls, count;
     struct {
-        uint64_t hash;
-        int64_t first, last;
-    } stacks[MOST_CALLS];
+        uint64_t hash;       /* 0: no stack */
+        bool known;          /* its first call has failed in an earlier loop */
+        int64_t first, last; /* 0: the run has no such call */
+    } stacks[MOST_STACKS];
     bool fails[MOST_CALLS];
 } noted;
 
@@ -33,13 +35,15 @@ static void note_call(void)
     const int depth = backtrace(frames, MOST_FRAMES);
     uint64_t hash = 1;
 
-    if (++noted.calls >= MOST_CALLS)
+    if (++noted.calls >= MOST_CALLS || noted.count >= MOST_STACKS / 2)
         return;
     for (int i = 0; i < depth; i++)
         hash = (hash ^ (uint64_t)(uintptr_t)frames[i]) * UINT64_C(0x9e3779b97f4a7c15);
-    size_t at = hash >> 50;
-    while (noted.stacks[at].first && noted.stacks[at].hash != hash)
-        at = (at + 1) % MOST_CALLS;
+    size_t at = hash >> 48;
+    while (noted.stacks[at].hash && noted.stacks[at].hash != hash)
+        at = (at + 1) % MOST_STACKS;
+    if (!noted.stacks[at].hash)
+        noted.count++;
     if (!noted.stacks[at].first)
         noted.stacks[at].first = noted.calls;
     noted.stacks[at].hash = hash;
@@ -102,15 +106,23 @@ void td_fault_each(const td_fault_loop *loop, void *state)
     const bool every = getenv("TANDEM_FUZZ_SECONDS") != NULL;
 
     run_once(loop, state, 0); /* what is done once in a program's life is done */
-    memset(&noted, 0, sizeof noted);
+    noted.calls = 0;
+    memset(noted.fails, 0, sizeof noted.fails);
     noting = true;
     run_once(loop, state, 0);
     noting = false;
     if (noted.calls < loop->least || noted.calls >= MOST_CALLS)
         fail_msg("%s: %" PRId64 " calls, needs %" PRId64 " to %d", loop->name, noted.calls, loop->least,
                  MOST_CALLS - 1);
-    for (int64_t i = 0; i < MOST_CALLS; i++)
-        noted.fails[noted.stacks[i].first] = noted.fails[noted.stacks[i].last] = true;
+    if (noted.count >= MOST_STACKS / 2)
+        fail_msg("%s: more than %d stacks of callers", loop->name, MOST_STACKS / 2);
+    for (int64_t i = 0; i < MOST_STACKS; i++) {
+        noted.fails[noted.stacks[i].last] = true;
+        if (!noted.stacks[i].known)
+            noted.fails[noted.stacks[i].first] = true;
+        noted.stacks[i].known |= noted.stacks[i].first > 0;
+        noted.stacks[i].first = noted.stacks[i].last = 0;
+    }
     for (int64_t nth = 1; nth <= noted.calls; nth++)
         if (every || noted.fails[nth])
             run_once(loop, state, nth);

@@ -2,8 +2,9 @@
  * refused.
  *
  * td_fault_each runs what is tested once for each call that may fail. Calls with the same stack of callers
- * repeat each other, as in the turns of a loop: the first and the last of them fail. ci/fuzz, which sets
- * TANDEM_FUZZ_SECONDS, makes every call fail. */
+ * repeat each other, as in the turns of a loop: the first and the last of them fail. In a later loop of the
+ * program only the last call of such a stack fails. ci/fuzz sets TANDEM_FUZZ_SECONDS: then every call
+ * fails. */
 #ifndef TD_TESTS_FAULT_H
 #define TD_TESTS_FAULT_H
 
