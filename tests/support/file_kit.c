@@ -109,26 +109,24 @@ int __wrap_renameat(int from_folder, const char *from, int to_folder, const char
     return fails("renameat") ? refuse(EACCES) : __real_renameat(from_folder, from, to_folder, to);
 }
 
+/* Whether the injected fault is one of these calls; the list ends with NULL. */
+static bool fault_is(const char *const *names)
+{
+    while (td_fault_name() && *names && strcmp(td_fault_name(), *names) != 0)
+        names++;
+    return td_fault_name() && *names;
+}
+
 bool file_fault_is_memory(void)
 {
-    static const char *const names[] = {"malloc", "calloc", "realloc", "strdup"};
-
-    for (size_t i = 0; td_fault_name() && i < sizeof names / sizeof *names; i++)
-        if (strcmp(td_fault_name(), names[i]) == 0)
-            return true;
-    return false;
+    return fault_is((const char *const[]){"malloc", "calloc", "realloc", "strdup", NULL});
 }
 
 /* The folder's fsync, the close of an abandoned or read-only file, and the search for files of dead
  * writers. */
 bool file_fault_is_harmless(void)
 {
-    static const char *const names[] = {"openat", "fstat", "fsync", "close"};
-
-    for (size_t i = 0; td_fault_name() && i < sizeof names / sizeof *names; i++)
-        if (strcmp(td_fault_name(), names[i]) == 0)
-            return true;
-    return false;
+    return fault_is((const char *const[]){"openat", "fstat", "fsync", "close", NULL});
 }
 
 /* ---- the folder ---- */
