@@ -208,7 +208,7 @@ TD_TEST(many_samples_of_a_known_law)
 
     assert_non_null(samples);
     for (int i = 0; i < COUNT;
-         i++) /* 0 .. 100000 in an order of its own: 7919 has no factor in common with 100001 */
+         i++) /* 0 .. 100000 in another order: 7919 has no factor in common with 100001 */
         samples[i] = (double)((int64_t)i * 7919 % COUNT);
     td_assert_ok(td_stats_compute(samples, COUNT, &stats));
     assert_true(stats.min == 0 && stats.max == 100000);

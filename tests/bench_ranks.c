@@ -100,7 +100,7 @@ static void check_waits(const td_bench_ranks_config *config, const td_bench_time
     assert_true(ms->min - 1e-9 <= all && all <= ms->max + 1e-9); /* the last step's is one of them */
 }
 
-/* Every rank's collectives are inside its step, and those of strategies that wait are behind backward. */
+/* Every rank's collectives are inside its step. Strategies that wait begin them after backward. */
 static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
                             const td_bench_ranks_summary *s)
 {
@@ -158,7 +158,7 @@ TD_TEST(strategies_are_told_apart)
             if (config.strategy <= TD_DDP_FLAT)
                 assert_true(r->hidden.max == 0);
             slowest = fmax(slowest, r->step.max);
-            /* Each has tokens of its own. */
+            /* Each rank has different tokens. */
             assert_true(rank == 0 || r->first_loss != s.of[0].first_loss);
         }
         assert_true(s.step.max == slowest && s.samples[0] > 0 && s.tokens_per_second > 0);

@@ -37,7 +37,7 @@ ssize_t __wrap_send(int socket, const void *data, size_t bytes, int flags)
 
 /* ---- the device's memory ---- */
 
-/* One block for all of a case, of which calls take one part behind the other; NULL: each part is a block. */
+/* One block for a whole case, from which each call takes the next part. NULL: each part is a block. */
 static char *pool;
 static size_t pool_used;
 static int pool_parts;
@@ -579,7 +579,8 @@ TD_TEST(spans_are_of_the_calls_in_order)
 
 /* ---- streams and graphs ---- */
 
-/* A stream that waits for a handle comes behind the collective, and so behind what its input comes from. */
+/* A stream that waits for a handle continues after the collective, and so after the work that made the
+ * collective's input. */
 TD_TEST(a_handle_orders_streams)
 {
     enum { COUNT = 5001, FILLS = 200 };

@@ -380,7 +380,7 @@ static void *open_comm(void *argument)
 
 TD_TEST(a_library_that_cannot_be_loaded_is_told_to_all)
 {
-    /* The first two threads are those of the connections. */
+    /* The first two threads serve the connections. */
     static const struct {
         const char *name;
         int nth;

@@ -54,7 +54,8 @@ static void open_rank(const char *folder, double seconds)
     memset(in, 0, COUNT * sizeof *in);
 }
 
-/* A graph of two collectives behind a GPU's rest: out is the sum of in, and in then that of rank 1. */
+/* A graph of a pause of the GPU and then two collectives: out becomes the sum of in, and then in becomes
+ * rank 1's in. */
 static td_graph *capture_calls(size_t rest_ms)
 {
     td_graph *graph;
@@ -259,7 +260,7 @@ static void make_windows(const char *folder)
     CHECK(windows() == 1);
     CHECK_OK(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL));
 
-    /* Its memory ends ahead of it, and so does the communicator. */
+    /* A window may outlive its memory and the communicator. */
     td_comm_window *const ended = window_of(large, 1);
     CHECK(windows() == 2);
     CHECK_OK(td_device_free(dev, large));

@@ -72,7 +72,7 @@ static void assert_says(const char *text, const char *words)
 
 static char address[64];
 
-/* An address of this host at which nobody listens. */
+/* An address of this host at which no program listens. */
 static td_meet_place free_place(const char *token)
 {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -555,7 +555,7 @@ TD_TEST(a_page_is_taken_of_its_own_process_and_sealed)
     assert_int_equal(fstat(file, &of), 0);
     char *now = calloc(1, bytes);
     assert_true(now && pread(file, now, bytes, 0) == (ssize_t)bytes && of.st_size == (off_t)bytes);
-    assert_memory_equal(now, content, bytes); /* nobody wrote into it */
+    assert_memory_equal(now, content, bytes); /* its content did not change */
     free(now);
     free(content);
     unlink(path);

@@ -1,4 +1,4 @@
-/* Mapped memory of a GPU where there is none: a double of the driver's functions counts what is made. */
+/* Mapped memory of a GPU, tested without a GPU: doubles of the driver's functions count what is made. */
 #include "device/cuda_memory.h"
 #include "support/compare.h"
 #include "support/test.h"

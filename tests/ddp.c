@@ -503,7 +503,7 @@ TD_TEST(ranks_may_have_their_gradients_elsewhere)
     td_ddp *ddp;
 
     for (int i = 0; i < TENSORS; i++) {
-        /* Odd ranks have the first two behind the others. */
+        /* On odd ranks the first two come after the others. */
         const int at = info.rank % 2 == 0 ? i : (i + 2) % TENSORS;
 
         tensors[i] = (td_ddp_tensor){.name = "one",

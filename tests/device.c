@@ -151,7 +151,7 @@ TD_TEST(blocks_are_aligned_and_counted)
         assert_int_equal(stats.live_blocks, i + 1);
         assert_int_equal(stats.allocations, i + 1);
     }
-    for (int i = 0; i < BLOCKS; i++) { /* nobody wrote into another's */
+    for (int i = 0; i < BLOCKS; i++) { /* no block was overwritten through another */
         const unsigned char *bytes = blocks[i];
 
         for (size_t b = 0; b < sizes[i]; b++)

@@ -45,7 +45,7 @@ TD_TEST(bytes_travel_and_come_back)
     td_gpu_free(gpu, copy);
 }
 
-/* From 2 MiB on a block is mapped. Twelve times most of the memory: none stays behind. */
+/* A block of at least 2 MiB is mapped. Most of the memory, twelve times: each block is given back. */
 TD_TEST(blocks_of_any_size_come_and_go)
 {
     static const size_t sizes[] = {1, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (6 << 20) + 5};

@@ -252,7 +252,7 @@ TD_TEST(every_listener_hears_labels_and_operations)
 
     td_assert_ok(td_device_alloc(dev, 8, &block));
     assert_false(td_device_listened(dev));
-    td_device_begin_operation(dev, &gemm); /* nobody listens */
+    td_device_begin_operation(dev, &gemm); /* no listener */
     td_device_end_operation(dev);
     td_assert_ok(td_device_push_label(dev, "outer"));
     td_device_listen(dev, &first.listener);

@@ -287,7 +287,7 @@ TD_TEST(guests_come_with_every_launch)
     assert_int_equal(one.launches, 1);
     assert_int_equal(two.launches, 2);
     assert_int_equal(two.launched, 3);
-    one.says = TD_RANK_FAILED; /* nobody comes behind, and nothing runs */
+    one.says = TD_RANK_FAILED; /* the later guest is not called, and nothing runs */
     td_assert_refused(td_graph_launch(graph), TD_RANK_FAILED, "not now");
     assert_int_equal(two.launches, 2);
     assert_int_equal(two.launched, 3);
@@ -306,7 +306,7 @@ TD_TEST(guests_come_with_every_launch)
     td_assert_ok(td_graph_begin(dev));
     assert_int_equal(td_graph_capture(dev), 2);
     td_assert_ok(td_graph_join(dev, &third));
-    td_fault_at(2); /* behind the graph's memory */
+    td_fault_at(2); /* after the graph's memory */
     assert_int_equal(td_graph_end(dev, &other), TD_IO_ERROR);
     td_fault_at(0);
     assert_int_equal(three.left, 1);
@@ -374,7 +374,7 @@ TD_TEST(errors_of_the_backend_come_out)
     FAILS_AT(1, td_device_fill(dev, a, 0, 4));
     FAILS_AT(1, td_device_synchronize(dev));
     FAILS_AT(1, td_device_alloc_host(dev, 4, &block));
-    FAILS_AT(2, td_device_alloc(dev, 4, &block)); /* behind the table's memory */
+    FAILS_AT(2, td_device_alloc(dev, 4, &block)); /* after the table's memory */
     assert_null(block);
     FAILS_AT(2, td_event_create(dev, &none));
     assert_null(none);

@@ -98,7 +98,7 @@ static td_device *open_jit(const char *compiler, const char *cache)
     return dev;
 }
 
-/** A folder of its own for a test. */
+/** A folder for one test. */
 static const char *cache_of(const char *name)
 {
     static char path[128];
@@ -459,7 +459,7 @@ TD_TEST(an_entry_that_is_a_folder_stays_one)
     assert_words(info.note, "not a regular file");
 }
 
-/* To root every folder is writable: what a read-only one answers is asked of /proc, where nobody may. */
+/* Root can write to every folder but /proc, which stands for a read-only folder. */
 TD_TEST(a_read_only_folder_costs_the_cache_alone)
 {
     const char *cache = cache_of("readonly");

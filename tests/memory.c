@@ -83,7 +83,7 @@ static bool overlap(const td_memory_event *a, const td_memory_event *b)
     return x < y + b->bytes && y < x + a->bytes;
 }
 
-/* A tensor that becomes live stands in a live block and beside all other live tensors. */
+/* A tensor that becomes live lies in a live block and overlaps no other live tensor. */
 static void check_place(const td_memory_entry *entries, int64_t i)
 {
     bool housed = false;
