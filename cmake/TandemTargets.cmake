@@ -29,6 +29,13 @@ endif()
 # gcc 12 turns two branches into conditional moves and overwrites their flags in between, where it tunes for
 # Intel's cores from skylake on (seen with 12.2, an "i + 1 < n ? a : b" that took b).
 target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-fno-if-conversion>)
+# gcc 12 removes a call of a static function if the memory that the function writes is freed afterwards. It
+# does so although the function calls others (12.2, `forget_graphs` in td_train_destroy at -O1; at -O3 if the
+# function is not inlined). tests/base.c has such a call. gcc has the first option since version 11.
+check_c_compiler_flag(-fno-ipa-modref TANDEM_HAVE_IPA_MODREF)
+if(TANDEM_HAVE_IPA_MODREF)
+  target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-fno-ipa-modref$<SEMICOLON>-fno-ipa-pure-const>)
+endif()
 target_include_directories(td_flags INTERFACE "${PROJECT_SOURCE_DIR}/impl")
 target_link_libraries(td_flags INTERFACE OpenMP::OpenMP_C m)
 

@@ -325,4 +325,50 @@ TD_TEST(keys_are_32_digits)
     assert_false(td_key_same(drawn[0], drawn[1]));
 }
 
+/* ---- the compiler ---- */
+
+typedef struct table {
+    void *entries[4][4];
+    bool used[4][4];
+} table;
+
+static int let_go;
+void td_test_let_go(void *entry);
+
+__attribute__((noinline)) static void clear(table *t)
+{
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            td_test_let_go(t->entries[i][j]);
+            t->entries[i][j] = NULL;
+            t->used[i][j] = false;
+        }
+}
+
+static void clear_and_free(table *t)
+{
+    if (!t)
+        return;
+    clear(t);
+    free(t);
+}
+
+/* gcc 12.2 removes the call of clear(), because clear() writes memory that is freed. Two options in
+ * cmake/TandemTargets.cmake forbid it. td_train_destroy is such a function. */
+TD_TEST(a_call_before_a_free_stays)
+{
+    table *t = calloc(1, sizeof *t);
+
+    assert_non_null(t);
+    clear(t);
+    clear_and_free(t);
+    assert_int_equal(let_go, 32);
+}
+
+__attribute__((weak)) void td_test_let_go(void *entry)
+{
+    let_go++;
+    assert_null(entry);
+}
+
 TD_MAIN("base", NULL, NULL)

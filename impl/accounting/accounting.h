@@ -5,8 +5,8 @@
  *
  * Letters: V vocab, d d_model, L layers, B batch, H heads, S context or seq, e element_bytes, N devices.
  *
- * TD_BAD_ARGUMENT: a NULL, an extent below 1, a rate that is not finite or not above 0, a count of elements
- * or bytes beyond 2^63 - 1. The output is then unchanged. */
+ * TD_BAD_ARGUMENT, for all functions: a NULL; an extent below 1; a rate that is not finite or not above 0; a
+ * count of elements or bytes beyond 2^63 - 1. The output is then unchanged. */
 #ifndef TD_ACCOUNTING_ACCOUNTING_H
 #define TD_ACCOUNTING_ACCOUNTING_H
 
@@ -20,7 +20,7 @@ typedef struct td_account_model {
     int64_t d_model, d_ff, layers, heads, vocab;
 } td_account_model;
 
-/** Elements: 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d, in 9 L + 3 tensors. */
+/** Elements of the model's parameters: 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d, in 9 L + 3 tensors. */
 typedef struct td_account_parameters {
     int64_t embedding, attention, ffn, norms, head; /* elements, summed over the layers */
     int64_t total, tensors;
@@ -28,15 +28,15 @@ typedef struct td_account_parameters {
 
 TD_API td_status td_account_model_parameters(const td_account_model *model, td_account_parameters *out);
 
-/** FLOPs of one pass over batch sequences of `context` tokens.
+/** FLOPs of one pass over `batch` sequences of `context` tokens, in all layers.
  *
- *   a linear      forward: 2 tokens weights
- *   QK^T and PV   forward: 2 B H S^2 d_head each
- *   softmax       forward: 5 for each score
- *   backward      2x forward for linears and for QK^T and PV of naive attention. flash: 2.5x forward for QK^T
- *                 and PV, because flash attention computes QK^T again
+ *   a linear      forward: 2 * tokens * weights
+ *   QK^T and PV   forward: 2 B H S^2 (d / H) each, in each layer
+ *   softmax       forward: 5 for each score; B H S^2 scores in each layer
+ *   backward      2 times forward for linears, and for QK^T and PV of naive attention. With `flash` 2.5 times
+ *                 forward for QK^T and PV, because flash attention computes QK^T again
  *
- * causal_half halves the FLOPs of attention, for an implementation that skips the masked half.
+ * causal_half halves the FLOPs of QK^T, PV and softmax, for an implementation that skips the masked half.
  * TD_BAD_ARGUMENT also if heads does not divide d_model. */
 typedef struct td_account_flops {
     double projections, attention_products, ffn, head; /* GEMMs of forward; attention_products: QK^T and PV */
@@ -48,7 +48,7 @@ typedef struct td_account_flops {
 TD_API td_status td_account_model_flops(const td_account_model *model, int64_t batch, int64_t context,
                                         bool causal_half, bool flash, td_account_flops *out);
 
-/** Model FLOPs utilisation: flops / seconds / peak, all above 0. */
+/** *out = model FLOPs utilisation: flops / seconds / peak_flops_per_second. */
 TD_API td_status td_account_mfu(double flops, double seconds, double peak_flops_per_second, double *out);
 
 /** Bytes of the tensors in memory_profiling (d) and (e), with element_bytes for each element. */
@@ -98,21 +98,22 @@ typedef struct td_account_fsdp {
     int64_t block;            /* elements of one block's matrices, which are gathered together */
     td_account_training rank; /* bytes */
     int64_t saved;            /* bytes: the total without sharding minus the rank's total */
-    int64_t shared; /* bytes of the rank's gradients if each is updated as soon as it is reduced: memory for
-                     * two blocks, for the larger of embedding and head, and for all norms */
+    /* Bytes of the rank's gradients if each weight is updated as soon as its gradient is reduced: memory for
+     * two blocks, for the larger of embedding and head, and for all norms. With one rank: all gradients. */
+    int64_t shared;
 } td_account_fsdp;
 
 TD_API td_status td_account_fsdp_memory(const td_account_model *model, int64_t ranks, int64_t parameter_bytes,
                                         int64_t gradient_bytes, int64_t moment_bytes, td_account_fsdp *out);
 
-/** Bytes of the low-precision copies of weights that autocast keeps until its context ends: of attention, ffn
- * and head. The embedding has no copy, because it is not multiplied. These copies are the reason that bf16
- * autocast needs more memory for inference than f32 does. */
+/** *out = the bytes of the low-precision copies of weights that autocast keeps until its context ends: copies
+ * of attention, ffn and head. The embedding has no copy, because no GEMM reads it. These copies are the
+ * reason that bf16 autocast needs more memory for inference than f32 does. */
 TD_API td_status td_account_autocast_copies(const td_account_model *model, int64_t low_bytes, int64_t *out);
 
-/** Bytes of activations at the peak of gradient checkpointing (2026 handout). `blocks` blocks are cut into
- * segments of `segment` blocks. Each segment keeps its input (boundary_bytes: td_account_block's `input`),
- * and one segment at a time is recomputed in full (block_bytes for each block: `all`):
+/** *out = the bytes of activations at the peak of gradient checkpointing (2026 handout). `blocks` blocks are
+ * cut into segments of `segment` blocks. Each segment keeps its input (boundary_bytes: td_account_block's
+ * `input`), and one segment at a time is recomputed in full (block_bytes for each block: `all`):
  *   ceil(blocks / segment) boundary_bytes + segment block_bytes.
  * TD_BAD_ARGUMENT also if segment is larger than blocks. */
 TD_API td_status td_account_checkpointing(int64_t blocks, int64_t segment, int64_t boundary_bytes,
@@ -147,11 +148,11 @@ TD_API td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64
 
 /* ---- distributed data parallel: the overhead model (ddp_bucketed_benchmarking b) ---- */
 
-/** The model: s bytes of gradients, w bytes/s, o seconds for each call, n equal buckets whose compute takes
- * as long as their transfer.
+/** The model: s = bytes of gradients, w = bytes_per_second, o = seconds_per_call, n = buckets. Buckets are
+ * equal, and the compute of a bucket takes as long as its transfer.
  *
- *   *seconds = overhead = s / (n w) + n o
- *   optimum  n = sqrt(s / (o w)), bucket of sqrt(s o w) bytes, overhead 2 sqrt(s o / w) */
+ *   *seconds = the time that communication adds to a step = s / (n w) + n o
+ *   optimum    n = sqrt(s / (o w)), buckets of sqrt(s o w) bytes, 2 sqrt(s o / w) seconds */
 TD_API td_status td_account_ddp_overhead(double bytes, double bytes_per_second, double seconds_per_call,
                                          double buckets, double *seconds);
 
@@ -200,12 +201,13 @@ typedef struct td_account_mesh_batch {
     double alpha;       /* C / W */
     double fsdp_tokens; /* for FSDP alone: X alpha / M_X */
     double fsdp_tokens_per_device;
-    double tensor_d_ff;        /* the least d_ff that hides tensor parallelism: Y alpha / M_Y */
-    bool tensor_met;           /* the model's d_ff is at least tensor_d_ff */
-    double shared_wire_tokens; /* if both share the wire: fsdp_tokens / (1 - tensor_d_ff / d_ff); infinite if
-                                  tensor parallelism alone fills the wire */
+    double tensor_d_ff; /* the least d_ff that hides tensor parallelism: Y alpha / M_Y */
+    bool tensor_met;    /* the model's d_ff is at least tensor_d_ff */
+    /* If both use the same wire: fsdp_tokens / (1 - tensor_d_ff / d_ff); infinite if tensor parallelism alone
+     * needs all of the wire's time. */
+    double shared_wire_tokens;
     double shared_wire_tokens_per_device;
-    double optimum_tokens_per_device; /* the best mesh of any shape: alpha^2 / (M_X M_Y d_ff) */
+    double optimum_tokens_per_device; /* with the best X and Y: alpha^2 / (M_X M_Y d_ff) */
 } td_account_mesh_batch;
 
 TD_API td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_account_mesh *mesh,
@@ -224,7 +226,7 @@ typedef struct td_account_parallel {
 typedef struct td_account_parallel_times {
     double forward_compute, backward_compute; /* seconds: 6 B D F / (N C), 12 B D F / (N C) */
     double forward_comm, backward_comm;       /* seconds: see td_account_strategy */
-    double forward_devices;                   /* the largest N bound by compute; infinite: no communication */
+    double forward_devices;                   /* the largest N bound by compute; may be infinite */
     double backward_devices;                  /* the same for backward */
 } td_account_parallel_times;
 
@@ -243,7 +245,7 @@ TD_API td_status td_account_parallel_times_of(td_account_strategy strategy,
 TD_API td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, double *overlapped,
                                                 double *shared_wire);
 
-/** Seconds of one all-reduce of S = `bytes` over N = `ranks` at W = bytes_per_second. *ring =
+/** Seconds of one all-reduce of S = `bytes` bytes over N = `ranks` at W = bytes_per_second. *ring =
  * 2 (N - 1) / N S / W. *alternate = (N - 1) S / W: the handout's alternate, in which each rank forwards whole
  * buffers. */
 TD_API td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_per_second,

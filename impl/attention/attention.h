@@ -79,8 +79,8 @@ typedef struct td_attention_traits {
  * Outputs must not overlap inputs. Both passes queue their work on dev's current stream, allocate nothing,
  * and may be captured in a graph.
  *
- * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a scale that is not finite or below
- * 0, an unknown dtype or mask, tf32 with a dtype other than TD_F32, work that is not aligned. TD_UNSUPPORTED:
+ * TD_BAD_ARGUMENT: a NULL; an extent below 1; a product beyond 2^63 - 1; a scale that is not finite or below
+ * 0; an unknown dtype or mask; tf32 with a dtype other than TD_F32; work that is not aligned. TD_UNSUPPORTED:
  * dev has no kernel for this dtype or head_dim, for this number of heads and queries, or for TF32. After an
  * error nothing was queued, and every output is unchanged. */
 typedef struct td_attention_impl {

@@ -47,9 +47,11 @@ TD_API const char *td_precision_name(td_precision precision);
  * then unchanged. */
 TD_API td_status td_precision_parse(const char *name, td_precision *out);
 
-/** The dtype of GEMM inputs and outputs, and the dtype of the weights. TD_F32 for a value that is not a
- * td_precision. */
+/** The dtype of GEMM inputs and outputs: TD_F32 for f32 and tf32, TD_BF16 for bf16 and bf16_mixed, TD_F16 for
+ * f16. TD_F32 for any other value. */
 TD_API td_dtype td_precision_dtype(td_precision precision);
+
+/** The dtype of the weights: as td_precision_dtype, but TD_F32 for bf16_mixed. */
 TD_API td_dtype td_precision_weights(td_precision precision);
 
 /** dst[i] = src[i] for i in [0, count). Each value is rounded once, from the source type to the target type,

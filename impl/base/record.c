@@ -36,20 +36,6 @@ static td_status no_memory(const char *what)
     return td_fail(TD_NO_MEMORY, "no memory for %s", what);
 }
 
-static td_status check_utf8(const char *name, const char *text)
-{
-    td_status status = TD_OK;
-
-    for (size_t i = 0; text[i] != '\0';) {
-        size_t bytes = td_utf8_bytes(text + i);
-
-        TD_CHECK(bytes > 0, "%s is not UTF-8: byte %zu is 0x%02x", name, i, (unsigned)(unsigned char)text[i]);
-        i += bytes;
-    }
-cleanup:
-    return status;
-}
-
 static td_status check_path(const char *path)
 {
     td_status status = TD_OK;
@@ -58,7 +44,7 @@ static td_status check_path(const char *path)
     for (const char *c = path; *c != '\0'; c++)
         parts += *c == '.';
     TD_CHECK(parts <= MOST_PARTS, "path has %" PRId64 " parts, needs at most %d", parts, MOST_PARTS);
-    TD_TRY(check_utf8("path", path));
+    TD_TRY(td_utf8_check("path", path));
 cleanup:
     return status;
 }
@@ -177,9 +163,9 @@ td_status td_record_create(const char *deliverable, const char *module, const ch
     TD_CHECK(deliverable && *deliverable, "deliverable is NULL or empty");
     TD_CHECK(module && *module, "module is NULL or empty");
     TD_CHECK(impl && *impl, "impl is NULL or empty");
-    TD_TRY(check_utf8("deliverable", deliverable));
-    TD_TRY(check_utf8("module", module));
-    TD_TRY(check_utf8("impl", impl));
+    TD_TRY(td_utf8_check("deliverable", deliverable));
+    TD_TRY(td_utf8_check("module", module));
+    TD_TRY(td_utf8_check("impl", impl));
 
     record = calloc(1, sizeof *record);
     if (record)
@@ -214,7 +200,7 @@ td_status td_record_set_string(td_record *record, const char *path, const char *
     td_status status = TD_OK;
 
     TD_NOT_NULL(record, path, value);
-    TD_TRY(check_utf8("value", value));
+    TD_TRY(td_utf8_check("value", value));
     TD_TRY(set_value(record, path, cJSON_CreateString(value)));
 cleanup:
     return status;

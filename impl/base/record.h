@@ -47,9 +47,10 @@ TD_API void td_record_text_free(char *text);
 /** Appends the record as one line to the file `path`, which is created if it is missing. When the call
  * returns, the kernel has the whole line.
  *
- * If the file does not end in a newline (a writer was killed in the middle of a line), a newline is written
- * first, so that only the torn line is invalid. Writers lock the file with flock() and wait up to 5 s for the
- * lock; signals do not shorten the wait. On a file system without locks, lines of several writers may mix.
+ * If a writer was killed in the middle of a line, the file does not end in a newline. A newline is then
+ * written first, so that only the torn line is invalid. Writers lock the file with flock() and wait up to 5 s
+ * for the lock; signals do not shorten the wait. On a file system without locks, lines of several writers may
+ * mix.
  *
  * TD_BAD_ARGUMENT: record is NULL, path is NULL or empty. TD_IO_ERROR, naming the path and the reason: the
  * file is not a regular file, cannot be opened or written, or stays locked by another program, or the disk is

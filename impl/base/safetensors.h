@@ -5,10 +5,10 @@
  *   {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
  *
  * Data is little-endian and row-major; its bytes are copied unchanged. td_safetensors_open trusts nothing in
- * a file. It checks that the header has at most 100 MB, every name is UTF-8 and occurs once, the bytes of
- * every tensor match its dtype and shape, and the tensors cover each byte of the data exactly once. A tensor
- * of an unknown dtype is listed with the size that data_offsets give; its shape cannot be checked against the
- * size, and td_safetensors_read refuses it. */
+ * a file. It checks the following: The header has at most 100 MB. Every name is UTF-8 and occurs once. The
+ * bytes of every tensor match its dtype and shape. The tensors cover each byte of the data exactly once. A
+ * tensor of an unknown dtype is listed with the size that data_offsets give; its shape cannot be checked
+ * against the size, and td_safetensors_read refuses it. */
 #ifndef TD_BASE_SAFETENSORS_H
 #define TD_BASE_SAFETENSORS_H
 
@@ -92,7 +92,7 @@ TD_API td_status td_safetensors_writer_create(const char *path, int64_t count, c
 
 /** Appends bytes of the tensors' data, from host memory. A call may end in the middle of a tensor.
  * TD_BAD_ARGUMENT: writer is NULL, data is NULL with bytes above 0, bytes is below 0 or more than the
- * tensors still lack. TD_IO_ERROR: the write failed; the file can then no longer be committed. If the
+ * number of missing bytes. TD_IO_ERROR: the write failed; the file can then no longer be committed. If the
  * process may reach RLIMIT_FSIZE, it must ignore SIGXFSZ; otherwise the signal kills it. */
 TD_API td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, int64_t bytes);
 

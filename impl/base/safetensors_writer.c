@@ -74,15 +74,11 @@ static void append_string(text *t, const char *string)
 static td_status check_text(const char *what, int64_t index, const char *string)
 {
     td_status status = TD_OK;
+    char name[64];
 
-    TD_CHECK(string, "%s %" PRId64 " is NULL", what, index);
-    for (size_t i = 0; string[i];) {
-        const size_t bytes = td_utf8_bytes(string + i);
-
-        TD_CHECK(bytes > 0, "%s %" PRId64 " is not UTF-8: byte %zu is 0x%02x", what, index, i,
-                 (unsigned)(unsigned char)string[i]);
-        i += bytes;
-    }
+    snprintf(name, sizeof name, "%s %" PRId64, what, index);
+    TD_CHECK(string, "%s is NULL", name);
+    TD_TRY(td_utf8_check(name, string));
 cleanup:
     return status;
 }

@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include "base/check.h"
+
 size_t td_utf8_bytes(const char *text)
 {
     const unsigned char *byte = (const unsigned char *)text;
@@ -19,4 +21,18 @@ size_t td_utf8_bytes(const char *text)
         most = 0xBF;
     }
     return bytes;
+}
+
+td_status td_utf8_check(const char *name, const char *text)
+{
+    td_status status = TD_OK;
+
+    for (size_t i = 0; text[i] != '\0';) {
+        size_t bytes = td_utf8_bytes(text + i);
+
+        TD_CHECK(bytes > 0, "%s is not UTF-8: byte %zu is 0x%02x", name, i, (unsigned)(unsigned char)text[i]);
+        i += bytes;
+    }
+cleanup:
+    return status;
 }

@@ -10,10 +10,11 @@ TD_BEGIN_DECLS
 typedef enum td_bench_mode {
     TD_BENCH_FORWARD = 0, /* "forward": forward only, a model for inference */
     TD_BENCH_BACKWARD,    /* "backward": forward, loss, backward */
-    TD_BENCH_TRAIN        /* "train": forward, loss, backward, AdamW */
+    TD_BENCH_TRAIN        /* "train": forward, loss, backward, AdamW (defaults of TD_ADAMW_COURSE2025) */
 } td_bench_mode;
 
-/** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
+/** *out = the mode with this name. TD_BAD_ARGUMENT: a NULL or an unknown name; the message lists the known
+ * names. */
 TD_API td_status td_bench_mode_parse(const char *name, td_bench_mode *out);
 
 /** "forward", "backward" or "train"; "unknown mode" for any other value. Never NULL. */
@@ -30,7 +31,8 @@ typedef enum td_bench_timed {
     TD_TIMED_WHOLE
 } td_bench_timed;
 
-/** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
+/** *out = the td_bench_timed with this name. TD_BAD_ARGUMENT: a NULL or an unknown name; the message lists
+ * the known names. */
 TD_API td_status td_bench_timed_parse(const char *name, td_bench_timed *out);
 
 /** "phases", "events" or "whole"; "unknown way" for any other value. Never NULL. */
@@ -109,15 +111,16 @@ TD_API td_status td_bench_tune(td_device *dev, const td_bench_config *config, in
  *   progress  NULL: not wanted; user is passed to it
  *   out       the caller destroys it
  *
- * TD_BAD_ARGUMENT: a NULL, steps below 1, warmup below 0, an unknown mode or way to time, micro_batches or
- * overlap without TD_TIMED_WHOLE, micro_batches out of range. TD_UNSUPPORTED: a graph on a device without
+ * TD_BAD_ARGUMENT: a NULL; steps below 1; warmup below 0; steps or warmup above 2^57; an unknown mode or
+ * `timed`; micro_batches above 1 without TD_TIMED_WHOLE, below 0, or above 2^31 - 1; overlap without
+ * TD_BENCH_TRAIN and TD_TIMED_WHOLE. TD_UNSUPPORTED: a graph on a device without
  * graphs. TD_NO_MEMORY. Other errors: as td_train_create and the calls of a step. After an error *out is
  * NULL, and nothing is left on the device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */
 
-/** Its samples live as long as the result. TD_BAD_ARGUMENT: a NULL. */
+/** *out = the summary of a result, which owns the samples. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_bench_summary_of(const td_bench_result *result, td_bench_summary *out);
 
 TD_END_DECLS

@@ -16,8 +16,8 @@
  *   2. with communication; gives the step's times
  *   3. with communication, and collectives are watched. The host waits for the device after both passes.
  *
- * Steps of series 1 and 2 may be captured. Series 3 is queued, because graphs cannot be watched. If state is
- * split flat, series 3 then has another schedule: captured steps gather weights at the begin of the next
+ * Steps of series 1 and 2 may be captured. Series 3 is queued, because graphs cannot be watched. With
+ * TD_BENCH_STATE_FLAT the schedules then differ: only captured steps gather weights at the begin of the next
  * step. With TD_BENCH_STATE_FULL, series 1 runs after one step with communication, and uses the weights that
  * this step gathered last. */
 #ifndef TD_BENCH_RANKS_H
@@ -68,7 +68,7 @@ typedef td_status (*td_bench_ranks_progress)(void *user, int64_t done, int64_t t
 /** Points of time at which memory is measured. A trainer allocates all of its memory when it is created. */
 typedef enum td_bench_point {
     TD_BENCH_MADE = 0,      /* after model, optimizer and links are created */
-    TD_BENCH_BEFORE_UPDATE, /* after the backward pass; if it updates weights: after the forward pass */
+    TD_BENCH_BEFORE_UPDATE, /* after the backward pass; with TD_UPDATE_ALONG: after the forward pass */
     TD_BENCH_AFTER_UPDATE   /* at the end of the step */
 } td_bench_point;
 
@@ -103,7 +103,7 @@ typedef struct td_bench_span {
     double begin_ms, end_ms;
 } td_bench_span;
 
-/** One read of weights by a pass. At begin_ms the device has done all earlier work. At end_ms the weights are
+/** One read of weights by a pass. begin_ms: the device has done all earlier work. end_ms: the weights are
  * gathered. */
 typedef struct td_bench_wait {
     td_pass pass;
@@ -147,7 +147,7 @@ TD_API td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_benc
                                     td_bench_ranks_result **out);
 TD_API void td_bench_ranks_result_destroy(td_bench_ranks_result *result); /* accepts NULL */
 
-/** TD_BAD_ARGUMENT: a NULL. */
+/** *out = the summary of a result. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_bench_ranks_summary_of(const td_bench_ranks_result *result, td_bench_ranks_summary *out);
 
 /** *out = the timeline of rank `rank`. TD_BAD_ARGUMENT: a NULL, a rank out of range. */

@@ -72,19 +72,19 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
  *   address    "host:port" at which rank 0 listens: an IP address means this interface, a host name all
  *              interfaces, "localhost" the loopback. IPv4 is tried before IPv6
  *   directory  rank 0 listens at a free port and writes its address into a file of this directory. All ranks
- *              must see the directory. The file is removed when all have come
- *   neither    if all ranks are on this host, by an abstract socket with the name `run`; otherwise by MPI,
- *              whose launcher must have started the ranks
+ *              must see the directory. The file is removed when all ranks are connected
+ *   neither    if all ranks are on this host (local_ranks), they meet at an abstract socket with the name
+ *              `run`. Otherwise they meet by MPI, whose launcher must have started the ranks
  *
  * Only one of address and directory may be set.
  *
  * Access. A peer must prove to rank 0 that it knows the run's name and a token of 128 bits; the token is not
  * sent. Rank 0 closes other connections without an answer; they neither end nor delay a run. Rank 0 proves
  * the same to each rank. With a directory the token is random, in a file that only this user may read. With
- * MPI it comes with the address. With `run` alone the system tells the user of a process. With an address the
- * caller gives each rank `token`. Without a token, anybody who reaches the port and guesses the run's name
- * can join or end the run: a program should say so. A rank shares memory with rank 0 only if the system or a
- * token proves who owns the memory.
+ * MPI it is sent with the address. With `run` alone the operating system proves which user owns a process.
+ * With an address the caller gives each rank `token`. Without a token, anybody who reaches the port and
+ * guesses the run's name can join or end the run: a program should say so. A rank shares memory with rank 0
+ * only if the system or a token proves who owns the memory.
  *
  * This protects only the control connections. MPI, Gloo and NCCL use other connections, which are neither
  * encrypted nor protected: use a network that you trust.
@@ -93,9 +93,9 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
  * freed when it returns. */
 typedef struct td_comm_options {
     td_comm_backend backend;
-    int32_t rank, ranks; /* 0 <= rank < ranks <= 128 */
-    int32_t local_ranks; /* ranks on this host, if the launcher gives the number; 0: unknown, taken as all */
-    const char *run;     /* name of this run: equal on its ranks, different from other runs; NULL: "run" */
+    int32_t rank, ranks;   /* 0 <= rank < ranks <= 128 */
+    int32_t local_ranks;   /* number of ranks on this host; 0: unknown, all ranks are assumed to be on it */
+    const char *run;       /* name of this run: equal on its ranks, different from other runs; NULL: "run" */
     const char *directory; /* NULL: none */
     const char *address;   /* NULL: none */
     const char *token;     /* with address: 32 hexadecimal digits, secret; NULL: none */
@@ -108,9 +108,10 @@ typedef struct td_comm_options {
     double open_seconds; /* of td_comm_open; rank 0 may take 2 s more to name a missing rank; 0: 60 */
     double seconds;      /* of a collective, from its call; 0: 30 */
     /* A call that waits for other ranks calls this function on its thread, a few times a second. `seconds` is
-     * how long the call has waited, `what` what it waits for: "rank 1 has not come". If it returns false, the
-     * call ends: it and the other ranks' calls return TD_RANK_FAILED. It is not called while a library moves
-     * data; the option `seconds` limits that time. Must be valid until td_comm_close. NULL: none */
+     * the time that the call has waited. `what` says the reason, such as "rank 1 has not come". If it returns
+     * false, the call ends: it and the other ranks' calls return TD_RANK_FAILED. It is not called while a
+     * library moves data; the option `seconds` limits that time. Must be valid until td_comm_close. NULL:
+     * none */
     bool (*waiting)(void *user, double seconds, const char *what);
     void *user; /* waiting's first argument */
 } td_comm_options;

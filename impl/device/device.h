@@ -25,8 +25,8 @@ typedef enum td_device_kind { TD_DEVICE_CPU = 0, TD_DEVICE_CUDA } td_device_kind
  * td_device_close.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown name, an index without a device. TD_UNSUPPORTED: this build has no
- * CUDA, the machine has no GPU or no driver, the driver is older than the toolkit, or the kernels were not
- * built for the GPU. TD_NO_MEMORY. *out is then NULL. */
+ * CUDA; the machine has no GPU or no driver; the driver is older than the toolkit; the kernels were not built
+ * for the GPU. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_device_open(const char *name, td_device **out);
 
 /** *out = the number of devices of a kind; there is 1 CPU. TD_BAD_ARGUMENT: out is NULL, kind is not a
@@ -255,15 +255,15 @@ TD_API bool td_device_history_running(const td_device *dev);
  * TD_BAD_STATE: none is running. */
 TD_API td_status td_device_history_end(td_device *dev);
 
-/** *events = the events so far, in order; *count = their number; *dropped = how many did not fit. The array
- * and its labels belong to dev. They are valid until the next td_device_history_begin or td_device_close,
- * and while the history runs only until the next event. */
+/** *events = the events so far, in order; *count = their number; *dropped = the number of events that did not
+ * fit. The array and its labels belong to dev. They are valid until the next td_device_history_begin or
+ * td_device_close, and while the history runs only until the next event. */
 TD_API td_status td_device_history(const td_device *dev, const td_memory_event **events, int64_t *count,
                                    int64_t *dropped);
 
 /** Adds an event to the history: the tensor `name` of `bytes` bytes at `address`, inside a block of dev, is
- * live (call before its first write) or dead (call after its last use). No effect if no history is running.
- * TD_BAD_ARGUMENT: a NULL, a name that is empty or contains '/'. */
+ * live or dead. Call td_device_note_live before its first write, and td_device_note_dead after its last use.
+ * No effect if no history is running. TD_BAD_ARGUMENT: a NULL, a name that is empty or contains '/'. */
 TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 

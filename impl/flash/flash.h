@@ -46,9 +46,9 @@ TD_API td_status td_flash_forward(td_device *dev, const td_attention_shape *shap
  *
  * P is computed from lse. An f32 lse has a relative rounding error of up to 2^-24, which changes all P of its
  * query. On CUDA the relative error of P may reach 1e-3 at scores of 10,000. On the CPU in f32, if |lse| of a
- * query is above 32, its P and D are computed from its scores, as in naive attention: 7 GEMMs instead of 5.
- * If this holds for all queries, backward takes 1.3 times as long (head_dim 64, seq 2048, causal, one core
- * with AVX-512, 2026-11-22). */
+ * query is above 32, its P and D are computed from its scores. This takes 7 GEMMs instead of 5. If this holds
+ * for all queries, backward takes 1.3 times as long (head_dim 64, seq 2048, causal, one core with AVX-512,
+ * 2026-11-22). */
 TD_API td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                    const void *k, const void *v, const void *o, const void *dout,
                                    const float *lse, void *dq, void *dk, void *dv, void *work);

@@ -1,9 +1,10 @@
 /** The memory of a step: every block and every tensor, from the device's history.
  *
- * A recording creates a model and runs one pass with the device's history. Blocks are allocations of the
- * device. Tensors lie in blocks. A tensor is alive from its first write to its last use. A planned step
- * allocates its blocks once, so the bytes of blocks stay the same and only tensors come and go. Each block
- * and each tensor has a category, the phase in which it began, and the path of labels at that time.
+ * A recording creates a model and runs one pass while the device records its memory events. Blocks are
+ * allocations of the device. Tensors lie in blocks. A tensor is alive from its first write to its last use. A
+ * planned step allocates its blocks once, so the bytes of blocks stay the same and only tensors come and go.
+ * Each block and each tensor has a category, the phase in which it began, and the path of labels at that
+ * time.
  *
  *   blocks    the sum of their bytes is exactly the sum that td_device_memory reports
  *   tensors   no two live tensors share memory, and each lies in a block
@@ -25,7 +26,8 @@ typedef enum td_memory_pass {
     TD_MEMORY_STEP           /* "step": forward, loss, backward and AdamW */
 } td_memory_pass;
 
-/** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
+/** *out = the pass with this name. TD_BAD_ARGUMENT: a NULL or an unknown name; the message lists the known
+ * names. */
 TD_API td_status td_memory_pass_parse(const char *name, td_memory_pass *out);
 
 /** "inference", "forward" or "step"; NULL for any other value. */
@@ -33,8 +35,8 @@ TD_API const char *td_memory_pass_name(td_memory_pass pass);
 
 /** The use of bytes. */
 typedef enum td_memory_category {
-    TD_MEMORY_WEIGHTS = 0,     /* "weights": masters */
-    TD_MEMORY_GRADIENTS,       /* "gradients": of the weights */
+    TD_MEMORY_WEIGHTS = 0,     /* "weights" */
+    TD_MEMORY_GRADIENTS,       /* "gradients" of the weights */
     TD_MEMORY_OPTIMIZER_STATE, /* "optimizer state": moments and hyperparameters */
     TD_MEMORY_ACTIVATIONS,     /* "activations": results of forward, and of its recomputation */
     TD_MEMORY_SCRATCH /* "scratch": work of the operations, gradients of activations, tables, tokens */
@@ -42,7 +44,7 @@ typedef enum td_memory_category {
 
 #define TD_MEMORY_CATEGORIES 5
 
-/** NULL for any other value. */
+/** The name of the category, as in the enum's comments; NULL for any other value. */
 TD_API const char *td_memory_category_name(td_memory_category category);
 
 typedef enum td_memory_phase {
@@ -54,7 +56,7 @@ typedef enum td_memory_phase {
 
 #define TD_MEMORY_PHASES 4
 
-/** NULL for any other value. */
+/** The name of the phase, as in the enum's comments; NULL for any other value. */
 TD_API const char *td_memory_phase_name(td_memory_phase phase);
 
 typedef struct td_memory_config {
@@ -69,17 +71,18 @@ TD_API td_status td_memory_train_config(const td_memory_config *config, td_train
 
 /** What happened to a block (ALLOC, FREE, OOM) or to a tensor (LIVE, DEAD). */
 typedef struct td_memory_entry {
-    td_memory_event event;       /* as the device noted it; the recording owns the label */
+    td_memory_event event;       /* the device's event; its label belongs to the recording */
     td_memory_category category; /* a block with several categories (the model's arena): activations */
     td_memory_phase phase;
-    int64_t pair;      /* index of the entry at the other end of this block or tensor; -1: none */
+    int64_t pair;      /* index of the other entry of this block or tensor (FREE of ALLOC, ...); -1: none */
     size_t live_bytes; /* of all live tensors, after this entry */
 } td_memory_entry;
 
 typedef struct td_memory_recording td_memory_recording;
 
-/** Creates a model on dev with weights of 0, runs one pass with a history, and frees the model. Discards a
- * running history. Resets the device's peak. Waits for the device.
+/** Creates a model on dev with weights of 0, runs one pass with a history, and frees the model. Discards an
+ * earlier history of dev. Resets dev's peak. Waits for dev. *out belongs to the caller; free it with
+ * td_memory_recording_destroy.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown pass. TD_UNSUPPORTED: model.owned is not NULL. TD_NO_MEMORY: also if
  * the host has no memory for the history. Other errors: as td_train_create and the calls of a step. After an
@@ -87,7 +90,8 @@ typedef struct td_memory_recording td_memory_recording;
 TD_API td_status td_memory_record(td_device *dev, const td_memory_config *config, td_memory_recording **out);
 TD_API void td_memory_recording_destroy(td_memory_recording *recording); /* accepts NULL */
 
-/** All entries, in order; the recording owns them. TD_BAD_ARGUMENT: a NULL. */
+/** *entries = all entries, in order, which belong to the recording; *count = their number. TD_BAD_ARGUMENT: a
+ * NULL. */
 TD_API td_status td_memory_entries(const td_memory_recording *recording, const td_memory_entry **entries,
                                    int64_t *count);
 
@@ -95,11 +99,11 @@ TD_API td_status td_memory_entries(const td_memory_recording *recording, const t
 typedef struct td_memory_span {
     int64_t first, end;                       /* entries [first, end); first == end: there are none */
     int64_t begin_ns, end_ns;                 /* td_clock_ns(); 0: the recording has no such phase */
-    size_t allocated_bytes;                   /* of the blocks, at their peak */
-    size_t live_bytes;                        /* of the tensors, at their peak */
-    size_t begin_bytes, end_bytes;            /* of the tensors, at both ends */
+    size_t allocated_bytes;                   /* peak of the bytes of blocks */
+    size_t live_bytes;                        /* peak of the bytes of live tensors */
+    size_t begin_bytes, end_bytes;            /* bytes of live tensors at both ends */
     size_t by_category[TD_MEMORY_CATEGORIES]; /* live_bytes by category, at the tensors' peak */
-    int64_t peak; /* the entry that reaches live_bytes; -1: the span begins with them */
+    int64_t peak; /* index of the entry after which live_bytes are live; -1: they are live at the begin */
 } td_memory_span;
 
 typedef struct td_memory_summary {
@@ -110,7 +114,7 @@ typedef struct td_memory_summary {
     int64_t entries;
 } td_memory_summary;
 
-/** TD_BAD_ARGUMENT: a NULL. */
+/** *out = the summary of a recording. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_memory_summary_of(const td_memory_recording *recording, td_memory_summary *out);
 
 #define TD_MEMORY_NAME_BYTES 96 /* a parameter's name of at most 55 bytes, a suffix, and a final 0 */
@@ -153,18 +157,19 @@ TD_API td_status td_memory_block_of(const td_memory_recording *recording, int64_
 /* ---- files; each replaces an older file when it is complete ---- */
 
 /** Writes a snapshot in the format of torch.cuda.memory._dump_snapshot(), for PyTorch's tools and its public
- * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. Our blocks appear as its
- * segments, our tensors as its blocks, our labels as its frames (innermost first). The CPU is device 0.
+ * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. PyTorch's segments are
+ * blocks of tandem, its blocks are tensors, and its frames are labels (innermost first). The CPU is device 0.
  *
- * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: `path` is no regular
- * file, the folder is missing or not writable, the disk is full. The old file at `path` is then unchanged.
- * TD_NO_MEMORY. A process that may reach RLIMIT_FSIZE must ignore SIGXFSZ, or it dies. */
+ * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: `path` is not a
+ * regular file, the folder is missing or not writable, the disk is full. The old file at `path` is then
+ * unchanged. TD_NO_MEMORY. If the process may reach RLIMIT_FSIZE, it must ignore SIGXFSZ; otherwise the
+ * signal kills it. */
 TD_API td_status td_memory_write_snapshot(const td_memory_recording *recording, const char *path);
 
 /** The number of events in the snapshot, as PyTorch's tools count them. 0 for NULL. */
 TD_API int64_t td_memory_snapshot_events(const td_memory_recording *recording);
 
-/** All entries and phases as one JSON object:
+/** Writes all entries and phases as one JSON object:
  *
  *   {"device": "cpu", "pass": "step", "base_bytes": 0, "peak_bytes": ..., "live_peak_bytes": ...,
  *    "phases": [{"name": "forward", "first": 7, "end": 90, "begin_ns": ..., "end_ns": ...}, ...],
@@ -176,8 +181,9 @@ TD_API int64_t td_memory_snapshot_events(const td_memory_recording *recording);
  * td_memory_write_snapshot. */
 TD_API td_status td_memory_write_events(const td_memory_recording *recording, const char *path);
 
-/** Writes the live tensors over the events as an SVG picture, stacked by category: with bands for phases, a
- * line for the bytes of blocks, and a mark at the peak. Errors: as td_memory_write_snapshot. */
+/** Writes an SVG picture. Its x axis is the number of the event; its y axis is the bytes of live tensors,
+ * stacked by category. Bands are phases, a line is the bytes of blocks, and a mark is the peak. Errors: as
+ * td_memory_write_snapshot. */
 TD_API td_status td_memory_write_timeline(const td_memory_recording *recording, const char *path);
 
 TD_END_DECLS

@@ -24,16 +24,16 @@ typedef struct td_sum_case {
 
 /** Adds `value` count times, with every operation correctly rounded to the accumulator's dtype.
  *
- *   sum       out  the accumulator, exactly, as a double
- *   stalled   out  the number of the last addition that changed a sequential sum; count if the sum grew to
- *                  the end, and for the other methods. NULL: not wanted
+ *   sum       out  the exact value of the accumulator
+ *   stalled   out  TD_SUM_SEQUENTIAL: the number of the last addition that changed the sum, or 0. Other
+ *                  methods: count. NULL: not wanted
  *
  * TD_BAD_ARGUMENT: a NULL, count below 0, an unknown dtype or method, an addend that the accumulator's dtype
  * cannot hold: a wider one, or one of f16 and bf16 with the other (PyTorch would promote both to f32). */
 TD_API td_status td_precision_sum(const td_sum_case *sum_case, double *sum, int64_t *stalled);
 
-/** The four loops of the handout's mixed_precision_accumulation, 1000 additions of 0.01 each; index 0 to 3.
- * TD_BAD_ARGUMENT: NULL, another index. */
+/** *out = loop `index`, 0 to 3, of the handout's mixed_precision_accumulation: 1000 additions of 0.01.
+ * TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_precision_handout_case(int64_t index, td_sum_case *out);
 
 /* ---- autocast ---- */
@@ -44,29 +44,33 @@ typedef enum td_autocast_rule {
     TD_AUTOCAST_LOWER = 0,      /* runs in the low precision */
     TD_AUTOCAST_F32,            /* runs in f32 */
     TD_AUTOCAST_WIDEST,         /* casts all inputs to the widest dtype among them */
-    TD_AUTOCAST_TYPE_PROMOTION, /* not listed: runs in the dtype that its inputs promote to */
+    TD_AUTOCAST_TYPE_PROMOTION, /* not in autocast's lists: runs in the dtype that its inputs promote to */
     TD_AUTOCAST_BANNED          /* autocast refuses to run it */
 } td_autocast_rule;
 
-/** The rule of an operation, by PyTorch's name ("linear", "matmul", "layer_norm", "cross_entropy_loss", ...).
+/** *out = the rule of an operation, by PyTorch's name ("linear", "matmul", "layer_norm",
+ * "cross_entropy_loss", ...).
  *
  * Source: the operator lists of torch.autocast that PyTorch 2.13 registers (documented under "Automatic Mixed
  * Precision package"). _cudnn_rnn is left out, because it always runs in f16. Some operations are not listed
- * and run as several listed ones, for example "cross_entropy_loss" on CUDA. They have the rule of their last
- * part. Any other unlisted operation is TD_AUTOCAST_TYPE_PROMOTION. TD_BAD_ARGUMENT: a NULL, an unknown
- * device. */
+ * and run as several listed operations, for example "cross_entropy_loss" on CUDA. They have the rule of the
+ * last of these operations. Any other unlisted operation is TD_AUTOCAST_TYPE_PROMOTION. TD_BAD_ARGUMENT: a
+ * NULL, an unknown device. */
 TD_API td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_autocast_rule *out);
 
 /** "lower", "f32", "widest", "type promotion", "banned"; "unknown rule" for any other value. Never NULL. */
 TD_API const char *td_autocast_rule_name(td_autocast_rule rule);
 
-/** The whole table: the number of listed operations (0 for an unknown device), and entry `index` from 0.
- * *op is valid forever. TD_BAD_ARGUMENT: a NULL, an unknown device, an index out of range. */
+/** The number of listed operations; 0 for an unknown device. */
 TD_API int64_t td_autocast_list_size(td_autocast_device device);
+
+/** *op, *rule = listed operation `index`, from 0, and its rule. *op is a constant string. TD_BAD_ARGUMENT: a
+ * NULL, an unknown device, an index out of range. */
 TD_API td_status td_autocast_list_entry(td_autocast_device device, int64_t index, const char **op,
                                         td_autocast_rule *rule);
 
-/** The dtype that `op` produces from inputs of these dtypes under autocast to `low` (TD_F16 or TD_BF16).
+/** *out = the dtype that `op` produces from inputs of these dtypes under autocast to `low` (TD_F16 or
+ * TD_BF16).
  *
  *   inputs  [count]  in  dtypes of the floating-point inputs that take part in type promotion: tensors with
  *                        dimensions, not scalars, and not the affine weights of a norm

@@ -1,22 +1,23 @@
-/** Sharding: ranks divide optimizer state, or also weights and gradients. Each rank updates some of the
- * weights and gets the others from the ranks that update them (Rajbhandari et al. 2020: ZeRO, stages 1 and
- * 3).
+/** Sharding: ranks divide optimizer state, or also weights and gradients. Each rank updates a part of the
+ * weights, and gets the other weights from the ranks that update them (Rajbhandari et al. 2020: ZeRO, stages
+ * 1 and 3).
  *
  *     td_shard_options options = {.kind = TD_SHARD_FLAT, .bucket_mb = 25};
  *     config.gain = 1.0f / ranks;           // a td_train_config of all weights, the same on every rank
- *     td_shard_link_create(comm, &options, &config, &link);            // config is now this rank's
+ *     td_shard_link_create(comm, &options, &config, &link);            // config is now for this rank
  *     td_train_create(dev, &config, &train);
  *     td_train_init(train, seed);
  *     td_shard_link_attach(link, dev, train);                          // all ranks get rank 0's weights
  *     td_train_step(train, ids, targets, batch, seq);                  // as often as you like
  *     td_shard_save(comm, train, path);     // one file of all ranks, which td_shard_restore reads
- *     td_train_settle(train);               // all weights are here, to be read
+ *     td_train_settle(train);               // now all weights can be read on this rank
  *     td_train_destroy(train), td_shard_link_destroy(link);
  *
  * All ranks make all of these calls. There are three kinds.
  *
  * TD_SHARD_TENSORS, as in the assignment: one rank owns a tensor, updates it and sends it to all ranks.
- * Another link reduces the gradients before (td_ddp_link: put its hook into config.hooks first).
+ * Another link must reduce the gradients first (td_ddp_link: put its hook into config.hooks before
+ * td_shard_link_create).
  *
  * TD_SHARD_FLAT: a bucket of gradients is reduced and scattered as soon as it is final. Each rank updates its
  * part at once. New weights are gathered during the rest of the step, until the next forward pass needs them.
@@ -35,29 +36,31 @@
  *     td_train_step(train, ids, targets, batch, seq);
  *     td_shard_gather(link, index, numbers);                           // a whole parameter, on every rank
  *
- * When a unit begins, the gather of the unit `prefetch` places later is queued. It runs after the work of the
- * unit before, and during the work of this unit. The backward pass does the same in reverse order. It finds
- * the last units of the forward pass in the buffers. When the pass has written the gradients of a unit, they
- * are reduced and scattered, and each rank updates its part at once. At most two layers' gradients are in
- * memory before they are reduced.
+ * When unit i begins, the gather of unit i + prefetch is queued. It runs after the work of unit i - 1, and
+ * during the work of unit i. The backward pass does the same in reverse order; at its begin the last units of
+ * the forward pass are still in the buffers. When the pass has written the gradients of a unit, they are
+ * reduced and scattered, and each rank updates its part at once. Unreduced gradients of at most two layers
+ * are in memory.
  *
  * If each unit is updated at once, layers share two places for reduced gradients, and embedding and head
- * share one (td_shard_info.shares_gradients). Otherwise each unit has a place of its own, whose gradients
- * stay until the next backward pass. This is so with clipping, updates after the pass, several
- * micro-batches, no update, a link of the caller's that hears `final`, or keep_gradients.
+ * share one (td_shard_info.shares_gradients). Otherwise each unit has a separate place, and its gradients
+ * stay until the next backward pass. Places are separate with clipping, updates after the pass, several
+ * micro-batches, no update, a link in config.hooks with `final`, or keep_gradients.
  *
- * With TD_SHARD_TENSORS and TD_SHARD_FLAT three calls wait between steps:
+ * With TD_SHARD_TENSORS and TD_SHARD_FLAT there are three calls to wait between steps:
  *
- *     td_shard_link_finish   gathers the weights that the next forward pass reads: a step's time ends here
+ *     td_shard_link_finish   gathers the weights that the next forward pass reads. The time of a step ends
+ *                            here
  *     td_train_settle        gathers all weights with both planes, for saving and reading
- *     td_shard_link_wait     begins no gather, and waits for those that were begun: before a trainer is
- *                            destroyed that was neither finished nor settled
+ *     td_shard_link_wait     waits for the gathers that were begun. Call it before you destroy a trainer
+ *                            without one of the other two calls
  *
  * Steps may be captured. No gather runs from a captured step into the next one. So TD_SHARD_TENSORS and
  * TD_SHARD_FLAT gather new weights when the next forward pass begins, and each layer waits for its own
- * weights. Such a pass gathers at every launch, also if nothing is new: all ranks must launch it, or none.
+ * weights. Such a pass gathers at every launch, also if no weight is new: either all ranks launch it, or
+ * none.
  *
- * td_shard_list does the same as TD_SHARD_TENSORS with any list of tensors, without a trainer. */
+ * td_shard_list is TD_SHARD_TENSORS for any list of tensors, without a trainer. */
 #ifndef TD_SHARD_SHARD_H
 #define TD_SHARD_SHARD_H
 
@@ -66,11 +69,12 @@
 
 TD_BEGIN_DECLS
 
-/** Assigns each of `count` tensors to a rank. The largest tensor comes first, and goes to the rank with the
- * fewest elements so far. Among equals the first one counts.
+/** Assigns each of `count` tensors to a rank. It takes the tensors from the largest to the smallest, and
+ * gives each one to the rank with the fewest elements so far. If sizes or loads are equal, the lower index is
+ * first.
  *
  *   elements  [count]  in   elements of each tensor, at least 0
- *   loads     [ranks]  i/o  elements that each rank has: 0 at first; a later call goes on with them
+ *   loads     [ranks]  i/o  elements of each rank: set them to 0 before the first call; the call adds to them
  *   owners    [count]  out  the rank of each tensor
  *
  * The largest load is at most 4/3 - 1/(3 ranks) times the best possible (Graham 1969). TD_BAD_ARGUMENT: a
@@ -87,22 +91,25 @@ typedef struct td_shard_tensor {
     td_dtype dtype;      /* of data */
     td_dtype grad_dtype; /* of grad: dtype; with a dtype of f32 also f16 or bf16 */
     void *data;
-    const void *grad; /* reduced: the same bits on every rank in td_shard_list_step; NULL: frozen */
+    /* The gradient; NULL: frozen. The caller reduces it before td_shard_list_step: it must have the same bits
+     * on every rank. */
+    const void *grad;
 } td_shard_tensor;
 
 typedef struct td_shard_list td_shard_list;
 
-/** An optimizer without tensors, on dev. dev and comm outlive it. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY. *out
- * is then NULL. */
+/** Creates an optimizer without tensors on dev. dev and comm must outlive it. TD_BAD_ARGUMENT: a NULL.
+ * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_shard_list_create(td_device *dev, td_comm *comm, td_shard_list **out);
 TD_API void td_shard_list_destroy(td_shard_list *list); /* accepts NULL */
 
 /** Adds a group of tensors with their hyperparameters, at any time. Every rank adds the same tensors in the
- * same order; the next step compares them. Owners allocate moments, which are 0. Frozen tensors have an
- * owner and no moments.
+ * same order; the next step compares them. The owner of a tensor allocates its moments, which are 0.
+ * Frozen tensors have an owner and no moments. *tensors is copied; the memory at data and grad must outlive
+ * the list.
  *
  * TD_BAD_ARGUMENT: a NULL, a count below 1, a tensor without elements or data, a dtype of f64, a grad_dtype
- * that does not go with dtype; as td_hyperparameters_check. TD_NO_MEMORY. The list is then as it was. */
+ * that dtype does not allow; as td_hyperparameters_check. TD_NO_MEMORY. The list is then unchanged. */
 TD_API td_status td_shard_list_add(td_shard_list *list, int64_t count, const td_shard_tensor *tensors,
                                    const td_hyperparameters *hyper);
 
@@ -112,18 +119,22 @@ TD_API td_status td_shard_list_set(td_shard_list *list, int64_t group, const td_
 
 /** Updates this rank's tensors with gain times their gradients, and sends every tensor that is not frozen
  * from its owner to all ranks. All ranks call it together. Later work on the device's current stream sees
- * the new weights. The first step after td_shard_list_add waits for the device and compares the added
- * tensors among ranks: elements, types, groups, and 4 KiB of weights and of gradients, because another order
- * would swap weights. A captured step compares nothing. Every step's first collective carries a hash of
- * hyperparameters and gain (td_comm_carry). TD_BAD_ARGUMENT: a NULL, a gain that is not finite; on every
- * rank, naming rank and tensor: ranks that differ. Errors of collectives. */
+ * the new weights.
+ *
+ * The first step after td_shard_list_add waits for the device and compares the added tensors of all ranks:
+ * elements, types, groups, and 4 KiB of weights and of gradients. (If ranks had different orders, weights
+ * would be swapped.) A captured step compares nothing. The first collective of every step carries a hash of
+ * hyperparameters and gain (td_comm_carry).
+ *
+ * TD_BAD_ARGUMENT: a NULL; a gain that is not finite; on every rank, tensors that differ (the message names
+ * the rank and the tensor). Errors of collectives. */
 TD_API td_status td_shard_list_step(td_shard_list *list, float gain);
 
-/** The rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an index
- * out of range. */
+/** *out = the rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an
+ * index out of range. */
 TD_API td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out);
 
-/** The bytes of this rank's moments. TD_BAD_ARGUMENT: a NULL. */
+/** *out = the bytes of this rank's moments. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_shard_list_bytes(const td_shard_list *list, size_t *out);
 
 /* ---- a trainer ---- */
@@ -134,7 +145,7 @@ typedef enum td_shard_kind {
     TD_SHARD_FULL         /* a rank has only a part of every unit: of weights, gradients and moments */
 } td_shard_kind;
 
-/** How a trainer is split. All ranks give the same options. */
+/** How ranks divide a trainer. All ranks use the same options. */
 typedef struct td_shard_options {
     td_shard_kind kind;
     /* TD_SHARD_FLAT: the largest size of a bucket, in units of 2^20 bytes. A larger parameter has a bucket
@@ -142,54 +153,58 @@ typedef struct td_shard_options {
     double bucket_mb;
 
     /* TD_SHARD_FULL. */
-    int64_t prefetch;  /* how many units are gathered before the pass needs them; 0: 1. The buffers have
-                        * prefetch + 1 layers. */
-    bool keep_weights; /* Layers stay gathered from the forward pass to the end of the backward pass, which
-                        * gathers nothing. The buffers have all layers. */
-    bool reduce_last;  /* Each rank adds up the gradients of all weights over the micro-batches, and the last
-                        * micro-batch reduces them. The buffers have all gradients. Otherwise each micro-batch
-                        * reduces, and each rank adds to its part. */
-    bool keep_gradients; /* This rank's gradients of all units stay until the next backward pass, to be read
-                          * in the pieces of td_transformer_weights. */
+    /* The number of units that are gathered before the pass needs them; 0: 1. The buffers have room for
+     * prefetch + 1 layers. */
+    int64_t prefetch;
+    /* Layers stay gathered from the forward pass to the end of the backward pass, so the backward pass
+     * gathers nothing. The buffers have room for all layers. */
+    bool keep_weights;
+    /* true: each rank sums the gradients of all weights over the micro-batches, and the last micro-batch
+     * reduces them. The buffers have room for all gradients. false: each micro-batch reduces its gradients,
+     * and each rank adds them to its part. */
+    bool reduce_last;
+    /* This rank's gradients of all units stay until the next backward pass. Read them in the pieces of
+     * td_transformer_weights. */
+    bool keep_gradients;
 } td_shard_options;
 
 /** "tensors", "flat", "full"; NULL for any other value. */
 TD_API const char *td_shard_kind_name(td_shard_kind kind);
 
-/** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
+/** *out = the kind with this name. TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known
+ * names. */
 TD_API td_status td_shard_kind_parse(const char *name, td_shard_kind *out);
 
-/** The best td_comm_options.nccl_ctas for steps of TD_SHARD_FLAT; TD_SHARD_FULL takes it too. 24 for
- * gradients of 16 bits, 16 for others, because a pass waits for gathered weights. Measured in the same way
- * as td_ddp_nccl_ctas, which is the number for TD_SHARD_TENSORS. 0: an unknown type. */
+/** The best td_comm_options.nccl_ctas for steps of TD_SHARD_FLAT and TD_SHARD_FULL: 24 for gradients of 16
+ * bits, 16 for others, because a pass waits for gathered weights. 0 for an unknown type. It was measured with
+ * TD_SHARD_FLAT, in the same way as td_ddp_nccl_ctas. For TD_SHARD_TENSORS use td_ddp_nccl_ctas. */
 TD_API int32_t td_shard_nccl_ctas(td_dtype grad_dtype);
 
 typedef struct td_shard_link td_shard_link;
 
 /** Changes the config of a trainer of all weights into the config of this rank's trainer:
  *
- *   groups   keep only the weights that this rank updates
- *   hooks    TD_SHARD_FLAT, TD_SHARD_FULL: the link comes first
- * behind   TD_SHARD_TENSORS, TD_SHARD_FLAT: the link comes first; TD_SHARD_FULL: so too if gradients share
- * places
- * model    TD_SHARD_FULL: `owned` are this rank's weights; `grad_places` are set if gradients share places,
- * and
- *            td_train_create then refuses a config that was changed so that it needs all gradients
+ *   groups   all kinds: only the weights that this rank updates
+ *   hooks    TD_SHARD_FLAT, TD_SHARD_FULL: the link becomes the first one
+ *   behind   TD_SHARD_TENSORS, TD_SHARD_FLAT: the link becomes the first one; TD_SHARD_FULL: also, if
+ *            gradients share places
+ *   model    TD_SHARD_FULL: `owned` are this rank's weights. If gradients share places, `grad_places` is set;
+ *            td_train_create then refuses the config if it was changed later so that it needs all gradients
  *
- * Set config->capture before: if it is false, a captured pass fails with TD_BAD_STATE, except with
- * TD_SHARD_FULL. Destroy the trainer,
- * and other graphs with its passes, before the link.
+ * The new arrays of config belong to the link. Set config->capture before: if it is false, a captured pass
+ * fails with TD_BAD_STATE, except with TD_SHARD_FULL. Destroy the trainer, and other graphs with its passes,
+ * before the link.
  *
  * With TD_SHARD_TENSORS another link must reduce gradients, such as td_ddp_link. The other kinds sum
  * gradients: set config->gain to 1 / ranks. If config->clip is set, all ranks clip by the norm of all
- * gradients. If a stretch of a bucket, or a unit, does not divide into equal parts of whole 16 bytes, every
- * rank has and updates its last elements.
+ * gradients. Each contiguous range of a bucket, and each unit, is divided into equal parts whose bytes are a
+ * multiple of 16. Every rank has and updates the elements that are left over.
  *
- * comm outlives the link, and the link outlives the trainer. TD_BAD_ARGUMENT: a NULL, an unknown kind, a
- * bucket_mb that is negative or not finite, a prefetch below 0 or above 2^31 - 1, a size, groups or
- * hyperparameters that no trainer takes. TD_UNSUPPORTED: with TD_SHARD_FLAT, groups that leave out weights,
- * because weights that no rank updates are not gathered; with TD_SHARD_FULL, transient gradients, because the
- * link places gradients. TD_NO_MEMORY. config is then as it was, and *out NULL. */
+ * comm must outlive the link, and the link must outlive the trainer. TD_BAD_ARGUMENT: a NULL; an unknown
+ * kind; a bucket_mb that is negative or not finite; a prefetch below 0 or above 2^31 - 1; a size, groups or
+ * hyperparameters that td_train_create refuses. TD_UNSUPPORTED: with TD_SHARD_FLAT, groups that leave out
+ * weights, because weights that no rank updates are not gathered; with TD_SHARD_FULL, transient gradients,
+ * because the link places gradients. TD_NO_MEMORY. config is then unchanged, and *out is NULL. */
 TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
                                       td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
@@ -197,10 +212,10 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
 /** Joins the link to the trainer that was made with its config. All ranks call it together, after weights
  * exist.
  *
- * Ranks compare all that decides an update, as in td_ddp_link_attach, and the config's groups before
- * td_shard_link_create. Each step's first collective carries a hash of the hyperparameters that td_train_set
- * set last, of batch x seq, and of later calls of td_train_init, _reset and _restore. Changes by
- * td_optimizer_set are not compared.
+ * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups that config had
+ * before td_shard_link_create. The first collective of each step carries a hash. It is a hash of the
+ * hyperparameters that td_train_set set last, of batch and seq, and of later calls of td_train_init, _reset
+ * and _restore. Changes by td_optimizer_set are not compared.
  *
  * TD_SHARD_FLAT sends rank 0's weights to all ranks. With NCCL the trainer's weights and gradients become
  * windows (td_comm_window_create). While collectives run, GEMMs leave td_comm_options.nccl_ctas SMs free, as
@@ -217,14 +232,13 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * TD_BAD_STATE: the link is joined already. TD_NO_MEMORY. Errors of collectives. */
 TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
 
-/** Gathers the new weights that the next forward pass reads, and waits for them on the device's current
- * stream: a step's time ends here. All ranks call it together,
- * between steps. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: the link is joined to no trainer. Errors of
- * collectives. */
+/** Gathers the new weights that the next forward pass reads; later work on the device's current stream waits
+ * for them. The time of a step ends here. All ranks call it together, between steps. TD_BAD_ARGUMENT: a NULL.
+ * TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
 TD_API td_status td_shard_link_finish(td_shard_link *link);
 
-/** Waits for the gathers that were begun, and begins none. Call it before a trainer is destroyed that was
- * neither finished nor settled, because these gathers use its memory. After a step that failed no gather
+/** Waits for the gathers that were begun, and begins none. Gathers use the trainer's memory: call it before
+ * you destroy a trainer without td_shard_link_finish or td_train_settle. After a step that failed no gather
  * runs, unless a capture was refused. TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
 TD_API td_status td_shard_link_wait(td_shard_link *link);
 
@@ -241,18 +255,18 @@ TD_API td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbe
  *
  * For trainers with td_ddp_link, td_shard_link, both or no link. All ranks make the same call. If it fails on
  * one rank, all ranks return that error, and the message names the rank. Both calls wait for the device. No
- * rank may call more than td_comm_options.seconds later than another rank. */
+ * rank may make the call more than td_comm_options.seconds after another rank. */
 
-/** Writes the file of td_train_save, with the same names, types and numbers: td_train_restore reads it, and
- * td_shard_restore by any number of ranks. Rank 0 creates a temporary file in the same folder. Every rank
- * writes its part of moments and weights there. When all parts are on the disk, rank 0 renames the file to
- * `path`. If a rank fails or dies before, the old file is still there.
+/** Writes the file of td_train_save, with the same names, types and numbers. td_train_restore can read it,
+ * and td_shard_restore can read it with any number of ranks. Rank 0 creates a temporary file in the same
+ * folder. Every rank writes its part of moments and weights there. When all parts are on the disk, rank 0
+ * renames the file to `path`. If a rank fails or dies before, the old file is still there.
  *
  *   path  the same file on every rank: on one host, or on a file system that all hosts share
  *
  * TD_BAD_ARGUMENT: a NULL or an empty path; trainers whose settings or numbers of steps differ. TD_BAD_STATE
- * as td_train_save. TD_UNSUPPORTED: groups of two kinds; weights that no rank updates; a rank that does not
- * find rank 0's temporary file. TD_IO_ERROR and TD_NO_MEMORY as td_train_save. Errors of collectives. If
+ * as td_train_save. TD_UNSUPPORTED: groups of two kinds; weights that no rank updates; a rank cannot find
+ * rank 0's temporary file. TD_IO_ERROR and TD_NO_MEMORY as td_train_save. Errors of collectives. If
  * rank 0 dies while it renames, other ranks do not know whether `path` is the old file or the new one. */
 TD_API td_status td_shard_save(td_comm *comm, td_train *train, const char *path);
 
@@ -264,12 +278,13 @@ TD_API td_status td_shard_save(td_comm *comm, td_train *train, const char *path)
  *   path  a file of the same content on every rank
  *
  * Errors as td_train_restore, but groups may leave out weights. TD_UNSUPPORTED: optimizers of two kinds.
- * TD_BAD_ARGUMENT: files with other numbers of steps. Trainers are then as they were. If reading fails after
- * all checks, no rank has weights, and moments and the number of steps are 0. Errors of collectives. */
+ * TD_BAD_ARGUMENT: the ranks' files have different numbers of steps. Trainers are then unchanged. If reading
+ * fails after all checks, no rank has weights, and moments and the number of steps are 0. Errors of
+ * collectives. */
 TD_API td_status td_shard_restore(td_comm *comm, td_train *train, const char *path);
 
 typedef struct td_shard_info {
-    int64_t pieces;      /* ranges that are gathered: parameters, stretches of buckets, or units */
+    int64_t pieces;      /* ranges that are gathered: parameters, contiguous ranges of buckets, or units */
     int64_t buckets;     /* of gradients, with TD_SHARD_FLAT; else 0 */
     int64_t updated;     /* elements that this rank updates, padding included */
     int64_t repeated;    /* of these, elements that every rank updates */
@@ -283,7 +298,7 @@ typedef struct td_shard_info {
     bool shares_gradients;  /* units share places for reduced gradients */
 } td_shard_info;
 
-/** TD_BAD_ARGUMENT: a NULL. */
+/** *out = the numbers of a link. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_shard_link_describe(const td_shard_link *link, td_shard_info *out);
 
 TD_END_DECLS

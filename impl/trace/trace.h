@@ -7,9 +7,9 @@
  *             of its launch. An activity of a captured graph belongs to the range of its capture.
  *   on a CPU  the operations, with times of the host's clock
  *
- * Ranges with the label "step" are steps. Tables leave out everything outside of steps, such as the warm-up.
- * Without such a label the whole trace is one step. A trace also passes its ranges to NVTX (domain "tandem"),
- * so that Nsight Systems shows them.
+ * Ranges with the label "step" (td_device_push_label) are steps. Tables leave out everything outside of
+ * steps, such as the warm-up. Without such a label the whole trace is one step. A trace also passes its
+ * ranges to NVTX (domain "tandem"), so that Nsight Systems shows them.
  *
  * CUPTI serves one user per process. If another trace or profiler uses it, a trace has no GPU activities, and
  * td_trace_info gives the reason. All times of a trace are ns of one clock; CUPTI's clock counts from
@@ -38,13 +38,13 @@ TD_API void td_trace_destroy(td_trace *trace); /* ends it first if necessary; ac
 /** What a trace contains. */
 typedef struct td_trace_info {
     bool gpu;              /* activities ran on a GPU */
-    const char *cupti;     /* a sentence: why GPU activities are missing; "": they are not */
-    const char *nvtx;      /* a sentence: why NVTX gets no ranges; "": it gets them */
+    const char *cupti;     /* a sentence: why GPU activities are missing; "" if they are not missing */
+    const char *nvtx;      /* a sentence: why NVTX gets no ranges; "" if it gets them */
     int cupti_version;     /* 130001 is 13.0 Update 1; 0: not used */
-    int64_t steps;         /* at least 1 */
+    int64_t steps;         /* number of steps, at least 1 */
     int64_t activities;    /* number of activities in steps */
-    int64_t unattributed;  /* number of these that were launched outside of every range */
-    int64_t without_times; /* activities that CUPTI gave no times: left out */
+    int64_t unattributed;  /* number of activities in steps that were launched outside of every range */
+    int64_t without_times; /* number of activities without times from CUPTI; they are left out */
     int64_t dropped;       /* activities or ranges that were lost because memory was missing */
 } td_trace_info;
 
@@ -111,8 +111,8 @@ typedef struct td_trace_activity {
     int64_t bytes; /* size of a copy or fill */
     int64_t call;  /* index of its launch in td_trace_calls; -1: none */
     uint32_t device, context, stream, correlation;
-    uint32_t graph; /* id of the graph; 0: not part of a graph */
-    uint64_t node;
+    uint32_t graph; /* CUPTI's id of the graph; 0: not part of a graph */
+    uint64_t node;  /* CUPTI's id of the graph's node */
     int32_t grid[3], block[3], cluster[3];
     int32_t registers, static_shared, dynamic_shared; /* registers per thread; bytes per block */
 } td_trace_activity;
@@ -184,11 +184,12 @@ typedef struct td_trace_label {
 TD_API td_status td_trace_labels(const td_trace *trace, int64_t capacity, td_trace_label *rows,
                                  int64_t *count);
 
-/** Attention in the forward pass by its parts, per step. */
+/** Attention in the forward pass of one step, by td_trace_part. */
 typedef struct td_trace_attention {
-    double ms[TD_TRACE_PARTS], flops[TD_TRACE_PARTS], bytes[TD_TRACE_PARTS]; /* a step */
+    double ms[TD_TRACE_PARTS], flops[TD_TRACE_PARTS], bytes[TD_TRACE_PARTS];
 } td_trace_attention;
 
+/** *out = the times of attention. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_trace_attention_of(const td_trace *trace, td_trace_attention *out);
 
 /** *out = the class of a kernel of tandem, PyTorch, cuBLAS or NCCL by its name, mangled or not; TD_OP_OTHER

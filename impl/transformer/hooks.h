@@ -1,32 +1,34 @@
-/** Hooks: how the optimizer, clipping, data parallelism and sharding take part in a model's step.
+/** Hooks: how the optimizer, clipping, data parallelism and sharding take part in the steps of a model.
  *
- * A model has one block of weights. A range is some elements of this block. While the model queues a pass it
- * calls a chain of hooks, in the order in which the device will run the pass. A hook may queue work on the
- * device's current stream, or on other streams that it orders with events. It never waits for the device: a
- * pass may be captured as a graph, and replays call no hook. Values that differ from step to step are in the
- * device's memory, or a guest of the graph sets them (td_graph_join).
+ * A model has one block of weights. A range is some elements of this block. A link is a struct whose first
+ * member is a td_hook; links form a chain. While the model queues a pass, it calls the functions of the
+ * links, in the order in which the device will run the pass. A hook may queue work on the device's current
+ * stream, or on other streams that it orders with events. It never waits for the device: a pass may be
+ * captured as a graph, and replays call no hook. Values that differ from step to step are in the device's
+ * memory, or a guest of the graph sets them (td_graph_join).
  *
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
  *     room      gradients of a range are about to be written
  *     written   this pass has written them
- *     final     gradients of a range are complete, the last micro-batch's added
+ *     final     gradients of a range are complete, with all micro-batches added
  *     output    an operation has written a tensor or a gradient
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
- *     settle    outside of passes: all weights must be in the block
+ *     settle    between passes: all weights must be in the block
  *
- * Every element of the block is needed before it is read and done after that. `done` comes before `final`,
- * because the optimizer writes the weights of a range that is final. In the backward pass of the last
- * micro-batch every element becomes final once. At the end of a pass the stream has waited for the work that
- * hooks queued on other streams. Work on weights may take longer: until the weights are needed again.
+ * For every element `needed` comes before a pass reads it, and `done` after the last read. `done` comes
+ * before `final`, because the optimizer writes the weights of a range that is final. In the backward pass of
+ * the last micro-batch every element becomes final once. At the end of a pass the stream has waited for the
+ * work that hooks queued on other streams. Work on weights may take longer: until the weights are needed
+ * again.
  *
  * All links of a chain hear begin, needed, done, room, written, output and end, one after the other. Only the
  * first link hears `final`. It passes a range on to the next link when it has reduced it, clipped it or
- * removed the loss scale. The optimizer is the last link that hears `final`. It tells the links after it what
- * it has updated, so that they can send new weights to other ranks. The calls below do this. A function may
- * be NULL: a link without `final` is skipped.
+ * removed the loss scale: it calls td_hooks_final(hook->next, ...). The optimizer is the last link that hears
+ * `final`. It calls td_hooks_updated(hook->next, ...), so that later links can send new weights to other
+ * ranks. A function may be NULL; a link without `final` is skipped.
  *
  * Every function may fail. The pass then ends and returns that status. */
 #ifndef TD_TRANSFORMER_HOOKS_H
@@ -42,7 +44,8 @@ typedef struct td_range {
     int64_t begin, end; /* elements of the block of weights: [begin, end) */
 } td_range;
 
-/** A range of the block whose masters and gradients this rank has, all masters stored alike. */
+/** A range of the block whose masters and gradients this rank has. Either all its masters are numbers, or all
+ * are planes. */
 typedef struct td_piece {
     td_range range;
     void *at;   /* masters: numbers, or their upper planes */
@@ -56,7 +59,7 @@ typedef struct td_piece {
  * In mixed precision the masters of GEMM weights are planes (td_split): the upper 16 bits of all numbers of a
  * piece, which GEMMs read as bf16, then the lower ones. All other masters are numbers of `dtype`. */
 typedef struct td_weights {
-    int64_t elements; /* of the whole block, padding included, also those that other ranks have */
+    int64_t elements; /* of the whole block, on all ranks, padding included */
     td_dtype dtype;   /* of masters */
     td_dtype grad_dtype;
     int64_t count;
@@ -78,7 +81,7 @@ typedef struct td_master {
     int64_t end;
 } td_master;
 
-/** All are 0 for NULL and for an index out of range. */
+/** Where element `index` of the block is. All fields are 0 for NULL and for an index out of range. */
 TD_API td_master td_weights_master(const td_weights *weights, int64_t index);
 
 typedef enum td_pass {
@@ -96,7 +99,8 @@ typedef struct td_output {
     td_dtype dtype;
 } td_output;
 
-/** A link of a chain. An implementation has it as the first member of its struct. A function may be NULL. */
+/** A link of a chain. An implementation has it as its first member, and casts `hook` to its own type. A
+ * function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
     td_hook *next;     /* the link after this one; NULL: none */
@@ -147,20 +151,21 @@ struct td_hook {
      * TD_BAD_STATE, because it computes nothing yet. */
     td_status (*output)(td_hook *hook, const td_output *output);
 
-    /** `status`: the failure that ended the pass; TD_OK: the pass is complete. Called once for every `begin`,
-     * also if `begin` failed. A link that has kept gradients back passes them on now, or drops them after a
-     * failure. */
+    /** `status`: the error that ended the pass; TD_OK: the pass is complete. `end` comes once for every
+     * `begin`, also if `begin` failed. If the link has kept gradients back, it passes them on now, or drops
+     * them after a failure. */
     td_status (*end)(td_hook *hook, td_pass pass, td_status status);
 
     /** Between passes: the caller will read or write all weights, after the work on the device's current
-     * stream. A link must complete gathers that it began, and gather weights that are new on other ranks
-     * only. */
+     * stream. If weights are on other ranks or still being copied, the link brings them to the block. */
     td_status (*settle)(td_hook *hook);
 };
 
 /* ---- how a model calls hooks, and how a link passes something on ---- */
 
-/* A chain of NULL has no links. TD_BAD_ARGUMENT: another NULL, except `next` and `event`. */
+/* Each call calls the function with its name of the links, from `chain` on, until one fails; td_hooks_begin
+ * calls all links. td_hooks_final calls only the first link that has `final`. A chain of NULL has no links.
+ * TD_BAD_ARGUMENT: `where` is NULL. */
 
 TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
 TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, td_range range, const td_range *next,
@@ -172,8 +177,8 @@ TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_settle(td_hook *chain);
 
-/** Ends the pass in every link, also after one has failed. Returns `status`, or if that is TD_OK the first
- * failure, which the links after it get as their status. */
+/** Ends the pass in every link, also after one has failed. Returns `status`. If `status` is TD_OK, it returns
+ * the first failure, and the links after that one get the failure as their status. */
 TD_API td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status);
 
 TD_END_DECLS
