@@ -108,8 +108,7 @@ class _Saved(functools.partial):
 
 
 class _Pass:
-    """The weights that a forward or backward pass has gathered: the one in use, and the next one, as in the last pass
-    of this kind."""
+    """The weights that a pass has gathered: the one in use, and the one that was next in the last such pass."""
 
     def __init__(self, model: "FullyShardedDataParallel", kind: str):
         self._model, self._kind = model, kind
@@ -415,8 +414,7 @@ class FullyShardedDataParallel(nn.Module):
             self._spread()
 
     def _spread(self) -> None:
-        """If a gradient is not finite on one rank, all become NaN on all ranks. So a GradScaler skips the step on each
-        rank."""
+        """If a gradient is not finite on one rank, all become NaN on all: a GradScaler skips the step on each rank."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         poison = sum((0 * g.sum(dtype=torch.float64) for g in gradients), self._zero())
         self._all_reduce(poison, "sum")
@@ -437,8 +435,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """As torch.nn.utils.clip_grad_norm_, which would see one rank's rows, by the norm of the whole gradient. Every
-        rank calls it."""
+        """As torch.nn.utils.clip_grad_norm_, by the norm of the whole gradient. Every rank calls it."""
         mine = [unit.weight.grad for unit in self._units.values() if unit.weight.grad is not None]
         whole = [p.grad for p in self._whole if p.grad is not None]
         power = float(norm_type)

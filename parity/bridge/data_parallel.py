@@ -271,8 +271,7 @@ class DataParallel(nn.Module):
         self._finishes += 1
 
     def on_train_batch_start(self) -> None:
-        """Before a batch, as in forward(): drops a backward pass that an exception ended, and puts gradients into the
-        memory that is sent."""
+        """As forward(): drops a backward pass that an exception ended, and places the gradients."""
         if self._joins:
             self._join()
         if self._ddp is None:  # closed

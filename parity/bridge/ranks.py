@@ -140,8 +140,7 @@ class Ranks:
         return parts
 
     def close(self) -> None:
-        """At the end of the process. If this fails, the process fails. A program that failed tells the other ranks, and
-        raises nothing more."""
+        """At the end of the process, which fails if this fails. A failed program only tells the other ranks."""
         failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
         try:
             with self.device.calls() as c:

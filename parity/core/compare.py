@@ -160,8 +160,7 @@ def _error(before: Mapping, after: Mapping, growth: float) -> Iterable:
 
 
 def _time(before: Mapping, after: Mapping, band: float, same_machine: bool) -> Iterable:
-    """A change of the time counts if the ratio to PyTorch's, where there is one, changes the same way: a busy machine
-    slows both."""
+    """A change counts if the ratio to PyTorch, if there is one, changes alike: a busy machine slows both."""
     by_time = [*_change("time", before, after, "ms", band, "ms")] if same_machine else []
     by_ratio = [*_change("time", before, after, "ratio", band, "x PyTorch")]
     if None in (number(before, "ratio"), number(after, "ratio")):

@@ -224,8 +224,7 @@ Device = Cpu | Cuda
 
 
 def open_device(name: str, priority: int = -1) -> Device:
-    """The device of the name "cpu", "cuda" or "cuda:1". priority: of the stream; PyTorch's own streams have 0, the
-    last."""
+    """The device "cpu", "cuda" or "cuda:1". priority: of its stream; PyTorch's own streams have 0, the last."""
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if not found:
         raise DeviceError(f"{name!r} is no device: cpu, cuda or cuda:INDEX")

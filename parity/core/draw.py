@@ -30,8 +30,7 @@ PIECE = 2**20  # elements of a checksum at a time
 
 
 class Draw:
-    """Draws for one case. PyTorch's CPU generator, seeded by names alone, draws numbers that are the same on every
-    device."""
+    """Draws for one case, by PyTorch's CPU generator, seeded by names: the same numbers on every device."""
 
     def __init__(self, case_name: str, device: torch.device | None = None):
         self.case_name = case_name
@@ -53,8 +52,7 @@ class Draw:
         return self._keep(name, values.to(DTYPES[dtype]))
 
     def quickly(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
-        """As normal(), but drawn by the device itself, with other numbers on each kind of device: for times and
-        memory of large tensors."""
+        """As normal(), drawn by the device, with numbers of its own: for times and memory of large tensors."""
         generator = torch.Generator(self.device).manual_seed(seed_of(self.case_name, name))
         values = torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
         return self._keep(name, values.normal_(mean, std, generator=generator))

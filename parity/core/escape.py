@@ -27,8 +27,7 @@ SPECIAL = {
 
 
 def escape(text: str, form: str) -> str:
-    """The text on one line, so that a reader of `form` sees it as it is: "md", "cell", "mathtext", "latex", "typst",
-    "plain"."""
+    """The text on one line, so that a reader of `form`, a key of SPECIAL or "latex", sees it as it is."""
     text = UNSEEN.sub(" ", text)
     if form == "latex":
         return re.sub("-(?=-)", "-{}", text.translate(str.maketrans(LATEX)))  # two hyphens, not a dash

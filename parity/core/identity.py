@@ -143,8 +143,7 @@ def _measuring(tree: ast.Module) -> ast.Module:
 
 
 def sources_of(path: str) -> Mapping[str, Path]:
-    """The files of the module `path` by name: itself and what it imports from its package and from ref/, without pages
-    and core."""
+    """The files of the module `path` by name: it and its imports from its package and ref/, but no page or core."""
     package = path.rpartition(".")[0]
     found: dict[str, Path] = {}
     left = [path]

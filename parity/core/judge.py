@@ -151,8 +151,7 @@ class _Judge:
         return _different((wide != truth) & ~(wide.isnan() & truth.isnan()), value, truth), None
 
     def torchs(self, name: str, value, theirs) -> list[torch.Tensor]:
-        """PyTorch's answers in the dtype of this one, the reference's first. Those in another precision are no
-        measure."""
+        """PyTorch's answers in this one's dtype, the reference's first. Another precision is no measure."""
         if theirs is None:
             return []
         others = [

@@ -152,8 +152,7 @@ class Session:
             self.td_device_set_stream(self.device, self._stream)
 
     def own_stream(self, own: bool) -> None:
-        """Whether C queues on its device's own stream, not on PyTorch's. It waits for the device first, because the two
-        streams are in no order."""
+        """C queues on its device's own stream, or on PyTorch's again. It waits for the device first."""
         if self._stream is not None:
             self.on.synchronize()
             self.td_device_set_stream(self.device, None if own else self._stream)

@@ -193,8 +193,7 @@ class Measurement:
         return self.case.needs_bytes if part.side.needs_bytes is None else part.side.needs_bytes
 
     def error(self, parts: Iterable[Part]) -> None:
-        """The outputs of each side, and what C did that it may not. C is called twice, because a captured graph may do
-        less in a later launch."""
+        """The outputs of each side. C is called twice, because a captured graph may do less in a later launch."""
         for part in self._alive(parts):
             if not is_judged(part.impl):
                 self._attempt(part, part.answer)
@@ -255,8 +254,7 @@ class Measurement:
         torch.save(content, self.dump / f"{name}.pt")
 
     def equals(self, truth: Outputs) -> list[Outputs]:
-        """Answers of the reference's formula, each with its sums in another order; none if no output is judged by
-        them."""
+        """Answers of the reference's formula with sums in other orders; none if no output is judged by them."""
         if self.reference is None or (self.case.in_turn and self.equal is None):
             return []  # in turn the reference is closed by now
         reference = self.parts[self.reference]
@@ -296,8 +294,7 @@ class Measurement:
         return timings
 
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
-        """Statistics and rates of the samples, and, of sides that alternated, the ratio to the reference, sample by
-        sample."""
+        """Statistics and rates of the samples; of sides that alternated, the ratio to the reference by sample."""
         over = self.reference
         if self.case.in_turn:
             over = next((impl for impl in timings if impl.startswith("torch")), None)

@@ -103,8 +103,7 @@ class Ranks:
         self._comms: dict[tuple[str, int], Any] = {}
 
     def comm(self, backend: str, nccl_ctas: int = 0):
-        """libtandem's communicator over "mpi", "gloo" or "nccl". nccl_ctas: SMs that NCCL uses at least; 0: NCCL's own
-        choice."""
+        """libtandem's communicator over "mpi", "gloo" or "nccl". nccl_ctas: SMs of NCCL at least; 0: its own choice."""
         if (backend, nccl_ctas) not in self._comms:
             if backend == "mpi" and "OMPI_COMM_WORLD_SIZE" not in os.environ:
                 raise NotImplementedError("MPI needs mpirun, which is not installed here")

@@ -37,8 +37,7 @@ class GroupError(RuntimeError):
 
 
 def runs_ranks(module, case: Case) -> bool:
-    """Whether processes of its own run the case, one a rank: it says `ranks`, if 1, and the module does not count or
-    start ranks itself."""
+    """Whether processes run the case, one a rank: it says `ranks`, and the module starts none itself."""
     return "ranks" in case and not getattr(module, "RUNS_RANKS", False)
 
 
@@ -75,8 +74,7 @@ class Group:
         self.close()
 
     def run(self, module: str, case: Case) -> list[list[dict]]:
-        """The records of every rank. GroupError if a rank died or did not answer in time: the group is then of no more
-        use."""
+        """The records of every rank. GroupError if a rank died or did not answer in time; the group is useless then."""
         answers: dict[int, list[dict]] = {}
         for pipe in self._pipes.values():
             with contextlib.suppress(OSError):  # a rank that is gone is seen below

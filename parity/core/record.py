@@ -248,9 +248,8 @@ class Finished:
             self._cases.setdefault((module, case), []).append(record)
 
     def covers(self, module: str, case, threads: int, here: Mapping, keep: bool = False) -> bool:
-        """Whether the newest run of the case is whole, failed nowhere, and measured what is asked for now, with the
-        configuration of now, on the machine and of the build that the records of `here` would name. `keep`: of any
-        build."""
+        """Whether the newest run of the case is whole, failed nowhere, measured what is asked for, and is of the
+        configuration, machine and build that records of `here` would name. `keep`: of any build."""
         records = self._newest_run(module, case.name)
         if not records or len(records) != records[0].get("sides", -1):
             return False

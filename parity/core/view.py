@@ -124,8 +124,7 @@ class Records:
 
 
 def number(record: Mapping, name: str) -> float | None:
-    """A number of a record by its column's name, else by its key, with dots for keys inside keys. A wrong answer
-    has no speed."""
+    """A number of a record by column name, or by key with dots. A wrong answer has no speed."""
     path = MEASURED.get(name, tuple(name.split(".")))
     if path[0] in SPEEDS and record["status"] != "ok":
         return None

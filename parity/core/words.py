@@ -72,8 +72,7 @@ def sentences(module: str, row: str, values: dict[str, Any]) -> list[str]:
 
 
 def lines(module: str, heading: str, values: dict[str, Any]) -> list[str]:
-    """The lines under a heading as they stand, such as the steps to an answer, without those whose values are
-    missing."""
+    """The lines under a heading, such as the steps to an answer, without those whose values are missing."""
     found = (filled(line, values) for line in templates(module).get(heading, ()))
     return [line for line in found if line is not None]
 

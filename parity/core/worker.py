@@ -169,8 +169,7 @@ class Worker:
             self._bury()
 
     def _bury(self, kills: int | None = None) -> tuple[str, str]:
-        """Waits for the process to be gone; how it ended, as status and message. `kills` is what oom_kills() said
-        before the case."""
+        """Waits for the end of the process; its status and message. `kills`: oom_kills() before the case."""
         self._process.join(timeout=5)
         hung = self._process.exitcode is None
         if hung:
@@ -205,8 +204,7 @@ def with_second(record: dict, second: Mapping | None) -> None:
 
 
 def _killed(before: int | None, after: int | None) -> tuple[str, str]:
-    """What SIGKILL means. Only the kernel's own count tells its want of memory from anybody's kill, which says nothing
-    about the case."""
+    """SIGKILL is `oom` if the kernel has counted one more kill for memory, else anybody may have sent it."""
     if before is None or after is None:
         return "error", "the process was killed by SIGKILL: out of memory, or somebody"
     if after > before:

@@ -58,8 +58,7 @@ def inputs(case, draw):
 
 
 def judged(case, draw, c, way, tensors, *saved):
-    """C's forward and backward into poisoned outputs. If the name, shape and dtype of what forward saves are given, it
-    is an output as well."""
+    """C's forward and backward into poisoned outputs. `saved`: name, shape and dtype of what forward saves."""
     q, k, v, dout = tensors
     desc = c.struct("td_attention_shape", case)
     sizes = c.value(f"{WAYS[way]}_sizes", c.device, desc)

@@ -208,8 +208,7 @@ def torch_adamw(model):
 
 @contextlib.contextmanager
 def quick_start(c, ranks=1):
-    """While C draws its own weights for a GPU, the host has all its threads, shared by the ranks: two threads take
-    seconds for a model."""
+    """While C draws its own weights for a GPU, it uses all threads of the host, shared by the ranks."""
     threads = c.td_cpu_threads()
     if c.on.name != "cpu":
         c.td_cpu_set_threads(max(threads, len(os.sched_getaffinity(0)) // ranks))
@@ -220,8 +219,7 @@ def quick_start(c, ranks=1):
 
 
 def initial_state(case, normal):
-    """Weights of the course's spread, from draw.normal; those of the norms are spread too, so that none is the
-    identity."""
+    """Weights of the course's spread, from draw.normal. Those of the norms are random too, not 1."""
     with torch.device("meta"):
         model = ref.Transformer(*sizes_of(case))
     state = {}
