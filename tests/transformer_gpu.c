@@ -240,7 +240,8 @@ static void run_steps(twin *t, int count)
 /* Hyperparameters, the step's number and the gain are on the device, where replays read them. Keep levels
  * change no number, nor do gradients that share memory, nor updates during the backward pass on reserved SMs:
  * GEMMs leave the same SMs in both. Without clipping, SMs are reserved during the backward pass. A GEMM that
- * runs again there may use another algorithm than in the forward pass, so both steps run the same GEMMs again. */
+ * runs again there may use another algorithm than in the forward pass. So both steps run the same GEMMs
+ * again. */
 static void a_captured_step_is_the_queued_one(void **state)
 {
     static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS, TD_KEEP_ATTENTION};
