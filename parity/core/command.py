@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import math
+import os
 import re
 import sys
 import traceback
@@ -57,6 +58,7 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
     kind = kind_of(options.device)
     budget = options.budget or BUDGETS[kind][options.profile]
     library = options.library or default_library()
+    os.environ["TANDEM_LIBRARY"] = str(library)  # for sides that use the bridge
     settings = Settings(library, options.threads, budget, options.headers, options.device, options.dump)
     with RecordFile(_folder(options)) as file:
         _warn(file.loaded.warnings)

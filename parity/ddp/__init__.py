@@ -267,6 +267,6 @@ def toys(case, draw, c):
     return sides | {
         IMPL: eager,
         "truth": lambda: in_one(torch.float64)[rank],
-        "equal": by_turns(draw, c, in_one),
+        "equal": by_turns(c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }

@@ -229,6 +229,6 @@ def on_toys(case, draw, c):
     return sides | {
         IMPL: Side(zero, record=lambda: {"values": theirs}),
         "truth": lambda: in_one(torch.float64),
-        "equal": by_turns(draw, c, lambda: [in_one()] * case.ranks),
+        "equal": by_turns(c, lambda: [in_one()] * case.ranks),
         "rule": {"ranks_apart": equal("truth")},
     }

@@ -172,7 +172,7 @@ def on_toy(case, draw, c):
             lambda model: {name: shard.whole(p.detach()) for name, p in model.named_parameters()},
         ),
         "truth": lambda: in_one(torch.float64)[rank],
-        "equal": by_turns(draw, c, in_one),
+        "equal": by_turns(c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }
 

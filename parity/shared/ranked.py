@@ -280,16 +280,18 @@ def draw_batches(case, draw, steps):
     return found
 
 
-def by_turns(draw, c, alone):
+def by_turns(c, alone):
     """A case's "equal", where one process computes the answers of all ranks: alone() lists them, on each rank with its
     sums in another order. So each call of this is one of a rank's own turn, and all ranks get what it found."""
-    found = []
+    found, devices = [], {}
 
     def equal():
         if not found:
-            mine = [{name: torch.as_tensor(value).cpu() for name, value in of.items()} for of in alone()]
+            mine = [{name: torch.as_tensor(value) for name, value in of.items()} for of in alone()]
+            devices.update((name, value.device) for name, value in mine[0].items())
+            mine = [{name: value.cpu() for name, value in of.items()} for of in mine]
             found.extend(of_ranks[c.ranks.rank] for of_ranks in c.ranks.gathered(mine))
-        return {name: value.to(draw.device) for name, value in found.pop().items()}
+        return {name: value.to(devices[name]) for name, value in found.pop().items()}
 
     return equal
 
@@ -344,7 +346,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
     return sides | {
         impl: eager,
         "truth": lambda: in_one(torch.float64)[rank],
-        "equal": by_turns(draw, c, in_one),
+        "equal": by_turns(c, in_one),
         "rule": {"ranks_apart": equal("truth")} | rules,
     }
 
