@@ -16,7 +16,7 @@ NAME = "leaky_relu"
 FILLED = {
     f"impl/{NAME}/{NAME}.c": {
         "return 0.5f * x;": "return x > 0 ? x : 0.25f * x;",
-        "(void)x; /* a line has the same slope everywhere */\n    return 0.5f * dy;": "return x > 0 ? dy : 0.25f * dy;",
+        "(void)x; /* the slope does not depend on x */\n    return 0.5f * dy;": "return x > 0 ? dy : 0.25f * dy;",
     },
     f"tests/{NAME}.c": {"return 0.5 * x;": "return x > 0 ? x : 0.25 * x;"},
     f"ref/{NAME}.py": {"return 0.5 * x": "return torch.nn.functional.leaky_relu(x, 0.25)"},
