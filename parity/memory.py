@@ -266,7 +266,8 @@ def report(page, records):
     report_timeline(page, f32)
     page.section("memory_profiling (b)")
     page.note(
-        "f32, batch 4, peaks in MiB. inference: nothing is kept; forward: everything that backward needs is kept."
+        "f32, batch 4, peaks in MiB: reserved memory in C, allocated memory in PyTorch; (a) counts live tensors. "
+        "inference: nothing is kept; forward: everything that backward needs is kept."
     )
     report_peaks(page, f32, "peaks_f32")
     page.say(**peak_values(f32, context_of_steps(f32)), short=ends_of(f32)[0])

@@ -484,7 +484,7 @@ def report_top(page, shown, both, case):
         kernels.setdefault(row["size"], set()).add((row["side"], row["kernel"]))
     page.note(f"f32, context {longest}: the kernel with the most time.")
     columns = ["size", "side", "pass", "kernel", "class", "share", "calls a pass"]
-    page.table(top, "top_kernel", columns)
+    page.table(top, "top_kernel", columns, expected=20)
     page.table(rows, "top_kernel_of_all", more=True)
     page.note("The five kernels with the most time in the forward pass of the largest case:")
     numbers = range(1, KERNELS + 1)
@@ -591,7 +591,10 @@ def report_softmax(page, cases, both, case):
                 row["FLOPs, softmax / products"] = ratio[1]
                 for name, value in ((impl, ratio[0]), ("FLOPs", ratio[1])):
                     panels.setdefault(size, {}).setdefault(name, {})[context] = value
-    page.note("f32, one forward pass. products: QK^T (scores) and PV (values).")
+    page.note(
+        "f32, one forward pass. scores: QK^T, in PyTorch with scaling and mask, which are kernels of their own. "
+        "values: PV."
+    )
     names = (*(f"{part} (ms)" for part in PARTS[:3]), "softmax / products")
     order = [f"{impl} {name}" for impl in BOTH for name in names]
     page.table(rows, "attention", [*KEYS, *order, "FLOPs, softmax / products", *STATUSES], expected=20)

@@ -80,7 +80,8 @@ def report_phases(page, warm):
         fewer["timed"] |= {size: STEPS} if ms["n"] < STEPS else {}
     page.note(f"f32, batch 4, context {asked_context(f32)}; means ± standard deviations in ms.")
     page.table(rows, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
-    lost = [r["case"]["size"] for r in asked.only(impl="torch_eager").records if r["status"] == "oom"]
+    ended = [r for r in asked.only(impl="torch_eager").records if r["status"] == "oom"]
+    lost = list(dict.fromkeys(r["case"]["size"] for r in ended))
     if lost:
         page.lacks(f"PyTorch's {', '.join(lost)} in f32 on {page.machine}: out of memory")
     for what, sizes in fewer.items():
@@ -192,18 +193,21 @@ def report_precision(page, warm):
     bf16 = warm.only(dtype=["bf16_mixed", "bf16"])
     context, passes = asked_context(bf16), ("forward", "backward", "whole")
     rows, found = [], {}
-    for record in bf16.only(context=context, impl=list(BOTH)).where(clean).records:
+    for record in bf16.only(context=context, impl=list(BOTH)).records:
         case, impl = record["case"], record["impl"]
         base = first(warm, impl, case["size"], context=context, dtype="f32", **{"pass": case["pass"]})
-        if not clean(base):
+        if not (base and "ms" in base and "ms" in record):
             continue
         row = {"size": case["size"], "pass": case["pass"], "side": impl}
         for what in passes:
-            wide, low = (ms_of(r) if what == "whole" else phase_ms(r, what) for r in (base, record))
+            wide, low = (r["ms"]["median"] if what == "whole" else phase_ms(r, what) for r in (base, record))
             if wide and low:
                 row |= {f"{what} f32": wide, f"{what} bf16": low, f"{what}, f32 / bf16": wide / low}
+        for one, name in ((base, "f32"), (record, "bf16")):
+            mark(row, one, name)
         rows.append(row)
-        found.setdefault((case["pass"], impl), []).append(row)
+        if clean(base) and clean(record):
+            found.setdefault((case["pass"], impl), []).append(row)
     page.note(
         f"Batch 4, context {context}, in ms; the device is waited for after each phase. f32: without TF32. whole: "
         "forward alone, or a step with its optimizer."

@@ -21,9 +21,9 @@ NAME = "WRITEUP"
 FIGURES = "figures"
 MISSING = "What the answers lack"
 RULE = (
-    "The machine of an answer is chosen by a rule. A machine that measured everything the question asks for "
-    "comes first. If none did, more sentences of the answer come first. Then the order is H100 (the handout's "
-    "GPU), H200, CPU. Then more rows win."
+    "Each answer is of one machine: the first that measured everything the question asks for, in the order H100 "
+    "(the handout's GPU), H200, CPU. If no machine measured everything, the machine with the most complete answer "
+    "is taken. So sections may be of different cards; the last line of a section names its card and C's commit."
 )
 
 
@@ -150,8 +150,9 @@ def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
         "Every answer is formed from records by `python -m parity writeup`. Times are in ms, and medians if the table "
         f"does not say means; memory is in MiB (2^20 bytes). {RULE} A column `noisy` names results whose samples "
         "spread by more than 20 % (std / mean); no sentence uses those, except where the spread is the subject, in "
-        "benchmarking_script (c). `% of the bound`: FLOPs at the GEMM rate, or bytes at the copy rate, that the "
-        "card was measured at, whichever takes longer, over the time."
+        "benchmarking_script (c). `% of the bound`: the shortest possible time over the measured time. "
+        "The shortest possible time is FLOPs at the measured GEMM rate or bytes at the measured copy rate of the card, "
+        "whichever is longer."
     )
     rows = []
     for machine in machines:
