@@ -43,13 +43,17 @@ def cases(profile, device):
 def peaks_case(device, size, dtype, context, what):
     shape, numel = extents(size)
     work = BATCH * context * 8 * numel / (2e13 if device == "cuda" else 1e11)
-    # A side needs at most: in f32 C with scores, which it keeps, and 21 tensors of d_model columns a layer;
-    # in bf16 PyTorch's scores in both dtypes, and C's 22 tensors. Gradients or copies of weights are as
-    # large as weights.
-    scores, columns = (6, 44) if dtype == "bf16_mixed" else (4, 84)
+    # The hungriest side keeps: in f32 C's scores and 21 tensors of d_model columns a layer; in bf16 PyTorch's scores in
+    # both dtypes and the like. Gradients are as large as weights, copies of weights in bf16 half as large. PyTorch's
+    # loop of AdamW has four temporary tensors as large as a weight.
+    scores, columns = (6, 82) if dtype == "bf16_mixed" else (4, 84)
     kept = (
         shape["layers"] * BATCH * context * (scores * shape["heads"] * context + columns * shape["d_model"])
     )
+    weights, loop = 4 * numel, 16 * shape["d_ff"] * shape["d_model"]
+    needs = {"inference": 2 * weights, "forward": 2 * weights + kept, "step": 4 * weights + kept}
+    if dtype == "bf16_mixed":
+        needs |= {"forward": 1.5 * weights + kept, "step": max(4 * weights + loop, 3.5 * weights + kept)}
     config = WAYS | {"torch_eager": torch_switches(dtype) | {"attention": "scores", "optimizer": "loop"}}
     return Case(
         "memory_profiling",
@@ -58,7 +62,7 @@ def peaks_case(device, size, dtype, context, what):
         in_turn=True,
         alone=device == "cpu",
         config=config,
-        needs_bytes=numel * (16 if what == "step" else 8) + (kept if what != "inference" else 0),
+        needs_bytes=int(needs[what]),
         part="peaks",
         size=size,
         **shape,

@@ -254,8 +254,7 @@ class Commands(Cli):
             )
             self.assertEqual(done.returncode, 1)
             self.assertGreater(json.loads(done.stdout)["values"]["peak_bytes"], 0, "the result was lost")
-            said = done.stderr.splitlines()[-1]
-            self.assertRegex(said, rf"^tandem memory: cannot write '{file}.*': File too large$")
+            self.assertRegex(done.stderr, rf"(?m)^tandem memory: cannot write '{file}.*': File too large$")
         self.assertEqual([file.read_bytes() for file in files], whole)
         self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
 
