@@ -305,8 +305,8 @@ def report_answer(page, single):
         machine={
             impl: machine_of(single.only(impl=impl, ranks=few)) for impl in ("torch_nccl", "torch_gloo")
         },
-        gpu=ms("torch_nccl", few, 1, 100, 1024),
-        cpu=ms("torch_gloo", few, 1, 100, 1024),
+        gpu=ms("torch_nccl", few, 10, 1024),
+        cpu=ms("torch_gloo", few, 1024),
         mpi=ms("c_mpi", few, 1, 100),
         few=few,
         many=many if many != few else None,
