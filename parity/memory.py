@@ -43,9 +43,9 @@ def cases(profile, device):
 def peaks_case(device, size, dtype, context, what):
     shape, numel = extents(size)
     work = BATCH * context * 8 * numel / (2e13 if device == "cuda" else 1e11)
-    # The hungriest side keeps: in f32 C's scores and 21 tensors of d_model columns a layer; in bf16 PyTorch's scores in
-    # both dtypes and the like. Gradients are as large as weights, copies of weights in bf16 half as large. PyTorch's
-    # loop of AdamW has four temporary tensors as large as a weight.
+    # The hungriest side keeps: in f32 C's scores and 21 tensors of d_model columns a layer; in bf16 PyTorch's
+    # scores in both dtypes and the like. Gradients are as large as weights, copies of weights in bf16 half as
+    # large. PyTorch's loop of AdamW has four temporary tensors as large as a weight.
     scores, columns = (6, 82) if dtype == "bf16_mixed" else (4, 84)
     kept = (
         shape["layers"] * BATCH * context * (scores * shape["heads"] * context + columns * shape["d_model"])
