@@ -50,8 +50,9 @@ typedef struct td_ddp_tensor {
     void *data;          /* the weights; if low is not NULL, their high planes (td_split) */
     void *low;           /* the low planes; only if dtype is TD_F32. NULL: data has the numbers */
     void *grad;          /* NULL: the container allocates it (td_ddp_gradient). Ignored if frozen */
-    /* Elements of memory at grad, at least those of the tensor; 0: as many. Elements after the tensor's must
-     * be 0. They are sent too, so that one call can send gradients that are adjacent in memory. */
+    /* The number of elements in the memory at grad; 0: the number that shape gives. It may be larger. The
+     * elements after the gradient must be 0. They are sent too, so that one call can send gradients that are
+     * adjacent in memory. */
     int64_t room;
     bool frozen;  /* it has no gradient */
     int32_t uses; /* number of td_ddp_ready calls in a backward pass, one for each layer that uses it; 0: 1 */

@@ -19,9 +19,9 @@ typedef struct td_owned {
 /** Goes to the next range; false: there is none. Begin with a struct of zeros. */
 bool td_owned_next(const td_plan *plan, td_owned *owned);
 
-/** Returns the number of pieces. *params, *grads: the bytes of all masters and gradients. Those of a piece
- * begin at a multiple of TD_ALIGNMENT bytes. If this rank has all weights, there is no gap between pieces.
- * Shared places of gradients come first. */
+/** Returns the number of pieces. *params, *grads: the bytes of all masters and of all gradients. The masters
+ * of a piece, and its gradients, begin at a multiple of TD_ALIGNMENT bytes. If this rank has all weights,
+ * there is no gap between pieces. Shared places of gradients come first. */
 int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads);
 
 /** Fills pieces [td_owned_measure] with addresses in the memory at params and grads; grads NULL: no

@@ -9,9 +9,9 @@ course's tests call.
     model.finish_gradient_synchronization()
     optimizer.step()
 
-The ranks are those of torch.distributed's default process group, else of mpirun, torchrun or srun. docs/pytorch.md has
-the limits of a wait, and the environment variables. TANDEM_BACKEND names the backend: NCCL on GPUs, MPI under mpirun,
-else Gloo. TANDEM_LIBRARY names the library, if it is not build/default's.
+The default process group of torch.distributed gives the ranks. Without one, mpirun, torchrun or srun gives them.
+docs/pytorch.md has the limits of a wait, and the environment variables. TANDEM_BACKEND names the backend; without it,
+NCCL on GPUs, MPI under mpirun, else Gloo. TANDEM_LIBRARY names the library, if it is not build/default's.
 """
 
 from parity.bridge.attention import FlashAttention

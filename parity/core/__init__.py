@@ -35,8 +35,8 @@ Case(deliverable, *, measure, seconds, ..., **keys)
                  timed in a second process too. The faster time counts, and `processes` has both
     together     calls in a row that make one timed sample, which is their mean; default 1
     stage        cases of a lower stage run first, whatever their module; default 0
-    ahead        True: ahead() runs first, in a process of its own beside those of other cases. Until all are done only
-                 cases run whose errors alone are measured
+    ahead        True: ahead() runs before the case, in another process. Cases that measure time or memory, or need
+                 much memory, wait until all calls of ahead() have ended
     reference    the name of run()'s "reference", if it was another once: only records that name it count as results
     config       {impl: {"graph": True, ...}}: switches of sides. run() takes them from here, and records have them. A
                  case whose newest record has other switches is measured again

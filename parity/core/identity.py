@@ -164,7 +164,7 @@ def sources_of(path: str) -> Mapping[str, Path]:
 
 
 def _with_packages(names: Iterable[str]) -> Iterable[str]:
-    """The names, each after those of its packages, whose files run first."""
+    """Every name, after the names of its packages: Python runs the files of packages first."""
     for name in names:
         words = name.split(".")
         yield from (".".join(words[: count + 1]) for count in range(len(words)))

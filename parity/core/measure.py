@@ -28,7 +28,7 @@ EQUALS = ((2**14, 16), (2**18, 4), (math.inf, 2))
 
 @dataclass
 class Part:
-    """One side of the case, and what is known of it. A status other than "ok" and "failed" ends it."""
+    """One side of the case and its results so far. After a status other than "ok" or "failed" the side runs no more."""
 
     impl: str
     side: Side

@@ -31,7 +31,7 @@ PROFILES = ("quick", "standard", "full")
 NO_MODULES = ("__main__", "bridge", "bridge_fsdp", "core", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 MORE = 3  # exit status of a run that stopped in time, with cases left
-SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
+SMALL_BYTES = 2**34  # a case that needs more waits until all calls of ahead() have ended
 
 
 class SelectionError(ParityError):
@@ -291,13 +291,13 @@ def _is_measured(item: Item) -> bool:
 
 
 def _waits(item: Item) -> bool:
-    """Whether the case cannot run beside what goes ahead of others."""
+    """Whether the case must wait until all calls of ahead() have ended."""
     return _is_measured(item) or item.case.needs_bytes > SMALL_BYTES
 
 
 @dataclass
 class _Tally:
-    """What is known of the cases of one module."""
+    """The counts of one module's cases so far."""
 
     total: int
     task: TaskID
