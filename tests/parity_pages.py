@@ -254,7 +254,7 @@ class Memory(unittest.TestCase):
         peaks = {}
         for record in load(COMMITTED.parents[1] / "h100" / FILE).newest():
             case = record["case"]
-            if record["deliverable"] == "memory_profiling" and case.get("pass") in ("forward", "step"):
+            if case.get("part") == "peaks" and case["pass"] in ("forward", "step"):
                 key = (case["size"], case["dtype"], case["context"], case["pass"])
                 peaks[key] = max(peaks.get(key, 0), record.get("peak_mib") or 0)
         for key, peak in peaks.items():
