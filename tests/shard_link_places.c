@@ -58,7 +58,7 @@ static void gradients_that_somebody_needs_have_places_of_their_own(void **unused
     assert_false(shares(config, false));
 }
 
-/* The caller changes the config after the link has decided. */
+/* The caller changes the config after the link has been created. */
 static void a_config_that_needs_all_gradients_later_is_refused(void **unused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};

@@ -17,7 +17,7 @@
 
 #include <math.h>
 
-/* The groups, one in each file; each returns the number of failed tests. */
+/* The groups, one in each file. Each returns the number of failed tests. */
 int ops_exp_group(void);
 int ops_gemm_group(void);
 int ops_layout_group(void);
