@@ -2,10 +2,10 @@
  * FlashAttention-3 (Shah et al. 2024). Included once per element type.
  *
  * A block stays on its SM and takes one tile of queries after another. One thread loads queries, keys and
- * values. Each of GROUPS warpgroups has 64 queries of the tile. It reads the tiles of keys from the last
- * that its queries see to the first, so only its first tile needs a mask. S = Q K^T of a tile of keys runs
- * on the tensor cores at the same time as O += P V of the tile before, and both run during the softmax of
- * another warpgroup. */
+ * values. Each of GROUPS warpgroups has 64 queries of the tile. It reads the tiles of keys from the last that
+ * its queries see to the first, so only its first tile needs a mask. S = Q K^T of a tile of keys runs on the
+ * tensor cores at the same time as O += P V of the tile before. Both run during the softmax of another
+ * warpgroup. */
 #ifndef TD_KERNELS_FLASH_HOPPER_FORWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_FORWARD_CUH
 

@@ -236,8 +236,8 @@ static td_status multiply_all(const td_gemm_shape *shape, const void *a, const v
         widen_a(shape, a, work);
     if (p.b > 0 && p.share_b)
         widen_b(shape, b, (float *)work + (p.share_a ? p.a : 0));
-    /* Two loops, instead of one with an if clause. A region that the clause switches off still makes the
-     * region in it a nested one, and gcc's runtime starts new threads for a nested region every time. */
+    /* Two loops, instead of one with an if clause. If the clause switches a region off, a region inside it
+     * still counts as nested. gcc's runtime starts new threads for every nested region. */
     if (one_a_thread) {
 #pragma omp parallel for schedule(static) reduction(max : result)
         for (int64_t matrix = 0; matrix < shape->batch; matrix++) {
