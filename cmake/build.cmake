@@ -7,11 +7,11 @@
 # The interface is a hash of the public headers without comments and white space. parity/core/library.py
 # computes the same hash, and refuses a library with another.
 #
-# The id of a module is a hash of its files, of the headers that they include, of the files that define the
-# functions and tables which they name, of the needs of these files in turn, and of all compile options. So an
-# edit of one operation does not make results of flash attention invalid. Files for CUDA (cuda.c, cuda.h,
-# cuda/) and the kernels that they include count in a second id. So a change of a kernel does not make results
-# of the CPU invalid.
+# The id of a module is a hash of its files, of all compile options, and of the files that its files need. A
+# file needs the headers that it includes, and the files that define the functions and tables that it names.
+# These files count with their needs in turn. So an edit of one operation does not make results of flash
+# attention invalid. Files for CUDA (cuda.c, cuda.h, cuda/) and the kernels that they include count in a
+# second id. So a change of a kernel does not make results of the CPU invalid.
 
 cmake_minimum_required(VERSION 3.24)
 
