@@ -164,7 +164,7 @@ TD_TEST(activations_and_training_memory)
     /* small: (128,625,408 - 7,680,000 - 19,200) x 2 bytes. */
     td_assert_ok(td_account_autocast_copies(&small, 2, &copies));
     assert_int_equal(copies, 241852416);
-    /* 2.7B: the f32 weights and the copies have 19 GiB. This is what bf16 inference was measured to need. */
+    /* 2.7B: the f32 weights and the copies have 19 GiB. bf16 inference was measured to need as much. */
     td_assert_ok(td_account_autocast_copies(&two7, 2, &copies));
     assert_near("2.7B bf16 inference GiB", (double)(3406809600 * 4 + copies) / gib, 18.99, 0.005);
 

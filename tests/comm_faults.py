@@ -350,10 +350,10 @@ def main() -> int:
     parser.add_argument("driver")
     parser.add_argument("mpirun", nargs="?", default="")
     parser.add_argument(
-        "--times", type=int, default=1, help="how often each; 20 take about 5 minutes on two cores"
+        "--times", type=int, default=1, help="runs of each case; 20 take about 5 minutes on two cores"
     )
     parser.add_argument("--only", default="", help="cases with these words in their names")
-    parser.add_argument("--nccl", action="store_true", help="of NCCL")
+    parser.add_argument("--nccl", action="store_true", help="cases of NCCL")
     options = parser.parse_args()
     gpus = subprocess.run("nvidia-smi --list-gpus", shell=True, capture_output=True, text=True).stdout.count(
         "GPU "

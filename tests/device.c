@@ -568,7 +568,7 @@ TD_TEST(the_number_of_threads_is_openmps)
     td_assert_ok(td_cpu_set_threads(before));
 }
 
-/* ---- what modules keep with a device ---- */
+/* ---- state that modules keep with a device ---- */
 
 static int destroyed[3];
 static int destroyed_count;

@@ -281,7 +281,7 @@ TD_TEST(nan_stays_nan_and_infinity_infinity_between_all_types)
 
     for (int from = TD_F64; from <= TD_BF16; from++)
         for (int to = TD_F64; to <= TD_BF16; to++) {
-            double got[4], source[2], result[2]; /* room for the widest type */
+            double got[4], source[2], result[2]; /* memory for the widest type */
 
             td_assert_ok(td_convert(4, (td_dtype)from, nans[from], (td_dtype)to, got));
             for (int i = 0; i < 4; i++) {

@@ -23,7 +23,7 @@ static td_device *gpu;
 
 typedef struct results {
     void *o, *dq, *dk, *dv;
-    float *lse; /* what forward saves */
+    float *lse; /* the tensor that forward saves */
 } results;
 
 static void free_results(results *r)

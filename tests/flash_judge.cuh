@@ -131,7 +131,7 @@ template <typename T> __device__ double dot(const T *a, const T *b, int count)
     return sum;
 }
 
-/** Writes o, dq (head_dim numbers each) and lse of a query. `work` has room for two numbers for each key. */
+/** Writes o, dq (head_dim numbers each) and lse of a query. `work` has two numbers for each key. */
 template <typename T>
 __global__ void sample_queries(problem p, const int2 *samples, double *work, double *o, double *dq,
                                double *lse)
@@ -170,7 +170,7 @@ __global__ void sample_queries(problem p, const int2 *samples, double *work, dou
         lse[blockIdx.x] = log(sum);
 }
 
-/** Writes dk and dv of a key, of the given o and lse. `work` has room for two numbers for each query. */
+/** Writes dk and dv of a key, from the given o and lse. `work` has two numbers for each query. */
 template <typename T>
 __global__ void sample_keys(problem p, const int2 *samples, double *work, double *dk, double *dv)
 {

@@ -56,7 +56,7 @@ static void assert_line(const char *text)
     assert_true(text[0] != '\0');
     for (const char *c = text; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 127)
-            fail_msg("'%s' has the character %d", text, *c);
+            fail_msg("'%s' contains the character %d", text, *c);
 }
 
 static void *run_tested(void *argument_)

@@ -215,7 +215,7 @@ TD_TEST(o_may_lie_as_the_projection_reads_it)
 }
 
 /* With one head, both orders of o are the same. cuBLASLt computes the GEMMs of the first order, and tiles
- * those of the second. The code of one order must not be used for the other. */
+ * compute the second. The code of one order must not be used for the other. */
 TD_TEST(o_may_lie_so_if_a_library_computes_the_gemms)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1024, .head_dim = 64, .dtype = TD_F32};

@@ -1,4 +1,4 @@
-/* Recordings of passes: events add up, and the totals are those that the accounting computes. */
+/* Recordings of passes: events add up, and the totals agree with the accounting. */
 #include "memory/memory.h"
 
 #include "accounting/accounting.h"
@@ -99,7 +99,7 @@ static void check_place(const td_memory_entry *entries, int64_t i)
             fail_msg("%s and %s share memory", entries[i].event.label, other->event.label);
     }
     if (!housed)
-        fail_msg("%s stands in no block", entries[i].event.label);
+        fail_msg("%s lies in no block", entries[i].event.label);
 }
 
 /* Replays the events without the recording. The totals must be the recording's and the device's. */

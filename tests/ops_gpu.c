@@ -257,9 +257,9 @@ TD_TEST(updates_may_begin_anywhere)
     }
 }
 
-/* Updates on a few SMs have the bits of updates on all SMs: for every combination of types, for sizes around
- * 16 bytes, around a chunk of 2,048 and around the elements that all SMs take at a time, twice with one work
- * area. */
+/* Updates on a few SMs have the bits of updates on all SMs. Tested with every combination of types, and twice
+ * with one work area. Sizes are around 16 bytes, around a chunk of 2,048, and around the elements that all
+ * SMs take at a time. */
 TD_TEST(updates_on_some_sms_have_the_same_bits)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};

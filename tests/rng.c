@@ -173,9 +173,9 @@ TD_TEST(seeds_and_streams_are_streams_of_their_own)
                 assert_true(drawn[a][i] != drawn[b][i]);
 }
 
-/* Fails unless `sorted` looks drawn from the given cumulative distribution, by the largest distance
- * (Kolmogorov and Smirnov), which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it
- * always passes or always fails. */
+/* Fails unless `sorted` looks drawn from the given cumulative distribution. The measure is the largest
+ * distance (Kolmogorov and Smirnov). It exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so
+ * it always passes or always fails. */
 static void assert_distributed(const char *name, const float *sorted, int64_t count,
                                double (*law)(double, const double *), const double *parameters)
 {

@@ -242,7 +242,7 @@ static td_status late_final(td_hook *hook, td_range range, td_event *event)
     return td_hooks_updated(&l->link->gather, range, l->events[i]);
 }
 
-/* Now the stream has waited for all updates except those of norms, for which the optimizer waits. */
+/* Now the stream has waited for all updates except updates of norms, for which the optimizer waits. */
 static td_status late_end(td_hook *hook, td_pass pass, td_status ended)
 {
     late *l = (late *)hook;

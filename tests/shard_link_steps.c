@@ -1,6 +1,6 @@
 /* Steps of trainers with split state, compared with the same training unsharded (ddp/) and queued: with more
- * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, because a sum of two numbers has only
- * one order, unless GEMMs leave SMs to collectives. test_matrix tests 1 and 2 ranks. */
+ * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, unless GEMMs leave SMs to collectives:
+ * a sum of two numbers has only one order. test_matrix tests 1 and 2 ranks. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
 

@@ -77,7 +77,7 @@ static const td_cases created = {
     .test = plan_is_what_create_takes,
     .axes = {ATTENTIONS, PRECISIONS, USES, {"most kept", "all kept", "inputs kept"}}};
 
-/* For each token a layer keeps 6 tensors of d_model, one of 2 d_ff, and what attention saves. */
+/* For each token a layer keeps 6 tensors of d_model, one of 2 d_ff, and the tensor that attention saves. */
 TD_TEST(activations_grow_as_they_should)
 {
     td_transformer_config config = {
@@ -307,7 +307,7 @@ static int64_t replay(td_device *dev, const char *arena, size_t arena_bytes, siz
             while (j < n && (strcmp(list[j].name, name) != 0 || list[j].from != from || list[j].to != to))
                 j++;
             if (j == n)
-                fail_msg("%s dies without having lived", e->label);
+                fail_msg("%s ends, but it never began", e->label);
             list[j] = list[--n];
             bytes -= e->bytes;
         }

@@ -459,8 +459,8 @@ static bool is_nan_at(const td_attend_run *run, const void *data, int64_t index)
     return isnan(td_value_at(run->shape.dtype, data, index));
 }
 
-/* Every output that depends on the NaN must be NaN. If an output would not depend on it even with a mask that
- * hides only whole blocks, it must have the bits of a run without the NaN. */
+/* Every output that depends on the NaN must be NaN. Some outputs would not depend on it even with a mask that
+ * hides only whole blocks. They must have the bits of a run without the NaN. */
 static void assert_spoilt(const td_attend_subject *subject, const td_attend_run *clean,
                           const td_attend_run *run, td_attend_place bad)
 {

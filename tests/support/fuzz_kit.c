@@ -256,8 +256,8 @@ void fuzz_accept(fuzz_tensor *t)
  * above a power of two, as all partial sums of positive terms may be. So the norm of many independent errors
  * is at most 0.58 times the norm of their Gammas; 0.75 leaves a margin for errors that neighbours share. A
  * few elements may outweigh all others, such as norms of rows with small numbers. The square of an error has
- * a standard deviation of at most sqrt(2) / 3 of its Gamma's square, and the sum of these squares may differ
- * from its mean by six standard deviations. In attention errors are not independent: the error of a row of D
+ * a standard deviation of at most sqrt(2) / 3 of its Gamma's square. The sum of these squares may differ from
+ * its mean by six standard deviations. In attention errors are not independent: the error of a row of D
  * affects every key. There the norm was 0.76 and 1.5 once each in 350,000 cases, so 4 is allowed, as for
  * single elements. */
 static bool judge_norm(const fuzz_tensor *t, double errors, double squares, double fourths, double stores,
