@@ -1,6 +1,6 @@
-/** Compares the arithmetic with figures worked out by hand, and tests every refusal of accounting.h.
+/** Compares the arithmetic with numbers computed by hand, and tests every refusal of accounting.h.
  *
- * Expected values are literals that a reader of the handout can work out on paper. None comes from the
+ * Expected values are literals that a reader of the handout can compute on paper. None comes from the
  * formula under test. */
 #include "accounting/accounting.h"
 
@@ -330,7 +330,7 @@ TD_TEST(communication_accounting)
     assert_near("shared wire tokens a device", b.shared_wire_tokens_per_device, 395, 0.5);
     assert_near("optimum tokens a device", b.optimum_tokens_per_device, 61, 0.5);
 
-    mesh.tensor = 32; /* needs d_ff 81,778: tensor parallelism alone fills the wire */
+    mesh.tensor = 32; /* needs d_ff 81,778: tensor parallelism alone needs all of the wire's time */
     td_assert_ok(td_account_mesh_batch_of(&xxl, &mesh, &b));
     assert_false(b.tensor_met);
     assert_true(isinf(b.shared_wire_tokens) && b.shared_wire_tokens > 0);

@@ -75,7 +75,7 @@ static void *run_tested(void *argument_)
     return NULL;
 }
 
-/* ---- what is sent ---- */
+/* ---- messages ---- */
 
 static void say(int connection, const void *data, size_t bytes)
 {

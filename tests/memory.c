@@ -379,8 +379,8 @@ TD_TEST(owned_ranges_are_refused)
 
 /* ---- recordings by hand ---- */
 
-/* Freeing a block ends the life of the tensors in it. The end of a tensor that never lived, and an allocation
- * that failed, change nothing. */
+/* Freeing a block ends the life of the tensors in it. The end of a tensor that never became live, and an
+ * allocation that failed, change nothing. */
 TD_TEST(a_recording_by_hand_is_replayed)
 {
     static char memory[100];

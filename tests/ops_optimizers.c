@@ -350,7 +350,7 @@ TD_TEST(the_defaults_are_torchs)
 
 /* ---- several steps ---- */
 
-/* 20 steps downhill: small differences of single steps must not add up. */
+/* 20 steps that minimise p^2 / 2: small differences of single steps must not add up. */
 TD_TEST(many_steps_stay_together)
 {
     enum { N = 67, STEPS = 20 };
