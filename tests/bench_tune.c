@@ -1,4 +1,4 @@
-/* Which number of SMs a benchmark chooses for the update, with a double of the steps that it times. */
+/* The number of SMs that a benchmark chooses for the update. A double replaces the steps that it times. */
 #include "base/check.h"
 #include "bench/bench.h"
 #include "ops/ops.h"
@@ -7,7 +7,8 @@
 
 static const td_bench_config config = {
     .mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE, .warmup = 50, .steps = 500, .overlap = true};
-static int32_t fastest, last, runs, fails_at; /* SMs; of the last run; runs; 0: none fails */
+/* fastest, last, fails_at: SMs, SMs of the last run, number of the run that fails (0: none) */
+static int32_t fastest, last, runs, fails_at;
 static bool has_sms;
 
 bool __wrap_td_update_has_sms(td_device *dev)
@@ -57,7 +58,7 @@ TD_BODY(the_fastest_number_is_chosen)
     phases.timed = TD_TIMED_PHASES;
     td_assert_refused(td_bench_tune(dev, &phases, &sms), TD_BAD_ARGUMENT,
                       "timed phases (0), needs train and whole");
-    assert_int_equal(sms, 32); /* as before */
+    assert_int_equal(sms, 32); /* unchanged */
     td_device_close(dev);
 }
 

@@ -66,7 +66,7 @@ API(td_bench_tune)
 
     c.timed = (td_bench_timed)choice("timed", 3);
     impossible_if(c.mode != TD_BENCH_TRAIN || c.timed != TD_TIMED_WHOLE, "needs train and whole");
-    impossible(TD_UNSUPPORTED, "a part of its SMs"); /* a CPU has none */
+    impossible(TD_UNSUPPORTED, "a part of its SMs"); /* the CPU has no SMs */
     return td_bench_tune(device, pointer("config", &c), sms);
 }
 
@@ -106,7 +106,7 @@ static td_status close_rank(td_comm *comm, td_status status)
     assert_non_null(message);
     td_assert_ok(td_comm_close(comm));
     td_forget_error();
-    if (status != TD_OK) /* the close may have left another */
+    if (status != TD_OK) /* td_comm_close may have set another error */
         (void)td_fail(status, "%s", message);
     free(message);
     return status;

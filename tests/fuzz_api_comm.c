@@ -1,4 +1,4 @@
-/* The functions of comm.h, on a communicator of one rank: more of them are tests/comm_ranks.c's. */
+/* The functions of comm.h, on a communicator of one rank. tests/comm.c tests several ranks. */
 #include "support/fuzz_api_kit.h"
 
 #include "comm/comm.h"
@@ -8,7 +8,7 @@ static td_comm_backend any_backend(void)
     return td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO;
 }
 
-/* A communicator of the case, or NULL, as in a build that has no backend for the CPU. */
+/* The communicator of this case. NULL in a build without a backend for the CPU. */
 static td_comm *own;
 
 static td_comm *make_comm(void)
@@ -31,7 +31,7 @@ static td_status comm_done(td_status status)
     assert_non_null(message);
     if (own)
         td_assert_ok(td_comm_close(own));
-    if (status != TD_OK) /* the close may have left another */
+    if (status != TD_OK) /* td_comm_close may have set another error */
         assert_string_equal(td_last_error(), message);
     free(message);
     return status;
@@ -100,7 +100,7 @@ API(td_comm_close)
     return td_comm_close(NULL);
 }
 
-/* Of one rank a window is of nothing, whatever the memory. */
+/* With one rank a window has no effect, for any memory. */
 API(td_comm_window_create)
 {
     static const char memory[100];
@@ -187,7 +187,7 @@ typedef struct arguments {
     td_work *work;
 } arguments;
 
-/* In place, or not, or with a count that has no end. */
+/* Draws arguments that are in place or not, or a count that is too large. */
 static arguments draw_arguments(bool reduces)
 {
     static const int64_t bad[] = {-1, INT64_MIN};
@@ -196,10 +196,10 @@ static arguments draw_arguments(bool reduces)
     a.type = (td_comm_type)choice("type", 5);
     if (reduces)
         a.reduction = (td_reduction)choice("reduction", 3);
-    if (a.reduction == TD_AVERAGE && a.type == TD_COMM_I64) /* which tests/comm_refusals.c refuses */
+    if (a.reduction == TD_AVERAGE && a.type == TD_COMM_I64) /* tests/comm_refusals.c tests this refusal */
         a.reduction = TD_MAX;
     const size_t size = td_comm_type_size(a.type), bytes = (size_t)a.count * (size ? size : 1);
-    if (a.count > 0) /* else they are not looked at */
+    if (a.count > 0) /* with a count of 0 the pointers are not checked */
         a.in = a.out = in_out("in|out|buffer", bytes);
     if (a.count > 0 && td_fuzz_chance(50))
         a.in = in("in", bytes);
@@ -295,7 +295,7 @@ API(td_work_wait)
     td_work *work = make_work(comm);
 
     impossible_if(!work, "work");
-    if (comm && wrong()) { /* the close forgets the handle */
+    if (comm && wrong()) { /* the close drops the handle */
         impossible(TD_BAD_ARGUMENT, "work");
         work = NULL;
     }

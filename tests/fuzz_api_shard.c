@@ -1,5 +1,5 @@
-/* The functions of shard.h, on a communicator of one rank: more of them are tests/shard.c's and
- * tests/shard_link.c's. */
+/* The functions of shard.h, on a communicator of one rank. tests/shard.c and tests/shard_link.c test several
+ * ranks. */
 #include "support/fuzz_api_train.h"
 
 #include "base/check.h"
@@ -54,7 +54,7 @@ static td_status close_bed(bed *b, td_status status)
     td_shard_list_destroy(b->list);
     td_assert_ok(td_comm_close(b->comm));
     td_forget_error();
-    if (status != TD_OK) /* the close may have left another */
+    if (status != TD_OK) /* td_comm_close may have set another error */
         (void)td_fail(status, "%s", message);
     free(message);
     return status;
@@ -178,7 +178,7 @@ API(td_shard_nccl_ctas)
     return TD_OK;
 }
 
-/* Options that are taken with the config. */
+/* Draws options that are allowed for the config. */
 static td_shard_options good_options(td_train_config *config)
 {
     const td_shard_kind kind = (td_shard_kind)td_fuzz_below(3);
@@ -315,7 +315,7 @@ API(td_shard_gather)
 
 /* ---- saving ---- */
 
-/* A trainer of all state, or of a link that may not be attached. */
+/* Opens a trainer with all state, or with a link that may not be attached. */
 static td_train *open_saved(bed *b, td_shard_link **link, td_train_config *config)
 {
     td_train *train;
@@ -352,7 +352,7 @@ API(td_shard_save)
     return close_saved(b, link, train, td_shard_save(comm, pointer("train", train), path));
 }
 
-/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+/* Restores a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_shard_restore)
 {
     bed *b = open_bed();
