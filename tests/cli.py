@@ -68,7 +68,9 @@ class Program(Cli):
         small |= {"memory": MODEL, "trace": TINY, "ddp": TINY, "shard": TINY, "jit": small["flash"]}
         for command in [[], *([name] for name in COMMANDS)]:
             text = self.succeed(*command, "--help")
-            examples = re.findall(r"^  (tandem (\w+) .*)$", text.partition("\nExamples:\n")[2], re.MULTILINE)
+            shown = text.partition("\nExamples:\n")[2]
+            self.assertRegex(shown, r"\A(  \S.*\n)+\Z")  # none is broken into two lines
+            examples = re.findall(r"^  (tandem (\w+) .*)$", shown, re.MULTILINE)
             self.assertGreaterEqual(len(examples), 2, command)
             for line, name in examples:
                 self.assertIn(name, command or COMMANDS)

@@ -19,7 +19,7 @@ static const struct argp_option of_pass[] = {
     {"batch", TD_KEY_BATCH, "N", 0, "sequences (4)", 3},
     {0, 0, 0, 0, "How the pass runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
-     "along: weights are updated during the backward pass (the default); after: after the backward pass", 4},
+     "along: weights are updated during the backward pass (the default); after: after it", 4},
     {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
      "transient: gradients share memory with activations (the default); held: gradients have their own "
      "memory",
@@ -405,8 +405,7 @@ td_status td_command_memory(int argc, char **argv)
             "Examples:\n"
             "  tandem memory --size small --context 256 --json records.jsonl\n"
             "  tandem memory --size small --layers 2 --pass forward --attention naive\n"
-            "  tandem memory --size small --layers 2 --update after --snapshot step.pickle --timeline "
-            "step.svg\n"
+            "  tandem memory --layers 2 --update after --snapshot a.pickle --timeline a.svg\n"
             "  tandem memory --device cuda --size 2.7B --context 512 --dtype bf16_mixed",
         .children = children};
     arguments args = {.common = {.device = "cpu"},

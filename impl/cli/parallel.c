@@ -84,7 +84,7 @@ static const struct argp_option of_pass[] = {
      "batches of each rank in a step; their gradients are added up (1)", 3},
     {0, 0, 0, 0, "How the step runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
-     "along: weights are updated during the backward pass (the default); after: after the backward pass", 4},
+     "along: weights are updated during the backward pass (the default); after: after it", 4},
     {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
      "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
      "formula); 0: update after the pass, on all SMs",
