@@ -65,7 +65,7 @@ template <int D> struct shapes {
     static constexpr int BYTES = BARRIERS + (6 + 4 * STAGES) * 8 + 2 * 4;
 };
 
-/** Named barriers. Each has a number for each warpgroup, except the last, which is one barrier. */
+/** Named barriers, one for each warpgroup. */
 enum { DQ_FULL = 1, DQ_EMPTY = 3, GROUP_WRITTEN = 5, TURN = 7, DSCORES_FULL = 9 };
 
 /** Barriers in shared memory, and the block's tasks. */
@@ -521,7 +521,10 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         gemm_wait<0>();
         pin(s);
         if (mine.begin < mine.end) {
-            group_sync<2 * GROUP>(DSCORES_FULL);
+            /* A barrier for each warpgroup: the two may run different code here, and synccheck takes one
+             * barrier with waits at two addresses for an error. */
+            group_arrive<2 * GROUP>(DSCORES_FULL + (group ^ 1));
+            group_sync<2 * GROUP>(DSCORES_FULL + group);
             gemm_begin();
             start_dq();
             gemm_wait<0>();

@@ -269,7 +269,7 @@ class Backward(Block):
         self.q_full, self.dout_full = ([Counted(1) for _ in range(self.STAGES)] for _ in range(2))
         self.q_empty, self.dout_empty = ([Counted(2) for _ in range(self.STAGES)] for _ in range(2))
         self.dq_full, self.dq_empty = ([Named(5) for _ in range(2)] for _ in range(2))
-        self.turn, self.dscores_full = [Named(8) for _ in range(2)], Named(8)
+        self.turn, self.dscores_full = ([Named(8) for _ in range(2)] for _ in range(2))
         self.keys = None
         self.q, self.dout = [None] * self.STAGES, [None] * self.STAGES
         self.dscores = [[None, None] for _ in range(self.DSCORES)]  # [buffer][warpgroup]
@@ -359,7 +359,8 @@ class Backward(Block):
                     yield from self.stage_dq(group, me, (task, tile - 1))
                 buffer = (buffer + 1) % self.DSCORES
             if tiles:
-                yield from self.wait("last dS", self.dscores_full.sync(f"{me} {group}", 4))
+                self.dscores_full[group ^ 1].arrive(f"{me} {group}", 4)
+                yield from self.wait("last dS", self.dscores_full[group].sync(f"{me} {group}", 4))
                 reads_dscores((task, tiles - 1))
                 yield from self.work()
                 reads_dscores((task, tiles - 1))
@@ -386,7 +387,7 @@ class Backward(Block):
         return [self.load_queries(), self.load_gradients(), *parts]
 
     def barriers(self):
-        named = [*self.dq_full, *self.dq_empty, *self.turn, self.dscores_full]
+        named = [*self.dq_full, *self.dq_empty, *self.turn, *self.dscores_full]
         counted = [*self.q_full, *self.q_empty, *self.dout_full, *self.dout_empty]
         return [*named, self.keys_full, self.keys_empty, *counted]
 
