@@ -60,8 +60,8 @@ static void say(const description *d, char text[320])
     if (d->frozen)
         snprintf(text + at, 320 - at, "], frozen");
     else
-        snprintf(text + at, 320 - at, "] with %" PRId64 " grad_elements of %s, used %d times",
-                 d->grad_elements, td_dtype_name((td_dtype)d->grad_dtype), (int)d->uses);
+        snprintf(text + at, 320 - at, "] with a gradient of %s in %" PRId64 " grad_elements, used %d times",
+                 td_dtype_name((td_dtype)d->grad_dtype), d->grad_elements, (int)d->uses);
 }
 
 static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
