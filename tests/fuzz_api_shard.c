@@ -140,16 +140,6 @@ API(td_shard_list_step)
     return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
 }
 
-API(td_shard_list_owner)
-{
-    bed *b = open_list();
-    int64_t index = td_fuzz_below(b->count);
-
-    SPOIL(index, "index", -1, b->count);
-    const td_shard_list *list = pointer("list", b->list);
-    return close_bed(b, td_shard_list_owner(list, index, out("out", sizeof(int32_t))));
-}
-
 API(td_shard_list_bytes)
 {
     bed *b = open_list();
