@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
  * 3. The other rows become 0. Any block finds them from the ids, so other blocks do this during the sort.
  *
  * The time depends on the number of tokens, not on their ids. With several chunks, time and work area also
- * grow with chunks * vocabulary. A warp would need long for a row of many tokens ("the"), so blocks sum rows
- * of more than FEW tokens, each block a piece of the columns. */
+ * grow with chunks * vocabulary. One warp would take long for a row of many tokens ("the"). So blocks sum the
+ * rows of more than FEW tokens; each block sums a piece of the columns. */
 
 constexpr int FEW = 16;
 /* A row's tokens in a list. */
@@ -53,7 +53,8 @@ struct range {
     int start, count;
 };
 
-/* A token whose id is outside the table belongs to row `vocab`, which does not exist and is not summed. */
+/* The lists of the sort. A token whose id is outside the table belongs to row `vocab`, which does not exist
+ * and is not summed. */
 struct lists {
     int *used;      /* [2] number of used entries of `ordered` (during the merge) and of `crowded` */
     int *rows;      /* [tokens] the row of each token of `ordered` */
@@ -230,9 +231,9 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, c
     l.rows[place] = row;
 }
 
-/* Adds PIECES packs of each of `count` tokens to `sum`, in the tokens' order. The packs have numbers first,
- * first + 32, ... in a row of `packs`. token_of(n) is the n-th token. The loads of AT_ONCE tokens are in
- * flight together. */
+/* Adds PIECES packs of each of `count` tokens to `sum`, in the order of the tokens. The packs have the
+ * numbers first, first + 32, ... in a row of `packs` packs. token_of(n) is the n-th token. The loads of
+ * AT_ONCE tokens are in flight together. */
 template <int PIECES, int AT_ONCE, typename T, int W, typename F>
 __device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first, int count,
                                   F token_of)
@@ -338,10 +339,10 @@ __device__ inline void sum_crowded(range mine, int begin, int packs, const T *dy
 }
 
 /* Three blocks fit on each of the 132 SMs of an H100. The first blocks clear rows, which needs no wait. The
- * next blocks sum crowded rows, which take longest. */
+ * next blocks sum crowded rows, because these take longest. */
 constexpr int CLEAR_BLOCKS = 132 * 3, CROWD_BLOCKS = 132 * 3;
 
-/* Entries of the list for each warp. Of many tokens only few are the first of their row. */
+/* Entries of the list for each warp. If there are many tokens, few of them are the first of their row. */
 __host__ __device__ inline int positions_of(int tokens)
 {
     const int chunks = (tokens - 1) / CHUNK + 1;

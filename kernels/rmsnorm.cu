@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
      * kernels fit, was slower: 2,560 columns of bf16 and f32 took 25.4 us instead of 24.2 (H200, 21 November
      * 2026). */
     launch_dependents();
-    /* The upper half of the groups adds its sums to the lower half, through the rows' shared memory, and so
-     * on with half as many groups. */
+    /* The upper half of the groups adds its sums to the lower half, through the rows' shared memory. This
+     * repeats with half as many groups. */
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int half = G::ROWS / 2; half > 0; half /= 2) {
         const bool gives = G::row() >= half && G::row() < 2 * half;

@@ -1,6 +1,5 @@
-/* The program's commands when every call they make fails in turn, and every allocation: each comes back with
- * a status and a reason, and holds nothing. What they print and how they refuse their arguments is
- * cli.py's. */
+/* The program's commands, with each of their calls and allocations failing in turn. Every command returns a
+ * status and a reason, and frees everything. cli.py tests output and refusals of arguments. */
 #include "accounting/accounting.h"
 #include "base/record.h"
 #include "base/rng.h"
@@ -18,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- the doubles that prototypes do not tell ---- */
+/* ---- doubles that cannot be made from prototypes ---- */
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
@@ -61,8 +60,9 @@ static char others[3][64];
 typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
-    const char *words; /* "FILE" is one for records, "OTHER1" to "OTHER3" others */
-    bool goes_on;      /* without memory for one length or some ranges, which is a result of its own */
+    const char *words; /* "FILE" is a file for records, "OTHER1" to "OTHER3" are other files */
+    /* the command succeeds without memory for one length or some ranks, and records that */
+    bool goes_on;
 } command;
 
 static const command commands[] = {
@@ -115,7 +115,7 @@ static const command commands[] = {
      false},
 };
 
-/* Runs it with what it prints thrown away. */
+/* Runs the command and discards its output. */
 static td_status run_quietly(const command *c)
 {
     static const int outputs[] = {STDOUT_FILENO, STDERR_FILENO};
@@ -158,7 +158,7 @@ static void every_fault_comes_back_as_a_status(void **state)
 
 /* ---- a GPU for each rank ---- */
 
-/* A machine of two. */
+/* A machine with two GPUs. */
 td_status __wrap_td_device_count(td_device_kind kind, int *out)
 {
     (void)kind;
@@ -235,7 +235,7 @@ static void remove_tree(void)
     assert_int_equal(system(line), 0);
 }
 
-/* Trees as the kernel shows them. */
+/* Directory trees as the kernel shows them. */
 TD_BODY(control_groups_lower_the_limit)
 {
     static const struct {

@@ -1,10 +1,10 @@
-"""Replays the waits of kernels/flash_hopper_forward.cuh and flash_hopper_backward.cuh on the CPU, in random order of
-the warps of a block.
+"""Replays the waits of kernels/flash_hopper_forward.cuh and flash_hopper_backward.cuh on the CPU, with the warps of a
+block in random order.
 
-The warps are generators that give way at each step. Barriers count as the hardware does: a named barrier opens at its
-number of arrivals, whoever they are from; an mbarrier waits for a phase by its parity. A schedule fails if warps wait
-forever, if one arrives twice in a phase of a named barrier, or if shared memory does not hold what a GEMM or a copy
-reads. Each of NEEDED is left out in turn: some schedule must then fail.
+Warps are generators that yield after each step. Barriers count as the hardware does: a named barrier opens after its
+number of arrivals from any warps; an mbarrier waits for a phase by its parity. A schedule fails if warps wait forever,
+if a warp arrives twice in a phase of a named barrier, or if shared memory does not hold the data that a GEMM or a copy
+reads. Each wait in NEEDED is left out in turn, and then some schedule must fail.
 """
 
 import random
@@ -66,7 +66,7 @@ class Counted:
 
 
 class Block:
-    """One block of a kernel, whose tasks are numbered from 0. The subclasses are its warps."""
+    """One block of a kernel. Its tasks are numbered from 0. Subclasses add the warps."""
 
     def __init__(self, tasks, seed, without, warps_with_tasks):
         self.tasks, self.random, self.without = tasks, random.Random(seed), without

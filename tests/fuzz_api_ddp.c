@@ -1,5 +1,5 @@
-/* The functions of ddp.h, on a communicator of one rank: more of them are tests/ddp.c's and
- * tests/ddp_link.c's. */
+/* The functions of ddp.h, on a communicator of one rank. tests/ddp.c and tests/ddp_link.c test several
+ * ranks. */
 #include "support/fuzz_api_train.h"
 
 #include "base/check.h"
@@ -7,7 +7,7 @@
 
 enum { TENSORS = 4, ROOM = 24 };
 
-/* A list, and a container of it or none yet. */
+/* A list of tensors, with or without a container. */
 typedef struct bed {
     td_comm *comm;
     float data[TENSORS][ROOM], grads[TENSORS][ROOM];

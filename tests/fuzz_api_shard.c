@@ -1,5 +1,5 @@
-/* The functions of shard.h, on a communicator of one rank: more of them are tests/shard.c's and
- * tests/shard_link.c's. */
+/* The functions of shard.h, on a communicator of one rank. tests/shard.c and tests/shard_link.c test several
+ * ranks. */
 #include "support/fuzz_api_train.h"
 
 #include "base/check.h"
@@ -284,7 +284,7 @@ API(td_shard_save)
     return close_bed(b, path_done(td_shard_save(comm, pointer("train", b->train), path)));
 }
 
-/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+/* Restores a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_shard_restore)
 {
     bed *b = open_train(open_link(td_fuzz_chance(70)));

@@ -288,7 +288,7 @@ class RecordFiles(unittest.TestCase):
         self.assertFalse(Finished(pair).covers("m", graph, 2, here))
         tf32 = [record | {"reference": "torch_tf32"} for record in pair]
         for records, reference, finished in (
-            (pair, "torch_tf32", False),  # judged before the case said by what
+            (pair, "torch_tf32", False),  # judged before cases named their reference
             (tf32, "torch_tf32", True),
             (tf32, None, False),
         ):

@@ -44,7 +44,7 @@ class Comparisons(unittest.TestCase):
         self.assertAlmostEqual(found.ratio, 0.5)
         self.assertEqual((round(found.low, 3), round(found.high, 3)), (0.409, 0.611))
 
-    def test_the_range_of_pairs_is_that_of_their_ratios(self):
+    def test_the_range_of_pairs_is_the_range_of_their_ratios(self):
         paired = timed("c", [1.0], ratio={"over": "torch_eager", "median": 0.5, "p25": 0.45, "p75": 0.55})
         found = Comparison.of(paired, timed("torch_eager", [2.0]))
         self.assertEqual((found.low, found.high), (0.45, 0.55))
@@ -111,7 +111,7 @@ class Sentences(unittest.TestCase):
 
 
 class Answers(unittest.TestCase):
-    """What answers are made of: the values that their templates get, by the row."""
+    """The values that the templates of answers get, row by row."""
 
     def answers(self, write, records):
         page, values, original = Page("m", "M"), {}, words.sentences
@@ -141,7 +141,7 @@ class Answers(unittest.TestCase):
             for what in passes
         ]
 
-    def test_peaks_of_memory_are_those_of_their_side_and_dtype(self):
+    def test_peaks_of_memory_belong_to_their_side_and_dtype(self):
         peaks = {("c", "f32", 512): 100.0, ("c", "bf16_mixed", 512): 150.0}
         peaks |= {("torch_eager", "f32", 512): 110.0, ("torch_eager", "bf16_mixed", 512): 108.0}
         records = self.peaks(peaks, ("inference", "forward", "step"))
@@ -183,7 +183,8 @@ class Answers(unittest.TestCase):
         ]
         runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd")]
         runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
-        # The step of another build, beside PyTorch's: what communication takes is not of it.
+        # The step of another build, next to PyTorch's. The time of communication does not come from this
+        # build.
         timed_case = runs[2]["case"] | {"warmup": 5}
         other = dict(status="ok", case=timed_case, build={"commit": "other"})
         runs.append(timed("c_nccl", [150.0, 150.1], deliverable="d", **other))
@@ -204,7 +205,7 @@ class Answers(unittest.TestCase):
         self.assertTrue(traces.complete)  # a trace of the overlap was recorded
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
         self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [1, 4])
-        # The step that both tables have is of two builds, and the second table's note has both times.
+        # Both tables have this step, from two builds. The note of the second table gives both times.
         self.assertRegex(blocks[3].words, r"101 ms.*150 ms")
 
     def test_a_proof_is_about_weights(self):

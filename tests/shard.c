@@ -13,7 +13,7 @@ static td_comm_info info;
 
 /* ---- assignment of tensors to ranks ---- */
 
-TD_TEST(the_largest_go_first_to_who_has_least)
+TD_TEST(the_largest_go_first_to_the_rank_with_least)
 {
     const int64_t elements[] = {5, 9, 5, 0, 7}, more[] = {4, 4};
     int64_t loads[3] = {0};

@@ -386,7 +386,7 @@ TD_TEST(a_refused_step_changes_nothing)
     td_train_destroy(other);
 }
 
-TD_TEST(a_trainer_without_an_update_has_what_it_needs_and_no_more)
+TD_TEST(a_trainer_without_an_update_allocates_only_what_it_needs)
 {
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_AFTER);
     const void *logits = NULL;

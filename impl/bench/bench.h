@@ -102,9 +102,9 @@ typedef struct td_bench_summary {
  *
  * TD_BAD_ARGUMENT: a NULL; steps below 1; warmup below 0; steps or warmup above 2^57; an unknown mode or
  * `timed`; micro_batches above 1 without TD_TIMED_WHOLE, below 0, or above 2^31 - 1; overlap without
- * TD_BENCH_TRAIN and TD_TIMED_WHOLE. TD_UNSUPPORTED: a graph on a device without
- * graphs. TD_NO_MEMORY. Other errors: as td_train_create and the calls of a step. After an error *out is
- * NULL, and nothing is left on the device. */
+ * TD_BENCH_TRAIN and TD_TIMED_WHOLE. TD_UNSUPPORTED: a graph on a device without graphs. TD_NO_MEMORY. Other
+ * errors: as td_train_create and the calls of a step. After an error *out is NULL, and nothing is left on the
+ * device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */

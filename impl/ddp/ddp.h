@@ -98,9 +98,9 @@ TD_API void td_ddp_destroy(td_ddp *ddp); /* waits for collectives; accepts NULL 
  * TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out);
 
-/** Begins a backward pass. last: it is the last micro-batch of a step. In earlier passes nothing is sent: the
- * caller adds each pass to the gradients. Waits for collectives of a pass that failed.
- * TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
+/** Begins a backward pass. last: it is the last micro-batch of a step. Earlier passes send nothing: the
+ * caller adds up the gradients of all passes. Waits for collectives of a pass that failed. TD_BAD_ARGUMENT: a
+ * NULL. Errors of collectives. */
 TD_API td_status td_ddp_begin(td_ddp *ddp, bool last);
 
 /** Says that one layer has added its part to the gradient of tensor `index`, in work that is queued on the

@@ -29,7 +29,7 @@
     }                                                                                                        \
     static td_status call_##function(void)
 
-/* A function that takes a NULL and returns nothing. */
+/* A function that accepts NULL and returns nothing. */
 #define API_OF_NULL(function)                                                                                \
     API(function)                                                                                            \
     {                                                                                                        \
@@ -95,7 +95,7 @@ bool wrong(void);
 int64_t bad_below(int64_t count);
 #define BAD(array) ((array)[bad_below(sizeof(array) / sizeof *(array))])
 
-/* The same for numbers, which the message must then print if nothing else is wrong. */
+/* The same for numbers. If nothing else is wrong, the message must print the number. */
 #define BAD_NUMBER(array)                                                                                    \
     _Generic((array)[0], float                                                                               \
              : says_number, double                                                                           \
@@ -106,8 +106,8 @@ int64_t says_integer(int64_t value);
 size_t says_size(size_t value);
 double says_number(double value);
 
-/* Sets a variable that is to be wrong to one of the following values. A message must then contain one of the
- * words. */
+/* If the variable must be wrong, sets it to one of the following values. A message must then contain one of
+ * the words. */
 #define SPOIL_WITH(pick, variable, words, ...)                                                               \
     do {                                                                                                     \
         if (wrong()) {                                                                                       \

@@ -1,5 +1,5 @@
-"""Cases out of order, two of which have something done ahead: one in vain, one for as long as the cases take that need
-not wait for it. Logs as scale.py does."""
+"""Cases in another order. Two of them have a call of ahead(): one fails, and one takes as long as the cases that need
+not wait for it. Writes the same log as scale.py."""
 
 import os
 import time
