@@ -1,6 +1,6 @@
 #include "kernels/cross_entropy.h"
 
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/softmax.cuh"
 
 namespace
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     row<T, W, G> in;
     running<T> all;
 
-    let_begin();
+    launch_dependents();
     for_pieces<G>(packs, [&](int first, int count) {
         in.take(logits + (r * vocab + (int64_t)first * W), count);
         all = all + sum_piece<T, W, G>(in, count);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(1024) td_reduce_loss(int64_t rows, const doubl
     __shared__ double scratch[32];
     double sum = 0.0;
 
-    wait_for_first();
+    wait_for_primary();
 #pragma unroll 4
     for (int64_t r = threadIdx.x; r < rows; r += 1024)
         sum += losses[r];
@@ -132,7 +132,7 @@ cudaError_t td_cuda_cross_entropy(cudaStream_t stream, const td_cross_entropy_sh
                                                                  targets, share, losses, lse, (T *)dlogits);
             const cudaError_t code = cudaGetLastError();
             return code == cudaSuccess && loss
-                       ? launch_behind(stream, 1, 1024, td_reduce_loss, shape->rows, losses, loss)
+                       ? launch_dependent(stream, 1, 1024, td_reduce_loss, shape->rows, losses, loss)
                        : code;
         });
     });

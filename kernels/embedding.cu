@@ -1,6 +1,6 @@
 #include "kernels/embedding.h"
 
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/elements.cuh"
 #include "kernels/tile/sort.cuh"
 
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(SORT_BLOCK)
     range *const ranges = l.chunks + (int64_t)blockIdx.x * (vocab + 1);
     int key[TURNS], place[TURNS];
 
-    let_begin();
+    launch_dependents();
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         place[turn] = first + 32 * turn;
@@ -186,8 +186,8 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_place(int chunks, table t, li
     const int begin = blockIdx.x * BLOCK, row = begin + threadIdx.x;
     int count = 0, place = 0;
 
-    wait_for_first();
-    let_begin();
+    wait_for_primary();
+    launch_dependents();
     range *const found = l.chunks + row; /* found[chunk * pitch] is the row's range in a chunk */
     const int64_t pitch = t.vocab + 1;
 #pragma unroll 4
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, c
 {
     const int at = blockIdx.x * BLOCK + threadIdx.x;
 
-    wait_for_first();
-    let_begin();
+    wait_for_primary();
+    launch_dependents();
     if (at >= tokens)
         return;
     const int token = l.listed[at], row = row_of(ids[token], vocab);
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(BLOCK, 3)
         clear_share(t, blockIdx.x, clears, tokens, ids);
         return;
     }
-    wait_for_first();
+    wait_for_primary();
     const int block = blockIdx.x - clears;
     if (block >= CROWD_BLOCKS) {
         const int per_warp = positions_of(tokens);
@@ -407,9 +407,9 @@ cudaError_t sum_rows(cudaStream_t stream, const td_embedding_shape *shape, int c
     const int64_t warps =
         ((tokens - 1) / positions_of(tokens) + 1) * (int64_t)((packs - 1) / (32 * PIECES<W>)+1);
 
-    return launch_behind(stream, (unsigned)(clears + CROWD_BLOCKS + (warps - 1) / WARPS + 1), BLOCK,
-                         td_reduce_rows<T, D, W>, tokens, clears, t, ids, packs, (const T *)dy, accumulate,
-                         (D *)dweight, l);
+    return launch_dependent(stream, (unsigned)(clears + CROWD_BLOCKS + (warps - 1) / WARPS + 1), BLOCK,
+                            td_reduce_rows<T, D, W>, tokens, clears, t, ids, packs, (const T *)dy, accumulate,
+                            (D *)dweight, l);
 }
 
 } // namespace
@@ -457,9 +457,10 @@ cudaError_t td_cuda_embedding_backward(cudaStream_t stream, const td_embedding_s
     td_reduce_sort<<<chunks, SORT_BLOCK, 0, stream>>>(tokens, vocab, ids, l);
     code = cudaGetLastError();
     if (chunks > 1 && code == cudaSuccess)
-        code = launch_behind(stream, vocab / BLOCK + 1, BLOCK, td_reduce_place, chunks, t, l);
+        code = launch_dependent(stream, vocab / BLOCK + 1, BLOCK, td_reduce_place, chunks, t, l);
     if (chunks > 1 && code == cudaSuccess)
-        code = launch_behind(stream, (tokens - 1) / BLOCK + 1, BLOCK, td_reduce_list, tokens, vocab, ids, l);
+        code =
+            launch_dependent(stream, (tokens - 1) / BLOCK + 1, BLOCK, td_reduce_list, tokens, vocab, ids, l);
     if (code != cudaSuccess)
         return code;
     /* An f32 dy may have a 16-bit gradient of the table. A 16-bit dy has a gradient of its own type. */

@@ -217,7 +217,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     bool inside[ROWS_AT_ONCE];
     float sum[ROWS_AT_ONCE] = {}, sums_log[ROWS_AT_ONCE];
 
-    tile::let_begin();
+    tile::launch_dependents();
 #pragma unroll
     for (int i = 0; i < ROWS_AT_ONCE; i++) {
         const unsigned padded = first_query + (after + i * step) / o_heads;
@@ -334,7 +334,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const f
     const unsigned padded = row_block * 16 + row, head = padded / args.rows_padded;
     const int query = (int)(padded % args.rows_padded), column = (int)(block % pairs) * 16 + side * 8;
 
-    tile::wait_for_first();
+    tile::wait_for_primary();
     if (head >= (unsigned)args.heads || query >= args.seq || column >= args.head_dim)
         return;
     const float *const from = sums + (int64_t)block * 256 + side * 128 + row % 8 * 16 + row / 8 * 2;
@@ -531,9 +531,9 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
     if (args.dq_sums) {
         const int64_t blocks = (int64_t)args.heads * args.rows_padded / 16 * (args.width / 16);
-        return tile::launch_behind(stream, (unsigned)whole(blocks * 32, THREADS), THREADS,
-                                   td_attention_flash_convert_dq<T>, plan.dq_sums, static_cast<T *>(args.dq),
-                                   args);
+        return tile::launch_dependent(stream, (unsigned)whole(blocks * 32, THREADS), THREADS,
+                                      td_attention_flash_convert_dq<T>, plan.dq_sums,
+                                      static_cast<T *>(args.dq), args);
     }
     args.blocks = plan.by_queries;
     error = run_pass(stream, kind_of_shape(shape), args, false);

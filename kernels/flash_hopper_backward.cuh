@@ -161,7 +161,7 @@ template <int D> __device__ void load_queries(const backward_arguments &args, un
                                        barriers.keys_full, once_policy());
         load_tile<S::PANELS, S::PANEL>(memory + S::V, S::KEY_PANEL, &args.v_map, mine.first_key, 0, mine.head,
                                        barriers.keys_full, once_policy());
-        tile::wait_for_first();
+        tile::wait_for_primary();
 #pragma unroll 1
         for (int j = mine.begin; j < mine.end; j++, stage.advance()) {
             const int i = stage.place, row = j * S::QUERIES;
@@ -187,7 +187,7 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
 
     if (!ordered)
         barriers.publish(0, index);
-    tile::wait_for_first();
+    tile::wait_for_primary();
     if (ordered) {
         index = atomicAdd(args.counter, 1);
         barriers.publish(0, index);
@@ -256,7 +256,7 @@ template <int D> __device__ void add_tiles(const backward_arguments &args, unsig
     const int columns = columns_of<D>(group), lane = threadIdx.x % 32,
               query_tiles = (args.seq + S::QUERIES - 1) / S::QUERIES;
 
-    tile::wait_for_first();
+    tile::wait_for_primary();
 #pragma unroll 1
     for (int count = 0;; count++) {
         const int index = barriers.task_at(count);
@@ -583,7 +583,7 @@ __global__ __launch_bounds__(shapes<D>::THREADS, 1) //
         pipeline<D>(memory).init();
     }
     __syncthreads();
-    tile::let_begin();
+    tile::launch_dependents();
     if (group == 2) {
         give_registers<24>();
         if (warp == 9 || warp == 10)
@@ -642,8 +642,8 @@ cudaError_t backward_of_width(cudaStream_t stream, td_gpu gpu, const backward_ar
         return cudaErrorNotSupported;
     a.tasks = args.blocks.tiles * args.heads * args.blocks.parts;
     a.section = section_of(args);
-    return launch_behind(td_attention_flash_hopper_backward<T, D>, std::min(a.tasks, gpu.free_sms),
-                         S::THREADS, S::BYTES, stream, a);
+    return launch_dependent(td_attention_flash_hopper_backward<T, D>, std::min(a.tasks, gpu.free_sms),
+                            S::THREADS, S::BYTES, stream, a);
 }
 
 template <typename T> cudaError_t hopper_backward(cudaStream_t stream, td_gpu gpu, const backward_args &args)

@@ -13,7 +13,7 @@
 #include "kernels/hopper/copies.cuh"
 #include "kernels/hopper/gemm.cuh"
 #include "kernels/hopper/maps.cuh"
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/mma.cuh"
 
 #include <algorithm>
@@ -116,7 +116,7 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args, 
     ring<1> turn;
     ring<L::TILES> queue;
 
-    tile::wait_for_first(); /* all other threads wait for this thread's loads */
+    tile::wait_for_primary(); /* all other threads wait for this thread's loads */
     const auto load = [&](void *to, const CUtensorMap *map, int key, int head, uint64_t *full,
                           uint64_t *empty, uint32_t parity) {
         barrier_wait(empty, parity ^ 1);
@@ -548,7 +548,7 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
         prefetch_map(&args.v_map);
     }
     __syncthreads();
-    tile::let_begin();
+    tile::launch_dependents();
     if (group == 0) {
         give_registers<L::LOADER_REGISTERS>();
         if (threadIdx.x == 0)

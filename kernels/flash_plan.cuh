@@ -4,7 +4,7 @@
 #define TD_KERNELS_FLASH_PLAN_CUH
 
 #include "kernels/flash.h"
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -327,16 +327,16 @@ inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int
     return cudaGetLastError();
 }
 
-/** The same for a kernel that waits for the kernel before it, see tile/behind.cuh. */
+/** The same for a kernel that waits for the kernel before it, see tile/dependent.cuh. */
 template <typename Args>
-inline cudaError_t launch_behind(void (*kernel)(Args), int64_t blocks, int threads, int bytes,
-                                 cudaStream_t stream, const Args &args)
+inline cudaError_t launch_dependent(void (*kernel)(Args), int64_t blocks, int threads, int bytes,
+                                    cudaStream_t stream, const Args &args)
 {
     const cudaError_t error = allow(kernel, bytes);
 
     if (error != cudaSuccess)
         return error;
-    return tile::launch_behind_with(stream, (unsigned)blocks, threads, bytes, kernel, args);
+    return tile::launch_dependent_with(stream, (unsigned)blocks, threads, bytes, kernel, args);
 }
 
 #endif

@@ -33,6 +33,16 @@ static td_bench_ranks_config tiny(void)
         .seed = 3};
 }
 
+/* The weights are drawn once, because this takes long for a large model. */
+static int drawn;
+td_status __real_td_train_init(td_train *train, uint64_t seed);
+
+td_status __wrap_td_train_init(td_train *train, uint64_t seed)
+{
+    drawn++;
+    return __real_td_train_init(train, seed);
+}
+
 static td_status count_steps(void *user, int64_t done, int64_t total)
 {
     assert_int_equal(done, ++*(int64_t *)user);
@@ -46,10 +56,12 @@ static td_bench_ranks_result *measure(const td_bench_ranks_config *config, td_be
     td_memory_stats before, after;
     int64_t steps = 0;
 
+    drawn = 0;
     td_assert_ok(td_device_memory(dev, &before));
     td_assert_ok(td_bench_ranks_run(dev, comm, config, count_steps, &steps, &result));
     td_assert_ok(td_device_memory(dev, &after));
     assert_int_equal(steps, 3 * (WARMUP + STEPS));
+    assert_int_equal(drawn, 1);
     assert_int_equal(before.current_bytes, after.current_bytes);
     td_assert_ok(td_bench_ranks_summary_of(result, s));
     assert_int_equal(s->ranks, info.ranks);

@@ -306,7 +306,6 @@ class Program(Cli):
         )
         self.refuse(1, "tandem bench: update_sms is 8, but cpu", "bench", *TINY, "--update-sms", "8")
         self.refuse(1, "tandem ddp: update_sms is 8, but cpu", "ddp", *TINY, "--update-sms", "8")
-        self.refuse(1, "cpu cannot update on a part of its SMs", "bench", *TINY, "--update-sms", "auto")
         self.refuse(1, "tandem flash: dtype is f16", "flash", *SHORT, "--dtype", "f16")
         self.refuse(1, "tandem jit: no compiler '/no/cc'", "jit", *SHORT, "--compiler", "/no/cc")
         self.refuse(1, "but the machine or a control group allows", "allreduce", "--mib", "1000000")

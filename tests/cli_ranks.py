@@ -102,7 +102,7 @@ class Ranks(Cli):
             {
                 "SLURM_PROCID": "0",
                 "SLURM_STEP_NUM_TASKS": "1",
-                "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "1",
                 "SLURM_JOB_ID": "7",
             },
             {"SLURM_PROCID": "3"},  # inside a job, but not started by srun

@@ -466,7 +466,7 @@ TD_TEST(the_cpu_has_no_streams_and_no_graphs)
     assert_string_equal(td_device_model(dev), "");
 }
 
-TD_TEST(host_memory_and_queued_copies)
+TD_TEST(host_memory_and_copies)
 {
     td_device *dev = *state;
     void *host, *block, *none = &none;
@@ -475,12 +475,11 @@ TD_TEST(host_memory_and_queued_copies)
     td_assert_ok(td_device_alloc_host(dev, 100, &host));
     td_assert_ok(td_device_alloc(dev, 100, &block));
     memset(host, 7, 100);
-    td_assert_ok(td_device_upload_async(dev, block, host, 100));
+    td_assert_ok(td_device_upload(dev, block, host, 100));
     memset(host, 0, 100);
-    td_assert_ok(td_device_download_async(dev, host, block, 99));
+    td_assert_ok(td_device_download(dev, host, block, 99));
     assert_int_equal(((char *)host)[98], 7);
     assert_int_equal(((char *)host)[99], 0);
-    td_assert_ok(td_device_upload_async(dev, NULL, NULL, 0));
     td_assert_refused(td_device_alloc_host(dev, SIZE_MAX, &none), TD_NO_MEMORY,
                       "bytes of host memory for cpu");
     assert_null(none);

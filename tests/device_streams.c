@@ -106,8 +106,6 @@ static void fake_graph_destroy(void *context, void *graph)
 FAILING(copy, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
 FAILING(upload, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
 FAILING(download, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
-FAILING(upload_async, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
-FAILING(download_async, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
 FAILING(fill, (void *context, void *dst, int value, size_t bytes), (context, dst, value, bytes))
 FAILING(synchronize, (void *context), (context))
 FAILING(alloc, (void *context, size_t bytes, void **out), (context, bytes, out))
@@ -139,8 +137,6 @@ static int open_fake(void **state)
     __wrap_td_backend_cpu.copy = fake_copy;
     __wrap_td_backend_cpu.upload = fake_upload;
     __wrap_td_backend_cpu.download = fake_download;
-    __wrap_td_backend_cpu.upload_async = fake_upload_async;
-    __wrap_td_backend_cpu.download_async = fake_download_async;
     __wrap_td_backend_cpu.fill = fake_fill;
     __wrap_td_backend_cpu.synchronize = fake_synchronize;
     __wrap_td_backend_cpu.alloc = fake_alloc;
@@ -370,8 +366,6 @@ TD_TEST(errors_of_the_backend_come_out)
     FAILS_AT(1, td_device_copy(dev, a, b, 4));
     FAILS_AT(1, td_device_upload(dev, a, b, 4));
     FAILS_AT(1, td_device_download(dev, a, b, 4));
-    FAILS_AT(1, td_device_upload_async(dev, a, b, 4));
-    FAILS_AT(1, td_device_download_async(dev, a, b, 4));
     FAILS_AT(1, td_device_fill(dev, a, 0, 4));
     FAILS_AT(1, td_device_synchronize(dev));
     FAILS_AT(1, td_device_alloc_host(dev, 4, &block));

@@ -8,16 +8,33 @@ static td_comm_backend any_backend(void)
     return td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO;
 }
 
-/* The communicator of this case. NULL in a build without a backend for the CPU. */
+td_comm *api_one_rank(void)
+{
+    const td_comm_options options = {.backend = any_backend(), .ranks = 1};
+    td_comm *comm = NULL;
+
+    td_assert_ok(td_comm_open(api_dev, &options, &comm));
+    td_forget_error();
+    return comm;
+}
+
+td_status api_close_rank(td_comm *comm, td_status status)
+{
+    char message[1024];
+
+    snprintf(message, sizeof message, "%s", td_last_error());
+    td_assert_ok(td_comm_close(comm));
+    if (status != TD_OK)
+        assert_string_equal(td_last_error(), message);
+    return status;
+}
+
+/* A communicator of the case, or NULL, as in a build that has no backend for the CPU. */
 static td_comm *own;
 
 static td_comm *make_comm(void)
 {
-    const td_comm_options options = {.backend = any_backend(), .ranks = 1};
-
-    own = NULL;
-    if (td_comm_backend_check(options.backend) == TD_OK)
-        td_assert_ok(td_comm_open(api_dev, &options, &own));
+    own = td_comm_backend_check(any_backend()) == TD_OK ? api_one_rank() : NULL;
     td_forget_error();
     if (!own)
         impossible(TD_BAD_ARGUMENT, "comm|work");
@@ -26,15 +43,7 @@ static td_comm *make_comm(void)
 
 static td_status comm_done(td_status status)
 {
-    char *message = strdup(td_last_error());
-
-    assert_non_null(message);
-    if (own)
-        td_assert_ok(td_comm_close(own));
-    if (status != TD_OK) /* td_comm_close may have set another error */
-        assert_string_equal(td_last_error(), message);
-    free(message);
-    return status;
+    return own ? api_close_rank(own, status) : status;
 }
 
 API_NAMES(td_comm_backend, td_comm_backend_name, "mpi", "gloo", "nccl")

@@ -160,24 +160,6 @@ API(td_device_free_host)
     return TD_OK;
 }
 
-API(td_device_upload_async)
-{
-    const size_t bytes = draw_bytes();
-    void *dst = bytes ? out("dst", bytes) : NULL;
-    const void *host = bytes ? in("host", bytes) : NULL;
-
-    return td_device_upload_async(dev(), dst, host, bytes);
-}
-
-API(td_device_download_async)
-{
-    const size_t bytes = draw_bytes();
-    void *host = bytes ? out("host", bytes) : NULL;
-    const void *src = bytes ? in("src", bytes) : NULL;
-
-    return td_device_download_async(dev(), host, src, bytes);
-}
-
 API(td_device_fill)
 {
     const size_t bytes = draw_bytes();

@@ -78,7 +78,7 @@ typedef struct td_transformer_config {
     td_model_size size;
     int64_t batch, context; /* the largest batch and seq of td_transformer_forward */
     td_precision precision; /* activations and gradients have its td_precision_dtype (see f32_gradients) */
-    const char *attention;  /* a name for td_transformer_attention; must outlive a trainer of this config */
+    const char *attention;  /* a name for td_transformer_attention */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;

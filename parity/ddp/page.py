@@ -209,7 +209,7 @@ def report_traces(page, steps):
         page.note(
             "Each panel is one queued step, the last of those whose collectives are timed: what a rank computes, and "
             "under it what it sends. The rank waits at the end of backward, so the step is longer than the captured "
-            "steps in (a)."
+            "steps in (a). With overlap and with buckets the weights are updated during backward."
         )
     title = f"One training step by strategy, {steps.setup()}"
     page.timeline("timeline", panels, x="ms since the step began", title=title)

@@ -12,7 +12,7 @@
 #ifndef TD_TESTS_FUZZ_API_KIT_H
 #define TD_TESTS_FUZZ_API_KIT_H
 
-#include "device/device.h"
+#include "comm/comm.h"
 #include "support/compare.h"
 #include "support/fuzz.h"
 #include "support/test.h"
@@ -121,6 +121,11 @@ double says_number(double value);
 #define SPOIL_NUMBER(variable, words, ...) SPOIL_WITH(BAD_NUMBER, variable, words, __VA_ARGS__)
 
 td_device *dev(void);
+
+/* A communicator of one rank on api_dev. Close it with api_close_rank, which returns `status` and keeps the
+ * call's message. */
+td_comm *api_one_rank(void);
+td_status api_close_rank(td_comm *comm, td_status status);
 
 /* In [1, 4]; or 0, negative, or next to the largest number. `words`, with the name, may be in messages about
  * products. */
