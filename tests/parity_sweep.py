@@ -524,7 +524,7 @@ class Sweeps(unittest.TestCase):
     def test_a_kill_is_out_of_memory_only_where_the_system_says_so(self):
         for counts, status, words in (
             (itertools.count(), "oom", "the system killed the process: out of memory"),
-            (itertools.repeat(7), "error", "SIGKILL, but the system had memory left"),
+            (itertools.repeat(7), "error", "SIGKILL, and not by the system for want of memory"),
             (itertools.repeat(None), "error", "SIGKILL: out of memory, or somebody"),
         ):
             with (

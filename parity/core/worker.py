@@ -86,7 +86,7 @@ class Worker:
 
     def _measured(self, module: str, case: Case, only: Sequence[str] = ()) -> list[dict]:
         """The records of a case as one process has it, or the times of the sides `only`. A side during which the
-        process died is `oom` if the system killed it because memory ran out, else `error`; the case is then run again
+        process died is `oom` if the system killed it for want of memory, else `error`; the case is then run again
         without that side."""
         if case.alone:
             self._stop()
@@ -209,7 +209,7 @@ def _killed(before: int | None, after: int | None) -> tuple[str, str]:
         return "error", "the process was killed by SIGKILL: out of memory, or somebody"
     if after > before:
         return "oom", "the system killed the process: out of memory"
-    return "error", "the process was killed by SIGKILL, but the system had memory left"
+    return "error", "the process was killed by SIGKILL, and not by the system for want of memory"
 
 
 class Ahead:
