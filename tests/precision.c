@@ -7,8 +7,6 @@
 
 #include <math.h>
 
-#define BAD(call, words) td_assert_refused(call, TD_BAD_ARGUMENT, words)
-
 /** Fails unless the two are the same double; NaN equals NaN. */
 static void assert_same(const char *name, double got, double want)
 {
@@ -167,34 +165,6 @@ TD_TEST(edges)
     assert_int_equal(stalled, 16777216);
     assert_same("pairwise of 2^62", sum_of(INT64_C(1) << 62, 1.0, TD_F32, TD_F32, TD_SUM_PAIRWISE, &stalled),
                 0x1p62);
-}
-
-TD_TEST(refused_sums)
-{
-    const td_sum_case good = {.count = 3, .value = 1, .addend = TD_F16, .accumulator = TD_F32};
-    td_sum_case c;
-    double sum = 42.0;
-    int64_t stalled = 42;
-
-    c = good;
-    c.count = -1;
-    c = good;
-    c.addend = (td_dtype)17;
-    c = good;
-    c.accumulator = (td_dtype)-1;
-    BAD(td_precision_sum(&c, &sum, &stalled), "accumulator is -1");
-    c = good;
-    c.method = (td_sum_method)3;
-
-    static const td_dtype wide[][2] = {
-        {TD_F64, TD_F32}, {TD_F32, TD_F16}, {TD_F32, TD_BF16}, {TD_F16, TD_BF16}, {TD_BF16, TD_F16}};
-    for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++) {
-        c = good;
-        c.addend = wide[i][0];
-        c.accumulator = wide[i][1];
-    }
-    assert_same("the untouched sum", sum, 42.0);
-    assert_int_equal(stalled, 42);
 }
 
 /* ---- autocast ---- */
