@@ -275,13 +275,4 @@ TD_TEST(what_is_wrong_is_named)
     close_bed(b);
 }
 
-int main(int argc, char **argv)
-{
-    int result;
-
-    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
-        return result;
-    td_assert_ok(td_comm_describe(comm, &info));
-    const int failed = td_run_tests(argv[1], NULL, NULL);
-    return td_ranks_end(dev, comm, failed);
-}
+TD_RANKS_MAIN(dev, comm, info)
