@@ -207,7 +207,7 @@ API_OF_NULL(td_stream_destroy)
 
 API(td_device_set_stream)
 {
-    possible(TD_UNSUPPORTED, "cpu");
+    impossible(TD_UNSUPPORTED, "cpu");
     return td_device_set_stream(dev(), NULL);
 }
 
