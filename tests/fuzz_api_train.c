@@ -21,7 +21,6 @@ td_train_config api_good_train(void)
 
 static td_train_config draw_train(td_hook *hooks)
 {
-    static const float bad_factors[] = {-1, -1e-40f, NAN, INFINITY, -INFINITY};
     td_train_config c = {.model = api_draw_model(false),
                          .until = (td_train_until)choice("until", 3),
                          .hyper = {.kind = (td_optimizer_kind)77},
@@ -33,14 +32,8 @@ static td_train_config draw_train(td_hook *hooks)
 
     if (c.until == TD_TRAIN_UPDATE)
         c.hyper = api_draw_hyper();
-    if (wrong()) {
-        c.clip = BAD_NUMBER(bad_factors);
-        impossible(TD_BAD_ARGUMENT, "clip");
-    }
-    if (wrong()) {
-        c.gain = BAD_NUMBER(bad_factors);
-        impossible(TD_BAD_ARGUMENT, "gain");
-    }
+    SPOIL_NUMBER(c.clip, "clip", -1, -1e-40f, NAN, INFINITY, -INFINITY);
+    SPOIL_NUMBER(c.gain, "gain", -1, -1e-40f, NAN, INFINITY, -INFINITY);
     SPOIL(c.micro_batches, "micro_batches", -1, INT64_MIN);
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
     if (wrong()) {
