@@ -36,6 +36,16 @@ static td_train_config draw_train(td_hook *hooks)
     SPOIL_NUMBER(c.gain, "gain", -1, -1e-40f, NAN, INFINITY, -INFINITY);
     SPOIL(c.micro_batches, "micro_batches", -1, INT64_MIN);
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
+    if (wrong()) { /* the first of these is refused */
+        static const int32_t places[] = {1};
+
+        c.model.grad_places = places;
+        impossible(TD_BAD_ARGUMENT, c.micro_batches > 1            ? "micro_batches"
+                                    : c.clip != 0                  ? "clip"
+                                    : c.time == TD_UPDATE_AFTER    ? "time"
+                                    : c.until == TD_TRAIN_BACKWARD ? "until"
+                                                                   : "owned");
+    }
     if (wrong()) {
         c.capture = true;
         impossible(TD_UNSUPPORTED, "capture");
