@@ -36,15 +36,18 @@ static td_train_config draw_train(td_hook *hooks)
     SPOIL_NUMBER(c.gain, "gain", -1, -1e-40f, NAN, INFINITY, -INFINITY);
     SPOIL(c.micro_batches, "micro_batches", -1, INT64_MIN);
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
-    if (wrong()) { /* the first of these is refused */
+    if (wrong()) {
+        static const char *const refused[] = {"micro_batches", "clip", "time", "until", "owned"};
         static const int32_t places[] = {1};
+        const int64_t which = bad_below(5);
 
         c.model.grad_places = places;
-        impossible(TD_BAD_ARGUMENT, c.micro_batches > 1            ? "micro_batches"
-                                    : c.clip != 0                  ? "clip"
-                                    : c.time == TD_UPDATE_AFTER    ? "time"
-                                    : c.until == TD_TRAIN_BACKWARD ? "until"
-                                                                   : "owned");
+        c.model.transient_gradients = false;
+        c.micro_batches = which == 0 ? 2 : 1;
+        c.clip = which == 1 ? 1 : 0;
+        c.time = which == 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG;
+        c.until = which < 3 ? c.until : which == 3 ? TD_TRAIN_BACKWARD : TD_TRAIN_FORWARD;
+        impossible(TD_BAD_ARGUMENT, refused[which]);
     }
     if (wrong()) {
         c.capture = true;
