@@ -438,14 +438,4 @@ TD_TEST(a_link_belongs_to_the_trainer_that_was_made_with_it)
     td_ddp_link_destroy(link);
 }
 
-int main(int argc, char **argv)
-{
-    int result;
-
-    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
-        return result;
-    td_assert_ok(td_comm_describe(comm, &info));
-    td_assert_ok(td_cpu_set_threads(1)); /* there are at least as many ranks as processors */
-    const int failed = td_run_tests(argv[1], NULL, NULL);
-    return td_ranks_end(dev, comm, failed);
-}
+TD_RANKS_MAIN(dev, comm, info)

@@ -169,15 +169,6 @@ TD_TEST(labels_nest_32_deep)
     td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
 }
 
-TD_TEST(bad_labels_and_histories_are_refused_with_the_reason)
-{
-    td_device *dev = *state;
-
-    td_assert_refused(td_device_history_begin(dev, INT64_MAX), TD_NO_MEMORY,
-                      "history of 9223372036854775807");
-    td_assert_refused(td_device_history_end(dev), TD_BAD_STATE, "no history is running");
-}
-
 /* One scenario with every kind of host allocation. The nth allocation fails. */
 TD_TEST(a_history_without_memory_changes_no_other_call)
 {
@@ -273,14 +264,6 @@ TD_TEST(every_listener_hears_labels_and_operations)
     assert_string_equal(second.text, "(inner[gemm)[fill)))");
     assert_string_equal(third.text, "");
     assert_false(td_device_listened(dev));
-}
-
-TD_TEST(classes_have_names)
-{
-    for (int i = 0; i < TD_OP_CLASSES; i++)
-        assert_non_null(td_op_class_name((td_op_class)i));
-    assert_string_equal(td_op_class_name(TD_OP_MATMUL), "matmul");
-    assert_null(td_op_class_name((td_op_class)TD_OP_CLASSES));
 }
 
 int device_history_group(void)

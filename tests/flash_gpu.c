@@ -6,16 +6,10 @@
 #include "support/draw.h"
 #include "support/fence.h"
 #include "support/gpu.h"
+#include "support/test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static td_device *gpu;
 
@@ -316,9 +310,8 @@ static int run_trials(void)
 
 /* Rows that do not start at 16 bytes are read element by element. In f32 the order of sums is the same.
  * With 16 bits the portable kernels run instead of Hopper's. */
-static void takes_tensors_at_any_address(void **state)
+TD_BODY(takes_tensors_at_any_address)
 {
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
         const td_attention_shape shape = {.batch = 1,
                                           .heads = 2,
@@ -361,7 +354,7 @@ static void takes_tensors_at_any_address(void **state)
 /* o_bshd changes only the order of o and dout in memory. Our kernels give the same bits. cuBLASLt is called
  * once for each batch element, so its values differ by rounding. 1100 queries of few heads are cut into
  * parts. Rows of 33 elements are read one by one. In f16 dq is summed by atomics. */
-static void o_may_lie_as_the_projection_reads_it(void **state)
+TD_BODY(o_may_lie_as_the_projection_reads_it)
 {
     const struct {
         int64_t batch, heads, seq, seq_k, head_dim;
@@ -369,7 +362,6 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
                   {1, 2, 1100, 1100, 64}, {4, 1, 40, 40, 128}, {2, 3, 1, 40, 16}};
     const td_attention_impl *const impls[] = {&td_attention_flash, &td_attention_naive};
 
-    (void)state;
     for (size_t i = 0; i < 2 * KINDS * sizeof shapes / sizeof *shapes; i++) {
         const int kind = (int)(i / 2 % KINDS);
         const td_attention_shape shape = {.batch = shapes[i / 2 / KINDS].batch,
@@ -417,11 +409,10 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
 
 /* More keys than queries under a causal mask: keys after the last query have a gradient of 0, which must
  * be written. */
-static void keys_that_no_query_sees_have_no_gradient(void **state)
+TD_BODY(keys_that_no_query_sees_have_no_gradient)
 {
     const int64_t seqs[] = {1, 16, 50, 64, 100, 128};
 
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
             const td_attention_shape shape = {.batch = 2,
@@ -448,9 +439,8 @@ static void keys_that_no_query_sees_have_no_gradient(void **state)
 /* If a row sees one key, its lse is that key's score. Scores are small integers, so f32 gives the same bits.
  * On tensor cores the only rounding is that of the exponent of the probability 2^0. 1100 keys of one head are
  * cut into parts. */
-static void lse_of_one_key_is_its_score(void **state)
+TD_BODY(lse_of_one_key_is_its_score)
 {
-    (void)state;
     for (int i = 0; i < 3 * KINDS; i++) {
         const int kind = i % KINDS, long_row = i / KINDS;
         const td_attention_shape shape = {.batch = 1,
@@ -493,11 +483,10 @@ static void lse_of_one_key_is_its_score(void **state)
 
 /* Scores that overflow to -infinity have no weight. This also holds if whole tiles of them come first
  * (tiles run from the last key down). */
-static void tiles_of_keys_at_minus_infinity_have_no_weight(void **state)
+TD_BODY(tiles_of_keys_at_minus_infinity_have_no_weight)
 {
     const int64_t seq = 20, seq_k = 300, d = 16;
 
-    (void)state;
     for (int kind = 0; kind < 2; kind++) {
         const td_attention_shape shape = {.batch = 1,
                                           .heads = 1,
@@ -575,7 +564,7 @@ static void poison_element(const td_attend_run *run, void *data, int64_t index)
         td_convert(1, TD_F32, &not_a_number, dtype, (char *)data + (size_t)index * td_dtype_size(dtype)));
 }
 
-static void nan_goes_where_it_must(void **state)
+TD_BODY(nan_goes_where_it_must)
 {
     const td_attention_impl *const impls[] = {&td_attention_flash, &td_attention_naive};
     const struct {
@@ -586,7 +575,6 @@ static void nan_goes_where_it_must(void **state)
     const td_attend_tensor tensors[] = {TD_ATTEND_Q, TD_ATTEND_K, TD_ATTEND_V, TD_ATTEND_DOUT};
     const int64_t rows[] = {0, 31, 64, 77, 128, 700}; /* at most the last row of its tensor */
 
-    (void)state;
     for (size_t i = 0; i < 2 * KINDS * sizeof shapes / sizeof *shapes; i++) {
         const int kind = (int)(i / 2) % KINDS;
         const size_t which = i / 2 / KINDS;
@@ -631,11 +619,10 @@ static void nan_goes_where_it_must(void **state)
 
 /* If all scores of a part are NaN, the part has no largest score, like a part without a visible key. Few
  * queries of one head have a part for every 64 or 128 keys. */
-static void a_part_of_nan_keys_spoils_every_row(void **state)
+TD_BODY(a_part_of_nan_keys_spoils_every_row)
 {
     const int64_t firsts[] = {0, 128, 512, 1024}, seqs[] = {1, 20}, d = 32;
 
-    (void)state;
     for (size_t i = 0; i < 2 * KINDS * sizeof firsts / sizeof *firsts; i++) {
         const int kind = (int)(i / 2) % KINDS;
         const int64_t first = firsts[i / 2 / KINDS];
@@ -664,9 +651,8 @@ static void a_part_of_nan_keys_spoils_every_row(void **state)
 }
 
 /* A captured graph gives the same bits as the calls. */
-static void may_be_captured_in_a_graph(void **state)
+TD_BODY(may_be_captured_in_a_graph)
 {
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
         const td_attention_shape shape = {.batch = 1,
                                           .heads = 2,
@@ -703,11 +689,10 @@ static void may_be_captured_in_a_graph(void **state)
 
 /* With 3 free SMs a block of a Hopper kernel takes many tiles. If collectives and updates own all SMs, one
  * block takes all tiles. No sum depends on the number of blocks. */
-static void owned_sms_change_no_bit(void **state)
+TD_BODY(owned_sms_change_no_bit)
 {
     const int32_t sms = td_device_sms(gpu), owned[] = {sms - 3, sms + 1};
 
-    (void)state;
     for (int i = 0; i < 4; i++) {
         const td_attention_shape shape = {.batch = 2,
                                           .heads = 40,
@@ -733,13 +718,12 @@ static void owned_sms_change_no_bit(void **state)
 
 /* A block adds its dQ after the block before it. In each run another stream delays other blocks. The bits
  * must not change. Without the order the sums would differ by their rounding. */
-static void deterministic_gradients_repeat_during_other_work(void **state)
+TD_BODY(deterministic_gradients_repeat_during_other_work)
 {
     enum { REPEATS = 20 };
     const int64_t sizes[] = {64, 96, 128};
     td_stream *other;
 
-    (void)state;
     td_assert_ok(td_stream_create(gpu, &other));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const td_attention_shape shape = {.batch = 2,
@@ -791,9 +775,8 @@ static void deterministic_gradients_repeat_during_other_work(void **state)
 /* ---- sizes and refusals ---- */
 
 /* Scratch is linear in the number of rows, also if a sequence is cut into parts. */
-static void memory_is_linear(void **state)
+TD_BODY(memory_is_linear)
 {
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
             td_attention_shape shape = {.batch = 1,
@@ -819,7 +802,7 @@ static void memory_is_linear(void **state)
         }
 }
 
-static void refuses_what_it_has_no_kernel_for(void **state)
+TD_BODY(refuses_what_it_has_no_kernel_for)
 {
     const struct {
         const char *words;
@@ -839,7 +822,6 @@ static void refuses_what_it_has_no_kernel_for(void **state)
     };
     float x = 0;
 
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const td_attention_shape *const shape = &cases[i].shape;
         td_attention_sizes sizes;
@@ -852,14 +834,13 @@ static void refuses_what_it_has_no_kernel_for(void **state)
     }
 }
 
-static void work_may_be_null_where_none_is_needed(void **state)
+TD_BODY(work_may_be_null_where_none_is_needed)
 {
     const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_BF16};
     td_attend_run run = inputs_of("no work", &shape);
     const blocks b = open_blocks(&run, 0);
     td_attention_sizes sizes;
 
-    (void)state;
     td_assert_ok(td_flash_sizes(gpu, &shape, &sizes));
     assert_int_equal(sizes.forward_work, 0);
     td_assert_ok(td_flash_forward(gpu, &shape, b.q, b.k, b.v, b.o, b.lse, NULL));

@@ -69,7 +69,6 @@ API(td_comm_type_size)
 
 API(td_comm_open)
 {
-    static const double bad_seconds[] = {-1, NAN, INFINITY, 1e7};
     td_comm_options o = {.backend = (td_comm_backend)choice("backend", 2), .ranks = 1};
     td_comm *made = (td_comm *)&o;
     td_comm **to = pointer("out", &made);
@@ -85,14 +84,8 @@ API(td_comm_open)
     SPOIL(o.run, "run", "");
     SPOIL(o.directory, "directory", "");
     SPOIL(o.address, "address", "");
-    if (wrong()) {
-        o.seconds = BAD_NUMBER(bad_seconds);
-        impossible(TD_BAD_ARGUMENT, "seconds");
-    }
-    if (wrong()) {
-        o.open_seconds = BAD_NUMBER(bad_seconds);
-        impossible(TD_BAD_ARGUMENT, "open_seconds");
-    }
+    SPOIL_NUMBER(o.seconds, "seconds", -1, NAN, INFINITY, 1e7);
+    SPOIL_NUMBER(o.open_seconds, "open_seconds", -1, NAN, INFINITY, 1e7);
     SPOIL(o.nccl_ctas, "nccl_ctas", -1, TD_COMM_MOST_CTAS + 1);
     SPOIL(o.backend, "backend", TD_COMM_NCCL);
     possible(TD_UNSUPPORTED, "backend");

@@ -207,7 +207,7 @@ API_OF_NULL(td_stream_destroy)
 
 API(td_device_set_stream)
 {
-    possible(TD_UNSUPPORTED, "cpu");
+    impossible(TD_UNSUPPORTED, "cpu");
     return td_device_set_stream(dev(), NULL);
 }
 
@@ -421,13 +421,8 @@ API(td_device_history_begin)
         impossible(TD_BAD_ARGUMENT, "capacity");
     }
     const td_status status = td_device_history_begin(dev(), capacity);
-    if (status != TD_OK && state == 1 &&
-        capacity != INT64_MAX) { /* if its arguments are refused, the running history continues */
-        char *message = strdup(td_last_error());
-
+    if (status != TD_OK && state == 1 && capacity != INT64_MAX) /* a refusal leaves the old history running */
         td_assert_ok(td_device_history_end(api_dev));
-        free(message);
-    }
     return status;
 }
 

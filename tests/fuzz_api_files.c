@@ -87,17 +87,13 @@ API(td_safetensors_writer_create)
 {
     td_stored tensors[GOOD];
     td_stored_text texts[2];
-    static const char *const bad_keys[] = {NULL, "", "\xff", "format"};
     td_safetensors_writer *made = (td_safetensors_writer *)tensors;
 
     memcpy(tensors, good, sizeof good);
     memcpy(texts, good_texts, sizeof texts);
     if (wrong())
         tensors[1] = spoil(tensors[1]);
-    if (wrong()) {
-        texts[1].key = BAD(bad_keys);
-        impossible(TD_BAD_ARGUMENT, "key");
-    }
+    SPOIL(texts[1].key, "key", NULL, "", "\xff", "format");
     SPOIL(texts[1].value, "value", NULL, "\x80");
     const int64_t count = count_or_bad("count", GOOD), pairs = count_or_bad("metadata_count", 2);
     const char *to_path = path_or_none(path_own(false));
@@ -241,21 +237,15 @@ API(td_safetensors_metadata)
 
 API(td_safetensors_read)
 {
-    static const int64_t has[] = {8, 24, 5}, first[] = {0, 8, 32}, bad[] = {-1, 25, INT64_MIN, INT64_MAX};
+    static const int64_t has[] = {8, 24, 5}, first[] = {0, 8, 32};
 
     make_file();
     const int64_t which = td_fuzz_below(GOOD);
     int64_t index = which, at = td_fuzz_below(has[which]), bytes = 1 + td_fuzz_below(has[which] - at);
     unsigned char *dst = out("dst", (size_t)bytes);
     SPOIL(index, "index", -1, INT64_MAX);
-    if (wrong()) {
-        at = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "begin");
-    }
-    if (wrong()) {
-        bytes = BAD_NUMBER(bad);
-        impossible(TD_BAD_ARGUMENT, "bytes");
-    }
+    SPOIL_NUMBER(at, "begin", -1, 25, INT64_MIN, INT64_MAX);
+    SPOIL_NUMBER(bytes, "bytes", -1, 25, INT64_MIN, INT64_MAX);
     const td_status status = td_safetensors_read(pointer("file", file), index, at, bytes, dst);
     for (int64_t i = 0; i < bytes && status == TD_OK; i++)
         assert_int_equal(dst[i], first[which] + at + i);

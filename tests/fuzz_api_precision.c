@@ -13,8 +13,8 @@ API(td_precision_sum)
                            .cast_first = td_fuzz_chance(50),
                            .method = (td_sum_method)choice("method", 3)};
 
-    impossible_if(c.addend != c.accumulator && td_dtype_size(c.addend) >= td_dtype_size(c.accumulator),
-                  "addend|accumulator");
+    const size_t narrow = td_dtype_size(c.addend), wide = td_dtype_size(c.accumulator);
+    impossible_if(narrow >= wide && wide > 0 && c.addend != c.accumulator, "addend|accumulator");
     double *sum = out("sum", sizeof(double));
     return td_precision_sum(pointer("sum_case", &c), sum, out_or_null(sizeof(int64_t)));
 }

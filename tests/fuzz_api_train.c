@@ -21,7 +21,6 @@ td_train_config api_good_train(void)
 
 static td_train_config draw_train(td_hook *hooks)
 {
-    static const float bad_factors[] = {-1, -1e-40f, NAN, INFINITY, -INFINITY};
     td_train_config c = {.model = api_draw_model(false),
                          .until = (td_train_until)choice("until", 3),
                          .hyper = {.kind = (td_optimizer_kind)77},
@@ -33,16 +32,23 @@ static td_train_config draw_train(td_hook *hooks)
 
     if (c.until == TD_TRAIN_UPDATE)
         c.hyper = api_draw_hyper();
-    if (wrong()) {
-        c.clip = BAD_NUMBER(bad_factors);
-        impossible(TD_BAD_ARGUMENT, "clip");
-    }
-    if (wrong()) {
-        c.gain = BAD_NUMBER(bad_factors);
-        impossible(TD_BAD_ARGUMENT, "gain");
-    }
+    SPOIL_NUMBER(c.clip, "clip", -1, -1e-40f, NAN, INFINITY, -INFINITY);
+    SPOIL_NUMBER(c.gain, "gain", -1, -1e-40f, NAN, INFINITY, -INFINITY);
     SPOIL(c.micro_batches, "micro_batches", -1, INT64_MIN);
     impossible_if(c.micro_batches > 1 && c.model.transient_gradients, "micro_batches");
+    if (wrong()) {
+        static const char *const refused[] = {"micro_batches", "clip", "time", "until", "owned"};
+        static const int32_t places[] = {1};
+        const int64_t which = bad_below(5);
+
+        c.model.grad_places = places;
+        c.model.transient_gradients = false;
+        c.micro_batches = which == 0 ? 2 : 1;
+        c.clip = which == 1 ? 1 : 0;
+        c.time = which == 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG;
+        c.until = which < 3 ? c.until : which == 3 ? TD_TRAIN_BACKWARD : TD_TRAIN_FORWARD;
+        impossible(TD_BAD_ARGUMENT, refused[which]);
+    }
     if (wrong()) {
         c.capture = true;
         impossible(TD_UNSUPPORTED, "capture");
@@ -98,12 +104,14 @@ API(td_train_create)
 
 API_OF_NULL(td_train_destroy)
 
-static td_train *open_train(td_train_config *config)
+static td_train_config config; /* of the case's trainer */
+
+static td_train *open_train(void)
 {
     td_train *train;
 
-    *config = api_good_train();
-    td_assert_ok(td_train_create(api_dev, config, &train));
+    config = api_good_train();
+    td_assert_ok(td_train_create(api_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_forget_error();
     return train;
@@ -117,32 +125,28 @@ static td_status close_train(td_train *train, td_status status)
 
 API(td_train_init)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     return close_train(train, td_train_init(pointer("train", train), td_fuzz_bits()));
 }
 
 API(td_train_reset)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     return close_train(train, td_train_reset(pointer("train", train)));
 }
 
 API(td_train_settle)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     return close_train(train, td_train_settle(pointer("train", train)));
 }
 
 API(td_train_model)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     assert_null(td_train_model(NULL));
     assert_non_null(td_train_model(train));
@@ -151,8 +155,7 @@ API(td_train_model)
 
 API(td_train_optimizer)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     assert_null(td_train_optimizer(NULL));
     assert_int_equal(td_train_optimizer(train) != NULL, config.until == TD_TRAIN_UPDATE);
@@ -161,8 +164,7 @@ API(td_train_optimizer)
 
 API(td_train_clip)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     assert_null(td_train_clip(NULL));
     assert_int_equal(td_train_clip(train) != NULL, config.until == TD_TRAIN_UPDATE && config.clip > 0);
@@ -184,8 +186,7 @@ td_hyperparameters api_draw_set(const td_train_config *config)
 
 API(td_train_set)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
     const td_hyperparameters hyper = api_draw_set(&config);
     td_train *to = pointer("train", train);
 
@@ -228,8 +229,7 @@ int64_t api_micros_of(const td_train_config *config)
 
 API(td_train_step)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
     const api_batch b = api_draw_batch(&config, api_micros_of(&config), true);
 
     return close_train(train, td_train_step(pointer("train", train), b.ids, b.targets, b.batch, b.seq));
@@ -237,8 +237,7 @@ API(td_train_step)
 
 API(td_train_load)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
     const api_batch b = api_draw_batch(&config, 1, false);
 
     return close_train(train, td_train_load(pointer("train", train), b.ids, b.targets, b.batch, b.seq));
@@ -248,8 +247,7 @@ API(td_train_load)
  * order. */
 API(td_train_forward)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     impossible(TD_BAD_STATE, "batch");
     return close_train(train, td_train_forward(pointer("train", train), NULL));
@@ -257,8 +255,7 @@ API(td_train_forward)
 
 API(td_train_backward)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     impossible(TD_BAD_STATE, "batch");
     return close_train(train, td_train_backward(pointer("train", train)));
@@ -266,8 +263,7 @@ API(td_train_backward)
 
 API(td_train_update)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     impossible(TD_BAD_STATE, "gradients|optimizer");
     return close_train(train, td_train_update(pointer("train", train)));
@@ -275,8 +271,7 @@ API(td_train_update)
 
 API(td_train_save)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
 
     if (config.until != TD_TRAIN_UPDATE)
         impossible(TD_BAD_STATE, "optimizer");
@@ -287,8 +282,7 @@ API(td_train_save)
 /* Restores a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_train_restore)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
     const char *path = path_own(false);
 
     if (config.until == TD_TRAIN_UPDATE)
@@ -302,8 +296,7 @@ API(td_train_restore)
 
 API(td_train_loss)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
     td_train *of = pointer("train", train);
     void *loss = out("out", sizeof(float));
 
@@ -314,8 +307,7 @@ API(td_train_loss)
 
 API(td_train_steps)
 {
-    td_train_config config;
-    td_train *train = open_train(&config);
+    td_train *train = open_train();
     td_train *of = pointer("train", train);
     int64_t *steps = out("out", sizeof(int64_t));
     const td_status status = td_train_steps(of, steps);

@@ -711,15 +711,8 @@ TD_TEST(refuses_what_it_has_no_code_for)
     td_attention_traits traits;
     td_attention_shape shape = small;
 
-    shape.head_dim = 257;
-    td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_UNSUPPORTED, "head_dim is 257");
-    shape = small, shape.dtype = TD_F16;
-    td_assert_refused(td_jit_prepare(dev, &shape), TD_UNSUPPORTED, "dtype is f16");
-    shape = small, shape.tf32 = true;
-    td_assert_refused(td_jit_prepare(dev, &shape), TD_UNSUPPORTED, "tf32 is set");
-    shape = small, shape.seq = ((int64_t)1 << 30) + 1;
+    shape.seq = ((int64_t)1 << 30) + 1;
     td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_UNSUPPORTED, "goes up to 2^30");
-    shape.seq = (int64_t)1 << 30, shape.batch = (int64_t)1 << 27, shape.head_dim = 1, shape.heads = 1;
 
     assert_string_equal(td_attention_jit.name, "jit");
     td_assert_ok(td_attention_jit.describe(TD_DEVICE_CPU, &traits));

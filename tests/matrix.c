@@ -634,12 +634,11 @@ static int run(const cell *c)
     return 1;
 }
 
-static void every_pair_of_options_has_the_same_bits(void **unused)
+TD_BODY(every_pair_of_options_has_the_same_bits)
 {
     cell c;
     int count = 0;
 
-    (void)unused;
     while (next_by_pairs(&c))
         count += run(&c);
     for (int number = 0; number < product() && info.ranks == 1; number++) {
@@ -663,13 +662,12 @@ static bool time_is_left(int64_t deadline_ns)
     return all[0];
 }
 
-static void every_cell_has_the_same_bits(void **unused)
+TD_BODY(every_cell_has_the_same_bits)
 {
     const char *const seed = getenv("TANDEM_FUZZ_SEED");
     const int64_t deadline = td_clock_ns() + seconds * INT64_C(1000000000);
     int count = 0;
 
-    (void)unused;
     const int first = (int)(strtoul(seed ? seed : "1", NULL, 10) % (unsigned)product());
     for (int i = 0; i < product() && time_is_left(deadline); i++) {
         /* 7919 is a prime, so that every cell comes once */

@@ -340,12 +340,4 @@ TD_TEST(a_read_only_folder_and_file_are_errors)
     td_record_destroy(record);
 }
 
-TD_TEST(what_is_not_given_is_refused)
-{
-    td_record *record = record_make();
-
-    td_assert_refused(td_record_append(NULL, record_path), TD_BAD_ARGUMENT, "record is NULL");
-    td_record_destroy(record);
-}
-
 TD_MAIN_EACH("files of records", record_folder_make, remove_folder, NULL, NULL)

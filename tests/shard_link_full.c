@@ -171,9 +171,8 @@ static void check_gathers(int64_t prefetch, bool keeps)
     close_deep(train, e.link);
 }
 
-static void units_are_gathered_when_they_are_due(void **unused)
+TD_TEST(units_are_gathered_when_they_are_due)
 {
-    (void)unused;
     check_gathers(1, false);
     check_gathers(2, false);
     check_gathers(100, false);
@@ -182,9 +181,8 @@ static void units_are_gathered_when_they_are_due(void **unused)
 
 /* With checkpoints of 2 of 5 layers the backward pass needs head, 4, 2, 3, 2, 0, 1, 0. One gather serves a
  * layer's recomputation and its backward, if no other layer needed the memory between them. */
-static void recomputed_layers_are_gathered_once(void **unused)
+TD_TEST(recomputed_layers_are_gathered_once)
 {
-    (void)unused;
     for (int64_t prefetch = 1; prefetch <= 2 && shard_info.ranks > 1; prefetch++) {
         const td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = prefetch};
         ear e = {.hook = {.begin = ear_begin, .end = ear_end}};
@@ -208,13 +206,12 @@ static void recomputed_layers_are_gathered_once(void **unused)
 
 /* ---- some weights are frozen ---- */
 
-static void frozen_weights_stay(void **unused)
+TD_TEST(frozen_weights_stay)
 {
     shard_trainer t[2] = {{.train = NULL}, {.train = NULL}};
     void *numbers[2], *first = NULL;
     td_weights w;
 
-    (void)unused;
     if (shard_info.ranks > 2)
         return;
     for (int full = 0; full < 2; full++) {
@@ -256,7 +253,7 @@ static void frozen_weights_stay(void **unused)
 
 /* ---- refusals ---- */
 
-static void passes_by_hand_are_checked(void **unused)
+TD_TEST(passes_by_hand_are_checked)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};
     td_train_config config = deep();
@@ -265,7 +262,6 @@ static void passes_by_hand_are_checked(void **unused)
     td_event *event;
     td_shard_link *link;
 
-    (void)unused;
     if (shard_info.ranks == 1)
         return;
     td_train *const train = open_deep(&options, &config, &link);
@@ -304,7 +300,7 @@ static void passes_by_hand_are_checked(void **unused)
 }
 
 /* Full sharding sends no weights at the start, so all ranks must draw them from one seed. */
-static void weights_of_other_seeds_are_refused(void **unused)
+TD_TEST(weights_of_other_seeds_are_refused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};
     td_train_config config = deep();
@@ -312,7 +308,6 @@ static void weights_of_other_seeds_are_refused(void **unused)
     td_shard_link *link;
     td_train *train;
 
-    (void)unused;
     if (shard_info.ranks == 1)
         return;
     td_assert_ok(td_device_memory(shard_dev, &memory));
@@ -335,13 +330,5 @@ static void weights_of_other_seeds_are_refused(void **unused)
 
 int shard_full_group(const char *name)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(units_are_gathered_when_they_are_due),
-        cmocka_unit_test(recomputed_layers_are_gathered_once),
-        cmocka_unit_test(frozen_weights_stay),
-        cmocka_unit_test(passes_by_hand_are_checked),
-        cmocka_unit_test(weights_of_other_seeds_are_refused),
-    };
-
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    return td_run_tests(name, NULL, NULL);
 }

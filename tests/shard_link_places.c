@@ -33,12 +33,11 @@ static td_status hold_back(td_hook *hook, td_range range, td_event *event)
     return td_hooks_final(hook->next, range, event);
 }
 
-static void gradients_that_somebody_needs_have_places_of_their_own(void **unused)
+TD_TEST(gradients_that_somebody_needs_have_places_of_their_own)
 {
     td_hook holds = {.final = hold_back}, hears = {.next = NULL};
     td_train_config config = deep();
 
-    (void)unused;
     config.hooks = &hears;
     assert_int_equal(shares(config, false), shard_info.ranks > 1);
     assert_false(shares(config, true));
@@ -59,7 +58,7 @@ static void gradients_that_somebody_needs_have_places_of_their_own(void **unused
 }
 
 /* The caller changes the config after the link has been created. */
-static void a_config_that_needs_all_gradients_later_is_refused(void **unused)
+TD_TEST(a_config_that_needs_all_gradients_later_is_refused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};
     td_train_config config = deep(), other;
@@ -67,7 +66,6 @@ static void a_config_that_needs_all_gradients_later_is_refused(void **unused)
     td_shard_link *link;
     td_train *train;
 
-    (void)unused;
     if (shard_info.ranks == 1)
         skip();
     td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
@@ -109,14 +107,13 @@ static td_train *open_train(bool keep, td_hook *between, bool captured, td_shard
 }
 
 /* Layers share two places. Embedding and head share one place, with the size of the larger part. */
-static void units_have_few_places(void **unused)
+TD_TEST(units_have_few_places)
 {
     td_shard_link *links[2];
     td_train *trains[2];
     td_weights w[2];
     size_t bytes[2] = {0};
 
-    (void)unused;
     if (shard_info.ranks == 1)
         skip();
     for (int keep = 0; keep < 2; keep++) {
@@ -302,12 +299,11 @@ static void close_late(late *l)
 
 /* A reduction waits until the update has read the gradients that were in the same place. So shared places
  * give the same bits as a place for each unit. */
-static void late_updates_read_their_own_gradients(void **unused)
+TD_TEST(late_updates_read_their_own_gradients)
 {
     void *numbers[2];
     td_weights w;
 
-    (void)unused;
     if (shard_info.ranks == 1)
         skip();
     for (int captured = 0; captured < (shard_on_gpu() ? 2 : 1); captured++) {
@@ -340,12 +336,5 @@ static void late_updates_read_their_own_gradients(void **unused)
 
 int shard_places_group(const char *name)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_that_somebody_needs_have_places_of_their_own),
-        cmocka_unit_test(a_config_that_needs_all_gradients_later_is_refused),
-        cmocka_unit_test(units_have_few_places),
-        cmocka_unit_test(late_updates_read_their_own_gradients),
-    };
-
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    return td_run_tests(name, NULL, NULL);
 }

@@ -8,14 +8,13 @@
 #include <math.h>
 
 /* Without padding the state has exactly Psi 8 / ranks bytes. */
-static void state_has_the_bytes_that_accounting_predicts(void **unused)
+TD_TEST(state_has_the_bytes_that_accounting_predicts)
 {
     const td_account_model account = {.d_model = 64, .d_ff = 128, .layers = 3, .heads = 2, .vocab = 64};
     td_account_parameters parameters;
     td_account_training memory;
     int64_t all[TD_COMM_MOST_RANKS];
 
-    (void)unused;
     td_assert_ok(td_account_model_parameters(&account, &parameters));
     td_assert_ok(td_account_training_memory(parameters.total, 4, 4, 4, &memory));
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
@@ -55,14 +54,13 @@ static void state_has_the_bytes_that_accounting_predicts(void **unused)
     }
 }
 
-static void links_refuse_what_they_cannot_do(void **unused)
+TD_TEST(links_refuse_what_they_cannot_do)
 {
     const shard_setting s = {.name = "refusals", .kind = TD_SHARD_FLAT};
     td_train_config config = shard_config_of(&s);
     td_shard_link *link;
     td_train *train;
 
-    (void)unused;
     const td_optimizer_group some = {.range = {0, 100}, .hyper = config.hyper};
     config.groups = &some;
     config.group_count = 1;
@@ -139,7 +137,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
 }
 
 /* Tests ranges that a model or an earlier link may give. */
-static void ranges_are_of_whole_parameters_once(void **unused)
+TD_TEST(ranges_are_of_whole_parameters_once)
 {
     const shard_setting s = {.name = "ranges", .kind = TD_SHARD_FLAT};
     shard_trainer t = shard_open_trainer(&s, true);
@@ -148,7 +146,6 @@ static void ranges_are_of_whole_parameters_once(void **unused)
     td_shard_link *link;
     td_train *train;
 
-    (void)unused;
     shard_close_trainer(&t);
     td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
     td_hook *const hook = config.hooks;
@@ -232,21 +229,19 @@ static void listen_to_steps(bool captured)
 
 /* GEMMs of a forward pass run during the gathering of weights, if there is one or its graph will have one.
  * GEMMs of a backward pass run during the reduction of gradients, from the first bucket on. */
-static void the_device_is_shared_while_collectives_are_on_their_way(void **unused)
+TD_TEST(the_device_is_shared_while_collectives_are_on_their_way)
 {
-    (void)unused;
     listen_to_steps(false);
     listen_to_steps(true);
 }
 
-static void links_that_differ_are_named(void **unused)
+TD_TEST(links_that_differ_are_named)
 {
     const shard_setting s = {.name = "differ", .kind = TD_SHARD_FLAT};
     td_train_config config = shard_config_of(&s);
     td_shard_link *link;
     td_train *train;
 
-    (void)unused;
     if (shard_info.ranks == 1)
         return;
     td_assert_ok(shard_link(TD_SHARD_FLAT, shard_info.rank == 1 ? 0.001 : 0, &config, &link));
@@ -286,9 +281,8 @@ static void links_that_differ_are_named(void **unused)
 
 /* Each rank updates its part of the weights with its own rate. So all ranks have the same weights, and no
  * checksum shows the difference. The first collective of the next step must find it. */
-static void steps_that_differ_are_refused(void **unused)
+TD_TEST(steps_that_differ_are_refused)
 {
-    (void)unused;
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         const shard_setting s = {.name = "differ", .kind = kind};
         td_comm *const usual = shard_comm, *const other =
@@ -316,9 +310,8 @@ static void steps_that_differ_are_refused(void **unused)
     }
 }
 
-static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
+TD_TEST(a_link_belongs_to_the_trainer_that_was_made_with_it)
 {
-    (void)unused;
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         const shard_setting s = {.name = "links", .kind = kind};
         td_train_config config = shard_config_of(&s), without = config;
@@ -341,9 +334,8 @@ static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
 
 /* New weights may be in flight when another call no longer needs them. This does not happen with full
  * sharding. */
-static void a_trainer_may_end_after_any_step(void **unused)
+TD_TEST(a_trainer_may_end_after_any_step)
 {
-    (void)unused;
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
         for (int turn = 0; turn < 5; turn++) {
             const shard_setting s = {.name = "gone", .kind = kind, .bucket_mb = 0.001};
@@ -355,9 +347,8 @@ static void a_trainer_may_end_after_any_step(void **unused)
         }
 }
 
-static void a_nan_reaches_every_rank(void **unused)
+TD_TEST(a_nan_reaches_every_rank)
 {
-    (void)unused;
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
         const shard_setting s = {.name = "nan", .kind = kind};
         shard_trainer t = shard_open_trainer(&s, true);
@@ -381,17 +372,5 @@ static void a_nan_reaches_every_rank(void **unused)
 
 int shard_rules_group(const char *name)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
-        cmocka_unit_test(links_refuse_what_they_cannot_do),
-        cmocka_unit_test(ranges_are_of_whole_parameters_once),
-        cmocka_unit_test(the_device_is_shared_while_collectives_are_on_their_way),
-        cmocka_unit_test(links_that_differ_are_named),
-        cmocka_unit_test(steps_that_differ_are_refused),
-        cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
-        cmocka_unit_test(a_trainer_may_end_after_any_step),
-        cmocka_unit_test(a_nan_reaches_every_rank),
-    };
-
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    return td_run_tests(name, NULL, NULL);
 }

@@ -96,9 +96,8 @@ static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole
     free(grads);
 }
 
-static void steps_are_clipped_by_the_norm_of_all_ranks(void **unused)
+TD_TEST(steps_are_clipped_by_the_norm_of_all_ranks)
 {
-    (void)unused;
     for (int i = 0; i < 6; i++) {
         const shard_setting s = {.name = "clipped",
                                  .kind = i < 4 ? TD_SHARD_FLAT : TD_SHARD_FULL,
@@ -122,14 +121,13 @@ static void steps_are_clipped_by_the_norm_of_all_ranks(void **unused)
     }
 }
 
-static void sharded_weights_are_those_of_unsharded_training(void **unused)
+TD_TEST(sharded_weights_are_those_of_unsharded_training)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
     static const double sizes[] = {0, 0.004, 0.0005};
     static const td_shard_kind kinds[] = {TD_SHARD_FLAT, TD_SHARD_FULL, TD_SHARD_TENSORS,
                                           TD_SHARD_FULL, TD_SHARD_FLAT, TD_SHARD_FULL};
 
-    (void)unused;
     if (shard_info.ranks <= 2)
         skip();
     /* One of each pair, because more ranks than processors take long. */
@@ -169,9 +167,8 @@ static void each_way(const char *name, void (*check)(shard_setting s))
 }
 
 /* Each micro-batch is reduced and added to this rank's part. test_matrix reduces only the last one. */
-static void micro_batches_of_full_sharding_add_up(void **unused)
+TD_TEST(micro_batches_of_full_sharding_add_up)
 {
-    (void)unused;
     if (shard_info.ranks > 2) /* the previous test has this case */
         skip();
     for (int i = 0; i < 2; i++) {
@@ -196,9 +193,8 @@ static void sharing_case(shard_setting s)
     train_case(&s);
 }
 
-static void steps_whose_products_leave_room_are_as_good(void **unused)
+TD_TEST(steps_whose_products_leave_room_are_as_good)
 {
-    (void)unused;
     if (shard_info.nccl_ctas == 0) /* as on a CPU: GEMMs use all SMs */
         skip();
     each_way("shared", sharing_case);
@@ -227,9 +223,8 @@ static void window_case(shard_setting s)
     assert_int_equal(windows(), 0);
 }
 
-static void state_in_windows_is_that_of_unsharded_training(void **unused)
+TD_TEST(state_in_windows_is_that_of_unsharded_training)
 {
-    (void)unused;
     if (!td_ranks_direct(&shard_info))
         skip();
     each_way("in windows", window_case);
@@ -237,13 +232,5 @@ static void state_in_windows_is_that_of_unsharded_training(void **unused)
 
 int shard_steps_group(const char *name)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_are_clipped_by_the_norm_of_all_ranks),
-        cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
-        cmocka_unit_test(micro_batches_of_full_sharding_add_up),
-        cmocka_unit_test(steps_whose_products_leave_room_are_as_good),
-        cmocka_unit_test(state_in_windows_is_that_of_unsharded_training),
-    };
-
-    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    return td_run_tests(name, NULL, NULL);
 }

@@ -16,7 +16,7 @@
 
 /* ---- right ---- */
 
-TD_BODY(errors_worked_by_hand)
+TD_TEST(errors_worked_by_hand)
 {
     const double truth[] = {3, -4, INFINITY, NAN, 0};
     const float got[] = {3, -4.5f, INFINITY, NAN, 0.25f};
@@ -28,7 +28,7 @@ TD_BODY(errors_worked_by_hand)
     assert_true(fabs(error.rel_l2 - sqrt(0.25 + 0.0625) / 5) < 1e-15);
 }
 
-TD_BODY(nothing_is_no_error_and_something_for_nothing_is_infinite)
+TD_TEST(nothing_is_no_error_and_something_for_nothing_is_infinite)
 {
     const double zeros[] = {0, 0};
     const float exact[] = {0, -0.0f}, off[] = {0, 1e-30f};
@@ -38,7 +38,7 @@ TD_BODY(nothing_is_no_error_and_something_for_nothing_is_infinite)
     assert_true(td_measure(TD_F32, NULL, NULL, 0).rel_l2 == 0);
 }
 
-TD_BODY(non_finite_values_must_match_in_place_and_sign)
+TD_TEST(non_finite_values_must_match_in_place_and_sign)
 {
     static const struct {
         double truth;
@@ -61,7 +61,7 @@ TD_BODY(non_finite_values_must_match_in_place_and_sign)
     }
 }
 
-TD_BODY(fences_hold_poison)
+TD_TEST(fences_hold_poison)
 {
     static const size_t sizes[] = {0, 1, 7, 255, 256, 257, 100000};
 
@@ -82,7 +82,7 @@ TD_BODY(fences_hold_poison)
 }
 
 /* If AddressSanitizer finds a touched fence it ends the program. So here the test asks it directly. */
-TD_BODY(under_address_sanitizer_a_fence_is_out_of_bounds)
+TD_TEST(under_address_sanitizer_a_fence_is_out_of_bounds)
 {
 #ifdef TD_ASAN
     char *block = td_fence_alloc(13);
@@ -99,7 +99,7 @@ TD_BODY(under_address_sanitizer_a_fence_is_out_of_bounds)
 #endif
 }
 
-TD_BODY(draws_depend_on_name_stream_and_dtype_alone)
+TD_TEST(draws_depend_on_name_stream_and_dtype_alone)
 {
     float *a = td_draw_normal("support: a", 0, TD_F32, 1000),
           *again = td_draw_normal("support: a", 0, TD_F32, 1000);
@@ -124,7 +124,7 @@ TD_BODY(draws_depend_on_name_stream_and_dtype_alone)
     free(as_f64);
 }
 
-TD_BODY(right_answers_pass)
+TD_TEST(right_answers_pass)
 {
     const double truth[] = {1, -2, 3, INFINITY, NAN};
     const float got[] = {1.0000001f, -2, 3, INFINITY, NAN};
@@ -252,7 +252,7 @@ TD_BODY(a_failure_taken_for_success)
     td_assert_ok(td_fail(TD_BAD_STATE, "not yet"));
 }
 
-TD_BODY(every_wrong_answer_fails)
+TD_TEST(every_wrong_answer_fails)
 {
     const struct CMUnitTest wrong[] = {
         cmocka_unit_test(one_element_off),
@@ -320,7 +320,7 @@ static td_status take_turns(void *state)
     return TD_OK;
 }
 
-TD_BODY(calls_of_the_same_stack_fail_first_and_last)
+TD_TEST(calls_of_the_same_stack_fail_first_and_last)
 {
     const td_fault_loop loop = {.name = "turns", .run = take_turns, .least = TURNS + 1};
     const char *const seconds = getenv("TANDEM_FUZZ_SECONDS");
@@ -372,7 +372,7 @@ static const td_cases triples = {
 };
 
 /* LONG * SHORT cases is the least that has every pair. */
-TD_BODY(cases_have_every_pair)
+TD_TEST(cases_have_every_pair)
 {
     const int most = (LONG * SHORT - 1) * SHORT;
 
@@ -391,18 +391,5 @@ TD_BODY(cases_have_every_pair)
 
 int main(void)
 {
-    const struct CMUnitTest right[] = {
-        cmocka_unit_test(errors_worked_by_hand),
-        cmocka_unit_test(nothing_is_no_error_and_something_for_nothing_is_infinite),
-        cmocka_unit_test(non_finite_values_must_match_in_place_and_sign),
-        cmocka_unit_test(fences_hold_poison),
-        cmocka_unit_test(under_address_sanitizer_a_fence_is_out_of_bounds),
-        cmocka_unit_test(draws_depend_on_name_stream_and_dtype_alone),
-        cmocka_unit_test(right_answers_pass),
-        cmocka_unit_test(every_wrong_answer_fails),
-        cmocka_unit_test(calls_of_the_same_stack_fail_first_and_last),
-        cmocka_unit_test(cases_have_every_pair),
-    };
-
-    return td_run_cases(&triples, NULL, NULL) + cmocka_run_group_tests(right, NULL, NULL);
+    return td_run_cases(&triples, NULL, NULL) + td_run_tests("support", NULL, NULL);
 }

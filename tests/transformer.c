@@ -95,10 +95,6 @@ TD_TEST(sizes_are_the_handouts)
         assert_int_equal(training.moments, 8 * table[i].parameters);
         assert_int_equal(training.optimizer, training.moments + TD_ALIGNMENT);
     }
-    assert_null(td_model_size_name(7));
-    assert_null(td_model_size_name(-1));
-    assert_null(td_model_size_name(INT64_MAX));
-    assert_null(td_model_size_name(INT64_MIN));
 }
 
 TD_TEST(names_are_the_state_dicts)
@@ -302,15 +298,11 @@ TD_TEST(bad_calls)
     td_transformer_config config = tiny;
     td_transformer *model, *inference;
     td_weights weights = {.elements = 10};
-    td_transformer_bytes bytes;
     float loss;
 
     assert_null(td_transformer_loss_on_device(NULL));
 
     td_assert_ok(td_transformer_create(*state, &tiny, &model));
-    config.batch = -2;
-    td_assert_refused(td_transformer_plan(*state, &config, &bytes), TD_BAD_ARGUMENT, "batch is -2, needs");
-    config.batch = tiny.batch;
     config.use = TD_MODEL_INFERENCE;
     td_assert_ok(td_transformer_create(*state, &config, &inference));
 
@@ -325,14 +317,6 @@ TD_TEST(bad_calls)
     td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
     td_assert_ok(td_transformer_init(model, 1));
     td_assert_ok(td_transformer_init(inference, 1));
-    td_assert_refused(td_transformer_forward(model, ids, 0, 9, NULL), TD_BAD_ARGUMENT,
-                      "batch is 0, needs 1 to 2");
-    td_assert_refused(td_transformer_forward(model, ids, 3, 9, NULL), TD_BAD_ARGUMENT,
-                      "batch is 3, needs 1 to 2");
-    td_assert_refused(td_transformer_forward(model, ids, 2, 0, NULL), TD_BAD_ARGUMENT,
-                      "seq is 0, needs 1 to 9");
-    td_assert_refused(td_transformer_forward(model, ids, 2, 10, NULL), TD_BAD_ARGUMENT,
-                      "seq is 10, needs 1 to 9");
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
 
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));

@@ -236,3 +236,15 @@ bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend
         return true;
     }
 }
+
+int td_attend_open_cpu(void **state)
+{
+    td_assert_ok(td_device_open("cpu", (td_device **)state));
+    return 0;
+}
+
+int td_attend_close_cpu(void **state)
+{
+    td_device_close(*state);
+    return 0;
+}

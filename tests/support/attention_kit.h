@@ -36,6 +36,10 @@ void td_attend_go(td_attend_run *run, bool forward_only);
 /** Checks the fences. Accepts NULL. */
 void td_attend_close(td_attend_run *run);
 
+/** Setup and teardown of a test: *state is a CPU device. */
+int td_attend_open_cpu(void **state);
+int td_attend_close_cpu(void **state);
+
 /** The address of a row of q, k, v, o or their gradients. */
 void *td_attend_row(const td_attend_run *run, void *data, int64_t row);
 

@@ -41,6 +41,10 @@ typedef struct file_kind {
  * must be refused. */
 void file_check_kinds(int count, const file_kind *kinds);
 
+/* Writes a file again and again, with each call failing in turn: the old file must stay, or the file must be
+ * complete, which `read` checks if it is not NULL. Returns the number of failures that did no harm. */
+int64_t file_check_faults(td_status (*write)(const char *path), td_status (*read)(void));
+
 /* Whether the failed call (td_fault_name) allocates memory. The other: whether a file is complete without
  * this call. */
 bool file_fault_is_memory(void);

@@ -29,6 +29,19 @@ bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int 
  * exit status: `failed`, or 1. */
 int td_ranks_end(td_device *dev, td_comm *comm, int failed);
 
+/** A program of ranks that only runs its file's TD_TESTs. There are at least as many ranks as processors. */
+#define TD_RANKS_MAIN(dev, comm, info)                                                                       \
+    int main(int argc, char **argv)                                                                          \
+    {                                                                                                        \
+        int result;                                                                                          \
+                                                                                                             \
+        if (!td_ranks_begin(argc, argv, &(dev), &(comm), &result))                                           \
+            return result;                                                                                   \
+        td_assert_ok(td_comm_describe((comm), &(info)));                                                     \
+        td_assert_ok(td_cpu_set_threads(1));                                                                 \
+        return td_ranks_end((dev), (comm), td_run_tests(argv[1], NULL, NULL));                               \
+    }
+
 /** Sets the GPU of this rank in the options, "cuda:1". If TD_SHARE_GPU is set, ranks share the GPUs, and NCCL
  * gets a different host for each rank (NCCL_HOSTID, and nccl_host). */
 void td_ranks_gpu(td_comm_options *options, char name[24]);

@@ -7,14 +7,7 @@
 #include "shard/state.h"
 #include "support/compare.h"
 #include "support/ranks.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 /* 37 rows of 12 weights divided by three ranks leave a rest with weights, not only padding. */
 enum { SHARD_BATCH = 2, SHARD_CONTEXT = 8, SHARD_VOCAB = 37 };
