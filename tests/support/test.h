@@ -26,6 +26,10 @@
 #define td_run_tests(group, setup, teardown)                                                                 \
     _cmocka_run_group_tests((group), td_tests, (size_t)td_test_count, (setup), (teardown))
 
+/** For functions that compute a truth. Sanitizers would make them several times slower, and nothing of impl/
+ * runs in them. */
+#define TD_TRUTH __attribute__((optimize("O2"), no_sanitize("address", "undefined")))
+
 static struct CMUnitTest td_tests[64] __attribute__((unused));
 static int td_test_count __attribute__((unused));
 
