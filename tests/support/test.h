@@ -28,7 +28,12 @@
 
 /** For functions that compute a truth. Sanitizers would make them several times slower, and nothing of impl/
  * runs in them. */
-#define TD_TRUTH __attribute__((optimize("O2"), no_sanitize("address", "undefined")))
+#define TD_TRUTH TD_OPTIMIZE __attribute__((no_sanitize("address", "undefined")))
+#ifdef __clang__ /* does not know the attribute */
+#define TD_OPTIMIZE
+#else
+#define TD_OPTIMIZE __attribute__((optimize("O2")))
+#endif
 
 static struct CMUnitTest td_tests[64] __attribute__((unused));
 static int td_test_count __attribute__((unused));
