@@ -127,6 +127,7 @@ class NewModule(unittest.TestCase):
             ("double", "has another meaning"),
             ("json", "has another meaning"),
             ("instrument", "cmake/TandemTargets.cmake has a target of that name already"),
+            ("commands", "impl/cli/CMakeLists.txt has a target of that name already"),
             ("cli_faults", "tests/cli_faults.c is there already"),
             ("silu_mul", "is there already"),
             ("qkv_split", "impl/ops/ops.h has td_qkv_split_forward() already"),

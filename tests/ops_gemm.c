@@ -105,22 +105,24 @@ static layout lay(int64_t batch, int64_t rows, int64_t cols, int64_t more, int64
 static void *draw_integers(ops_case *c, td_dtype dtype, int64_t batch, layout l)
 {
     int64_t *drawn = ops_draw_ids(c, l.count, 7);
-    void *block = ops_room(c, dtype, l.count);
+    char *block = ops_room(c, dtype, l.count);
+    float *values = malloc((size_t)l.count * sizeof *values);
 
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t r = 0; r < l.rows; r++)
-            for (int64_t i = 0; i < l.cols; i++) {
-                int64_t at = b * l.stride + r * l.pitch + i;
-                float value = (float)(drawn[at] - 3);
+    assert_non_null(values);
+    for (int64_t i = 0; i < l.count; i++)
+        values[i] = (float)(drawn[i] - 3);
+    for (int64_t row = 0; row < batch * l.rows; row++) {
+        const int64_t at = row / l.rows * l.stride + row % l.rows * l.pitch;
 
-                td_assert_ok(
-                    td_convert(1, TD_F32, &value, dtype, (char *)block + (size_t)at * td_dtype_size(dtype)));
-            }
+        td_assert_ok(
+            td_convert(l.cols, TD_F32, values + at, dtype, block + (size_t)at * td_dtype_size(dtype)));
+    }
+    free(values);
     return block;
 }
 
 /* Replaces the elements of c, in float64, but not the memory between them. */
-static void reference(const td_gemm_shape *s, const double *a, const double *b, double *c)
+TD_TRUTH static void reference(const td_gemm_shape *s, const double *a, const double *b, double *c)
 {
     for (int64_t batch = 0; batch < s->batch; batch++)
         for (int64_t i = 0; i < s->m; i++)

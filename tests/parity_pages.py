@@ -1,6 +1,7 @@
 """The pages of parity/<module>.py are written from any records: all, some, or records without a number. The tests use
 the committed records and invented records of a GPU. A seeded choice removes and damages some of them."""
 
+import contextlib
 import itertools
 import random
 import re
@@ -28,6 +29,7 @@ from parity.core.view import Records
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
+NEWEST = load(COMMITTED).newest()
 MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists
 phases""".split()
 TRIALS = 12
@@ -62,10 +64,9 @@ def beyond_limits(sentence):
 
 class PagesTest(unittest.TestCase):
     def test_every_page_survives_missing_and_failed_records(self):
-        committed = load(COMMITTED).newest()
-        self.assertGreater(len(committed), 100)
+        self.assertGreater(len(NEWEST), 100)
         for name, module in sweep.discover("parity").items():
-            mine = [record for record in committed if record["module"] == name]
+            mine = [record for record in NEWEST if record["module"] == name]
             # a new module may have no results yet; ci/check/rooms.py checks that the map says so
             if not mine:
                 mine = [
@@ -150,7 +151,8 @@ class Apart(unittest.TestCase):
             wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
             self.assertFalse(wide > 1 and high > 1, f"{one} lies over {other}")
 
-    def pictures(self, pages):
+    @staticmethod
+    def pictures(pages):
         return [b for page in pages for s in page.shown() for b in s.blocks if isinstance(b, Figure)]
 
 
@@ -180,12 +182,14 @@ class Exports(Apart):
     @classmethod
     def setUpClass(cls):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        records = load(COMMITTED).newest()
         chosen = {name: module for name, module in sweep.discover("parity").items() if name in EXPORTED}
-        pages, broken = report.pages_of(chosen, records)
+        pages, broken = report.pages_of(chosen, NEWEST)
         assert not broken, broken
         cls.pages = list(pages.values())
-        with patch.object(plot, "save", lambda figure, _: plot.plt.close(figure) or b""):
+        with contextlib.ExitStack() as stack:  # a test draws the pictures once
+            stack.enter_context(patch.object(plot, "save", return_value=b""))
+            for picture in cls.pictures(cls.pages):
+                stack.enter_context(patch.object(picture, "draw"))
             for form in ("typst", "latex", "csv"):
                 report.export(cls.pages, cls.folder / form, form)
 
@@ -435,8 +439,7 @@ def invented(module, case, impl, gpu=True):
         found |= {"tflops": rng.random(), "gb_s": rng.random() * 4000}
     if "memory" in case.measure or case.deliverable == "leaderboard":
         found |= {"peak_mib": 10 * rng.random(), "requested_mib": 9.0}
-    phases = {name: statistics([rng.random(), 1.0]) for name in ("forward", "backward", "optimizer")}
-    found["phases"] = phases
+    found["phases"] = dict.fromkeys(("forward", "backward", "optimizer"), statistics([rng.random(), 1.0]))
     found["values"] = {name: 1 + rng.random() for name in VALUES} | {
         "furthest_grad": "a",
         "furthest_weight": "b",

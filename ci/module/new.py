@@ -56,7 +56,7 @@ def check_name(root: Path, name: str) -> None:
         for path in (root / folder).glob("*"):
             if path.name.split(".")[0] == name:
                 raise Refused(f"{path.relative_to(root)} is there already")
-    lists = [*root.glob("cmake/*.cmake"), root / "tests/CMakeLists.txt", root / "impl/CMakeLists.txt"]
+    lists = [*root.glob("cmake/*.cmake"), root / "tests/CMakeLists.txt", *root.glob("impl/**/CMakeLists.txt")]
     target = re.compile(
         rf"add_(?:library|executable|custom_target)\((?:td|test)_{name}\b|add_test\((?:NAME )?{name}\b"
     )

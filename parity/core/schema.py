@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,50 +123,81 @@ def parse(line: bytes) -> dict:
 
 def check(record: Any) -> None:
     """SchemaError unless it is a record."""
-    _sound("", record, MOST_DEPTH)
-    _fits("", record, RECORD)
+    try:
+        _sound(record, MOST_DEPTH)
+        _fits(record, RECORD)
+    except _WrongError as error:
+        raise SchemaError(error.sentence()) from error
     _agrees(record)
 
 
-def _sound(path: str, value: Any, deeper: int) -> None:
+class _WrongError(ValueError):
+    """A value is wrong. Functions that were called for the values around it have added their keys."""
+
+    def __init__(self, words: str, is_key: bool = False):
+        self.words, self.is_key = words, is_key
+        self.keys: list[str | int] = []  # the innermost first
+
+    def sentence(self) -> str:
+        path = ".".join(map(_word, reversed(self.keys))) or "it"
+        return f"{'a key of ' if self.is_key else ''}{path} {self.words}"
+
+
+def _sound(value: Any, deeper: int) -> None:
     """Values that JSON allows, but that break a file or a sum."""
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # half of a pair of surrogates, escaped
-            raise SchemaError(f"{path or 'it'} is {_shown(value)}, which is no Unicode") from error
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise SchemaError(f"{path} is {value}, needs to be finite")
-    elif isinstance(value, int) and abs(value) >= MOST_WHOLE:
-        raise SchemaError(f"{path} is {_shown(value)}, needs to be less than 2^63")
+        _unicode(value)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise _WrongError(f"is {value}, needs to be finite")
+    elif isinstance(value, int):
+        if abs(value) >= MOST_WHOLE:
+            raise _WrongError(f"is {_shown(value)}, needs to be less than 2^63")
     elif isinstance(value, (dict, list)):
         if deeper == 0:
             raise SchemaError(TOO_DEEP)
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in pairs:
-            _sound(f"a key of {path or 'it'}", key, 0)
-            _sound(_below(path, key), item, deeper - 1)
+        for key in value if isinstance(value, dict) else ():
+            _unicode(key, is_key=True)
+        for key, item in _items(value):
+            try:
+                _sound(item, deeper - 1)
+            except _WrongError as error:
+                error.keys.append(key)
+                raise
 
 
-def _fits(path: str, value: Any, kind: Any) -> None:
+def _unicode(text: str, is_key: bool = False) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half of a pair of surrogates, escaped
+        raise _WrongError(f"is {_shown(text)}, which is no Unicode", is_key) from error
+
+
+def _fits(value: Any, kind: Any) -> None:
     if isinstance(kind, Kind):
         if not kind.holds(value):
-            raise SchemaError(f"{path} is {_shown(value)}, needs {kind.words}")
+            raise _WrongError(f"is {_shown(value)}, needs {kind.words}")
         return
     wanted = kind.type if isinstance(kind, Each) else dict
     if not isinstance(value, wanted):
-        words = "a list" if wanted is list else "an object"
-        raise SchemaError(f"{path or 'it'} is {_shown(value)}, needs {words}")
+        raise _WrongError(f"is {_shown(value)}, needs {'a list' if wanted is list else 'an object'}")
     if isinstance(kind, Each):
-        for key, item in value.items() if wanted is dict else enumerate(value):
-            _fits(_below(path, key), item, kind.named.get(key, kind.kind))
-        return
-    for key in kind.must:
-        if key not in value:
-            raise SchemaError(f"{path or 'it'} has no {key}")
-    for key, wants in {**kind.must, **kind.may}.items():
-        if key in value:
-            _fits(_below(path, key), value[key], wants)
+        kinds = [(key, kind.named.get(key, kind.kind)) for key, _ in _items(value)]
+    else:
+        for key in kind.must:
+            if key not in value:
+                raise _WrongError(f"has no {key}")
+        kinds = [(key, wants) for key, wants in {**kind.must, **kind.may}.items() if key in value]
+    for key, wants in kinds:
+        try:
+            _fits(value[key], wants)
+        except _WrongError as error:
+            error.keys.append(key)
+            raise
+
+
+def _items(value: Any) -> Iterable:
+    return value.items() if isinstance(value, dict) else enumerate(value)
 
 
 def _agrees(record: Mapping) -> None:
@@ -188,11 +219,9 @@ def _agrees(record: Mapping) -> None:
             raise SchemaError(f"ms.median is {ms['median']}, that of the samples {middle}")
 
 
-def _below(path: str, key: str | int) -> str:
+def _word(key: str | int) -> str:
     word = str(key)
-    if not word.isprintable() or len(word) > SHOWN:
-        word = _shown(word)
-    return f"{path}.{word}" if path else word
+    return word if word.isprintable() and len(word) <= SHOWN else _shown(word)
 
 
 def _shown(value: Any) -> str:

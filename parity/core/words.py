@@ -82,8 +82,13 @@ def lines(module: str, heading: str, values: dict[str, Any]) -> list[str]:
     return [line for line in found if line is not None]
 
 
+@cache
+def compiled(line: str) -> jinja2.Template:
+    return ENVIRONMENT.from_string(line)
+
+
 def filled(line: str, values: dict[str, Any]) -> str | None:
     try:
-        return ENVIRONMENT.from_string(line).render(values).rstrip() if "{" in line else line
+        return compiled(line).render(values).rstrip() if "{" in line else line
     except (MissingError, jinja2.UndefinedError, TypeError):
         return None

@@ -1,8 +1,11 @@
 """The ranks of a program: their numbers, their waits, and their ends."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -10,8 +13,11 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
 from parity import bridge
-from parity_bridge.started import RANKS, OnRanks, Tied
+from parity_bridge.started import RANKS, OnRanks, Tied, preload
 
 # Ranks of loops, forked from a process that has imported PyTorch. Each rank writes the time of its error to
 # its file. The first process interrupts some ranks while they wait, and prints how all ended.
@@ -81,6 +87,14 @@ finally:
 """
 
 
+def example():
+    """What a rank of the README's example prints."""
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples/bridge.py"))
+    return said.getvalue()
+
+
 class Ranks(OnRanks):
     def test_ranks_of_a_launcher(self):
         for variables, expected in (
@@ -93,14 +107,22 @@ class Ranks(OnRanks):
                 self.assertRegex(run, "^[0-9a-f]{16}$")
 
     def test_the_example_of_the_readme(self):
-        root = Path(__file__).resolve().parents[2]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-        command = [*torchrun, str(root / "examples/bridge.py")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        weights = re.findall(r"weights sum to (\S+\d{6})", done.stdout)
-        self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), done.stdout)  # the same on every rank
+        """By the launcher behind torchrun, which gives the ranks their variables."""
+        preload()
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=RANKS,
+            run_id="example",
+            rdzv_backend="static",
+            rdzv_endpoint="127.0.0.1:0",
+            rdzv_configs={"rank": 0},
+            max_restarts=0,
+            start_method="forkserver",
+        )
+        said = elastic_launch(config, example)()
+        weights = [re.search(r"weights sum to (\S+\d{6})", text)[1] for text in said.values()]
+        self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), said)  # the same on every rank
 
     def test_waits_limits_and_ends(self):
         """The messages of a loop's ranks, and their ends."""

@@ -81,15 +81,20 @@ def a_rank(rank, what, ranks, folder, cuda, joined):
     dist.destroy_process_group()
 
 
+def preload():
+    """The context of processes that have imported PyTorch when they start."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "parity.bridge"])
+    return context
+
+
 class OnRanks(unittest.TestCase):
     def start(self, what, statuses=(0, 0), on_gpus=ON_GPUS, joined=True):
         for cuda in (False, True) if on_gpus else (False,):
             with self.subTest(cuda=cuda):
                 folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
-                context = torch.multiprocessing.get_context("forkserver")
-                context.set_forkserver_preload(["torch._dynamo", "parity.bridge"])
                 started = [
-                    context.Process(target=a_rank, args=(rank, what, len(statuses), folder, cuda, joined))
+                    preload().Process(target=a_rank, args=(rank, what, len(statuses), folder, cuda, joined))
                     for rank in range(len(statuses))
                 ]
                 for process in started:

@@ -1,5 +1,6 @@
 #include "support/attention_kit.h"
 
+#include "support/asan.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -158,7 +159,7 @@ static void without_a_query_the_output_is_the_mean_of_v(void **state)
     const td_attend_subject *subject = *state;
     const int64_t keys[] = {1, 2, 16, 64, 128, 256};
 
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+    for (size_t i = 0; i<sizeof keys / sizeof *keys; i += subject->few> 0 ? 3 : 1) {
         const int64_t n = keys[i], d = 5;
         const td_attention_shape shape = {
             .batch = 1, .heads = 1, .seq = 3, .seq_k = n, .head_dim = d, .dtype = TD_F32};
@@ -479,14 +480,17 @@ static void assert_spoilt(const td_attend_subject *subject, const td_attend_run 
                    {"lse", TD_ATTEND_LSE, clean->saved, run->saved, seq, 1, TD_F32}};
     const int count = subject->nan_block ? 5 : 4; /* naive saves P */
 
-    for (int i = 0; i < count; i++)
-        for (int64_t j = 0; j < s->batch * s->heads * outputs[i].rows * outputs[i].columns; j++) {
+    for (int i = 0; i < count; i++) {
+        const int64_t numel = s->batch * s->heads * outputs[i].rows * outputs[i].columns;
+        double *const values = td_as_f64(outputs[i].dtype, outputs[i].is, numel);
+
+        for (int64_t j = 0; j < numel; j++) {
             const size_t element = td_dtype_size(outputs[i].dtype);
             const td_attend_place to = {.tensor = outputs[i].tensor,
                                         .head = j / outputs[i].columns / outputs[i].rows,
                                         .row = j / outputs[i].columns % outputs[i].rows,
                                         .column = j % outputs[i].columns};
-            const bool is_nan = isnan(td_value_at(outputs[i].dtype, outputs[i].is, j));
+            const bool is_nan = isnan(values[j]);
 
             if (!is_nan && td_attend_depends(s, 1, bad, to))
                 fail_msg("%s[%d, %d, %d] is no NaN", outputs[i].name, (int)to.head, (int)to.row,
@@ -498,7 +502,16 @@ static void assert_spoilt(const td_attend_subject *subject, const td_attend_run 
                 fail_msg("%s[%d, %d, %d] is another number", outputs[i].name, (int)to.head, (int)to.row,
                          (int)to.column);
         }
+        free(values);
+    }
 }
+
+/* A third of the rows is enough under the sanitizers: the optimised tests have all of them. */
+#ifdef TD_ASAN
+enum { NEXT = 3 };
+#else
+enum { NEXT = 1 };
+#endif
 
 typedef struct nan_trial {
     const td_attend_subject *subject;
@@ -522,20 +535,22 @@ static void nan_goes_where_it_must(void **state)
                                       .mask = t->mask};
     /* The ends of groups of 16 and of tiles of 64, inside both, and the last query and key. */
     const int64_t rows[] = {0, 15, 16, 63, 64, 77, 90, 127, 128, 129, 200};
+    enum { ROWS = sizeof rows / sizeof *rows };
     td_attend_run *clean = td_attend_open(t->subject->impl, t->name, &shape);
     td_attend_run *run = td_attend_open(t->subject->impl, t->name, &shape);
     void *const inputs[] = {run->q, run->k, run->v, run->dout};
     const td_attend_tensor tensors[] = {TD_ATTEND_Q, TD_ATTEND_K, TD_ATTEND_V, TD_ATTEND_DOUT};
 
     td_attend_go(clean, false);
-    for (int i = 0; i < 4; i++)
-        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-            const bool of_query = tensors[i] == TD_ATTEND_Q || tensors[i] == TD_ATTEND_DOUT;
-            const int64_t of_head = of_query ? t->seq : t->seq_k;
+    for (int i = 0; i < 4; i++) {
+        const bool of_query = tensors[i] == TD_ATTEND_Q || tensors[i] == TD_ATTEND_DOUT;
+        const int64_t of_head = of_query ? t->seq : t->seq_k;
+
+        for (int r = 0; r < ROWS && (r == 0 || rows[r - 1] < of_head - 1); r += NEXT) {
             const td_attend_place bad = {.tensor = tensors[i],
-                                         .head = (int64_t)r % 2,
+                                         .head = r % 2,
                                          .row = rows[r] < of_head ? rows[r] : of_head - 1,
-                                         .column = 3 + (int64_t)r};
+                                         .column = 3 + r};
             const int64_t at = (bad.head * of_head + bad.row) * shape.head_dim + bad.column;
             const double was = td_value_at(t->dtype, inputs[i], at);
             const float back = (float)was;
@@ -545,6 +560,7 @@ static void nan_goes_where_it_must(void **state)
             assert_spoilt(t->subject, clean, run, bad);
             fill(t->dtype, (char *)inputs[i] + (size_t)at * td_dtype_size(t->dtype), 1, &back);
         }
+    }
     td_attend_close(clean);
     td_attend_close(run);
 }

@@ -124,7 +124,7 @@ static double *zeros(int64_t count)
     return values;
 }
 
-static double dot(const double *a, const double *b, int64_t count)
+TD_TRUTH static double dot(const double *a, const double *b, int64_t count)
 {
     double sum = 0;
 
@@ -134,9 +134,9 @@ static double dot(const double *a, const double *b, int64_t count)
 }
 
 /* One query of one head: its row of P, then its share of all gradients. */
-static void truth_of_query(const td_attention_shape *s, int64_t query, const double *q, const double *k,
-                           const double *v, const double *dout, double *p, double *o, double *lse, double *dq,
-                           double *dk, double *dv)
+TD_TRUTH static void truth_of_query(const td_attention_shape *s, int64_t query, const double *q,
+                                    const double *k, const double *v, const double *dout, double *p,
+                                    double *o, double *lse, double *dq, double *dk, double *dv)
 {
     const int64_t d = s->head_dim;
     const double scale = s->scale == 0 ? 1 / sqrt((double)d) : (double)s->scale;

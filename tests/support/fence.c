@@ -68,11 +68,16 @@ void td_fence_assert_written(const char *name, td_dtype dtype, const void *block
 {
     static const unsigned char poison[sizeof(double)] = {POISON_BYTE, POISON_BYTE, POISON_BYTE, POISON_BYTE,
                                                          POISON_BYTE, POISON_BYTE, POISON_BYTE, POISON_BYTE};
-    size_t size = td_dtype_size(dtype);
+    const size_t size = td_dtype_size(dtype), bytes = (size_t)count * size;
+    const char *const start = block, *at;
 
     assert_in_range(size, 1, sizeof poison);
-    assert_true((size_t)count * size <= bytes_of(block));
-    for (int64_t i = 0; i < count; i++)
-        if (memcmp((const char *)block + (size_t)i * size, poison, size) == 0)
-            fail_msg("%s[%lld] was not written", name, (long long)i);
+    assert_true(bytes <= bytes_of(block));
+    for (size_t from = 0; from < bytes && (at = memchr(start + from, POISON_BYTE, bytes - from)) != NULL;) {
+        const size_t element = (size_t)(at - start) / size;
+
+        if (memcmp(start + element * size, poison, size) == 0)
+            fail_msg("%s[%zu] was not written", name, element);
+        from = (element + 1) * size;
+    }
 }

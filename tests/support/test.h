@@ -26,6 +26,15 @@
 #define td_run_tests(group, setup, teardown)                                                                 \
     _cmocka_run_group_tests((group), td_tests, (size_t)td_test_count, (setup), (teardown))
 
+/** For functions that compute a truth. Sanitizers would make them several times slower, and nothing of impl/
+ * runs in them. */
+#define TD_TRUTH TD_OPTIMIZE __attribute__((no_sanitize("address", "undefined")))
+#ifdef __clang__ /* does not know the attribute */
+#define TD_OPTIMIZE
+#else
+#define TD_OPTIMIZE __attribute__((optimize("O2")))
+#endif
+
 static struct CMUnitTest td_tests[64] __attribute__((unused));
 static int td_test_count __attribute__((unused));
 

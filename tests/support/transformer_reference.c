@@ -36,7 +36,8 @@ static double *grad(const td_reference *r, int64_t layer, int which)
 
 /* ---- y = x w^T ---- */
 
-static void linear(int64_t rows, int64_t d_in, int64_t d_out, const double *x, const double *w, double *y)
+TD_TRUTH static void linear(int64_t rows, int64_t d_in, int64_t d_out, const double *x, const double *w,
+                            double *y)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t o = 0; o < d_out; o++) {
@@ -48,8 +49,8 @@ static void linear(int64_t rows, int64_t d_in, int64_t d_out, const double *x, c
 }
 
 /* dx and dw are added to. */
-static void linear_backward(int64_t rows, int64_t d_in, int64_t d_out, const double *x, const double *w,
-                            const double *dy, double *dx, double *dw)
+TD_TRUTH static void linear_backward(int64_t rows, int64_t d_in, int64_t d_out, const double *x,
+                                     const double *w, const double *dy, double *dx, double *dw)
 {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t o = 0; o < d_out; o++)
@@ -61,7 +62,7 @@ static void linear_backward(int64_t rows, int64_t d_in, int64_t d_out, const dou
 
 /* ---- y_i = x_i w_i / sqrt(mean(x^2) + eps) ---- */
 
-static double inverse_rms(int64_t d, const double *x)
+TD_TRUTH static double inverse_rms(int64_t d, const double *x)
 {
     double squares = 0;
 
@@ -70,7 +71,7 @@ static double inverse_rms(int64_t d, const double *x)
     return 1 / sqrt(squares / (double)d + eps);
 }
 
-static void norm(int64_t rows, int64_t d, const double *x, const double *w, double *y)
+TD_TRUTH static void norm(int64_t rows, int64_t d, const double *x, const double *w, double *y)
 {
     for (int64_t r = 0; r < rows; r++) {
         const double rstd = inverse_rms(d, x + r * d);
@@ -80,8 +81,8 @@ static void norm(int64_t rows, int64_t d, const double *x, const double *w, doub
 }
 
 /* dx and dw are added to. With s = 1 / rms, ds/dx_i = -s^3 x_i / d. */
-static void norm_backward(int64_t rows, int64_t d, const double *x, const double *w, const double *dy,
-                          double *dx, double *dw)
+TD_TRUTH static void norm_backward(int64_t rows, int64_t d, const double *x, const double *w,
+                                   const double *dy, double *dx, double *dw)
 {
     for (int64_t r = 0; r < rows; r++) {
         const double *xr = x + r * d, *dyr = dy + r * d;
@@ -98,7 +99,7 @@ static void norm_backward(int64_t rows, int64_t d, const double *x, const double
 
 /* ---- rotation of every pair of every head, in place; sign -1 is the transpose ---- */
 
-static void rotate(const td_reference *r, double *x, double sign)
+TD_TRUTH static void rotate(const td_reference *r, double *x, double sign)
 {
     const int64_t d = r->size.d_model, head_dim = d / r->size.heads;
 
@@ -114,8 +115,8 @@ static void rotate(const td_reference *r, double *x, double sign)
 
 /* ---- causal attention; p is [batch, heads, seq, seq] ---- */
 
-static void attention(const td_reference *r, const double *q, const double *k, const double *v, double *p,
-                      double *o)
+TD_TRUTH static void attention(const td_reference *r, const double *q, const double *k, const double *v,
+                               double *p, double *o)
 {
     const int64_t d = r->size.d_model, heads = r->size.heads, head_dim = d / heads, seq = r->seq;
 
@@ -144,8 +145,8 @@ static void attention(const td_reference *r, const double *q, const double *k, c
 }
 
 /* dq, dk and dv are added to. */
-static void attention_backward(const td_reference *r, const struct td_reference_acts *a, const double *d_o,
-                               double *dq, double *dk, double *dv)
+TD_TRUTH static void attention_backward(const td_reference *r, const struct td_reference_acts *a,
+                                        const double *d_o, double *dq, double *dk, double *dv)
 {
     const int64_t d = r->size.d_model, heads = r->size.heads, head_dim = d / heads, seq = r->seq;
     double *dp = zeros(seq);
@@ -175,7 +176,7 @@ static void attention_backward(const td_reference *r, const struct td_reference_
     free(dp);
 }
 
-static double log_sum_exp(int64_t count, const double *x)
+TD_TRUTH static double log_sum_exp(int64_t count, const double *x)
 {
     double largest = x[0], sum;
 
