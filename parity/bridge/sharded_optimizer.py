@@ -95,8 +95,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _agree(self) -> None:
-        """Before the first step of parameters: all ranks have the same ones in the same order. Without names, weights
-        and gradients tell them apart."""
+        """All ranks have the same parameters in the same order. Weights and gradients stand for names."""
         described = self._described()
         if self._agreed == len(described):
             return
@@ -214,7 +213,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def _hyper(group: dict) -> dict:
-    """The hyperparameters of a group."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
