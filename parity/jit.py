@@ -58,16 +58,12 @@ def run(case, draw, c):
 
 def error_sides(case, draw, c):
     """Forward and backward in one case: o and three gradients."""
-    q, k, v, dout = tensors = attend.inputs(case, draw)
+    tensors = attend.inputs(case, draw)
 
-    def eager(q, k, v, dout):
-        return attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal), q, k, v, dout)
+    def eager(*tensors):
+        return attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal), *tensors)
 
-    return {
-        "c": attend.judged(case, draw, c, "jit", tensors),
-        "torch_eager": lambda: eager(q, k, v, dout),
-        "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
-    }
+    return attend.error_sides(case, attend.judged(case, draw, c, "jit", tensors), eager, tensors)
 
 
 def timed_sides(case, draw, c):
@@ -97,8 +93,6 @@ def timed_sides(case, draw, c):
         ),
     }
 
-
-# ---- the page ----
 
 SIDES = ("c", "torch_eager", "torch_compile")
 
@@ -143,9 +137,8 @@ def answer(timed):
 
 
 def is_first(record):
-    """Whether a first call had to compile. NVRTC 12.9 and later find what they have compiled before in the driver's
-    cache, unless they are told not to: the code of a backward pass since its forward pass, that of JUDGED since their
-    errors were measured."""
+    """Whether a first call had to compile. Unless told not to, NVRTC 12.9 and later use the driver's cache: a backward
+    pass finds its forward pass's code, and a shape of JUDGED the code that its errors were measured with."""
     case = record["case"]
     before = case["pass"] == "backward" or dict(seq=case["seq"], head_dim=case["head_dim"]) in JUDGED
     kept = record.get("config", {}).get("caches", True)

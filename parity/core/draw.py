@@ -80,7 +80,6 @@ class Draw:
                 block.copy_(before)
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """What was drawn, by name."""
         return {name: tensor for name, (tensor, _) in self._inputs.items()}
 
     def complaints(self) -> list[str]:

@@ -61,9 +61,8 @@ def judge(
     eps: float | None = None,
     equals: Sequence[Outputs] = (),
 ) -> dict[str, Verdict]:
-    """The verdict of each side. PyTorch's sides get their errors measured; C's are held to the rules as well, with the
-    eps of each output's dtype unless another is given. `equals` are answers of the reference's formula, each with its
-    sums in another order; they may lack outputs."""
+    """The verdict of each side. Errors of PyTorch's sides are only measured. `eps` replaces that of an output's dtype.
+    `equals`: the reference's answers with sums in other orders, which may lack outputs."""
     sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
     truth = _tensors(truth)
     judged = _Judge(sides, truth, rules, reference, eps, [_tensors(outputs) for outputs in equals])
@@ -347,7 +346,6 @@ def _rounded(truth: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _tensors(outputs: Outputs) -> Outputs:
-    """Every output as a tensor or a string."""
     if not isinstance(outputs, Mapping):
         raise ProtocolError(f"a side returned {type(outputs).__name__}, needs a dict of outputs")
     result = {}

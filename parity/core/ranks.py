@@ -51,7 +51,7 @@ def missing(case: Case, device: str) -> str:
     return f"{ranks} ranks need {ranks} GPUs, here are {gpus}" if gpus < ranks else ""
 
 
-class Group:
+class Group(contextlib.AbstractContextManager):
     """So many ranks, started and connected. A context manager."""
 
     def __init__(self, ranks: int, settings, module: str = "parity.core.rank"):
@@ -66,9 +66,6 @@ class Group:
             self.close()
             raise
         self._lost = False
-
-    def __enter__(self) -> "Group":
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -201,8 +198,7 @@ def gpu_of(rank: int) -> str:
 
 
 def combined(of_ranks: Sequence[Sequence[dict]]) -> list[dict]:
-    """One record a side: rank 0's, with the worst status and the largest error of any rank. Times are the slowest
-    rank's on all of them already."""
+    """One record a side: rank 0's, whose times are the slowest rank's, with the worst status and the largest error."""
     found = []
     for records in zip(*of_ranks, strict=True):
         worst = max(range(len(records)), key=lambda rank: (_badness(records[rank]), -rank))
