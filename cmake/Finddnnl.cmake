@@ -1,5 +1,5 @@
-# oneDNN as DNNL::dnnl. The package's own dnnl-config.cmake is not used: on Debian it insists on the
-# development files of OpenCL, which the package does not depend on and a CPU build does not need.
+# oneDNN as DNNL::dnnl. The package has a dnnl-config.cmake, which is not used: on Debian it demands the
+# development files of OpenCL. The package does not depend on them, and a CPU build does not need them.
 
 find_path(DNNL_INCLUDE_DIR dnnl.h)
 find_library(DNNL_LIBRARY dnnl)

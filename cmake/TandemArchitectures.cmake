@@ -1,8 +1,7 @@
-# Which GPUs the kernels are compiled for. tests/architectures.cmake holds these functions to what they
-# promise.
+# The GPUs for which the kernels are compiled. tests/architectures.cmake tests these functions.
 
-# The compute capabilities of the machine's GPUs, each once, as "9.0;12.0"; empty where `smi` (nvidia-smi) is
-# not there or sees none.
+# The compute capabilities of the machine's GPUs, each once, as "9.0;12.0". Empty if `smi` (nvidia-smi) is
+# missing or finds no GPU.
 function(td_gpus_seen smi out)
   set(found "")
   if(smi)
@@ -16,9 +15,9 @@ function(td_gpus_seen smi out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# The architectures for GPUs of those capabilities by a compiler that knows `known` ("80;90;120"): their own
-# code, and PTX of compute_80 for what is newer than the compiler. Without a GPU that the kernels run on: code
-# for Hopper, and that PTX for every other from sm_80 on.
+# The architectures for GPUs with these capabilities. The compiler knows the architectures `known`
+# ("80;90;120"). The result has code for each GPU, and PTX of compute_80 for GPUs that the compiler does not
+# know. Without a GPU that can run the kernels: code for Hopper, and this PTX for all others from sm_80 on.
 function(td_choose_architectures capabilities known out)
   set(chosen "")
   foreach(capability IN LISTS capabilities)
@@ -54,7 +53,7 @@ function(td_architecture_flags architectures out)
     endif()
   endforeach()
   if("90" IN_LIST architectures AND "90a" IN_LIST architectures)
-    message(FATAL_ERROR "TANDEM_CUDA_ARCHITECTURES has 90 beside 90a: a GPU of 9.0 would load either")
+    message(FATAL_ERROR "TANDEM_CUDA_ARCHITECTURES has 90 and 90a: a GPU of 9.0 could load either")
   endif()
   set(${out} "${flags}" PARENT_SCOPE)
 endfunction()

@@ -1,6 +1,6 @@
-# TANDEM_CUDA, TANDEM_NCCL, TANDEM_CUPTI, TANDEM_NVTX, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where
-# its library and its sources are there, ON insists, OFF leaves it out. A backend that is off answers
-# TD_UNSUPPORTED at run time, or goes on without, and says so here.
+# TANDEM_CUDA, TANDEM_NCCL, TANDEM_CUPTI, TANDEM_NVTX, TANDEM_MPI, TANDEM_GLOO: AUTO turns a backend on if its
+# library and sources exist, ON demands it, OFF turns it off. This file prints which backends are off. Without
+# a backend the library returns TD_UNSUPPORTED at run time, or works without it.
 
 function(td_backend name what sources found)
   set(TANDEM_${name} AUTO CACHE STRING "${what}: AUTO, ON or OFF")
@@ -30,7 +30,7 @@ function(td_backend name what sources found)
   endif()
 endfunction()
 
-# The toolkit as its package has it, or in pieces: nvcc, and cuBLAS from elsewhere (ci/setup takes it from
+# The CUDA toolkit, from its package or in parts: nvcc, and cuBLAS from another place (ci/setup gets it from
 # PyPI).
 find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
 file(GLOB cublas_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu13"
@@ -65,7 +65,7 @@ if(TANDEM_HAVE_CUDA)
     message(STATUS "TANDEM_CUDA_ARCHITECTURES: ${TANDEM_CUDA_BUILT} (GPUs seen: ${seen})")
   endif()
   td_architecture_flags("${TANDEM_CUDA_BUILT}" TANDEM_CUDA_FLAGS)
-  # The flags above name the architectures, in a form that every CMake accepts.
+  # TANDEM_CUDA_FLAGS names the architectures, in a form that every CMake accepts.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   set(CMAKE_CUDA_COMPILER "${TANDEM_NVCC}")
   set(CMAKE_CUDA_STANDARD 17)
@@ -79,16 +79,16 @@ if(TANDEM_HAVE_CUDA)
   set_target_properties(tandem_cudart PROPERTIES IMPORTED_LOCATION "${TANDEM_CUDART}"
                         INTERFACE_LINK_LIBRARIES "dl;rt;pthread;stdc++")
   target_include_directories(tandem_cudart SYSTEM INTERFACE "${TANDEM_CUDART_INCLUDE}")
-  # Headers alone: the library is loaded when it is needed, from where the loader looks, or in this build from
-  # where it was found.
+  # Only headers are needed. The library is loaded at its first use, from the loader's folders. This build
+  # also searches the folder in which it was found.
   add_library(tandem_cublaslt INTERFACE)
   target_include_directories(tandem_cublaslt SYSTEM INTERFACE "${TANDEM_CUBLASLT_INCLUDE}")
   list(APPEND CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")
 endif()
 
-# NVRTC compiles attention when it is first called for a shape (impl/jit/). Nothing of it is needed here: the
-# library is loaded from where the loader looks, or in this build from where it was found. PyPI's package will
-# do.
+# NVRTC compiles attention when it is first called with a shape (impl/jit/). The build needs nothing of it.
+# The library is loaded from the loader's folders. This build also searches the folder in which it was found.
+# PyPI's package is enough.
 find_library(TANDEM_NVRTC NAMES nvrtc libnvrtc.so.13 HINTS "${toolkit}/lib64" /usr/local/cuda/lib64 ${cublas_wheels}
              PATH_SUFFIXES lib)
 mark_as_advanced(TANDEM_NVRTC)
@@ -99,8 +99,8 @@ elseif(TANDEM_HAVE_CUDA)
   message(STATUS "NVRTC: not found; attention that is compiled at run time needs libnvrtc.so.13 (PyPI: nvidia-cuda-nvrtc)")
 endif()
 
-# NCCL's header is enough: the library is loaded when it is needed, from where the loader looks, or in this
-# build from beside the header. PyPI's package has both.
+# Only NCCL's header is needed. The library is loaded at its first use, from the loader's folders. This build
+# also searches the folder in which it was found. PyPI's package has both.
 file(GLOB nccl_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/nccl")
 find_path(TANDEM_NCCL_INCLUDE nccl.h HINTS ${TANDEM_NCCL_ROOT} "${toolkit}" /usr/local/cuda ${nccl_wheels} PATH_SUFFIXES include)
 find_library(TANDEM_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${TANDEM_NCCL_ROOT} ${nccl_wheels} PATH_SUFFIXES lib)
@@ -115,7 +115,8 @@ if(TANDEM_HAVE_NCCL AND TANDEM_NCCL_LIBRARY)
   list(APPEND CMAKE_BUILD_RPATH "${nccl_folder}")
 endif()
 
-# CUPTI and NVTX, for tracing: headers alone. CUPTI is loaded when a GPU is traced; NVTX has no library.
+# CUPTI and NVTX, for traces: only headers are needed. CUPTI is loaded when a GPU is traced. NVTX has no
+# library.
 file(GLOB cupti_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu13")
 find_path(TANDEM_CUPTI_INCLUDE cupti.h HINTS "${toolkit}/include" /usr/local/cuda/include ${cupti_wheels}
           PATH_SUFFIXES include extras/CUPTI/include ../extras/CUPTI/include)
@@ -162,5 +163,5 @@ if(TANDEM_HAVE_GLOO)
   set(CMAKE_CXX_EXTENSIONS OFF)
 endif()
 
-# The engines of collectives, which are loaded from where they are built.
+# The engines of collectives. This build loads them from the folder in which it builds them.
 list(APPEND CMAKE_BUILD_RPATH "${PROJECT_BINARY_DIR}/impl")

@@ -1,10 +1,10 @@
-# td_install(): the libraries, their headers, and what lets others find them: find_package(tandem) and
-# tandem.pc.
+# td_install() installs the libraries, their headers, and the files by which other projects find them:
+# find_package(tandem) and tandem.pc.
 
 include(CMakePackageConfigHelpers)
 
-# Public is <module>/<module>.h, and every file named here. ci/check/symbols.py
-# holds this list to what the library exports.
+# Public headers are <module>/<module>.h and the files in this list. ci/check/symbols.py compares them with
+# the symbols that the library exports.
 set(TD_PUBLIC_HEADERS base/base.h base/build.h base/clock.h base/dtype.h base/record.h base/rng.h base/safetensors.h base/stats.h base/status.h
     transformer/hooks.h bench/ranks.h)
 
@@ -17,7 +17,7 @@ function(td_install)
     endif()
   endforeach()
   set_property(GLOBAL PROPERTY TD_PUBLIC_HEADERS ${TD_PUBLIC_HEADERS})
-  # For others all of them stand in one folder, in the build tree as in an installed one.
+  # Users of the library find all public headers in one folder, in the build tree and in an installed tree.
   set(folder "${PROJECT_BINARY_DIR}/include/tandem")
   set(written "")
   foreach(header IN LISTS TD_PUBLIC_HEADERS)
@@ -45,7 +45,7 @@ function(td_install)
   endforeach()
   configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/tandemConfig.cmake.in"
                                 "${PROJECT_BINARY_DIR}/tandemConfig.cmake" INSTALL_DESTINATION "${package}")
-  # Each finds the engines of collectives from where it lies itself.
+  # Each library finds the engines of collectives in its own folder.
   get_property(engines GLOBAL PROPERTY TD_ENGINES)
   if(engines)
     install(TARGETS ${engines} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
@@ -58,7 +58,7 @@ function(td_install)
   install(FILES "${PROJECT_BINARY_DIR}/tandemConfig.cmake" "${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake"
           "${PROJECT_SOURCE_DIR}/cmake/Finddnnl.cmake" DESTINATION "${package}")
 
-  # The prefix is found from where tandem.pc lies, so that an installed tree can be moved.
+  # tandem.pc finds the prefix from its own place, so an installed tree can be moved.
   set(pc_folder "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
   file(RELATIVE_PATH TANDEM_PC_TO_PREFIX "/${pc_folder}" "/")
   set(TANDEM_PC_CUDA "")

@@ -1,33 +1,34 @@
-# td_add_module(NAME SOURCES ... MAY_USE ... [CUDA_SOURCES ...]): a module of impl/ as objects; MAY_USE is
-#   what its files may include, and ci/check/floors.py holds them to it. CUDA_SOURCES, which may include
-#   kernels/ too, are left out of a build without CUDA.
+# td_add_module(NAME SOURCES ... MAY_USE ... [CUDA_SOURCES ...]): a module of impl/ as objects. MAY_USE lists
+#   the modules that its files may include; ci/check/floors.py checks this. A build without CUDA leaves out
+#   CUDA_SOURCES, which may also include kernels/.
 # td_add_kernels(SOURCES ...): kernels/ as objects.
-# td_add_engine(NAME SOURCES ... LIBRARIES ...): libtandem_NAME.so, which libtandem loads when it needs it.
+# td_add_engine(NAME SOURCES ... LIBRARIES ...): libtandem_NAME.so, which libtandem loads at its first use.
 # td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [FAULTS function ...] [LABELS ...] [TIMEOUT seconds]
 #   [ARGUMENTS ...]): a CMocka program that links the static modules (so that --wrap sees their calls) and
 #   tests/support. Doubles wrap the functions of FAULTS, and fail if told to (tests/support/fault.h).
-# td_add_run_path(TARGET FOLDER PATH): in the build tree TARGET looks for libraries in PATH and in
-#   CMAKE_BUILD_RPATH; once it is installed, into FOLDER, in PATH alone. To be called after install(TARGETS).
-# td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by
-#   every build that something changed for.
+# td_add_run_path(TARGET FOLDER PATH): in the build tree TARGET searches PATH and CMAKE_BUILD_RPATH for
+#   libraries. Installed into FOLDER, it searches only PATH. Call it after install(TARGETS).
+# td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(). Every build
+#   writes it again if its content has changed.
 
 include(CMakeParseArguments)
 include(CheckCCompilerFlag)
 
 add_library(td_flags INTERFACE)
 target_compile_definitions(td_flags INTERFACE _GNU_SOURCE)
-# -std=c11 would switch fused multiply-add off (-ffp-contract); errno and floating-point traps, which nothing
-# here reads, would keep the compiler from vectorising. NaN and infinity keep their meaning: no -ffast-math.
+# -std=c11 would turn off fused multiply-add (-ffp-contract). errno and floating-point traps would keep the
+# compiler from vectorising, and no code here reads them. NaN and infinity keep their meaning: -ffast-math is
+# not used.
 target_compile_options(td_flags INTERFACE -Wall -Wextra -Wpedantic -march=${TANDEM_MARCH}
                        -ffp-contract=fast -fno-math-errno -fno-trapping-math -fvisibility=hidden)
-# gcc and clang prefer 256-bit vectors on Intel's server cores; attention and the fused loops here gain from
-# 512. Other processors' compilers do not know the option.
+# gcc and clang prefer 256-bit vectors on Intel's server processors. Attention and the fused loops here are
+# faster with 512. Compilers for other processors do not know the option.
 check_c_compiler_flag(-mprefer-vector-width=512 TANDEM_HAVE_VECTOR_WIDTH)
 if(TANDEM_HAVE_VECTOR_WIDTH)
   target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU,Clang>:-mprefer-vector-width=512>)
 endif()
-# gcc 12 turns two branches into conditional moves and overwrites their flags in between, where it tunes for
-# Intel's cores from skylake on (seen with 12.2, an "i + 1 < n ? a : b" that took b).
+# If gcc 12 tunes for Intel's processors from skylake on, it may turn two branches into conditional moves and
+# overwrite their flags in between. Seen with 12.2: "i + 1 < n ? a : b" gave b.
 target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-fno-if-conversion>)
 # gcc 12 removes a call of a static function if the memory that the function writes is freed afterwards. It
 # does so although the function calls others (12.2, `forget_graphs` in td_train_destroy at -O1; at -O3 if the
@@ -44,7 +45,7 @@ if(TANDEM_SANITIZE)
   # gcov would count a branch for each value of a bool, each argument that may not be NULL, and each division.
   target_compile_options(td_instrument INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
                          -fno-sanitize=bool,nonnull-attribute,integer-divide-by-zero --coverage -fprofile-update=single)
-  # AddressSanitizer's dlopen stands between, and then only this older kind of run path is looked at.
+  # AddressSanitizer replaces dlopen, and its dlopen searches only this older kind of run path.
   target_link_options(td_instrument INTERFACE -fsanitize=address,undefined --coverage LINKER:--disable-new-dtags)
 endif()
 
@@ -77,7 +78,7 @@ function(td_add_module name)
   set_property(GLOBAL APPEND PROPERTY TD_MODULES td_${name})
 endfunction()
 
-# The text of a file of impl/ as the characters of `name`, in a source file called after it.
+# Makes a C source with the text of a file of impl/ as the characters of `name`.
 function(td_embed file name)
   add_custom_command(OUTPUT "${PROJECT_BINARY_DIR}/impl/${name}.c" VERBATIM
     COMMAND "${CMAKE_COMMAND}" "-DIN=${CMAKE_CURRENT_SOURCE_DIR}/${file}" "-DNAME=${name}"
@@ -91,7 +92,7 @@ function(td_add_engine name)
   add_library(tandem_${name} MODULE ${ARG_SOURCES})
   target_link_libraries(tandem_${name} PRIVATE td_flags td_instrument ${ARG_LIBRARIES})
   set_property(GLOBAL APPEND PROPERTY TD_ENGINES tandem_${name})
-  # What is built here finds it without being told; an installed library looks beside itself.
+  # The build tree has a run path to the engines; an installed library searches its own folder.
   add_dependencies(td_comm tandem_${name})
 endfunction()
 
@@ -131,7 +132,7 @@ function(td_add_test name)
   endif()
   add_executable(test_${name} ${ARG_SOURCES})
   target_link_libraries(test_${name} PRIVATE td_flags td_instrument td_support cmocka::cmocka ${ARG_LIBRARIES})
-  # What is tested is optimised; a test is compiled sooner so.
+  # The tested code is optimised. The tests themselves compile faster with fewer optimisations.
   target_compile_options(test_${name} PRIVATE $<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C>>:-O1>)
   foreach(used IN LISTS ARG_USES)
     target_link_libraries(test_${name} PRIVATE td_${used})
@@ -143,8 +144,8 @@ function(td_add_test name)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
 
-# CMake's own way ends the run path of the build tree with an empty element, which the loader takes for the
-# current folder: whoever runs the program there would run that folder's libraries.
+# CMake would end the run path of the build tree with an empty element. The loader takes this for the current
+# folder, so a program could load libraries from the folder in which a user starts it.
 function(td_add_run_path target folder path)
   set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH_USE_LINK_PATH ON
                         INSTALL_RPATH "${path};${CMAKE_BUILD_RPATH}")

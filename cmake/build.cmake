@@ -1,16 +1,17 @@
-# cmake -P: writes OUT, what td_build_info() answers, from TEMPLATE (impl/base/build.c.in), and leaves it
-# alone where nothing changed. Run by every build: what it was configured with may be older than the source.
-#   SOURCE    the source tree           MODULES   those of impl/, from the ground up, without td_
-#   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and last count
-#   in the ids
+# cmake -P: writes OUT, the source file of td_build_info(), from TEMPLATE (impl/base/build.c.in). If nothing
+# changed, OUT stays as it is. Every build runs this, because the configuration may be older than the source.
+#   SOURCE    the source tree           MODULES   modules of impl/ without td_, in the order of their layers
+#   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and the last
+#   change the ids
 #
-# The interface is a hash of the public headers without comments and white space. parity/core/library.py forms
-# the same one, and refuses a library with another.
+# The interface is a hash of the public headers without comments and white space. parity/core/library.py
+# computes the same hash, and refuses a library with another.
 #
-# The id of a module is a hash of its files, of the headers that they include, of the files that define the
-# functions and tables which they name, of what these need in turn, and of how all are compiled. So an edit of
-# one operation leaves results of flash attention as they are. Files for CUDA (cuda.c, cuda.h, cuda/) and the
-# kernels that they include count in a second id: a kernel's change leaves results of the CPU as they are.
+# The id of a module is a hash of its files, of all compile options, and of the files that its files need. A
+# file needs the headers that it includes, and the files that define the functions and tables that it names.
+# These files count with their needs in turn. So an edit of one operation does not make results of flash
+# attention invalid. Files for CUDA (cuda.c, cuda.h, cuda/) and the kernels that they include count in a
+# second id. So a change of a kernel does not make results of the CPU invalid.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -25,7 +26,7 @@ function(includes_of file out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# A hash of files by their paths in the source tree and their contents, behind some words.
+# A hash of files by their paths in the source tree and their contents, with some words in front.
 function(hash_of words files out)
   list(REMOVE_ITEM files "")
   list(SORT files)
@@ -40,8 +41,8 @@ function(hash_of words files out)
   set(${out} "${hash}" PARENT_SCOPE)
 endfunction()
 
-# kernels/<name>.h stands for all of kernels/<name>.* and kernels/<name>_*, for what these include, and for
-# the tiles.
+# kernels/<name>.h stands for all files kernels/<name>.* and kernels/<name>_*, for the files that these
+# include, and for kernels/tile/.
 function(kernel_files headers out)
   set(files "")
   set(seen "")
@@ -66,8 +67,8 @@ function(kernel_files headers out)
   set(${out} "${files}" PARENT_SCOPE)
 endfunction()
 
-# What the file needs: needs_<file>, files of impl/; kernels_<file>, headers of kernels/. Public headers name
-# functions only to declare them, and messages to tell the caller of them.
+# The needs of a file: needs_<file> are files of impl/, kernels_<file> are headers of kernels/. Names in
+# public headers and in messages do not count, because neither calls the function.
 function(read_needs file)
   includes_of("${SOURCE}/${file}" headers)
   set(kernels ${headers})
@@ -89,7 +90,8 @@ function(read_needs file)
   set(kernels_${file} "${kernels}" PARENT_SCOPE)
 endfunction()
 
-# The files and all that they need, those for CUDA only if `cuda`; kernel headers in <out>_kernels.
+# The files and all their needs. Files for CUDA count only if `cuda` is set. <out>_kernels gets the kernel
+# headers.
 function(closure_of files cuda out)
   set(found "")
   set(kernels "")
@@ -118,9 +120,9 @@ foreach(module IN LISTS MODULES)
     if(file MATCHES "/templates/")
       list(APPEND defined_td_${module}_template_${name} "${file}")
     elseif(NOT file MATCHES "\\.h$")
-      # A definition begins its line; what is static is the file's own.
+      # A definition begins at the start of a line. Static names belong to one file.
       file(READ "${SOURCE}/${file}" text)
-      string(REPLACE "[" "(" text "${text}") # which CMake's lists take for their own
+      string(REPLACE "[" "(" text "${text}") # CMake's lists treat [ in a special way
       string(REGEX MATCHALL "\n[a-zA-Z][^\n(=;]*td_[a-z0-9_]+( =|\\()" lines "\n${text}")
       foreach(line IN LISTS lines)
         if(NOT line MATCHES "^\n(static|typedef|return) ")
@@ -166,8 +168,8 @@ string(REGEX REPLACE "/\\*[^*]*\\*+([^/*][^*]*\\*+)*/|[ \t\r\n]" "" interface "$
 string(SHA256 TD_INTERFACE "${interface}")
 string(SUBSTRING "${TD_INTERFACE}" 0 16 TD_INTERFACE)
 
-# Outside a checkout of its own the commit is unknown: that of a repository around the source is not the
-# source's.
+# If the source tree is no checkout, the commit is unknown. A repository around the source tree belongs to
+# another project.
 set(TD_COMMIT unknown)
 set(TD_DIRTY false)
 find_program(GIT git)
@@ -184,7 +186,7 @@ if(GIT AND EXISTS "${SOURCE}/.git")
   endif()
 endif()
 
-# Flags may hold quotes; the template puts them between its own.
+# Flags may contain quotes, and the template puts quotes around them.
 string(REPLACE "\\" "\\\\" FLAGS "${FLAGS}")
 string(REPLACE "\"" "\\\"" FLAGS "${FLAGS}")
 configure_file("${TEMPLATE}" "${OUT}" @ONLY)

@@ -1,6 +1,6 @@
-# cmake -P: writes OUT, the public header IN as others include it: "<module>/<name>.h" becomes
-# <tandem/<name>.h>. Alone of all words of an include path `tandem` is ours: a caller may well have a base/ or
-# a device/ of its own.
+# cmake -P: writes OUT, the public header IN in the form for users: "<module>/<name>.h" becomes
+# <tandem/<name>.h>. Only the folder name `tandem` belongs to this project: a user's program may have its own
+# base/ or device/.
 cmake_minimum_required(VERSION 3.24)
 
 file(READ "${IN}" text)

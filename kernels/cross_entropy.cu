@@ -1,6 +1,6 @@
 #include "kernels/cross_entropy.h"
 
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/softmax.cuh"
 
 namespace
@@ -13,8 +13,8 @@ using namespace tile;
  * second read. */
 template <typename G> constexpr int RESIDENT = (G::WHOLE && G::HELD <= 5 ? 1536 : 1024) / G::BLOCK;
 
-/* A block has a row. Without dlogits most of the time goes into reading the row. 2,048 rows of 10,000 in
- * bf16, and a loop that only reads them, take (H200, 22 November 2026):
+/* A block has a row. Without dlogits, most of the time goes into reading the row. Times of this kernel and of
+ * a loop that only reads, for 2,048 rows of 10,000 in bf16 (H200, 22 November 2026):
  *
  *   18.1 and 17.5 us   after a write of 256 MB, whose dirty lines the L2 cache must write back
  *   14.9 and 13.4 us   after a read of 256 MB
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     row<T, W, G> in;
     running<T> all;
 
-    let_begin();
+    launch_dependents();
     for_pieces<G>(packs, [&](int first, int count) {
         in.take(logits + (r * vocab + (int64_t)first * W), count);
         all = all + sum_piece<T, W, G>(in, count);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     }
     if (!dlogits)
         return;
-    /* By the row's sum, not by lse: the rounding of lse to f32 would change every probability. */
+    /* The row's sum is used, not lse: the rounding of lse to f32 would change every probability. */
     const float factor = target >= 0 ? scale / all.sum : NAN;
     for_pieces<G>(packs, [&](int first, int count) {
         if (!G::WHOLE)
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
             store(dlogits + (r * vocab + (int64_t)first * W), index, rounded<T>(result));
         });
     });
-    /* The target's element, probability - 1, in float64, because the difference may be small. The thread that
-     * wrote its pack above writes it. */
+    /* The element of the target is probability - 1. It is computed in float64, because the difference may be
+     * small. The thread that wrote this pack above writes the element. */
     if (target >= 0 && target / W % G::THREADS == G::thread()) {
         const double share = exp((double)of_target - (double)all.top) / (double)all.sum;
         dlogits[r * vocab + target] = narrow<T>((float)(scale * (share - 1.0)));
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(1024) td_reduce_loss(int64_t rows, const doubl
     __shared__ double scratch[32];
     double sum = 0.0;
 
-    wait_for_first();
+    wait_for_primary();
 #pragma unroll 4
     for (int64_t r = threadIdx.x; r < rows; r += 1024)
         sum += losses[r];
@@ -132,7 +132,7 @@ cudaError_t td_cuda_cross_entropy(cudaStream_t stream, const td_cross_entropy_sh
                                                                  targets, share, losses, lse, (T *)dlogits);
             const cudaError_t code = cudaGetLastError();
             return code == cudaSuccess && loss
-                       ? launch_behind(stream, 1, 1024, td_reduce_loss, shape->rows, losses, loss)
+                       ? launch_dependent(stream, 1, 1024, td_reduce_loss, shape->rows, losses, loss)
                        : code;
         });
     });

@@ -1,6 +1,6 @@
 #include "kernels/embedding.h"
 
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/elements.cuh"
 #include "kernels/tile/sort.cuh"
 
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
  * 3. The other rows become 0. Any block finds them from the ids, so other blocks do this during the sort.
  *
  * The time depends on the number of tokens, not on their ids. With several chunks, time and work area also
- * grow with chunks * vocabulary. A warp would need long for a row of many tokens ("the"), so blocks sum rows
- * of more than FEW tokens, each block a piece of the columns. */
+ * grow with chunks * vocabulary. One warp would take long for a row of many tokens ("the"). So blocks sum the
+ * rows of more than FEW tokens; each block sums a piece of the columns. */
 
 constexpr int FEW = 16;
 /* A row's tokens in a list. */
@@ -53,7 +53,8 @@ struct range {
     int start, count;
 };
 
-/* A token whose id is outside the table belongs to row `vocab`, which does not exist and is not summed. */
+/* The lists of the sort. A token whose id is outside the table belongs to row `vocab`, which does not exist
+ * and is not summed. */
 struct lists {
     int *used;      /* [2] number of used entries of `ordered` (during the merge) and of `crowded` */
     int *rows;      /* [tokens] the row of each token of `ordered` */
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(SORT_BLOCK)
     range *const ranges = l.chunks + (int64_t)blockIdx.x * (vocab + 1);
     int key[TURNS], place[TURNS];
 
-    let_begin();
+    launch_dependents();
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         place[turn] = first + 32 * turn;
@@ -185,8 +186,8 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_place(int chunks, table t, li
     const int begin = blockIdx.x * BLOCK, row = begin + threadIdx.x;
     int count = 0, place = 0;
 
-    wait_for_first();
-    let_begin();
+    wait_for_primary();
+    launch_dependents();
     range *const found = l.chunks + row; /* found[chunk * pitch] is the row's range in a chunk */
     const int64_t pitch = t.vocab + 1;
 #pragma unroll 4
@@ -220,8 +221,8 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, c
 {
     const int at = blockIdx.x * BLOCK + threadIdx.x;
 
-    wait_for_first();
-    let_begin();
+    wait_for_primary();
+    launch_dependents();
     if (at >= tokens)
         return;
     const int token = l.listed[at], row = row_of(ids[token], vocab);
@@ -230,9 +231,9 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, c
     l.rows[place] = row;
 }
 
-/* Adds PIECES packs of each of `count` tokens to `sum`, in the tokens' order. The packs have numbers first,
- * first + 32, ... in a row of `packs`. token_of(n) is the n-th token. The loads of AT_ONCE tokens are in
- * flight together. */
+/* Adds PIECES packs of each of `count` tokens to `sum`, in the order of the tokens. The packs have the
+ * numbers first, first + 32, ... in a row of `packs` packs. token_of(n) is the n-th token. The loads of
+ * AT_ONCE tokens are in flight together. */
 template <int PIECES, int AT_ONCE, typename T, int W, typename F>
 __device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first, int count,
                                   F token_of)
@@ -338,10 +339,10 @@ __device__ inline void sum_crowded(range mine, int begin, int packs, const T *dy
 }
 
 /* Three blocks fit on each of the 132 SMs of an H100. The first blocks clear rows, which needs no wait. The
- * next blocks sum crowded rows, which take longest. */
+ * next blocks sum crowded rows, because these take longest. */
 constexpr int CLEAR_BLOCKS = 132 * 3, CROWD_BLOCKS = 132 * 3;
 
-/* Entries of the list for each warp. Of many tokens only few are the first of their row. */
+/* Entries of the list for each warp. If there are many tokens, few of them are the first of their row. */
 __host__ __device__ inline int positions_of(int tokens)
 {
     const int chunks = (tokens - 1) / CHUNK + 1;
@@ -363,7 +364,7 @@ __global__ void __launch_bounds__(BLOCK, 3)
         clear_share(t, blockIdx.x, clears, tokens, ids);
         return;
     }
-    wait_for_first();
+    wait_for_primary();
     const int block = blockIdx.x - clears;
     if (block >= CROWD_BLOCKS) {
         const int per_warp = positions_of(tokens);
@@ -406,9 +407,9 @@ cudaError_t sum_rows(cudaStream_t stream, const td_embedding_shape *shape, int c
     const int64_t warps =
         ((tokens - 1) / positions_of(tokens) + 1) * (int64_t)((packs - 1) / (32 * PIECES<W>)+1);
 
-    return launch_behind(stream, (unsigned)(clears + CROWD_BLOCKS + (warps - 1) / WARPS + 1), BLOCK,
-                         td_reduce_rows<T, D, W>, tokens, clears, t, ids, packs, (const T *)dy, accumulate,
-                         (D *)dweight, l);
+    return launch_dependent(stream, (unsigned)(clears + CROWD_BLOCKS + (warps - 1) / WARPS + 1), BLOCK,
+                            td_reduce_rows<T, D, W>, tokens, clears, t, ids, packs, (const T *)dy, accumulate,
+                            (D *)dweight, l);
 }
 
 } // namespace
@@ -456,9 +457,10 @@ cudaError_t td_cuda_embedding_backward(cudaStream_t stream, const td_embedding_s
     td_reduce_sort<<<chunks, SORT_BLOCK, 0, stream>>>(tokens, vocab, ids, l);
     code = cudaGetLastError();
     if (chunks > 1 && code == cudaSuccess)
-        code = launch_behind(stream, vocab / BLOCK + 1, BLOCK, td_reduce_place, chunks, t, l);
+        code = launch_dependent(stream, vocab / BLOCK + 1, BLOCK, td_reduce_place, chunks, t, l);
     if (chunks > 1 && code == cudaSuccess)
-        code = launch_behind(stream, (tokens - 1) / BLOCK + 1, BLOCK, td_reduce_list, tokens, vocab, ids, l);
+        code =
+            launch_dependent(stream, (tokens - 1) / BLOCK + 1, BLOCK, td_reduce_list, tokens, vocab, ids, l);
     if (code != cudaSuccess)
         return code;
     /* An f32 dy may have a 16-bit gradient of the table. A 16-bit dy has a gradient of its own type. */

@@ -62,7 +62,7 @@ struct nodes {
 #define NO_DATA
 #endif
 
-/* The kernel gets the priority of a kernel that waits for it: both were captured from one stream. */
+/* Gives the kernel the priority of a kernel that waits for it. Both were captured from one stream. */
 cudaError_t copy_priority(const nodes &from, cudaGraphNode_t to)
 {
     cudaError_t error = cudaSuccess;

@@ -1,5 +1,5 @@
-/** The launchers of flash attention: how a call is cut into blocks, and the small kernels before and after
- * the large ones. */
+/** The launchers of flash attention. They cut a call into blocks. The file also has the small kernels that
+ * run before and after the large ones. */
 #include "kernels/flash_hopper.h"
 #include "kernels/flash_plan.cuh"
 #include "kernels/hopper/maps.cuh"
@@ -17,7 +17,7 @@ using namespace flash;
 
 constexpr int THREADS = 256;
 
-/* ---- cutting ---- */
+/* ---- cutting a call into blocks ---- */
 
 int64_t whole(int64_t a, int64_t b)
 {
@@ -42,13 +42,13 @@ constexpr shortest shortest_backward(kind k)
     return k == kind::f32 ? shortest{1, 1} : shortest{2, 8};
 }
 
-/** Parts are made only if tiles leave SMs idle: as many parts as fill the GPU once. A causal mask makes
- * blocks unequal. Then there are up to four times as many parts, so that the times of the SMs become
- * equal. */
+/** Makes more than one part only if the tiles leave SMs idle: then as many parts as fill the GPU once. A
+ * causal mask makes blocks unequal. Then there are up to four times as many parts, so that the times of the
+ * SMs become equal. */
 cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t slots, bool causal,
            shortest least)
 {
-    constexpr int64_t MOST = 32; /* a part for each lane of the warp that adds them up */
+    constexpr int64_t MOST = 32; /* each lane of the warp that adds up the parts has one part */
     const int64_t blocks = tiles * heads * slices;
     int64_t parts = 1;
 
@@ -92,9 +92,9 @@ cut cut_backward(int sms, const td_attention_shape *shape, bool by_keys, int cap
                   (int64_t)sms * c.residents, shape->causal, shortest_backward(k));
 }
 
-/** Whether the kernel for Hopper's tensor cores computes the backward pass: widths up to 128 of 16-bit
- * elements, if the copy engine can read the rows. Deterministic blocks wait for each other: of few heads the
- * portable kernels are faster. */
+/** Whether Hopper's kernel computes the backward pass. It needs 16-bit elements, a width of at most 128, and
+ * rows that the copy engine can read. In the deterministic order blocks wait for each other; if there are few
+ * tiles, the portable kernels are then faster. */
 bool backward_takes_hopper(td_gpu gpu, const td_attention_shape *shape)
 {
     const int width = width_of(shape->head_dim);
@@ -119,9 +119,9 @@ struct scratch {
 
 struct backward_plan {
     cut by_keys, by_queries, on_hopper;
-    bool takes_hopper; /* if every row starts at 16 bytes */
+    bool takes_hopper; /* the kernel also needs rows that start at multiples of 16 bytes */
     float *lse, *dot, *dq_sums, *parts;
-    int64_t turns; /* if they are needed, as many ints after dq_sums, see backward_args */
+    int64_t turns; /* number of ints after dq_sums (backward_args.turns); 0: not needed */
     int *counter;
     size_t bytes;
 };
@@ -150,7 +150,8 @@ backward_plan plan_backward(td_gpu gpu, const td_attention_shape *shape, void *w
         const tiling c = tiling_of(pass::backward, kind::bf16, width_of(shape->head_dim, 90), 90);
         plan.turns = 2 * heads * whole(shape->seq, c.others);
     }
-    /* The portable width: it is at least Hopper's, and the portable kernels may have to take over. */
+    /* The portable width is at least Hopper's. The portable kernels run if an address is not a multiple of 16
+     * bytes. */
     if (plan.takes_hopper || (!shape->deterministic && kind_of_shape(shape) != kind::f32))
         plan.dq_sums = rest.floats(heads * rows_padded * width + plan.turns);
     if (shape->deterministic && plan.by_queries.parts > 1)
@@ -164,7 +165,7 @@ backward_plan plan_backward(td_gpu gpu, const td_attention_shape *shape, void *w
     return plan;
 }
 
-/* ---- before and after ---- */
+/* ---- kernels before and after the large ones ---- */
 
 template <typename T> __device__ float to_float(T x)
 {
@@ -216,7 +217,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     bool inside[ROWS_AT_ONCE];
     float sum[ROWS_AT_ONCE] = {}, sums_log[ROWS_AT_ONCE];
 
-    tile::let_begin();
+    tile::launch_dependents();
 #pragma unroll
     for (int i = 0; i < ROWS_AT_ONCE; i++) {
         const unsigned padded = first_query + (after + i * step) / o_heads;
@@ -296,7 +297,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, cons
         float sum = 0.0f;
         for (int part = 0; part < parts; part++) {
             const float by = __shfl_sync(~0u, weight, part);
-            if (by != 0.0f && c < head_dim) /* NaN passes */
+            if (by != 0.0f && c < head_dim) /* a weight of NaN is used */
                 sum += by * args.part_o[(part * rows + row) * head_dim + c];
         }
         if (c < head_dim)
@@ -322,8 +323,8 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(const fl
 }
 
 /** Rounds the sums of dQ. They lie in the order of accumulators: 128 floats for each 16 rows by 8 columns.
- * Rows g and g + 8 have their pairs of columns 4 floats apart. A warp has two such blocks of the same
- * rows, a thread 8 columns of a row. */
+ * The pairs of columns of rows g and g + 8 are 4 floats apart. A warp has two such blocks of the same rows. A
+ * thread has 8 columns of a row. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const float *sums, T *dq,
                                                                          const backward_args args)
@@ -333,7 +334,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const f
     const unsigned padded = row_block * 16 + row, head = padded / args.rows_padded;
     const int query = (int)(padded % args.rows_padded), column = (int)(block % pairs) * 16 + side * 8;
 
-    tile::wait_for_first();
+    tile::wait_for_primary();
     if (head >= (unsigned)args.heads || query >= args.seq || column >= args.head_dim)
         return;
     const float *const from = sums + (int64_t)block * 256 + side * 128 + row % 8 * 16 + row / 8 * 2;
@@ -387,7 +388,7 @@ float hidden_of(const td_attention_shape *shape)
     return shape->mask == TD_MASK_INF ? -INFINITY : -1e6f / shape->scale;
 }
 
-/** Sets the blocks of a forward pass, and gives it the scratch of their parts. */
+/** Sets how the forward pass is cut into blocks, and gives it the scratch of the parts. */
 void place_parts(const td_attention_shape *shape, cut blocks, scratch &rest, forward_args &args)
 {
     const int64_t rows = shape->batch * shape->heads * shape->seq;
@@ -484,8 +485,8 @@ cudaError_t prepare(cudaStream_t stream, const backward_args &args, const backwa
     return cudaGetLastError();
 }
 
-/** prepare, then dK and dV of all keys or of parts of them, and the sums of dQ if args has a place for them.
- * cudaErrorNotSupported: the driver refuses Hopper's tensor maps. */
+/** Runs prepare, then the kernel by keys. This kernel computes dK and dV, or their parts, and the sums of dQ
+ * if args has a place for them. cudaErrorNotSupported: the driver refuses Hopper's tensor maps. */
 template <typename T>
 cudaError_t run_by_keys(cudaStream_t stream, const td_attention_shape *shape, const backward_plan &plan,
                         backward_args &args, const void *o, const float *lse, td_gpu gpu, bool on_hopper)
@@ -505,7 +506,7 @@ cudaError_t run_by_keys(cudaStream_t stream, const td_attention_shape *shape, co
         error = k == kind::f32 ? prepare<T, kind::f32>(stream, args, plan, o, lse)
                                : prepare<T, kind::tf32>(stream, args, plan, o, lse);
     else
-        error = prepare<T, kind::bf16>(stream, args, plan, o, lse); /* f16 needs nothing else */
+        error = prepare<T, kind::bf16>(stream, args, plan, o, lse); /* f16 needs the same kernel */
     if (error != cudaSuccess)
         return error;
     if (on_hopper)
@@ -530,9 +531,9 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
     if (args.dq_sums) {
         const int64_t blocks = (int64_t)args.heads * args.rows_padded / 16 * (args.width / 16);
-        return tile::launch_behind(stream, (unsigned)whole(blocks * 32, THREADS), THREADS,
-                                   td_attention_flash_convert_dq<T>, plan.dq_sums, static_cast<T *>(args.dq),
-                                   args);
+        return tile::launch_dependent(stream, (unsigned)whole(blocks * 32, THREADS), THREADS,
+                                      td_attention_flash_convert_dq<T>, plan.dq_sums,
+                                      static_cast<T *>(args.dq), args);
     }
     args.blocks = plan.by_queries;
     error = run_pass(stream, kind_of_shape(shape), args, false);
@@ -553,9 +554,9 @@ bool flash::hopper_runs(td_gpu gpu)
 #endif
 }
 
-/** Takes the rows of a tile and the number of parts that promise the shortest time. The unit of time is a
- * step of 128 queries by 128 keys, some 1.1 us. Fitted to causal calls of 1, 4 and 16 heads with 128 to 32768
- * tokens (H100, bf16, 2026-11-26). */
+/** Chooses the rows of a tile and the number of parts for which the model below gives the shortest time. Its
+ * unit is a step of 128 queries by 128 keys, some 1.1 us. It was fitted to causal calls of 1, 4 and 16 heads
+ * with 128 to 32768 tokens (H100, bf16, 2026-11-26). */
 hopper_plan flash::plan_hopper_forward(td_gpu gpu, const td_attention_shape *shape)
 {
     constexpr double STEP[] = {0.75, 1, 1.17};                     /* of 64, 128 and 192 queries */
@@ -572,7 +573,7 @@ hopper_plan flash::plan_hopper_forward(td_gpu gpu, const td_attention_shape *sha
     for (int groups = 1; groups <= most; groups++)
         for (int parts = 1; parts <= std::min<int64_t>(steps, MOST_PARTS); parts *= 2) {
             const int64_t tiles = whole(shape->seq, 64 * groups), tasks = heads * tiles * parts;
-            /* GPCs of 18 SMs have no place for a fifth cluster of 4. */
+            /* GPCs of 18 SMs hold four clusters of 4, and two SMs are left over. */
             const int64_t slots = gpu.sms - (parts < 4 ? 0 : gpu.sms / 32);
             /* A cluster whose blocks have to wait for SMs starts late. */
             const double overhead = parts == 1 ? OVERHEAD * groups : 2.5 * parts;
@@ -603,8 +604,8 @@ bool td_cuda_flash_fits(const td_attention_shape *shape)
            heads * longest * shape->head_dim / THREADS <= MOST;
 }
 
-/* Tensors that do not start at 16 bytes take the portable kernels on any GPU, so the scratch is large
- * enough for both. */
+/* If tensors do not start at multiples of 16 bytes, the portable kernels run on any GPU. So the scratch is
+ * large enough for both. */
 size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape)
 {
     const hopper_plan plan = plan_hopper_forward(gpu, shape);

@@ -1,9 +1,9 @@
 /** FlashAttention-2 on CUDA, sm_80 and later. `shape` is resolved: seq_k and scale are filled in. dtype is
- * TD_F32 (with or without tf32), TD_BF16 or TD_F16, head_dim at most 256. flash/flash.h describes the
- * tensors and their order. `work` is 256-byte aligned. It has as many bytes as td_cuda_flash_*_bytes
- * returns for the same arguments, and may be NULL if that is 0.
+ * TD_F32 (with or without tf32), TD_BF16 or TD_F16, head_dim at most 256. flash/flash.h describes the tensors
+ * and their order. `work` is 256-byte aligned. Its size is what td_cuda_flash_*_bytes returns for the same
+ * arguments. It may be NULL if the size is 0.
  *
- * The number of SMs decides how many parts a sequence has, and so the order of sums. */
+ * The number of SMs decides the number of parts of a sequence, and so the order of sums. */
 #ifndef TD_KERNELS_FLASH_H
 #define TD_KERNELS_FLASH_H
 
@@ -17,11 +17,11 @@ TD_BEGIN_DECLS
  * GPU. */
 typedef struct td_gpu {
     int sms;      /* streaming multiprocessors */
-    int free_sms; /* without those that kernels of collectives and of the update hold; at least 1 */
+    int free_sms; /* the SMs that no kernel of a collective or an update holds; at least 1 */
     int capability;
 } td_gpu;
 
-/** Whether a grid has blocks for all tiles of the shape. The functions below need such a shape. */
+/** Whether a grid can have a block for each tile of the shape. The functions below need such a shape. */
 bool td_cuda_flash_fits(const td_attention_shape *shape);
 
 size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape);

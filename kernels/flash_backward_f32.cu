@@ -119,8 +119,8 @@ __device__ inline void add_dq(const backward_args &args, float *dq, const float 
     }
 }
 
-/** By keys: dK and dV of a tile of keys, and adds to dQ if dq_sums is not NULL. By queries: dQ of a tile
- * of queries. The kernel on tensor cores does the same, but here dq_sums is dQ itself. */
+/** By keys: dK and dV of a tile of keys, and adds to dQ if dq_sums is not NULL. By queries: dQ of a tile of
+ * queries. flash_backward_mma.cuh does the same on tensor cores. Here dq_sums is dQ. */
 template <int D, bool BY_KEYS>
 __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     void td_attention_flash_backward_f32(const backward_args args)
@@ -224,8 +224,8 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
                 x = weight * tile::exp2_fast(fmaf(x, args.exponent.high, low));
             }
         }
-        /* A query that sees one key has P = 1 and dS = 0 for any score, or both are NaN. Here both are
-         * exact: neither has the rounding of lse or of two equal sums. */
+        /* If a query sees one key, P = 1 and dS = 0 for any score, or both are NaN. This code makes both
+         * exact: they have no rounding of lse or of two equal sums. */
         const auto sees_one = [&](int r, int n) {
             return args.seq_k == 1 || (args.causal && 0 == (BY_KEYS ? first_moving + across + G::ACROSS * n
                                                                     : first + down + G::DOWN * r));

@@ -2,12 +2,12 @@
  *
  * One kernel serves both directions. By keys, a block owns a tile of K and V. It computes S^T = K Q^T and
  * dP^T = V dO^T, and sums dV += P^T dO and dK += dS^T Q. By queries, a block owns a tile of Q and dO. It
- * computes S = Q K^T and dP = dO V^T, and sums dQ += dS K. In both directions the accumulators of the
- * scores are left operands without a change, and P never leaves the registers.
+ * computes S = Q K^T and dP = dO V^T, and sums dQ += dS K. In both directions the accumulators of the scores
+ * are left operands without a change, and P never leaves the registers.
  *
- * dQ by keys takes 5 GEMMs instead of 7, and half the exponentials. Its contraction runs over the keys of
- * all warps of a block. So dS^T goes through shared memory, and many blocks add to the same f32 sums in
- * device memory by atomics. */
+ * If the kernel by keys also computes dQ, the pass has 5 GEMMs instead of 7, and half the exponentials. The
+ * sum for dQ runs over the keys of all warps of a block. So dS^T goes through shared memory, and many blocks
+ * add to the same f32 sums in device memory by atomics. */
 #ifndef TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 #define TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 
@@ -227,8 +227,8 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
                     }
             }
             if (sizeof(T) == 4 && masked) {
-                /* A query that sees one key has P = 1 for any score. Its dS is 0, or NaN, without the
-                 * rounding of two equal sums. */
+                /* If a query sees one key, P = 1 for any score. dS is then 0, or NaN, without the rounding of
+                 * two equal sums. */
 #pragma unroll
                 for (int i = 0; i < BLOCKS; i++)
 #pragma unroll

@@ -60,7 +60,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     __syncthreads();
     fetch_rows(v_tile, args.v, end - 1);
 
-    /* Each tile of keys has at least one sum of its own. This costs nothing, because O is rescaled anyway. */
+    /* Each tile of keys has at least one separate sum. This costs nothing, because O is rescaled anyway. */
     float o[G::R][G::M][4] = {}, max[G::R], sum[G::R] = {};
 #pragma unroll
     for (int r = 0; r < G::R; r++)

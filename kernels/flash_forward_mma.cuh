@@ -133,8 +133,8 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
         }
 
         /* Exponents are relative to a maximum of the scores so far. The maximum and O stay while no row of
-         * the warp exceeds its maximum by more than a factor of 2^8. f32 sums and all types of P have room
-         * for this factor. */
+         * the warp exceeds its maximum by more than a factor of 2^8. f32 sums and all types of P can hold
+         * values 2^8 times larger. */
         float top[BLOCKS][2];
         bool outgrown = false;
 #pragma unroll

@@ -11,14 +11,14 @@ namespace flash
 /** Whether this build, GPU and driver can run Hopper's kernels: code for sm_90a, and tensor maps. */
 bool hopper_runs(td_gpu gpu);
 
-/** A cluster of 8 has fewer SMs to run on, and was never the fastest. */
+/** The most blocks of a cluster. A cluster of 8 can use fewer SMs, and was never the fastest. */
 constexpr int MOST_PARTS = 4;
 
 /** How the forward pass cuts a shape. A tile of queries has 64 rows for each of `groups` warpgroups. Its
  * keys are cut into `parts` (1, 2 or 4), one for each block of a cluster. The blocks add up their results. */
 struct hopper_plan {
     int groups; /* 0: there is no kernel for this shape */
-    cut blocks; /* heads: as many keys and values as the L2 cache holds */
+    cut blocks; /* blocks.heads: the number of heads whose keys and values fit in the L2 cache */
 };
 
 hopper_plan plan_hopper_forward(td_gpu gpu, const td_attention_shape *shape);

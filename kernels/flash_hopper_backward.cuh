@@ -4,23 +4,23 @@
  * request 3465): dK starts before the kernel waits for dV.
  *
  * A task is 128 keys and the queries that see them. Two warpgroups have 64 keys each. They compute S^T = K
- * Q^T and dP^T = V dO^T for a tile of queries. P^T and dS^T then lie in registers as the left operands of
- * dV += P^T dO and dK += dS^T Q. dS also goes to shared memory, because dQ = dS K sums over the keys of
- * both warpgroups.
+ * Q^T and dP^T = V dO^T for a tile of queries. P^T and dS^T then lie in registers as the left operands of dV
+ * += P^T dO and dK += dS^T Q. dS also goes to shared memory, because dQ = dS K sums over the keys of both
+ * warpgroups.
  *
- * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is
- * dV and dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS
- * of the other warpgroup, and both would compute P at the same time. FlashAttention-3 does that. 16 heads
- * of 16384, causal, take 2.41 ms with turns and 2.57 without at head_dim 64, 4.40 and 4.74 at 128 (H100,
- * bf16, 2026-11-26). dQ one tile later alone brings nothing.
+ * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is dV
+ * and dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS of the
+ * other warpgroup, and both would compute P at the same time. FlashAttention-3 does that. 16 heads of 16384,
+ * causal, take 2.41 ms with turns and 2.57 without at head_dim 64, 4.40 and 4.74 at 128 (H100, bf16,
+ * 2026-11-26). If only dQ moves one tile later, without turns, the kernel takes as long as before.
  *
- * A third warpgroup gives its registers away. One of its warps loads K, V and Q, another loads dO. The
- * other two add the dQ of a warpgroup to the sums in global memory (copies.cuh: bulk_add). If each thread
- * adds its own accumulators instead, the kernel takes 4 % longer.
+ * A third warpgroup gives its registers to the other two. One of its warps loads K, V and Q, another loads
+ * dO. The other two warps each add the dQ of one warpgroup to the sums in global memory (copies.cuh:
+ * bulk_add). If each thread adds its own accumulators instead, the kernel takes 4 % longer.
  *
- * There are as many blocks as free SMs. A block takes one task after another. The tiles of the next task
- * load while the gradients of the task before are stored. 4 x 25 heads of 512, head_dim 64, take 49 us,
- * and 55 us with a block for each task. */
+ * There are as many blocks as free SMs. A block takes one task after another. The tiles of the next task load
+ * while the gradients of the task before are stored. 4 x 25 heads of 512, head_dim 64, take 49 us, and 55 us
+ * with a block for each task. */
 #ifndef TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 
@@ -48,13 +48,13 @@ struct backward_arguments : backward_args {
 template <int D> struct shapes {
     static constexpr tiling C = tiling_of(pass::backward, kind::bf16, D, 90);
     static constexpr int KEYS = C.rows, QUERIES = C.others, STAGES = C.stages, THREADS = 32 * C.warps;
-    /* A warpgroup may write dS while the other still reads dS of two tiles before. */
+    /* One warpgroup may write dS while the other still reads the dS of two tiles before. */
     static constexpr int DSCORES = 3;
     /* Columns of a panel, and bytes of its rows. */
     static constexpr int PANEL = D < 64 ? D : 64, W = 2 * PANEL, PANELS = (D + PANEL - 1) / PANEL;
     static constexpr int KEY_PANEL = KEYS * W, QUERY_PANEL = QUERIES * W;
     static constexpr int KEY_TILE = PANELS * KEY_PANEL, QUERY_TILE = PANELS * QUERY_PANEL;
-    /* A row of dS has the 64 keys of a warpgroup. */
+    /* A row of dS has the 64 keys of one warpgroup. */
     static constexpr int DSCORE_PANEL = QUERIES * 128, DSCORE_TILE = 2 * DSCORE_PANEL;
     /* Each warpgroup computes 64 columns of dQ, or if a panel holds all columns, 64 rows. */
     static constexpr bool BY_ROWS = QUERIES == 128;
@@ -65,7 +65,7 @@ template <int D> struct shapes {
     static constexpr int BYTES = BARRIERS + (6 + 4 * STAGES) * 8 + 2 * 4;
 };
 
-/** Named barriers. Each has a number for each warpgroup, except the last, which is one barrier. */
+/** Named barriers, one for each warpgroup. */
 enum { DQ_FULL = 1, DQ_EMPTY = 3, GROUP_WRITTEN = 5, TURN = 7, DSCORES_FULL = 9 };
 
 /** Barriers in shared memory, and the block's tasks. */
@@ -101,7 +101,7 @@ template <int D> struct pipeline {
         barrier_init_done();
     }
 
-    /** Tells all warps the block's task number `count`. There are places for two tasks. */
+    /** Tells all warps the number of the block's next task, its `count`th. Memory holds two numbers. */
     __device__ void publish(int count, int task) const
     {
         barrier_wait(&task_empty[count % 2], count / 2 % 2 ^ 1);
@@ -109,7 +109,7 @@ template <int D> struct pipeline {
         barrier_arrive(&task_full[count % 2]);
     }
 
-    /** The block's task number `count`, for all active threads of a warp. */
+    /** Returns the number of the block's `count`th task, to all active threads of a warp. */
     __device__ int task_at(int count) const
     {
         barrier_wait(&task_full[count % 2], count / 2 % 2);
@@ -161,7 +161,7 @@ template <int D> __device__ void load_queries(const backward_arguments &args, un
                                        barriers.keys_full, once_policy());
         load_tile<S::PANELS, S::PANEL>(memory + S::V, S::KEY_PANEL, &args.v_map, mine.first_key, 0, mine.head,
                                        barriers.keys_full, once_policy());
-        tile::wait_for_first();
+        tile::wait_for_primary();
 #pragma unroll 1
         for (int j = mine.begin; j < mine.end; j++, stage.advance()) {
             const int i = stage.place, row = j * S::QUERIES;
@@ -187,7 +187,7 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
 
     if (!ordered)
         barriers.publish(0, index);
-    tile::wait_for_first();
+    tile::wait_for_primary();
     if (ordered) {
         index = atomicAdd(args.counter, 1);
         barriers.publish(0, index);
@@ -208,7 +208,8 @@ template <int D> __device__ void load_gradients(const backward_arguments &args, 
                                            mine.head / args.o_heads, &barriers.dout_full[i], keep_policy());
             bulk_load(memory + S::DOT + i * S::STAT, dot + row, S::STAT, &barriers.dout_full[i]);
         }
-        /* At most STAGES tiles before the end of the task, so that the blocks end at about the same time. */
+        /* The next task is taken at most STAGES tiles before the end of this one, so that the blocks end at
+         * about the same time. */
         index = atomicAdd(args.counter, 1) + (ordered ? 0 : (int)gridDim.x);
         barriers.publish(count, index);
     }
@@ -222,8 +223,8 @@ template <int D> __device__ constexpr int columns_of(int group)
     return S::BY_ROWS || D - group * S::PANEL > S::PANEL ? S::PANEL : D - group * S::PANEL;
 }
 
-/** For a warp: waits until `count` other warps have called pass_on. Their reduce-adds have then ended, and
- * this warp's come later. */
+/** A warp waits here until `count` other warps have called pass_on. Their reduce-adds have then ended, so
+ * this warp adds after them. */
 __device__ inline void wait_until(const int *turn, int count)
 {
     int passed;
@@ -235,7 +236,7 @@ __device__ inline void wait_until(const int *turn, int count)
     __syncwarp();
 }
 
-/** Gives the turn to the next warp. Each lane has waited for its own adds. */
+/** Gives the turn to the next warp. Each lane has already waited for its own adds. */
 __device__ inline void pass_on(int *turn)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -246,7 +247,7 @@ __device__ inline void pass_on(int *turn)
 }
 
 /** A warp that adds the dQ of one warpgroup to the sums. With `turns` the tiles of keys add to a tile of
- * queries in order. Tasks are taken in this order too, so a block waits only for blocks that run. */
+ * queries in order. Tasks start in this order too, so a block waits only for blocks that run. */
 template <int D> __device__ void add_tiles(const backward_arguments &args, unsigned char *memory, int group)
 {
     using S = shapes<D>;
@@ -255,7 +256,7 @@ template <int D> __device__ void add_tiles(const backward_arguments &args, unsig
     const int columns = columns_of<D>(group), lane = threadIdx.x % 32,
               query_tiles = (args.seq + S::QUERIES - 1) / S::QUERIES;
 
-    tile::wait_for_first();
+    tile::wait_for_primary();
 #pragma unroll 1
     for (int count = 0;; count++) {
         const int index = barriers.task_at(count);
@@ -284,8 +285,8 @@ template <int D> __device__ void add_tiles(const backward_arguments &args, unsig
                 __syncwarp();
             }
         }
-        /* The warpgroup now uses the place of dQ for dK. Both sides meet once more, so that no arrival is
-         * left for the next task. */
+        /* The warpgroup now stores dK in the place of dQ. Both sides wait for each other once more, so
+         * that no arrival is left over for the next task. */
         group_arrive<GROUP + 32>(DQ_EMPTY + group);
         group_sync<GROUP + 32>(DQ_FULL + group);
     }
@@ -356,7 +357,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
     const uint64_t k_columns =
         columns_operand<S::W>(base + S::K + (S::BY_ROWS ? 0 : group * S::KEY_PANEL), S::KEY_PANEL);
     const uint64_t ds_rows = rows_operand(base + S::DS + (S::BY_ROWS ? group * 64 * 128 : 0));
-    /* Where this lane writes dS, transposed. */
+    /* The address at which this lane writes dS, transposed. */
     const uint32_t ds_lane =
         base + S::DS + group * S::DSCORE_PANEL +
         swizzled(((lane & 7) + 8 * (lane >> 4)) * 128 + warp * 32 + ((lane >> 3) & 1) * 16);
@@ -365,7 +366,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
     ring<S::STAGES> stage;
     int buffer = 0; /* of dS of this tile */
 
-    /* dQ of the tile before, whose dS both warpgroups have written. */
+    /* dQ of the tile before. Both warpgroups have written dS of that tile. */
     float dq[NQ / 2];
     const auto start_dq = [&] {
         const int before = buffer == 0 ? S::DSCORES - 1 : buffer - 1;
@@ -386,7 +387,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         group_arrive<GROUP + 32>(DQ_FULL + group);
     };
 
-    /* S^T of the next tile is under way while the loop starts again. */
+    /* The GEMM of S^T of the next tile runs while the loop starts again. */
     float s[QUERIES / 2];
     const auto start_scores = [&](bool wait) {
         if (wait)
@@ -416,7 +417,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         if (group == 1 && mine.begin < mine.end)
             group_arrive<2 * GROUP>(TURN);
         start_scores(mine.begin < mine.end);
-        /* The gradients of the task before have left shared memory. */
+        /* The gradients of the task before have been copied out of shared memory. */
         if (threadIdx.x % GROUP == 0)
             bulk_wait_read<0>();
         group_sync<GROUP>(GROUP_WRITTEN + group);
@@ -479,7 +480,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
             }
             bulk_fence();
 
-            /* The turn also says that the other warpgroup has written dS of the tile before. */
+            /* When this turn begins, the other warpgroup has written dS of the tile before. */
             group_sync<2 * GROUP>(TURN + group);
             gemm_begin();
 #pragma unroll
@@ -490,7 +491,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
             for (int c = 0; c < QUERIES / 16; c++)
                 gemm<T, D, true>(dk, ds[c], further(q_columns, at + columns_step<S::W>(c)), true);
             gemm_commit();
-            /* Before the first tile there is no dS: this dQ is of no use. */
+            /* Before the first tile there is no dS; this dQ is not used. */
             start_dq();
 
             gemm_wait<2>();
@@ -507,7 +508,7 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
                 pin(ds[c]);
             }
             stage.advance();
-            /* After the last tile these scores are of no use. */
+            /* After the last tile these scores are not used. */
             start_scores(j + 1 < mine.end);
             gemm_wait<1>();
             pin(dq);
@@ -521,7 +522,10 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         gemm_wait<0>();
         pin(s);
         if (mine.begin < mine.end) {
-            group_sync<2 * GROUP>(DSCORES_FULL);
+            /* A barrier for each warpgroup: the two may run different code here, and synccheck takes one
+             * barrier with waits at two addresses for an error. */
+            group_arrive<2 * GROUP>(DSCORES_FULL + (group ^ 1));
+            group_sync<2 * GROUP>(DSCORES_FULL + group);
             gemm_begin();
             start_dq();
             gemm_wait<0>();
@@ -579,7 +583,7 @@ __global__ __launch_bounds__(shapes<D>::THREADS, 1) //
         pipeline<D>(memory).init();
     }
     __syncthreads();
-    tile::let_begin();
+    tile::launch_dependents();
     if (group == 2) {
         give_registers<24>();
         if (warp == 9 || warp == 10)
@@ -604,8 +608,8 @@ __global__ __launch_bounds__(shapes<D>::THREADS, 1) //
 
 /* ---- on the host ---- */
 
-/** Heads whose Q, dO and sums of dQ together take at most 40 MB, a power of two: FlashAttention-3's rule. The
- * L2 cache of an H100 has 50 MB. */
+/** The number of heads whose Q, dO and sums of dQ together have at most 40 MB, as a power of two. This is
+ * FlashAttention-3's rule. The L2 cache of an H100 has 50 MB. */
 inline int section_of(const backward_args &args)
 {
     const int64_t bytes = (int64_t)args.rows_padded * args.width * (2 + 2 + 4);
@@ -638,8 +642,8 @@ cudaError_t backward_of_width(cudaStream_t stream, td_gpu gpu, const backward_ar
         return cudaErrorNotSupported;
     a.tasks = args.blocks.tiles * args.heads * args.blocks.parts;
     a.section = section_of(args);
-    return launch_behind(td_attention_flash_hopper_backward<T, D>, std::min(a.tasks, gpu.free_sms),
-                         S::THREADS, S::BYTES, stream, a);
+    return launch_dependent(td_attention_flash_hopper_backward<T, D>, std::min(a.tasks, gpu.free_sms),
+                            S::THREADS, S::BYTES, stream, a);
 }
 
 template <typename T> cudaError_t hopper_backward(cudaStream_t stream, td_gpu gpu, const backward_args &args)

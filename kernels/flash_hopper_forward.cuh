@@ -2,10 +2,10 @@
  * FlashAttention-3 (Shah et al. 2024). Included once per element type.
  *
  * A block stays on its SM and takes one tile of queries after another. One thread loads queries, keys and
- * values. Each of GROUPS warpgroups has 64 queries of the tile. It reads the tiles of keys from the last
- * that its queries see to the first, so only its first tile needs a mask. S = Q K^T of a tile of keys runs
- * on the tensor cores at the same time as O += P V of the tile before, and both run during the softmax of
- * another warpgroup. */
+ * values. Each of GROUPS warpgroups has 64 queries of the tile. It reads the tiles of keys from the last that
+ * its queries see to the first, so only its first tile needs a mask. S = Q K^T of a tile of keys runs on the
+ * tensor cores at the same time as O += P V of the tile before. Both run during the softmax of another
+ * warpgroup. */
 #ifndef TD_KERNELS_FLASH_HOPPER_FORWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_FORWARD_CUH
 
@@ -13,7 +13,7 @@
 #include "kernels/hopper/copies.cuh"
 #include "kernels/hopper/gemm.cuh"
 #include "kernels/hopper/maps.cuh"
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/mma.cuh"
 
 #include <algorithm>
@@ -57,16 +57,16 @@ template <int D, int GROUPS_> struct layout {
     }
 };
 
-/** The named barrier after which the parts' O may take their place. */
+/** The named barrier after which O of the parts may overwrite keys and values. */
 template <typename L> constexpr int PARTS_START = 1 + 2 * L::GROUPS;
 
 struct hopper_args : forward_args {
     CUtensorMap q_map, k_map, v_map, o_map;
-    int *counter; /* of tasks taken beyond the first of each block, 0 at first; NULL: none */
+    int *counter; /* of the tasks that blocks have taken beyond their first; 0 at the start. NULL: none */
 };
 
-/** A task: a tile of queries and a part of the keys that they see. Longer tiles have smaller numbers.
- * Sections of heads follow each other. */
+/** A task: a tile of queries and a part of the keys that they see. Tasks are numbered from the longest tile
+ * of a section to the shortest. A section is a number of heads; sections follow each other. */
 struct task {
     int first, head, part, begin, end; /* query, head, part, tiles of keys */
 
@@ -93,9 +93,10 @@ struct task {
     }
 };
 
-/** The number of a block's task in round 1, 2...; -1: there is none. In round 0 it is the block's index.
- * With a counter a block takes the next task before it loads one. Without a counter every second round of the
- * blocks is reversed, so that the blocks' sums of lengths are about equal. */
+/** Returns the number of a block's task in round 1, 2, ...; -1: there is none. In round 0 it is the block's
+ * index. With a counter, the block takes its next task before it loads the current one. Without a counter,
+ * every second round goes through the blocks in reverse order, so that the sums of their tasks' lengths are
+ * about equal. */
 __device__ inline int take_task(const hopper_args &args, int round)
 {
     const int blocks = (int)gridDim.x, all = args.blocks.tiles * args.blocks.parts * args.heads;
@@ -115,7 +116,7 @@ __device__ void load_tiles(typename L::memory &shared, const hopper_args &args, 
     ring<1> turn;
     ring<L::TILES> queue;
 
-    tile::wait_for_first(); /* all other threads wait for this thread's loads */
+    tile::wait_for_primary(); /* all other threads wait for this thread's loads */
     const auto load = [&](void *to, const CUtensorMap *map, int key, int head, uint64_t *full,
                           uint64_t *empty, uint32_t parity) {
         barrier_wait(empty, parity ^ 1);
@@ -210,8 +211,8 @@ struct softmax {
     }
 };
 
-/** O and lse of the PARTS parts, which lie in the shared memory of the cluster's blocks. Each block adds up
- * as many rows of the tile. All loads start before the first is used. */
+/** Adds up O and lse of the PARTS parts. They lie in the shared memory of the cluster's blocks. Each block
+ * adds up an equal share of the rows. All loads start before the first is used. */
 template <typename T, int D, typename L, int PARTS>
 __device__ void add_parts(typename L::memory &shared, const hopper_args &args, const task &at, int thread)
 {
@@ -243,7 +244,7 @@ __device__ void add_parts(typename L::memory &shared, const hopper_args &args, c
             sum += weight;
 #pragma unroll
             for (int c = 0; c < PER; c++)
-                o[c] = fmaf(weight, weight != 0.0f ? of[c] : 0.0f, o[c]); /* NaN passes */
+                o[c] = fmaf(weight, weight != 0.0f ? of[c] : 0.0f, o[c]); /* a weight of NaN is used */
         }
         if (query >= args.seq || column >= args.head_dim)
             continue;
@@ -339,7 +340,7 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
         if (all <= 0)
             continue;
         barrier_wait(&shared.q_full, turn.parity);
-        /* Tiles of keys that other warpgroups need, but not this one. */
+        /* Tiles of keys that only other warpgroups need. */
         for (int j = all; j > max(tiles, 0); j--) {
             barrier_wait(&shared.k_full[k.place], k.parity);
             leave(&shared.k_empty[k.place]);
@@ -371,7 +372,8 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
             leave(&shared.k_empty[k.place]);
             k.advance();
             if (first_key + KEYS > args.seq_k || (CAUSAL && first_key + KEYS - 1 > first)) {
-                /* This thread's first key. From there: the end of all keys, of those that its rows see. */
+                /* start is this thread's first key. `end` and `seen` count from there: to the end of all
+                 * keys, and to the end of the keys that each row sees. */
                 const int start = first_key + 2 * (lane % 4), end = args.seq_k - start;
                 const int seen[] = {CAUSAL ? query + 1 - start : end, CAUSAL ? query + 9 - start : end};
                 int ends[] = {end, end};
@@ -515,7 +517,8 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
     using L = layout<D, GROUPS>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     typename L::memory &shared = *reinterpret_cast<typename L::memory *>(bytes);
-    const int group = __shfl_sync(~0u, (int)threadIdx.x / GROUP, 0); /* the compiler sees that warps agree */
+    /* this tells the compiler that all threads of a warp agree */
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / GROUP, 0);
 
     constexpr int ALL = 4 * GROUPS; /* the warps that multiply */
     const auto init = [](uint64_t *full, uint64_t *empty) {
@@ -524,7 +527,7 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
     };
     const task first = task::of<CAUSAL>(args, blockIdx.x, L::QUERIES);
 
-    /* A thread of each warp that loads nothing makes some of the barriers. */
+    /* A thread of each warp without a loading thread initialises some of the barriers. */
     if (threadIdx.x == 32) {
         init(&shared.q_full, &shared.q_empty);
         for (int i = 0; i < L::STAGES; i++)
@@ -545,7 +548,7 @@ __global__ __launch_bounds__(layout<D, GROUPS>::THREADS, 1) //
         prefetch_map(&args.v_map);
     }
     __syncthreads();
-    tile::let_begin();
+    tile::launch_dependents();
     if (group == 0) {
         give_registers<L::LOADER_REGISTERS>();
         if (threadIdx.x == 0)

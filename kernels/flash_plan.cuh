@@ -4,7 +4,7 @@
 #define TD_KERNELS_FLASH_PLAN_CUH
 
 #include "kernels/flash.h"
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -51,18 +51,18 @@ struct tiling {
     int across = 0;  /* f32, see below */
 };
 
-/* Tensor cores. A warp of 32 rows reads half as much shared memory for a multiplication as one of 16. It
- * is used if its accumulators fit 255 registers: the outputs of backward take 2 rows * width / 32 of them.
- * 64 keys at width 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward
- * at width 64 takes 3.36 ms with one stage and two blocks an SM, 4.20 with two stages and one block. At
- * width 80 it takes 4.87 ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512,
- * causal, takes 105 us with 4 warps and chunks of 16, which leave registers for 32 rows a warp. It takes
- * 122 with 8 warps and chunks of 64, and 110 to 116 with tiles of 64 rows.
+/* Tensor cores. A warp of 32 rows reads half as much shared memory for a multiplication as one of 16. It is
+ * used if its accumulators fit 255 registers: the outputs of backward take 2 rows * width / 32 of them. 64
+ * keys at width 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward at
+ * width 64 takes 3.36 ms with one stage and two blocks an SM, 4.20 with two stages and one block. At width 80
+ * it takes 4.87 ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512, causal, takes
+ * 105 us with 4 warps and chunks of 16. These chunks leave registers for 32 rows a warp. It takes 122 with 8
+ * warps and chunks of 64, and 110 to 116 with tiles of 64 rows.
  *
  * f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`. A thread has every
- * `across`th column of the scores. Of every 4 * across columns of the outputs it has 4 neighbours. Reads
- * of shared memory bound these GEMMs: a thread's 8 x 8 block of scores needs 16 reads for 256
- * multiplications, 4 x 8 needs 24.
+ * `across`th column of the scores. Of every 4 * across columns of the outputs it has 4 neighbours. Reads of
+ * shared memory bound these GEMMs: a thread's 8 x 8 block of scores needs 16 reads for 256 multiplications, 4
+ * x 8 needs 24.
  *
  * Hopper. In forward a tile of queries has `rows` for each of its warpgroups, see hopper_plan. */
 constexpr tiling TILINGS[] = {
@@ -327,16 +327,16 @@ inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int
     return cudaGetLastError();
 }
 
-/** The same for a kernel that waits for the kernel before it, see tile/behind.cuh. */
+/** The same for a kernel that waits for the kernel before it, see tile/dependent.cuh. */
 template <typename Args>
-inline cudaError_t launch_behind(void (*kernel)(Args), int64_t blocks, int threads, int bytes,
-                                 cudaStream_t stream, const Args &args)
+inline cudaError_t launch_dependent(void (*kernel)(Args), int64_t blocks, int threads, int bytes,
+                                    cudaStream_t stream, const Args &args)
 {
     const cudaError_t error = allow(kernel, bytes);
 
     if (error != cudaSuccess)
         return error;
-    return tile::launch_behind_with(stream, (unsigned)blocks, threads, bytes, kernel, args);
+    return tile::launch_dependent_with(stream, (unsigned)blocks, threads, bytes, kernel, args);
 }
 
 #endif

@@ -8,7 +8,7 @@
 
 TD_BEGIN_DECLS
 
-/** adamw, sgd and state are in GPU memory. The caller has filled in tensors->grad_dtype and ->copy_dtype. */
+/** adamw, sgd and state are in GPU memory. The caller has filled in tensors->grad_dtype. */
 cudaError_t td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw, const td_update_state *state,
                                  const td_update_tensors *tensors);
 cudaError_t td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,

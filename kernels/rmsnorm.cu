@@ -1,6 +1,6 @@
 #include "kernels/rmsnorm.h"
 
-#include "kernels/tile/behind.cuh"
+#include "kernels/tile/dependent.cuh"
 #include "kernels/tile/row.cuh"
 
 namespace
@@ -175,11 +175,12 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
         turn = 1 - turn;
     }
 
-    /* let_begin at the start of the kernel, with second blocks of half the size so that both kernels fit, was
-     * slower: 2,560 columns of bf16 and f32 took 25.4 us instead of 24.2 (H200, 21 November 2026). */
-    let_begin();
-    /* The upper half of the groups adds its sums to the lower half, through the rows' shared memory, and so
-     * on with half as many groups. */
+    /* launch_dependents at the start of the kernel, with secondary blocks of half the size so that both
+     * kernels fit, was slower: 2,560 columns of bf16 and f32 took 25.4 us instead of 24.2 (H200, 21 November
+     * 2026). */
+    launch_dependents();
+    /* The upper half of the groups adds its sums to the lower half, through the rows' shared memory. This
+     * repeats with half as many groups. */
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int half = G::ROWS / 2; half > 0; half /= 2) {
         const bool gives = G::row() >= half && G::row() < 2 * half;
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(1024)
     float values[TURNS];
     double sum = 0.0;
 
-    wait_for_first();
+    wait_for_primary();
     const bool writes = lane == 0 && mine < cols;
     const double before = writes && accumulate ? (double)widen(dweight[mine]) : 0.0;
 #pragma unroll
@@ -334,9 +335,9 @@ cudaError_t backward(cudaStream_t stream, const td_rmsnorm_shape *shape, const X
     if (code != cudaSuccess)
         return code;
     const auto reduce = [&](auto *to) {
-        return launch_behind(stream, (cols - 1) / 32 + 1, dim3(32, 32),
-                             td_reduce_dweight<std::remove_pointer_t<decltype(to)>>, blocks, cols, partial,
-                             accumulate_dweight, to);
+        return launch_dependent(stream, (cols - 1) / 32 + 1, dim3(32, 32),
+                                td_reduce_dweight<std::remove_pointer_t<decltype(to)>>, blocks, cols, partial,
+                                accumulate_dweight, to);
     };
     return shape->dweight_dtype == TD_F32 ? reduce((float *)dweight) : reduce((T *)dweight);
 }

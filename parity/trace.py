@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 from parity.core import Case, Side, equal, grid
+from parity.core.comparison import clean
 from parity.shared.model import (
     c_switches,
     empty_model,
@@ -312,6 +313,7 @@ def eager_side(case, draw, c, steps):
 
 KEYS = ("size", "context")
 BOTH = ("c", "torch_eager")
+BENCHMARKED = 512  # context of the table of benchmarking_script (b)
 STATUSES = ("c status", "torch_eager status")
 CLASSES = ("matmul", "attention", "softmax", "reduction", "elementwise", "optimizer", "memory", "other")
 
@@ -369,9 +371,11 @@ def report_times(page, profiled, both, case):
         found = {f"{name} (ms)": ms for name, ms in times(record).items()}
         return found | {"difference": f"{100 * apart(record):+.1f} %"}
 
+    batch = next((record["case"]["batch"] for record in both.values()), None)
     page.note(
-        "f32, batch 4, the forward pass with its loss. clock: without a profiler, to the end of the device's work. "
-        "PyTorch's short passes wait for launches by the host, so their times vary."
+        f"f32, batch {batch}, the forward pass with its loss. clock: without a profiler, to the end of the device's "
+        "work. PyTorch's short passes wait for launches by the host, so their times vary. C's attention writes its "
+        "scores as PyTorch's does; in benchmarking_script (b) it is fused."
     )
     order = [f"{impl} {what}" for impl in BOTH for what in ("clock (ms)", "profiler (ms)", "difference")]
     page.table(rows_of(profiled, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
@@ -381,6 +385,7 @@ def report_times(page, profiled, both, case):
         **{name: times(record) for name, record in both.items()},
         most=max((abs(apart(record)) for record in both.values()), default=None),
         slowed=max(map(apart, theirs), default=0.0),
+        earlier=benchmarked(page.others, theirs),
     )
     lanes = series_of(both.get("mine"))
     where = "{size}, context {context}, f32".format(**next(iter(both.values()))["case"]) if both else ""
@@ -388,6 +393,21 @@ def report_times(page, profiled, both, case):
     page.timeline("timeline", {"C": lanes} if lanes else {}, x="ms since the step began", title=title)
     if not lanes:
         page.lacks("a timeline of single kernels: records have sums by phase and class only")
+
+
+def benchmarked(records, profiled):
+    """PyTorch's forward pass of the largest of these cases that benchmarking_script (b) timed, by that and by the
+    profiler; nothing if it timed none."""
+    found = {}
+    for record in profiled:
+        case = {name: record["case"][name] for name in ("size", "context", "batch", "dtype", "pass")}
+        timed = records.only("benchmarking_script", impl=record["impl"], **case).where(clean).records
+        means = [r["phases"]["forward"]["mean"] for r in timed if "forward" in r.get("phases", {})]
+        if means and case["context"] == BENCHMARKED:
+            window = record["values"]["forward window"]
+            found = {"size": case["size"], "mean": means[0], "profiler": window}
+            found["apart"] = abs(window / means[0] - 1)
+    return found
 
 
 def by_phase(record):
@@ -449,7 +469,8 @@ def report_top(page, shown, both, case):
         for scope in SCOPES
         if kernel_of(record, scope)
     ]
-    longest, kernels = max((row["context"] for row in rows), default=None), {}
+    contexts, kernels = [row["context"] for row in rows], {}
+    longest = max(contexts, key=lambda context: (contexts.count(context), context), default=None)
     top = [row for row in rows if row["context"] == longest and row["pass"] != "step"]
     for row in top:
         kernels.setdefault(row["size"], set()).add((row["side"], row["kernel"]))

@@ -1,7 +1,7 @@
-/** The arithmetic against figures worked by hand, and every refusal of accounting.h.
+/** Compares the arithmetic with numbers computed by hand, and tests every refusal of accounting.h.
  *
- * Expected values are literals, as a reader of the handout's questions would work them out on paper; none is
- * computed by the formula that is under test. */
+ * Expected values are literals that a reader of the handout can compute on paper. None comes from the
+ * formula under test. */
 #include "accounting/accounting.h"
 
 #include "support/compare.h"
@@ -142,7 +142,7 @@ TD_TEST(activations_and_training_memory)
     assert_int_equal(t.optimizer_state, 80);
     assert_int_equal(t.total, 120);
 
-    /* xl on 2 ranks: 1,998,235,200 elements, of which 155,200 are norms', 16 bytes each. */
+    /* xl on 2 ranks: 1,998,235,200 elements with 16 bytes each. 155,200 of them are in norms. */
     td_assert_ok(td_account_fsdp_memory(&xl, 2, 4, 4, 4, &f));
     assert_int_equal(f.block, 4 * 1600 * 1600 + 3 * 1600 * 6400);
     assert_int_equal(f.elements, (1998235200 - 155200) / 2 + 155200);
@@ -164,11 +164,11 @@ TD_TEST(activations_and_training_memory)
     /* small: (128,625,408 - 7,680,000 - 19,200) x 2 bytes. */
     td_assert_ok(td_account_autocast_copies(&small, 2, &copies));
     assert_int_equal(copies, 241852416);
-    /* 2.7B: f32 weights and the copies come to the 19 GiB that bf16 inference was measured at. */
+    /* 2.7B: the f32 weights and the copies have 19 GiB. bf16 inference was measured to need as much. */
     td_assert_ok(td_account_autocast_copies(&two7, 2, &copies));
     assert_near("2.7B bf16 inference GiB", (double)(3406809600 * 4 + copies) / gib, 18.99, 0.005);
 
-    /* 2026 xl at 4 x 2048: a boundary of 80 MiB, and here a block of 3686 MiB. */
+    /* 2026 xl at 4 x 2048: a boundary has 80 MiB, a block 3686 MiB. */
     static const int64_t segments[] = {1, 2, 4, 5, 32};
     static const int64_t peaks[] = {32 * 80 + 3686, 16 * 80 + 2 * 3686, 8 * 80 + 4 * 3686, 7 * 80 + 5 * 3686,
                                     80 + 32 * 3686};
@@ -244,7 +244,7 @@ TD_TEST(attention_lengths_that_do_not_fit)
         {1, 16, 4, 8LL * 4 * 64 * (64 + 16), 128},       /* exactly full at 64 still fits */
         {1, 16, 4, 8LL * 4 * 64 * (64 + 16) - 1, 64},    /* one byte less does not */
         {1, 1, 1, 1, 1},                                 /* nothing fits */
-        {1, 1, 1, INT64_MAX, 1 << 30},                   /* 8 x 2^60 is beyond 2^63 - 1 */
+        {1, 1, 1, INT64_MAX, 1 << 30},                   /* 8 x 2^60 is above 2^63 - 1 */
         {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX, 1}, /* products far beyond 2^64 */
     };
 
@@ -300,7 +300,7 @@ TD_TEST(communication_accounting)
 
     td_assert_ok(td_account_xxl_devices(&xxl, 95e9, &devices));
     assert_int_equal(devices, 38);
-    /* As many as divide the state without a rest, and one more for a byte less. */
+    /* The number that divides the state without a rest, and one more device if each has a byte less. */
     assert_int_equal(m.state_bytes % 8, 0);
     td_assert_ok(td_account_xxl_devices(&xxl, (double)m.state_bytes / 8, &devices));
     assert_int_equal(devices, 8);
@@ -330,7 +330,7 @@ TD_TEST(communication_accounting)
     assert_near("shared wire tokens a device", b.shared_wire_tokens_per_device, 395, 0.5);
     assert_near("optimum tokens a device", b.optimum_tokens_per_device, 61, 0.5);
 
-    mesh.tensor = 32; /* needs d_ff 81,778: tensor parallelism alone fills the wire */
+    mesh.tensor = 32; /* needs d_ff 81,778: tensor parallelism alone needs all of the wire's time */
     td_assert_ok(td_account_mesh_batch_of(&xxl, &mesh, &b));
     assert_false(b.tensor_met);
     assert_true(isinf(b.shared_wire_tokens) && b.shared_wire_tokens > 0);
@@ -370,7 +370,7 @@ TD_TEST(parallelism_calculations)
     assert_near("shared wire", shared, 1.875, 1e-12); /* 3/8 x 100 x 20 x 0.0025 */
 }
 
-/** The largest N is where compute and communication take the same time, whatever the numbers. */
+/** At the largest N, compute and communication take the same time. */
 TD_TEST(largest_devices_balance_the_times)
 {
     static const td_account_strategy strategies[] = {TD_ACCOUNT_DATA, TD_ACCOUNT_FSDP, TD_ACCOUNT_TENSOR};
@@ -406,8 +406,9 @@ TD_TEST(ring_all_reduce)
     assert_near("alternate of one", alternate, 0, 0);
 }
 
-/* 134,217,728 bytes among 8 ranks in 963.1 us, as all_reduce_perf of nccl-tests prints it: 139.36, 243.88. */
-TD_TEST(bandwidths_are_those_of_nccl_tests)
+/* 134,217,728 bytes among 8 ranks in 963.1 us. all_reduce_perf of nccl-tests prints 139.36 and 243.88 for
+ * them. */
+TD_TEST(bandwidths_agree_with_nccl_tests)
 {
     double algorithm = -1, bus = -1;
     char line[64];
@@ -455,7 +456,7 @@ TD_TEST(costs_of_operations)
 
 #define BAD(call, words) td_assert_refused(call, TD_BAD_ARGUMENT, words)
 
-/** A sum that can pass 2^63 - 1 is refused by name, and the output is as it was. */
+/** A sum that may be above 2^63 - 1 is refused by name, and the output does not change. */
 TD_TEST(refused_overflow)
 {
     const int64_t half = INT64_MAX / 2;

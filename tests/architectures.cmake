@@ -1,5 +1,5 @@
-# The GPUs that a build is for (cmake/TandemArchitectures.cmake):
-#   cmake -DSOURCE=<of tandem> -DWORK=<a folder for a double of nvidia-smi> -P architectures.cmake
+# Tests the choice of GPUs for a build (cmake/TandemArchitectures.cmake):
+#   cmake -DSOURCE=<source tree of tandem> -DWORK=<a folder for a double of nvidia-smi> -P architectures.cmake
 cmake_minimum_required(VERSION 3.24)
 include("${SOURCE}/cmake/TandemArchitectures.cmake")
 
@@ -9,8 +9,8 @@ function(expect what got wanted)
   endif()
 endfunction()
 
-# Writes a double of nvidia-smi that answers the question of td_gpus_seen, and no other, with `answer` and
-# exit code `code`.
+# Writes a double of nvidia-smi. It answers only the question of td_gpus_seen, with `answer` and exit code
+# `code`.
 function(pretend_smi answer code)
   file(WRITE "${WORK}/nvidia-smi" "#!/bin/sh\n"
        "[ \"$*\" = \"--query-gpu=compute_cap --format=csv,noheader\" ] || exit 99\n"
@@ -48,7 +48,7 @@ endforeach()
 td_architecture_flags("90a;80-virtual;120" flags)
 expect("flags" "${flags}" "-gencode=arch=compute_90a,code=sm_90a;-gencode=arch=compute_80,code=compute_80;-gencode=arch=compute_120,code=sm_120")
 
-# What is refused ends CMake: each in a process of its own.
+# A refusal ends CMake, so each refusal runs in a separate process.
 if(REFUSE)
   td_architecture_flags("${REFUSE}" flags)
   return()

@@ -17,7 +17,7 @@ static int close_cpu(void **state)
     return 0;
 }
 
-/* What stays until backward is q, k, v, o and P, byte for byte as the accounting has it; backward adds dP. */
+/* The memory for backward is q, k, v, o and P, byte for byte as the accounting states. Backward adds dP. */
 TD_TEST(memory_is_what_the_accounting_says)
 {
     td_device *dev = *state;
@@ -57,7 +57,7 @@ TD_TEST(memory_is_what_the_accounting_says)
         assert_int_equal(memory.current_bytes, account.saved_naive);
         assert_int_equal(sizes.saved, account.matrix);
         assert_true(sizes.backward_work >= (size_t)account.matrix);
-        if (s->dtype == TD_F32) /* whose products need no scratch */
+        if (s->dtype == TD_F32) /* f32 GEMMs need no scratch */
             assert_int_equal(sizes.backward_work, account.matrix);
 
         void *const blocks[] = {q, k, v, o, saved};
@@ -73,7 +73,7 @@ TD_TEST(refuses_a_score_matrix_that_no_machine_could_hold)
         .batch = 1, .heads = 1, .seq = (int64_t)1 << 40, .head_dim = 1, .dtype = TD_F32};
 
     shape.batch = (int64_t)1 << 20;
-    shape.seq = (int64_t)1 << 20; /* 2^60 scores, 2^62 bytes: two of them are beyond 2^63 - 1 */
+    shape.seq = (int64_t)1 << 20; /* 2^60 scores, 2^62 bytes: two such tensors are above 2^63 - 1 */
     shape.dtype = TD_F32;
     td_assert_refused(td_attention_naive_sizes(*state, &shape, &sizes), TD_BAD_ARGUMENT,
                       "bytes of the scores");
@@ -111,8 +111,7 @@ TD_TEST(refuses_work_out_of_line)
 
 int main(void)
 {
-    /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds
-     * them. */
+    /* f32: sums of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds them. */
     const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false, 0, 0};
     return td_attend_common_tests(&naive) + td_run_tests("attention, naive", open_cpu, close_cpu);
 }

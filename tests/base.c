@@ -44,7 +44,7 @@ TD_TEST(each_thread_has_its_own_last_error)
     assert_int_equal(td_fail(TD_NO_MEMORY, "mine is %d", 1), TD_NO_MEMORY);
     assert_int_equal(pthread_create(&thread, NULL, fail_on_another_thread, theirs), 0);
     assert_int_equal(pthread_join(thread, &result), 0);
-    assert_ptr_equal(result, theirs); /* it was empty before that thread's first failure */
+    assert_ptr_equal(result, theirs); /* it was empty before this thread's first failure */
     assert_string_equal(theirs, "theirs");
     assert_string_equal(td_last_error(), "mine is 1");
 }
@@ -111,7 +111,7 @@ TD_TEST(the_clock_never_runs_backwards)
         last = now;
     }
     assert_true(last > start);
-    assert_true(last - start < INT64_C(60000000000)); /* nanoseconds, not something finer */
+    assert_true(last - start < INT64_C(60000000000)); /* the clock counts nanoseconds, not a smaller unit */
 }
 
 /* ---- statistics ---- */
@@ -136,7 +136,7 @@ TD_TEST(figures_worked_by_hand)
     assert_true(stats.median == 2.5);
     assert_true(near(stats.p95, 3.85)); /* position 0.95 * 3 = 2.85: 3 + 0.85 */
     assert_true(near(stats.p99, 3.97));
-    assert_true(samples[0] == 4 && samples[3] == 2); /* as they were */
+    assert_true(samples[0] == 4 && samples[3] == 2); /* the samples are unchanged */
 
     td_assert_ok(td_stats_compute(one, 1, &stats));
     assert_int_equal(stats.n, 1);
@@ -207,8 +207,7 @@ TD_TEST(many_samples_of_a_known_law)
     td_stats stats;
 
     assert_non_null(samples);
-    for (int i = 0; i < COUNT;
-         i++) /* 0 .. 100000 in another order: 7919 has no factor in common with 100001 */
+    for (int i = 0; i < COUNT; i++) /* 0 .. 100000 in another order: 7919 and 100001 have no common factor */
         samples[i] = (double)((int64_t)i * 7919 % COUNT);
     td_assert_ok(td_stats_compute(samples, COUNT, &stats));
     assert_true(stats.min == 0 && stats.max == 100000);
@@ -274,8 +273,8 @@ TD_TEST(every_module_has_an_id_of_its_own)
     }
 }
 
-/* The vectors of SipHash's authors for 128 bits: key 00 01 .. 0f, and data of 0, 1, 8 and 15 bytes 00 01 ...
- */
+/* The vectors of SipHash's authors for 128 bits: the key is 00 01 .. 0f, the data are 0, 1, 8 and 15 bytes 00
+ * 01 ... */
 TD_TEST(hashes_under_a_key_are_siphash)
 {
     static const struct {
@@ -295,7 +294,7 @@ TD_TEST(hashes_under_a_key_are_siphash)
 
         assert_memory_equal(&hash, vectors[i].hash, sizeof hash);
     }
-    /* Every bit counts, wherever it stands in a word, and so does the length. */
+    /* Every bit changes the hash, at any place in a word. The length changes it too. */
     for (size_t bytes = 1; bytes < sizeof data; bytes++) {
         const td_key hash = td_key_hash(key, data, bytes);
 

@@ -43,8 +43,8 @@ static int close_device(void **unused)
         "forward", "backward", "train"                                                                       \
     }
 
-/* What each mode and choice makes of the trainer; the hyperparameters are the course's. */
-static void trainers_are_what_is_asked_for(void **state)
+/* The trainer that each mode and choice makes. The hyperparameters are the course's. */
+static void trainers_follow_the_config(void **state)
 {
     static const td_train_until until[] = {TD_TRAIN_FORWARD, TD_TRAIN_BACKWARD, TD_TRAIN_UPDATE};
     const td_adamw adamw = td_adamw_defaults(TD_ADAMW_COURSE2025);
@@ -68,8 +68,8 @@ static void trainers_are_what_is_asked_for(void **state)
 }
 
 static const td_cases trainers = {
-    .group = "trainers are what is asked for",
-    .test = trainers_are_what_is_asked_for,
+    .group = "trainers follow the config",
+    .test = trainers_follow_the_config,
     .axes = {MODES, {"queued", "captured"}, {"updates after", "updates along"}}};
 
 /* A phase holds `steps` times above 0, and their statistics. */
@@ -126,8 +126,8 @@ static void every_mode_times_its_phases(void **state)
     const double speed = 18e3 / s.step.ms.median;
     assert_true(fabs(s.tokens_per_second - speed) <= 1e-9 * speed);
 
-    /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training brings it
-     * down. */
+    /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training makes the loss
+     * smaller. */
     if (config.mode == TD_BENCH_FORWARD)
         assert_true(isnan(s.first_loss) && isnan(s.last_loss));
     else
@@ -153,7 +153,7 @@ static const td_cases timed_phases = {.group = "every mode times its phases",
                                       .test = every_mode_times_its_phases,
                                       .axes = {MODES, {"naive", "flash"}, {"f32", "bf16"}}};
 
-/* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no
+/* Whole steps compute the same as phases, but have no phases. Updates along the backward pass change no
  * number. */
 TD_TEST(whole_steps_are_the_same_steps)
 {
@@ -200,14 +200,15 @@ TD_TEST(whole_steps_are_the_same_steps)
     assert_null(result);
 }
 
-/* Weights, tokens and so the losses follow from the seed. */
+/* The seed decides weights and tokens, and so the losses. */
 TD_TEST(seeds_repeat)
 {
     enum { ONE, COLD, OTHER, RUNS };
     static const struct {
         int64_t warmup, steps;
         uint64_t seed;
-    } runs[] = {[ONE] = {2, 5, 11}, [COLD] = {0, 7, 11}, [OTHER] = {2, 5, 12}}; /* of as many steps in all */
+        /* all with the same number of steps */
+    } runs[] = {[ONE] = {2, 5, 11}, [COLD] = {0, 7, 11}, [OTHER] = {2, 5, 12}};
     td_bench_summary s[RUNS];
 
     for (int i = 0; i < RUNS; i++) {

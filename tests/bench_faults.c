@@ -1,5 +1,5 @@
-/* The benchmarks, and the links of ddp/ and shard/, when every call they make fails in turn. Of ranks there
- * is one, which needs no library of collectives. */
+/* The benchmarks, and the links of ddp/ and shard/, with each of their calls failing in turn. There is one
+ * rank, which needs no library of collectives. */
 #include "bench/ranks.h"
 
 #include "base/rng.h"
@@ -9,7 +9,7 @@
 #include "support/fault.h"
 #include "support/test.h"
 
-/* ---- the doubles that prototypes do not tell ---- */
+/* ---- doubles that cannot be made from prototypes ---- */
 
 td_status __real_td_comm_watch(td_comm *comm, int64_t capacity);
 td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity)
@@ -18,7 +18,7 @@ td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity)
                                                      : __real_td_comm_watch(comm, capacity);
 }
 
-/* Threads of the communicator allocate as well. */
+/* Only the thread under test fails: threads of the communicator allocate too. */
 static _Thread_local bool tested;
 
 void *__real_calloc(size_t count, size_t size);
@@ -37,7 +37,7 @@ void *__wrap_realloc(void *block, size_t size)
 
 typedef struct kind {
     const char *name;
-    td_bench_config one; /* steps 0: ranks are measured */
+    td_bench_config one; /* if steps is 0, ranks are measured */
     td_bench_ranks_config ranks;
 } kind;
 

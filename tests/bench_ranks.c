@@ -1,5 +1,5 @@
-/* The times of steps among ranks: test_bench_ranks BACKEND RANKS starts the ranks itself; under mpirun it is
- * one of them. */
+/* The times of steps among ranks. test_bench_ranks BACKEND RANKS starts the ranks itself. Under mpirun the
+ * process is one of the ranks. */
 #include "bench/ranks.h"
 
 #include "base/check.h"
@@ -33,6 +33,16 @@ static td_bench_ranks_config tiny(void)
         .seed = 3};
 }
 
+/* The weights are drawn once, because this takes long for a large model. */
+static int drawn;
+td_status __real_td_train_init(td_train *train, uint64_t seed);
+
+td_status __wrap_td_train_init(td_train *train, uint64_t seed)
+{
+    drawn++;
+    return __real_td_train_init(train, seed);
+}
+
 static td_status count_steps(void *user, int64_t done, int64_t total)
 {
     assert_int_equal(done, ++*(int64_t *)user);
@@ -46,10 +56,12 @@ static td_bench_ranks_result *measure(const td_bench_ranks_config *config, td_be
     td_memory_stats before, after;
     int64_t steps = 0;
 
+    drawn = 0;
     td_assert_ok(td_device_memory(dev, &before));
     td_assert_ok(td_bench_ranks_run(dev, comm, config, count_steps, &steps, &result));
     td_assert_ok(td_device_memory(dev, &after));
     assert_int_equal(steps, 3 * (WARMUP + STEPS));
+    assert_int_equal(drawn, 1);
     assert_int_equal(before.current_bytes, after.current_bytes);
     td_assert_ok(td_bench_ranks_summary_of(result, s));
     assert_int_equal(s->ranks, info.ranks);
@@ -70,8 +82,9 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
     assert_int_equal(r->current[TD_BENCH_MADE], r->peak[TD_BENCH_MADE]);
     assert_int_equal(r->parameters + r->gradients + r->optimizer_state + r->activations + r->buffers,
                      r->current[TD_BENCH_BEFORE_UPDATE]);
-    assert_true(r->buffers < r->current[TD_BENCH_MADE]); /* nothing below 0 wrapped around */
-    if (config->state == TD_BENCH_STATE_FULL) { /* weights are gathered once or twice, gradients reduced */
+    assert_true(r->buffers < r->current[TD_BENCH_MADE]); /* no difference below 0 wrapped around */
+    /* weights are gathered once or twice, gradients are reduced */
+    if (config->state == TD_BENCH_STATE_FULL) {
         const int64_t all = (int64_t)r->parameters * info.ranks;
 
         assert_true(info.ranks == 1 || (r->bytes > all && r->bytes < 3 * all));
@@ -80,7 +93,7 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
         assert_true(llabs(r->bytes - 2 * (int64_t)r->parameters) < 4096); /* gradients, and new weights */
 }
 
-/* Links that gather weights are waited for: one read after the other, each in its pass. */
+/* Steps wait for links that gather weights: one gather is read after the other, each in its pass. */
 static void check_waits(const td_bench_ranks_config *config, const td_bench_timeline *t, const td_stats *ms)
 {
     double before = 0, all = 0;
@@ -97,10 +110,10 @@ static void check_waits(const td_bench_ranks_config *config, const td_bench_time
         all += wait->end_ms - wait->begin_ms;
     }
     assert_int_equal(ms->n, STEPS);
-    assert_true(ms->min - 1e-9 <= all && all <= ms->max + 1e-9); /* the last step's is one of them */
+    assert_true(ms->min - 1e-9 <= all && all <= ms->max + 1e-9); /* the last step is one of the steps */
 }
 
-/* Every rank's collectives are inside its step. Strategies that wait begin them after backward. */
+/* Every rank's collectives lie inside its step. Strategies that wait begin them after backward. */
 static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
                             const td_bench_ranks_summary *s)
 {
@@ -128,8 +141,8 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
     td_assert_refused(td_bench_ranks_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");
 }
 
-/* Calls and bytes are those of the strategy, on every rank; what comes behind backward does not run beside
- * it. */
+/* Every rank has the calls and bytes of its strategy. Communication after backward does not overlap with
+ * backward. */
 TD_TEST(strategies_are_told_apart)
 {
     static const int64_t calls[] = {PARAMETERS, 1, PARAMETERS, 0};
@@ -244,7 +257,7 @@ int main(int argc, char **argv)
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
-    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    td_assert_ok(td_cpu_set_threads(1)); /* there are at least as many ranks as processors */
     const int failed = td_run_tests(argv[1], NULL, NULL);
     return td_ranks_end(dev, comm, failed);
 }

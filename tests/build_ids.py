@@ -1,4 +1,4 @@
-"""The ids of td_build_info(): an edit changes those of the modules that depend on it, and no others.
+"""The ids of td_build_info(): an edit changes the ids of the modules that depend on the edited file, and no other ids.
 
 Runs cmake/build.cmake, as every build does, on a small source tree: build_ids.py CMAKE.
 """
@@ -98,7 +98,7 @@ class BuildIds(unittest.TestCase):
             ("impl/flash/flash.c", {"flash cpu", "flash cuda"}),
             ("impl/flash/templates/tile.cu", {"flash cpu", "flash cuda"}),
             ("impl/ops/cpu/add.c", {"ops cpu", "ops cuda", "flash cpu", "flash cuda"}),
-            ("impl/ops/cpu/norm.c", {"ops cpu", "ops cuda"}),  # which flash does not call
+            ("impl/ops/cpu/norm.c", {"ops cpu", "ops cuda"}),  # flash does not call it
             ("impl/ops/ops.h", {"ops cpu", "ops cuda", "flash cpu", "flash cuda"}),
             ("impl/ops/cuda/add.c", {"ops cuda", "flash cuda"}),
             ("kernels/add.cu", {"ops cuda", "flash cuda"}),
@@ -116,7 +116,7 @@ class BuildIds(unittest.TestCase):
         self.write("impl/flash/new.c", "")
         self.assertNotEqual(self.ids()["flash cpu"], before["flash cpu"])
 
-    def test_the_interface_is_that_of_the_public_headers(self):
+    def test_the_interface_covers_the_public_headers(self):
         def interface():
             return re.search(r'td_build_interface.*\n{\n    return "(\w{16})";', self.describe())[1]
 
@@ -134,7 +134,7 @@ class BuildIds(unittest.TestCase):
                 self.assertEqual(now != before, changed)
                 before = now
 
-    def test_how_it_is_compiled_counts(self):
+    def test_compile_options_change_the_ids(self):
         before = self.ids()
         whole = self.value("id")
         self.options["ARCHITECTURES"] = "80 90a"
@@ -150,7 +150,7 @@ class BuildIds(unittest.TestCase):
         self.options["CUDA"] = ""
         self.assertEqual({id for key, id in self.ids().items() if "cuda" in key}, {""})
 
-    def test_nothing_is_written_where_nothing_changed(self):
+    def test_nothing_is_written_if_nothing_changed(self):
         self.describe()
         written = self.out.stat().st_mtime_ns
         self.describe()
@@ -161,7 +161,7 @@ class BuildIds(unittest.TestCase):
 
     def test_the_commit_is_that_of_the_source(self):
         self.assertEqual((self.value("commit"), self.value("dirty")), ("unknown", "false"))
-        # A repository around a source that is no checkout is another project's.
+        # A repository around a source tree that is no checkout belongs to another project.
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)
         self.assertEqual(self.value("commit"), "unknown")
         self.git("init", "-q")

@@ -133,7 +133,7 @@ class Commands(Cli):
             options = [
                 text for name, value in way.items() for text in (f"--{name.replace('_', '-')}", str(value))
             ]
-            if way.get("update") == "after":  # said in the other way
+            if way.get("update") == "after":  # these options mean the same
                 options = ["--update-sms", "0"]
             text = self.succeed("bench", *TINY, *options, "--queued", "--json", str(self.json))
             printed.append(re.search(r"peak memory ([\d.]+) MiB; (loss .*)", text).groups())
@@ -162,7 +162,8 @@ class Commands(Cli):
         self.assertAlmostEqual(float(counted), record["model_flops"] / 1e9, places=3)
         share = record["model_flops"] / (record["ms"]["median"] / 1e3) / 0.5e12
         self.assertAlmostEqual(float(percent), 100 * share, delta=0.0051)
-        # 3 forward passes of products: 2 a weight of the linears, of attention what the mask leaves.
+        # A step has the FLOPs of 3 forward passes: 2 for each weight of the linear layers, and the unmasked
+        # part of attention.
         d, f, vocab, layers = 16, 24, 17, 2
         context = record["case"]["context"]
         products = tokens * 2 * (layers * (4 * d * d + 3 * d * f) + d * vocab)
@@ -187,7 +188,7 @@ class Commands(Cli):
         self.assertNotIn("ms", self.records()[0])
 
     def test_memory(self):
-        """Tables and records say the same, and the tables what the switches ask for."""
+        """Tables and records have the same numbers, and the tables follow the switches."""
         for name, how in (
             ("inference", ["--pass", "inference"]),
             ("forward", ["--pass", "forward", "--attention", "naive"]),
@@ -233,7 +234,7 @@ class Commands(Cli):
     def test_memory_files_are_whole_or_not_there(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and what it starts would too
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores the signal, and so would its child
 
         kinds = ("snapshot", "events", "timeline")
         files = [self.folder / kind for kind in kinds]
@@ -243,14 +244,15 @@ class Commands(Cli):
         self.assertTrue(all(len(data) > 1000 for data in whole))
         self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
         for kind, file in zip(kinds, files, strict=True):
-            # A limit on a file's size is what a full disk is: an error of the write.
+            # A limit on the size of files gives an error of the write, as a full disk does.
             done = subprocess.run(
                 [program(), "memory", *MODEL, f"--{kind}", str(file), "--json", "-"],
                 capture_output=True,
                 text=True,
                 preexec_fn=limit,
                 check=False,
-                env={**os.environ, "GCOV_PREFIX": "/dev/null"},  # whose counts would be cut off, too
+                # the limit would cut the counts of coverage off too
+                env={**os.environ, "GCOV_PREFIX": "/dev/null"},
             )
             self.assertEqual(done.returncode, 1)
             self.assertGreater(json.loads(done.stdout)["values"]["peak_bytes"], 0, "the result was lost")
@@ -284,7 +286,7 @@ class Commands(Cli):
         self.assertNotIn("values", record)
 
     def test_trace(self):
-        """Tables and records say the same, and the tables what the model is made of."""
+        """Tables and records have the same numbers, and the tables follow the model's operations."""
         same = []  # of medians of other steps than the timer's: two may be alike to the nanosecond, not all
         for how in (
             ["--attention", "naive"],
@@ -322,7 +324,8 @@ class Commands(Cli):
                     self.assertAlmostEqual(parts / values["sum_ms"], 1)
                     self.assertEqual(values["dropped"] + values["without_times"], 0)
                     self.assertEqual(values["activities"], int(values["activities"]))
-                # Two layers of four, the head, and of naive attention one for scores and two for values.
+                # GEMMs: four in each of two layers, one in the head; in naive attention of each layer one for
+                # scores and two for values.
                 products = 2 * 4 + 1 + (2 * 3 if "naive" in how else 0)
                 self.assertIn(f"Forward has {products} GEMMs", text)
                 first = records[0]["values"]

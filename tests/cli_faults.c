@@ -1,6 +1,5 @@
-/* The program's commands when every call they make fails in turn, and every allocation: each comes back with
- * a status and a reason, and holds nothing. What they print and how they refuse their arguments is
- * cli.py's. */
+/* The program's commands, with each of their calls and allocations failing in turn. Every command returns a
+ * status and a reason, and frees everything. cli.py tests output and refusals of arguments. */
 #include "accounting/accounting.h"
 #include "base/record.h"
 #include "base/rng.h"
@@ -18,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- the doubles that prototypes do not tell ---- */
+/* ---- doubles that cannot be made from prototypes ---- */
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
@@ -61,8 +60,9 @@ static char others[3][64];
 typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
-    const char *words; /* "FILE" is one for records, "OTHER1" to "OTHER3" others */
-    bool goes_on;      /* without memory for one length or some ranges, which is a result of its own */
+    const char *words; /* "FILE" is a file for records, "OTHER1" to "OTHER3" are other files */
+    /* the command succeeds without memory for one length or some ranks, and records that */
+    bool goes_on;
 } command;
 
 static const command commands[] = {
@@ -115,7 +115,7 @@ static const command commands[] = {
      false},
 };
 
-/* Runs it with what it prints thrown away. */
+/* Runs the command and discards its output. */
 static td_status run_quietly(const command *c)
 {
     static const int outputs[] = {STDOUT_FILENO, STDERR_FILENO};
@@ -158,7 +158,7 @@ static void every_fault_comes_back_as_a_status(void **state)
 
 /* ---- a GPU for each rank ---- */
 
-/* A machine of two. */
+/* A machine with two GPUs. */
 td_status __wrap_td_device_count(td_device_kind kind, int *out)
 {
     (void)kind;
@@ -166,30 +166,42 @@ td_status __wrap_td_device_count(td_device_kind kind, int *out)
     return TD_OK;
 }
 
+#define SRUN "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=9 SLURM_LOCALID=1 "
+
 TD_BODY(each_rank_needs_a_gpu)
 {
     static const struct {
-        const char *rank, *ranks, *local_rank, *local_ranks, *words;
-    } cases[] = {{"0", "4", "0", "4", "rank 0 of 4: this host has 4 ranks and 2 GPUs: each rank needs a GPU"},
-                 {"3", "4", "2", NULL, "rank 3 of 4: this host has 3 ranks and 2 GPUs"},
-                 {"1", "4", NULL, "2", "the launcher does not say its number on this host"},
-                 {"x", "4", NULL, NULL, "RANK is 'x', needs a whole number"},
-                 {"0", "1", "x", NULL, "LOCAL_RANK is 'x', needs a whole number"},
-                 {"0", "1", "0", "x", "LOCAL_WORLD_SIZE is 'x', needs a whole number"},
-                 {"0", "x", "0", "1", "WORLD_SIZE is 'x', needs a whole number"}};
+        const char *variables, *words;
+    } cases[] = {
+        {"RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=4",
+         "rank 0 of 4: this host has 4 ranks and 2 GPUs: each rank needs a GPU"},
+        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=2", "rank 3 of 4: this host has 3 ranks and 2 GPUs"},
+        {"RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2", "the launcher does not say its number on this host"},
+        {"RANK=x WORLD_SIZE=4", "RANK is 'x', needs a whole number"},
+        {"RANK=0 WORLD_SIZE=1 LOCAL_RANK=x", "LOCAL_RANK is 'x', needs a whole number"},
+        {"RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=x",
+         "LOCAL_WORLD_SIZE is 'x', needs a whole number"},
+        {"RANK=0 WORLD_SIZE=x LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", "WORLD_SIZE is 'x', needs a whole number"},
+        {SRUN "SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=9", "this host has 9 ranks and 2 GPUs"},
+        {SRUN "SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=3(x2),2,1", "this host has 3 ranks and 2 GPUs"},
+        {SRUN "SLURM_NODEID=3 SLURM_STEP_TASKS_PER_NODE=2(x2),1,4", "this host has 4 ranks and 2 GPUs"},
+        {SRUN "SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4,5", "needs a list of numbers with node 0 in it"},
+        {SRUN "SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=x", "SLURM_STEP_TASKS_PER_NODE is 'x', needs a list"},
+        {SRUN "SLURM_NODEID=x SLURM_STEP_TASKS_PER_NODE=9", "SLURM_NODEID is 'x', needs a whole number"}};
     const command c = {"allreduce", td_command_allreduce, "--device cuda", false};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-        const char *const values[] = {cases[i].rank, cases[i].ranks, cases[i].local_rank,
-                                      cases[i].local_ranks};
+        char text[160], *end = text, *set[6], name[40];
+        int count = 0;
 
-        for (int j = 0; j < 4; j++)
-            if (values[j])
-                setenv(names[j], values[j], 1);
+        snprintf(text, sizeof text, "%s", cases[i].variables);
+        while ((set[count] = strsep(&end, " ")))
+            putenv(set[count++]);
         const td_status status = run_quietly(&c);
-        for (int j = 0; j < 4; j++)
-            unsetenv(names[j]);
+        while (count-- > 0) {
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(set[count], "="), set[count]);
+            unsetenv(name);
+        }
         assert_true(status == TD_UNSUPPORTED || status == TD_BAD_ARGUMENT);
         assert_non_null(strstr(td_last_error(), cases[i].words));
     }
@@ -223,7 +235,7 @@ static void remove_tree(void)
     assert_int_equal(system(line), 0);
 }
 
-/* Trees as the kernel shows them. */
+/* Directory trees as the kernel shows them. */
 TD_BODY(control_groups_lower_the_limit)
 {
     static const struct {

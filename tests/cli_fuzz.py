@@ -1,9 +1,9 @@
-"""Hostile command lines: whatever `tandem` is given it ends, with exit status 0, 1 or 2, and says why.
+"""Hostile command lines: `tandem` always ends with exit status 0, 1 or 2, and prints a reason.
 
     cli_fuzz.py PATH_OF_TANDEM SECONDS [--limit-memory]
 
-Cases are drawn from TANDEM_FUZZ_SEED (default 1) for TANDEM_FUZZ_SECONDS (default SECONDS). A failure prints the
-seed of its case: with it and TANDEM_FUZZ_SECONDS=0 the case runs alone. --limit-memory lets some runs have too little
+Cases are drawn from TANDEM_FUZZ_SEED (default 1) for TANDEM_FUZZ_SECONDS (default SECONDS). A failure prints the seed
+of its case: with it and TANDEM_FUZZ_SECONDS=0 the case runs alone. --limit-memory lets some runs have too little
 address space, which a sanitizer would not survive.
 """
 
@@ -19,13 +19,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-LONGEST_S = 60  # of one run; the slowest took a few
+LONGEST_S = 60  # the limit of one run; the slowest runs took a few seconds
 NUMBERS = [
     *"0 -1 1 2 3 1e3 1.5 +4 0x10 nan inf -inf 1e999 -0 007 2147483648 4294967297 9223372036854775807".split(),
     *"9223372036854775808 -9223372036854775809 99999999999999999999999 %s%n 1,2 , 1, 5x x5 -- -".split(),
     *["", " 5", "5 ", "\t1", "\u0663", "9" * 5000, b"\xff\xfe"],
 ]
-LARGEST = "2147483647"  # of a size: taken, and then too much for the memory that such a run gets
+LARGEST = "2147483647"  # this size is accepted, and then needs more memory than the run may have
 SIZES = [*NUMBERS, LARGEST]
 LISTS = [*NUMBERS, "1,2,3", "16,33", ",".join(["1"] * 65), ",".join(["2"] * 64), "1,,2"]
 NAMES = [
@@ -105,7 +105,7 @@ ENVIRONMENT = {
 
 
 class Case:
-    """One run: what is drawn for it, and what must hold after it."""
+    """One run: its random arguments, and the checks of its result."""
 
     def __init__(self, seed: int, folder: Path, limit_memory: bool):
         self.draw = random.Random(seed)
@@ -192,7 +192,7 @@ class Case:
         return f"tandem {words[:1500]} (stdout {self.stdout}, memory {self.limit}, environment {self.environment})"
 
     def run(self, tandem: str) -> "str | None":
-        """What is wrong with the run, or None."""
+        """Runs tandem. Returns what is wrong with the run, or None."""
         files = {
             "pipe": subprocess.PIPE,
             "closed": None,

@@ -1,5 +1,5 @@
-"""The program `tandem` as ranks on GPUs: training steps by NCCL, and ranks that die in them. Exits with 77 where there
-are fewer than two GPUs, and ranks may not share one (TD_SHARE_GPU).
+"""The program `tandem` as ranks on GPUs: training steps with NCCL, and ranks that die during steps. Exits with 77 if
+there are fewer than two GPUs and ranks may not share one (TD_SHARE_GPU).
 
 Run by CTest as  python3 cli_gpus.py PATH_OF_TANDEM ; Python's standard library is all it needs.
 """
@@ -28,10 +28,10 @@ class OnGpus(cli_ranks.Steps):
     MODEL = "--d-model 48 --d-ff 100 --layers 2 --heads 3 --vocab 57".split()
     MOST = 2
     LONG = "--layers 24 --batch 8 --context 512 --warmup 1 --steps 4096".split()
-    OTHERS = cli_ranks.Steps.OTHERS[:2]  # how ranks compare options does not depend on where they compute
+    OTHERS = cli_ranks.Steps.OTHERS[:2]  # the comparison of options does not depend on the device
     # Gradients that are large enough for a window.
     WIDE = (*cli_ranks.Steps.SHORT, "--d-model", "768", "--heads", "12")
-    MET_S = 10.0  # until contexts of CUDA are made, and NCCL has started
+    MET_S = 10.0  # until CUDA's contexts exist and NCCL has started
     BESIDE_MS = 0.01  # events of a GPU differ from the host's clock
 
     def on(self, rank):
@@ -40,7 +40,7 @@ class OnGpus(cli_ranks.Steps):
         return ["--device", "cuda"], {}
 
     def has_windows(self, record):
-        """Where NCCL was told how many multiprocessors to take, which is where NVLink joins the GPUs."""
+        """Whether NCCL got a number of SMs. It does if NVLink joins the GPUs."""
         version = [int(part) for part in record["versions"]["nccl"].split()[1].split(".")]
         return "nccl_ctas" in record and version >= [2, 27]
 
@@ -50,7 +50,7 @@ class OnGpus(cli_ranks.Steps):
             self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
         records = self.records()
         self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100, 100])
-        # NCCL is told where NVLink joins the GPUs.
+        # NCCL gets a number of SMs only if NVLink joins the GPUs.
         told = [record.get("nccl_ctas") for record in records]
         self.assertIn(told, ([None, 24, 8], [None, None, None]))
         direct = self.has_windows(records[1])

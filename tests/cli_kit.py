@@ -1,4 +1,4 @@
-"""What tests of the program `tandem` share: its path, calls of it, and what they find in its output."""
+"""Functions that the tests of the program `tandem` share: its path, calls of it, and the parts of its output."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _path = ""
 
 
 def main():
-    """Runs the tests of a file that is called with the path of tandem."""
+    """Runs the tests of a file. Its first argument is the path of tandem."""
     global _path
     _path = sys.argv.pop(1)
     unittest.main()
@@ -39,7 +39,7 @@ def run(*args, stdout=subprocess.PIPE):
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:
-    """The Markdown tables of an output, a dict a row, after checking that their columns line up."""
+    """Returns the Markdown tables of an output, with a dict for each row. Fails unless the columns are aligned."""
     found = []
     for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         lines = block.splitlines()
@@ -51,7 +51,8 @@ def tables(text: str) -> list[list[dict[str, str]]]:
 
 
 def is_printed(found, cell: str) -> bool:
-    """Whether a cell is this text, or this number rounded to its digits. cJSON may change a double's last bit."""
+    """Whether a cell has this text, or this number rounded to the cell's digits. cJSON may change the last bit of a
+    double."""
     if isinstance(found, str):
         return found == cell
     try:
@@ -83,7 +84,7 @@ class Cli(unittest.TestCase):
         return done.stdout
 
     def refuse(self, status: int, message: str, *args):
-        """Exit status, and the first line of standard error; nothing on standard output."""
+        """Checks the exit status and the first line of standard error. Standard output must be empty."""
         done = run(*args)
         self.assertEqual((done.returncode, done.stdout), (status, ""), (args, done.stderr))
         self.assertIn(message, done.stderr.splitlines()[0], args)

@@ -17,13 +17,13 @@ from cli_kit import TINY, Cli, main, program, run, tables
 
 
 def quiet(err: str) -> str:
-    """Without what ranks say of their waits: on a busy machine one may wait for another for 2 s."""
+    """Removes the ranks' messages about waits: on a busy machine a rank may wait 2 s for another."""
     return re.sub(r".* waits: .*\n", "", err)
 
 
 class Ranks(Cli):
     def with_launcher(self, **variables):
-        """The command as a launcher that says so starts it; None in a build without Gloo."""
+        """Runs the command with a launcher's variables. Returns None in a build without Gloo."""
         environ = {
             k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM_", "RANK", "WORLD"))
         }
@@ -42,7 +42,7 @@ class Ranks(Cli):
         self.assertIn("1 rank, which sends nothing: mpirun, torchrun, or RANK and WORLD_SIZE", result.stdout)
         for more in (
             ["--dtype", "bf16", "--reduction", "average", "--out-of-place"],
-            ["--dtype", "i64", "--iters", "70"],  # more than are on their way at once
+            ["--dtype", "i64", "--iters", "70"],  # more calls than run at the same time
             ["--dtype", "f16", "--reduction", "average"],
             ["--dtype", "f64", "--reduction", "average"],
         ):
@@ -61,7 +61,7 @@ class Ranks(Cli):
         for line in said:
             self.assertRegex(line, r"MPI says that this is rank 0 of 1: was it started by mpirun or srun")
 
-    def test_multiprocessors_are_nccls(self):
+    def test_sms_are_an_option_of_nccl(self):
         message = "tandem ddp: --ctas: '8' needs --backend nccl, this run has gloo"
         self.refuse(1, message, "ddp", "--backend", "gloo", "--ctas", "8")
 
@@ -102,16 +102,17 @@ class Ranks(Cli):
             {
                 "SLURM_PROCID": "0",
                 "SLURM_STEP_NUM_TASKS": "1",
-                "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "1",
                 "SLURM_JOB_ID": "7",
             },
-            {"SLURM_PROCID": "3"},  # inside a job, and started by no srun
+            {"SLURM_PROCID": "3"},  # inside a job, but not started by srun
             {"WORLD_SIZE": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a script's for PyTorch
         ):
             self.assertEqual(self.with_launcher(**variables).returncode, 0)
 
     def test_other_names_do_not_meet(self):
-        """Long names that differ at their ends, '/' and '_', other ports: ranks of two runs wait for their own."""
+        """Ranks of two runs wait for ranks of the same run, if the names or ports differ: at the end of long names, or
+        in '/' and '_'."""
         long = f"cli-{os.getpid()}-{'x' * 60}"
         pairs = [
             ({"TORCHELASTIC_RUN_ID": long + "a"}, {"TORCHELASTIC_RUN_ID": long + "b"}),
@@ -143,7 +144,7 @@ class Ranks(Cli):
             self.assertEqual((run_of.returncode, out), (1, ""))
             self.assertIn(missing, err)
             self.assertIn("; open_seconds is 2.5 (--open-timeout)", err)
-            # What it waits for is said once, after 2 s.
+            # The rank says once, after 2 s, what it waits for.
             waits = f"rank {number % 2} of 2 waits: {'nobody answers at' if number % 2 else 'rank 1 has not come'}"
             self.assertEqual((err.count(waits), err.count("\n")), (1, 2), err)
 
@@ -162,7 +163,7 @@ class Ranks(Cli):
         if "has no Gloo" in said:
             first.communicate()
             self.skipTest("no Gloo")
-        self.assertIn("waits", said)  # it is there
+        self.assertIn("waits", said)  # rank 0 has started
         _, err = start(0).communicate(timeout=60)
         self.assertRegex(err, "another run has this name; name this one with --run$")
         twins = [start(1), start(1)]
@@ -206,10 +207,10 @@ class Ranks(Cli):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
         self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1))
         self.assertIn(words, done.stderr)
-        self.assertNotIn("cdcd", done.stderr)  # it is not told to whoever reads logs
+        self.assertNotIn("cdcd", done.stderr)  # the token is not printed, so no reader of logs sees it
 
     def two_ranks(self, *more, **variables):
-        """What rank 0 of two says beside its records."""
+        """Runs two ranks. Returns rank 0's output without the records."""
         environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"} | variables
         command = [
             program(),
@@ -247,7 +248,7 @@ class Ranks(Cli):
             )
             self.assertEqual(record["deliverable"], "distributed_communication_single_node")
             self.assertEqual(record["ms"]["n"], 3)
-            # To the digit: bytes by the time, and that times 2 (2 - 1) / 2.
+            # The exact numbers: bytes / time, and this times 2 (2 - 1) / 2.
             seconds = record["throughput_ms"] / 1e3
             self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
             self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
@@ -264,7 +265,7 @@ class Ranks(Cli):
 
 
 class Steps(Cli):
-    """Training steps of several ranks, on the CPU by Gloo; cli_gpus.py has them on GPUs."""
+    """Training steps of several ranks, on the CPU with Gloo. cli_gpus.py runs them on GPUs."""
 
     RANKED = tuple(("ddp", way) for way in ("naive", "flat", "overlap", "bucketed"))
     RANKED += (("shard", "flat"), ("shard", "full"))
@@ -272,22 +273,24 @@ class Steps(Cli):
     BACKEND = "gloo"
     MODEL, SHORT = TINY[:10], TINY[10:]
     MOST = 3  # ranks
-    # Minutes of steps without communication, which come first; a death in them is told within END_S.
+    # Steps that take minutes and have no communication. They run first. If a rank dies in them, the others
+    # end within END_S.
     LONG = "--layers 8 --batch 16 --context 256 --warmup 1 --steps 4096".split()
-    MET_S, END_S = 1.5, 15.0  # until ranks have met, and are in their steps
-    BESIDE_MS = 0.0  # of collectives behind the backward pass
-    # Options of which rank 1 has another value.
+    MET_S, END_S = 1.5, 15.0  # MET_S: until the ranks have met and are in their steps
+    BESIDE_MS = 0.0  # the most overlap with the backward pass of collectives that run after it
+    # Options that differ on rank 1.
     OTHERS = (
         *("--layers 3", "--heads 4", "--batch 1", "--context 4", "--micro-batches 2", "--optimizer sgd"),
         *("--update after", "--attention naive", "--keep most", "--steps 4", "--seed 1", "--bucket-mb 3"),
     )
 
     def on(self, rank: int) -> tuple[list[str], dict[str, str]]:
-        """Arguments and variables that say where the rank computes."""
+        """Returns the arguments and variables that choose the rank's device."""
         return ["--backend", self.BACKEND], {}
 
     def start(self, ranks: int, *args, how=None, **more):
-        """The command as that many ranks of a loop; more: arguments of one of them, by _1 and so on."""
+        """Starts `ranks` ranks of the command in a loop. `more` has arguments of single ranks: _1 for rank 1, and so
+        on."""
         environ = os.environ | {"WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
         environ |= {"LOCAL_WORLD_SIZE": str(ranks)}
         started = []
@@ -312,7 +315,7 @@ class Steps(Cli):
         return [(status, out, quiet(err)) for out, err, status in done]
 
     def test_ddp_and_shard(self):
-        """Tables and records say the same, for every way to reduce and to split."""
+        """Tables and records have the same numbers, for every strategy and kind of sharding."""
         for command, way in self.RANKED:
             with self.subTest(command=command, way=way):
                 option = "--strategy" if command == "ddp" else "--kind"
@@ -377,7 +380,7 @@ class Steps(Cli):
                     self.assertEqual((done[0], done[2]), (0, ""))
 
     def test_ranks_with_other_options_are_told(self):
-        """Before a step: a record states rank 0's options."""
+        """A difference is refused before the first step, because a record has only rank 0's options."""
         for number, words in enumerate(self.OTHERS):
             option, value = words.split()
             command = ("ddp", "shard")[number % 2]

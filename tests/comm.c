@@ -1,5 +1,6 @@
-/* Collectives among processes, against float64: test_comm BACKEND RANKS starts the ranks itself; under
- * mpirun it is one of them. Every rank draws all ranks' inputs, so that each judges alone. */
+/* Collectives among processes, compared with float64. test_comm BACKEND RANKS starts the ranks itself. Under
+ * mpirun the process is one of the ranks. Every rank draws the inputs of all ranks, so it can judge its
+ * results alone. */
 #include "base/clock.h"
 #include "base/float16.h"
 #include "base/rng.h"
@@ -22,7 +23,7 @@ static const td_comm_type all_types[] = {TD_COMM_F64, TD_COMM_F32, TD_COMM_F16, 
 static const td_reduction all_reductions[] = {TD_SUM, TD_AVERAGE, TD_MAX};
 enum { TYPES = 5, REDUCTIONS = 3 };
 
-/* After each message of a slow rank the others have time. */
+/* If true, this rank sleeps after each message, so that other ranks have time. */
 static atomic_bool is_slow;
 
 ssize_t __real_send(int socket, const void *data, size_t bytes, int flags);
@@ -37,7 +38,7 @@ ssize_t __wrap_send(int socket, const void *data, size_t bytes, int flags)
 
 /* ---- the device's memory ---- */
 
-/* One block for a whole case, from which each call takes the next part. NULL: each part is a block. */
+/* One block for a whole case. Each call takes the next part of it. NULL: each part is a separate block. */
 static char *pool;
 static size_t pool_used;
 static int pool_parts;
@@ -66,7 +67,8 @@ static void drop(void *block)
         pool_used = 0;
 }
 
-/* A copy there of host memory, which on a CPU is that memory itself; back takes what has become of it. */
+/* Returns a copy of host memory in the device's memory; on a CPU the host memory itself. back() copies the
+ * result to the host. */
 static void *there(const void *host, size_t bytes)
 {
     void *block = NULL;
@@ -88,7 +90,7 @@ static void back(void *host, void *block, size_t bytes)
 
 /* ---- inputs and truth ---- */
 
-static uint64_t stream; /* of the case, the same on every rank */
+static uint64_t stream; /* a number of the case, equal on every rank */
 
 /* The elements of one rank's input. */
 static void draw(int rank, td_comm_type type, int64_t count, void *out)
@@ -113,10 +115,10 @@ static double value(td_comm_type type, const void *data, int64_t i)
     return type == TD_COMM_I64 ? (double)((const int64_t *)data)[i] : td_value_at((td_dtype)type, data, i);
 }
 
-/* What the ranks' inputs come to at each element, and the sum of their magnitudes. */
+/* The exact result of each element, and the sum of the inputs' magnitudes. */
 typedef struct truth {
     double *value, *magnitude;
-    int64_t *exact; /* of i64 */
+    int64_t *exact; /* for i64 */
 } truth;
 
 static truth truth_of(td_comm_type type, td_reduction reduction, int64_t count)
@@ -157,8 +159,8 @@ static void truth_free(truth t)
     free(t.exact);
 }
 
-/* Each of ranks - 1 additions errs by half a unit of what is added up so far at most; an average rounds the
- * factor and the product too. */
+/* Each of the ranks - 1 additions may err by half a unit in the last place of the sum so far. An average also
+ * rounds its factor and its result. */
 static void judge(const char *what, td_comm_type type, td_reduction reduction, const void *got,
                   const truth *t, int64_t first, int64_t count)
 {
@@ -183,7 +185,7 @@ static void judge(const char *what, td_comm_type type, td_reduction reduction, c
     }
 }
 
-/* All ranks hold the same bytes. */
+/* Fails unless all ranks have the same bytes. */
 static void assert_same_everywhere(const void *data, size_t bytes)
 {
     uint64_t hash = 1469598103934665603u, *all = calloc((size_t)info.ranks, sizeof *all);
@@ -199,12 +201,11 @@ static void assert_same_everywhere(const void *data, size_t bytes)
 
 /* ---- the cases ---- */
 
-/* Of every combination one in so many, another one in each turn: more ranks than processors take long. */
+/* The step between the combinations that run, because more ranks than processors take long. It has no common
+ * factor with the numbers of types and reductions. */
 static int stride(void)
 {
-    return info.ranks > 3 || info.hosts > 1 ? 17
-           : info.ranks == 3                ? 4
-                                            : 1; /* prime to the types and reductions */
+    return info.ranks > 3 || info.hosts > 1 ? 17 : info.ranks == 3 ? 4 : 1;
 }
 
 static const int64_t counts[] = {0, 1, 2, 3, 5, 6, 7, 64, 1009, 4099};
@@ -246,7 +247,7 @@ static void all_reduce_case(td_comm_type type, td_reduction reduction, int64_t c
         td_fence_free(out);
 }
 
-/* i64, the last of the types, has no average. */
+/* i64, the last type, has no average. */
 static td_reduction reduction_of(int i)
 {
     const td_reduction reduction = all_reductions[i / TYPES % REDUCTIONS];
@@ -263,7 +264,7 @@ TD_TEST(all_reduce_is_the_reduction_of_all)
         all_reduce_case(all_types[i], TD_AVERAGE, 400003, i % 2);
 }
 
-/* Next to the largest number of f16, and with its smallest bits. */
+/* Values near the largest and near the smallest numbers of f16. */
 TD_TEST(an_average_of_f16_is_finite)
 {
     static const float numbers[] = {60000, -65504, 0.333251953125f, 0x1p-14f};
@@ -286,7 +287,7 @@ TD_TEST(an_average_of_f16_is_finite)
         assert_true(fabs(value(TD_COMM_F16, out, i) - (double)numbers[i]) <= bound);
         assert_true(fabs(value(TD_COMM_F16, part, i) - (double)numbers[i]) <= bound);
     }
-    assert_memory_equal(parts, in, sizeof in); /* which is only read */
+    assert_memory_equal(parts, in, sizeof in); /* the input is only read */
 }
 
 static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64_t elements, bool in_place)
@@ -379,7 +380,7 @@ TD_TEST(all_gather_and_broadcast_copy_bits)
     broadcast_case(TD_COMM_I64, 300007, info.ranks - 1);
 }
 
-/* The order of Gloo's ring, and that of two: every bit is known. */
+/* The order of Gloo's ring with two ranks is known, so every bit is known. */
 TD_TEST(sums_have_the_bits_of_their_order)
 {
     enum { COUNT = 300007 };
@@ -488,10 +489,11 @@ TD_TEST(ranks_know_each_other)
     free(theirs);
 }
 
-/* A rank that finds a difference and gives up at once does not end a slow one before that has found it. */
+/* Rank 1's setting differs. A rank that finds this and gives up at once must not end a slow rank before that
+ * rank has found it too. */
 TD_TEST(every_rank_says_what_differs)
 {
-    for (int slow = 0; slow < 2; slow++) { /* the hub, or another */
+    for (int slow = 0; slow < 2; slow++) { /* the slow rank is rank 0, or another rank */
         const td_setting setting = {"layers", info.rank == 1 ? 3 : 2};
         char name[16];
 
@@ -508,7 +510,7 @@ TD_TEST(every_rank_says_what_differs)
     }
 }
 
-/* Counts that do not fit an int, of which one asks by the environment: it takes gigabytes. */
+/* Counts that do not fit an int. The environment asks for this test, because it needs gigabytes. */
 TD_TEST(more_elements_than_an_int_counts)
 {
     const int64_t count = (INT64_C(1) << 31) + 3;
@@ -529,7 +531,7 @@ TD_TEST(more_elements_than_an_int_counts)
     free(data);
 }
 
-/* ---- when they ran ---- */
+/* ---- times of calls ---- */
 
 TD_TEST(spans_are_of_the_calls_in_order)
 {
@@ -554,7 +556,7 @@ TD_TEST(spans_are_of_the_calls_in_order)
     td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, &works[2]));
     for (int i = 0; i < 3; i++)
         td_assert_ok(td_work_wait(works[i]));
-    td_assert_ok(td_comm_barrier(comm)); /* without elements: not watched */
+    td_assert_ok(td_comm_barrier(comm)); /* a barrier has no elements and is not watched */
     td_assert_ok(td_comm_broadcast(comm, in, 0, TD_COMM_F32, 0, NULL));
     td_assert_ok(td_comm_watched(comm, &spans, &count));
     assert_int_equal(count, 3);
@@ -579,8 +581,8 @@ TD_TEST(spans_are_of_the_calls_in_order)
 
 /* ---- streams and graphs ---- */
 
-/* A stream that waits for a handle continues after the collective, and so after the work that made the
- * collective's input. */
+/* A stream that waits for a handle continues after the collective. The collective runs after the work that
+ * made its input. */
 TD_TEST(a_handle_orders_streams)
 {
     enum { COUNT = 5001, FILLS = 200 };
@@ -630,7 +632,7 @@ TD_TEST(a_handle_orders_streams)
     free(got);
 }
 
-/* Launched thrice: each time what all ranks have then. */
+/* Launches a graph three times. Each time the result is the sum of what all ranks have then. */
 TD_TEST(collectives_are_captured)
 {
     enum { COUNT = 5001, LAUNCHES = 3 };
@@ -672,7 +674,7 @@ TD_TEST(collectives_are_captured)
         td_assert_ok(td_device_download(dev, got, root, COUNT * sizeof *got));
         draw(info.ranks - 1, TD_COMM_F32, COUNT, mine);
         assert_memory_equal(got, mine, COUNT * sizeof *mine);
-        /* Calls between launches are calls as before. */
+        /* Calls between launches work as usual. */
         td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_MAX, NULL));
     }
     td_graph_destroy(graph);
@@ -699,7 +701,7 @@ TD_TEST(results_in_windows_are_the_same)
     td_assert_ok(td_comm_describe(comm, &now));
     assert_int_equal(now.windows, direct);
     if (direct) {
-        /* NCCL would be wrong about the second part. */
+        /* NCCL would compute a wrong second part. */
         td_assert_refused(
             td_comm_reduce_scatter(comm, block, (char *)block + 256, 5, TD_COMM_F16, TD_SUM, NULL),
             TD_BAD_ARGUMENT, "count is 5 f16, needs parts of a multiple of 16 bytes in a window");
@@ -722,8 +724,9 @@ TD_TEST(results_in_windows_are_the_same)
     all_reduce_case(TD_COMM_F32, TD_SUM, 400003, true);
 }
 
-/* No host is far ahead of its GPU: what is left behind many launches is a few of them. */
-TD_TEST(launches_wait_for_those_before)
+/* A host does not queue many launches before its GPU has run them: only a few are left after the last
+ * call. */
+TD_TEST(launches_wait_for_earlier_launches)
 {
     enum { COUNT = 5001, FILLS = 100, LAUNCHES = 20 };
     const size_t much = (size_t)1 << 28;
@@ -741,7 +744,7 @@ TD_TEST(launches_wait_for_those_before)
     td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_SUM, &work));
     td_assert_ok(td_work_queue_wait(work));
     td_assert_ok(td_graph_end(dev, &graph));
-    td_assert_ok(td_graph_launch(graph)); /* the first one is uploaded */
+    td_assert_ok(td_graph_launch(graph)); /* the first launch uploads the graph */
     td_assert_ok(td_device_synchronize(dev));
     const int64_t begun_ns = td_clock_ns();
     for (int i = 0; i < LAUNCHES; i++)
@@ -767,7 +770,7 @@ int main(int argc, char **argv)
     const td_status status = td_comm_close(comm);
     if (status != TD_OK)
         fprintf(stderr, "%s\n", td_last_error());
-    /* It starts only once in a process, and a second communicator says so. */
+    /* MPI starts only once in a process. A second communicator gets an error that says so. */
     const td_comm_options options = td_ranks_options(info.backend);
     if (info.backend == TD_COMM_MPI && options.ranks > 1 && status == TD_OK &&
         (td_comm_open(dev, &options, &comm) == TD_OK || !strstr(td_last_error(), "starts only once")))

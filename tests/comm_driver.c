@@ -1,6 +1,5 @@
-/* One rank of a run in which something goes wrong: test_comm_driver BACKEND FAULT RANK, started by
- * comm_faults.py. Prints one line, and ends with 0 if nothing was wrong, with 3 after TD_RANK_FAILED, with
- * 4 after another error. */
+/* One rank of a run with a fault: test_comm_driver BACKEND FAULT RANK. comm_faults.py starts it. It prints
+ * one line. Its exit status is 0 if there was no error, 3 after TD_RANK_FAILED, 4 after another error. */
 #include "cli/launch.h"
 #include "support/compare.h"
 #include "support/ranks.h"
@@ -21,7 +20,7 @@ static void *kill_soon(void *number)
     return NULL;
 }
 
-/* A signal to this process while it is in the collectives that follow. */
+/* Sends this process a signal while it is in one of the next collectives. */
 static void signal_soon(int number)
 {
     static int chosen;
@@ -36,7 +35,7 @@ static td_status reduce(td_comm *comm, float *data, int64_t count, td_comm_type 
     return td_comm_all_reduce(comm, data, data, count, type, TD_AVERAGE, NULL);
 }
 
-/* Launches a graph of two collectives, the second of `count` elements, again and again. */
+/* Launches a graph of two collectives again and again. The second has `count` elements. */
 static td_status replay(td_device *dev, td_comm *comm, float *data, int64_t count, int64_t launches)
 {
     td_graph *graph = NULL;
@@ -58,7 +57,7 @@ static td_status replay(td_device *dev, td_comm *comm, float *data, int64_t coun
     return status;
 }
 
-/* Launches a graph that takes a GPU about a second, so that it is on its way when the communicator closes. */
+/* Launches a graph that takes a GPU about a second, so that it still runs when the communicator closes. */
 static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data)
 {
     enum { FILLS = 4000 };
@@ -85,7 +84,7 @@ static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data)
     return status;
 }
 
-/* The calls of all ranks, of which the bad one does another. */
+/* The calls of all ranks. The bad rank makes one call differently. */
 static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
 {
     void *block = NULL;
@@ -98,7 +97,7 @@ static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
     for (int i = 0; i < 5 && status == TD_OK; i++)
         status = reduce(comm, data, ELEMENTS, TD_COMM_F32);
     if (status != TD_OK || IS("none"))
-        return status; /* the close of dev frees the block */
+        return status; /* closing dev frees the block */
     char path[512];
     snprintf(path, sizeof path, "%s/ready.%d", getenv("TD_SAID"), (int)getpid());
     FILE *ready = fopen(path, "w");
@@ -128,7 +127,7 @@ static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
             status = reduce(comm, data, LARGE, TD_COMM_F32);
     else if (bad && IS("count"))
         status = reduce(comm, data, ELEMENTS + 1, TD_COMM_F32);
-    else if (bad && IS("dtype")) /* of as many bytes */
+    else if (bad && IS("dtype")) /* with the same number of bytes */
         status = reduce(comm, data, ELEMENTS / 2, TD_COMM_F64);
     else if (bad && IS("order"))
         status = td_comm_broadcast(comm, data, ELEMENTS, TD_COMM_F32, 0, NULL);

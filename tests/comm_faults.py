@@ -1,4 +1,4 @@
-"""Every fault of a rank ends on every other rank, in time, with one line that names it; and nothing is left.
+"""After a fault of one rank every other rank ends in time, with one line that names the fault. Nothing is left over.
 
 comm_faults.py DRIVER MPIRUN [--times N] [--only WORDS]     MPIRUN may be empty
 """
@@ -16,12 +16,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SECONDS = 3.0  # of a call, and for all to come
-WITHIN = 4.0  # beyond that: for the last words, and for a busy machine
+SECONDS = 3.0  # the limit of a call, and of the start
+WITHIN = 4.0  # more time, for the last messages and a busy machine
 AT_ONCE = 4
 BAD = 1
 
-# fault: what the lines of the other ranks say, whether the bad rank says the same, what its end is
+# fault: what the other ranks print, whether the bad rank prints the same, how the bad rank ends
 CALLS = {
     "killed": (
         r"rank 1 \(process \d+ on [^)]+\) died, its last call was all_reduce #\d+ of 4194304 f32",
@@ -68,7 +68,7 @@ class Failure(Exception):
 
 
 def processes(mark: str) -> list[int]:
-    """Those that were started with the mark in their environment."""
+    """Returns the processes that have the mark in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -80,7 +80,7 @@ def processes(mark: str) -> list[int]:
 
 
 class Run:
-    """A run of ranks, and what each of them said and how it ended."""
+    """A run of ranks, with the output and the end of each rank."""
 
     def __init__(self, options, backend: str, fault: str, ranks: int, launcher: str, **more: str):
         self.options, self.ranks, self.launcher = options, ranks, launcher
@@ -119,7 +119,7 @@ class Run:
         return [line for line in file.read_text().splitlines() if line] if file.is_file() else []
 
     def end(self, survivors: list[int]) -> float:
-        """Waits for the survivors, ends the others, and returns how long that took."""
+        """Waits for the survivors, ends the other ranks, and returns the time that this took."""
         until = self.started + self.options.open_seconds + SECONDS + WITHIN
         waited = self.children if self.launcher == "mpirun" else [self.children[rank] for rank in survivors]
         try:
@@ -162,7 +162,7 @@ def fault_of_a_call(options, backend: str, launcher: str, fault: str, ranks: int
     run = Run(options, backend, fault, ranks, launcher)
     speak = [rank for rank in range(ranks) if rank != BAD or bad_says]
     try:
-        # A rank that sleeps is ended by mpirun, for the others ended with an error.
+        # mpirun ends a sleeping rank, because the other ranks ended with an error.
         took = run.end(speak)
         for rank in speak:
             expect_line(run, rank, words)
@@ -190,7 +190,7 @@ def one_rank(options, backend: str, launcher: str) -> float:
 
 
 def signalled(options, backend: str, launcher: str, number: int, words: str) -> float:
-    """SIGINT to the launcher, or, where there is none, to one rank."""
+    """Sends a signal to the launcher, or to one rank if there is no launcher."""
     run = Run(options, backend, "interrupted", 2, launcher)
     try:
         while len(list(run.work.glob("ready.*"))) < 2 and time.monotonic() < run.started + SECONDS + WITHIN:
@@ -236,7 +236,7 @@ def taken_directory(options, backend: str, launcher: str) -> float:
 
 
 def by_directory(options, backend: str, launcher: str) -> float:
-    """A directory or an address in the place of a name, and nothing stays in the directory."""
+    """Runs meet at a directory or an address instead of a name. No file stays in the directory."""
     with tempfile.TemporaryDirectory() as folder:
         for where in ({"TD_DIRECTORY": folder}, {"TD_ADDRESS": f"localhost:{free_port()}"}):
             run = Run(options, backend, "none", 3, launcher, **where)
@@ -273,7 +273,7 @@ def other_options(options, backend: str, launcher: str, fault: str, words: str) 
     try:
         took = run.end([0, 1, 2])
         said = [line for rank in range(3) for line in run.said(rank)]
-        if fault != "twin":  # two write to one file
+        if fault != "twin":  # two ranks write to one file
             for rank in range(3):
                 expect_line(run, rank, words)
         if not said or not all(re.search(words, line) for line in said) or "time" in said[0]:
@@ -284,7 +284,7 @@ def other_options(options, backend: str, launcher: str, fault: str, words: str) 
 
 
 def cases(options):
-    """(name, what is run)"""
+    """Yields (name, function) of each case."""
     if options.nccl:
         for fault in CALLS | REPLAYS:
             yield f"nccl {fault}", lambda f=fault: fault_of_a_call(options, "nccl", "loop", f, 2)
@@ -320,7 +320,7 @@ def cases(options):
     yield "taken directory", lambda: taken_directory(options, "gloo", "loop")
     yield "by a directory", lambda: by_directory(options, "gloo", "loop")
     yield "no directory", lambda: no_directory(options, "gloo", "loop")
-    # Rank 0 leaves then, and who comes later finds nobody.
+    # Rank 0 ends then, and a rank that comes later finds nobody.
     late = r"|rank 0 did not come in time"
     twin = r"rank 2 \(.*\) and process \d+ on .* both say that they are rank 2" + late
     yield "twin", lambda: other_options(options, "gloo", "loop", "twin", twin)
@@ -329,7 +329,7 @@ def cases(options):
 
 
 def shared_memory() -> set[str]:
-    """Files of Open MPI's and of ours; other programs may have theirs."""
+    """Returns the files of Open MPI and tandem. Other programs may have files there too."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("vader", "sm_segment", "tandem"))}
 
 
@@ -350,10 +350,10 @@ def main() -> int:
     parser.add_argument("driver")
     parser.add_argument("mpirun", nargs="?", default="")
     parser.add_argument(
-        "--times", type=int, default=1, help="how often each; 20 take about 5 minutes on two cores"
+        "--times", type=int, default=1, help="runs of each case; 20 take about 5 minutes on two cores"
     )
     parser.add_argument("--only", default="", help="cases with these words in their names")
-    parser.add_argument("--nccl", action="store_true", help="of NCCL")
+    parser.add_argument("--nccl", action="store_true", help="cases of NCCL")
     options = parser.parse_args()
     gpus = subprocess.run("nvidia-smi --list-gpus", shell=True, capture_output=True, text=True).stdout.count(
         "GPU "
@@ -361,13 +361,13 @@ def main() -> int:
     if options.nccl and gpus < 2 and not (gpus and "TD_SHARE_GPU" in os.environ):
         print(f"skipped: {gpus} GPUs, 2 are needed")
         return 77
-    # A GPU's context and NCCL take seconds, and one run at a time has the GPUs.
+    # A GPU's context and NCCL take seconds. Only one run at a time uses the GPUs.
     options.open_seconds = 20.0 if options.nccl else SECONDS
     options.driver = os.path.realpath(options.driver)
     started = time.monotonic()
     shared = shared_memory()
     chosen = [(name, run) for name, run in cases(options) if options.only in name]
-    # They mostly wait.
+    # Runs mostly wait, so several can run at the same time.
     with ThreadPoolExecutor(1 if options.nccl else AT_ONCE) as pool:
         failed = sum(pool.map(lambda case: repeat(*case, options.times), chosen))
     ran = len(chosen)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Two network namespaces stand in for two hosts: ranks that share no memory and no network but a wire, which
-# meet by a directory, by an address, or by MPI, and of which one dies, sleeps or makes another call.
+# Two network namespaces simulate two hosts. Their ranks share no memory, and only one network connection.
+# They meet by a directory, by an address, or by MPI. In some runs one rank dies, sleeps or makes another
+# call.
 #   comm_hosts.sh TEST_COMM TEST_COMM_DRIVER [MPIRUN]
-# Needs root and iproute2; skipped (77) without.
+# Needs root and iproute2. Without them the test is skipped (77).
 set -euo pipefail
 
 comm=$1 driver=$2 mpirun=${3:-}
@@ -46,7 +47,7 @@ for i in 0 1; do
     ip -n "${hosts[i]}" link set lo up
 done
 
-# Debian's names: localhost is both, and a host finds its own name at 127.0.1.1.
+# As on Debian: localhost has an IPv4 and an IPv6 address, and a host finds 127.0.1.1 for its own name.
 for i in 0 1; do
     cat >"$work/hosts.$i" <<HOSTS
 ::1 localhost
@@ -59,16 +60,16 @@ ${six[0]} only6
 HOSTS
 done
 
-# on HOST COMMAND...: there, under a name of its own.
+# on HOST COMMAND...: runs the command on a host, with this host's name.
 on() {
     local host=$1
     shift
-    # shellcheck disable=SC2016 # the inner shell's
+    # shellcheck disable=SC2016 # the inner shell expands these
     ip netns exec "${hosts[host]}" unshare --uts --mount sh -c \
         'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"' "host$host" "$work/hosts.$host" "$@"
 }
 
-# ranks COUNT COMMAND...: ranks on the hosts of `where` in turn; what they say is in work/said.RANK.
+# ranks COUNT COMMAND...: runs ranks on the hosts of `where` in turn. Their output is in work/said.RANK.
 where=(0 1)
 ranks() {
     local count=$1 rank started=() failed=0 job
@@ -93,7 +94,7 @@ echo "three ranks on two hosts, by a directory: passed"
 TANDEM_ADDRESS=${ips[0]}:29917 ranks 2 "$comm" gloo || die "by an address: $(cat "$work"/said.*)"
 echo "two ranks on two hosts, by an address: passed"
 
-# fault NAME WORDS: three ranks, of which number 1, alone on its host, does something else.
+# fault NAME WORDS: runs three ranks. Rank 1 is alone on its host and makes the fault.
 fault() {
     local rank
     rm -f "$work"/rank.*
@@ -111,7 +112,7 @@ fault count "$peer made another call, all_reduce #7 of 1001 f32 .*, where rank 0
 fault sleeps "all_reduce #7 of 1000 f32 .*: $peer is late, its last call was all_reduce #6"
 fault leaves "$peer made another call, close #7"
 
-# meets NAME HOSTS VARIABLE=VALUE: ranks, two of one host or three of two, find each other, and reduce.
+# meets NAME HOSTS VARIABLE=VALUE: two ranks on one host, or three on two hosts, find each other and reduce.
 meets() {
     local said
     read -ra where <<<"$2"
@@ -146,7 +147,7 @@ done
 where=(0 1)
 
 [ -n "$mpirun" ] || exit 0
-# mpirun reaches a host by this in the place of ssh.
+# mpirun uses this script instead of ssh to reach a host.
 cat >"$work/agent" <<AGENT
 #!/bin/sh
 shift

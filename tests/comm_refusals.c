@@ -1,5 +1,5 @@
-/* What comm refuses, and how it comes back where the system refuses it something. Two ranks are two threads
- * of this process here: they meet over real sockets. */
+/* Calls that comm refuses, and its errors if the operating system refuses a call. Two ranks are two threads
+ * of this process. They meet over real sockets. */
 #include "comm/backend.h"
 #include "comm/comm.h"
 #include "comm/control.h"
@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- doubles: each counts, and fails where it is told to ---- */
+/* ---- doubles: each counts its calls, and fails if it is told to ---- */
 
 #define DOUBLE(type, name, parameters, arguments, failed)                                                    \
     type __real_##name parameters;                                                                           \
@@ -115,7 +115,7 @@ static void assert_says(const rank *r, const char *words)
 static const td_signature first = {
     .number = 1, .count = 10, .kind = TD_CALL_ALL_GATHER, .type = TD_COMM_BF16};
 
-/* By a page of memory, and where there is none. */
+/* Ranks compare their calls in a page of shared memory, or without one. */
 TD_TEST(calls_are_compared)
 {
     for (int shared = 0; shared < 2; shared++) {
@@ -145,7 +145,7 @@ TD_TEST(calls_are_compared)
     }
 }
 
-TD_TEST(who_is_late_is_named)
+TD_TEST(a_late_rank_is_named)
 {
     for (int shared = 0; shared < 2; shared++)
         for (int late = 0; late < 2; late++) {
@@ -167,7 +167,7 @@ TD_TEST(who_is_late_is_named)
         }
 }
 
-TD_TEST(a_call_that_does_not_end_is_named_where_all_are_in_it)
+TD_TEST(a_call_that_does_not_end_is_named_if_all_ranks_are_in_it)
 {
     rank pair[2];
 
@@ -180,7 +180,7 @@ TD_TEST(a_call_that_does_not_end_is_named_where_all_are_in_it)
     close_pair(pair);
 }
 
-TD_TEST(who_leaves_or_fails_is_named)
+TD_TEST(a_rank_that_leaves_or_fails_is_named)
 {
     rank pair[2];
 
@@ -266,8 +266,8 @@ static bool hear(void *user, double seconds, const char *what)
     return seconds < h->ends;
 }
 
-/* Each is told of its wait a few times in a second, and ended soon after it says so: by far before the limit.
- */
+/* The callback of each rank is called a few times a second. A rank ends soon after its callback says so, long
+ * before the limit. */
 TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
 {
     enum { HUB, RANK, SHARED, WORDS, CASES };
@@ -301,7 +301,7 @@ TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
             status = td_control_await(pair[caller].control, &first, in_seconds(20), &wait);
             td_assert_refused(td_control_await(pair[!caller].control, &first, in_seconds(5), NULL),
                               TD_RANK_FAILED,
-                              "gave up: its caller ended the wait"); /* the other hears of it */
+                              "gave up: its caller ended the wait"); /* the other rank gets this error */
             close_pair(pair);
         }
         assert_int_equal(status, TD_RANK_FAILED);
@@ -312,9 +312,9 @@ TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
     }
 }
 
-/* ---- where the system refuses ---- */
+/* ---- errors of the operating system ---- */
 
-TD_TEST(what_the_system_refuses_comes_back)
+TD_TEST(errors_of_the_system_are_reported)
 {
     static const struct {
         const char *name;
@@ -346,19 +346,19 @@ TD_TEST(what_the_system_refuses_comes_back)
                     assert_int_equal(status, TD_UNSUPPORTED);
                     break;
                 }
-                if (!reached) { /* what is left to fail for is that rank 1 is not there */
+                if (!reached) { /* one failure is left: rank 1 does not come */
                     assert_int_equal(status, TD_RANK_FAILED);
                     break;
                 }
                 if (status != cases[i].status && status != TD_RANK_FAILED)
                     fail_msg("%s %d: status %d, %s", cases[i].name, nth, (int)status, td_last_error());
             }
-    assert_int_equal(rmdir(folder), 0); /* nothing was left in it */
+    assert_int_equal(rmdir(folder), 0); /* no file is left in it */
     td_device_close(dev);
     assert_true(runs > 10 || td_comm_backend_check(TD_COMM_GLOO) != TD_OK);
 }
 
-/* One rank's library cannot be loaded, and the other hears of it. */
+/* One rank's library cannot be loaded. The other rank gets an error. */
 static td_comm_options pair_options;
 
 static void *open_comm(void *argument)
@@ -378,7 +378,7 @@ static void *open_comm(void *argument)
     return NULL;
 }
 
-TD_TEST(a_library_that_cannot_be_loaded_is_told_to_all)
+TD_TEST(all_ranks_learn_of_a_library_that_cannot_be_loaded)
 {
     /* The first two threads serve the connections. */
     static const struct {
@@ -413,7 +413,7 @@ TD_TEST(a_library_that_cannot_be_loaded_is_told_to_all)
 
 /* ---- arguments ---- */
 
-TD_TEST(places_that_are_none_are_refused)
+TD_TEST(invalid_places_are_refused)
 {
     static const struct {
         const char *address, *directory;

@@ -1,5 +1,5 @@
-/* The side of NCCL without a GPU: impl/comm/cuda.c over stand-ins for CUDA and NCCL. Ranks are processes that
- * this one starts. */
+/* impl/comm/cuda.c without a GPU, over stand-ins for CUDA and NCCL. This process starts the ranks as
+ * processes. */
 #include "base/clock.h"
 #include "comm/comm.h"
 #include "stand_in/gpu.h"
@@ -19,7 +19,7 @@ static td_device *dev;
 static td_comm *comm;
 static float *in, *out;
 
-/* In a rank, which has no test to fail: it ends with 1, and has said why. */
+/* For a rank, which has no test to fail: prints the condition and exits with 1. */
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \
@@ -54,8 +54,8 @@ static void open_rank(const char *folder, double seconds)
     memset(in, 0, COUNT * sizeof *in);
 }
 
-/* A graph of a pause of the GPU and then two collectives: out becomes the sum of in, and then in becomes
- * rank 1's in. */
+/* A graph of a pause of the GPU and two collectives: out becomes the sum of in, then in becomes rank 1's
+ * in. */
 static td_graph *capture_calls(size_t rest_ms)
 {
     td_graph *graph;
@@ -85,8 +85,8 @@ static double seconds_since(int64_t begun_ns)
     return (double)(td_clock_ns() - begun_ns) * 1e-9;
 }
 
-/* Runs all ranks. Rank 0 is to end well, and the last one by the signal that is expected, or well if that is
- * 0. A rank that takes a minute is killed. */
+/* Runs all ranks. Rank 0 must exit with 0. The last rank must end by the signal `expected`; if that is 0, it
+ * must exit with 0. A rank that takes a minute is killed. */
 static void run_ranks(void (*body)(const char *folder), int expected)
 {
     char folder[] = "/tmp/tandem-XXXXXX";
@@ -118,7 +118,7 @@ static void run_ranks(void (*body)(const char *folder), int expected)
 
 /* ---- tests ---- */
 
-/* Opens a communicator of ranks that share a GPU: NCCL takes it as one of several hosts alone. */
+/* Opens a communicator of ranks that share a GPU. NCCL allows this only if the ranks are on several hosts. */
 static void share(const char *folder, const char *host, td_status expected)
 {
     td_comm_options options = options_of(folder, 20);
@@ -155,7 +155,7 @@ TD_TEST(ranks_of_hosts_share_a_gpu)
     run_ranks(share_unsaid, 0);
 }
 
-/* All ranks take what rank 0 was told, whatever each of them sees. */
+/* All ranks use the value of rank 0, whatever their own options and NVLink say. */
 static void choose(const char *folder, int32_t ctas, bool nvlink, const char *host, int expected)
 {
     td_comm_options options = options_of(folder, 20);
@@ -198,7 +198,7 @@ static void choose_as_hosts(const char *folder)
     choose(folder, 32, true, rank == 0 ? "a" : "b", 0);
 }
 
-TD_TEST(multiprocessors_are_chosen_for_all)
+TD_TEST(sms_are_chosen_for_all_ranks)
 {
     run_ranks(choose_nvlink, 0);
     run_ranks(choose_most, 0);
@@ -241,7 +241,7 @@ static int windows(void)
     return info.windows;
 }
 
-/* Whatever is inside, the block is the window, and it has one. */
+/* A window is the whole block. Windows inside the same block are one window. */
 static void make_windows(const char *folder)
 {
     void *block;
@@ -277,7 +277,7 @@ static void make_windows(const char *folder)
     td_comm_window_destroy(NULL);
 }
 
-/* Memory that the ranks have not alike. */
+/* Memory that differs between ranks. */
 static void make_none(const char *folder)
 {
     static char elsewhere[LARGE];
@@ -345,7 +345,7 @@ static void make_with_an_old_library(const char *folder)
     make_where_it_cannot_be(folder, true, true, rank == 1);
 }
 
-/* Calls begin where the library is right about them. */
+/* In a window, calls must begin at addresses that NCCL computes correctly. */
 static void call_in_windows(const char *folder)
 {
     open_mapped(folder);
@@ -361,7 +361,7 @@ static void call_in_windows(const char *folder)
     CHECK(td_comm_all_gather(comm, in, at + 512, 3, TD_COMM_F32, NULL) == TD_BAD_ARGUMENT);
     CHECK_OK(td_comm_broadcast(comm, at + 4, 3, TD_COMM_F32, 1, NULL));
 
-    /* A rank's own part is at another place than another's. */
+    /* The ranks' own parts lie at different places. */
     float *const all = (float *)at;
     for (int i = 0; i < 8; i++)
         all[i] = (float)(10 * rank + i);
@@ -377,8 +377,8 @@ static void call_in_windows(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-/* A window waits for the collectives that are on their way, also where its block is freed. A graph with calls
- * in it is launched no more, but one without is. While one is captured nothing can be waited for. */
+/* destroy waits for collectives that use the window; free of its block does too. A graph with calls in the
+ * window can no longer be launched, other graphs can. During a capture destroy waits for nothing. */
 static void end_windows(const char *folder)
 {
     td_graph *graphs[2], *third;
@@ -415,7 +415,7 @@ static void end_windows(const char *folder)
     td_comm_window_destroy(windows_of[0]);
     CHECK_OK(td_graph_end(dev, &third));
     CHECK(windows() == 1);
-    windows_of[0] = window_of(large, LARGE); /* it is there, and so are two that use it */
+    windows_of[0] = window_of(large, LARGE); /* the window still exists, and two handles use it */
     windows_of[1] = window_of(large, LARGE);
     CHECK(windows_of[0] == windows_of[1] && windows() == 1);
     CHECK_OK(td_graph_begin(dev));
@@ -430,7 +430,7 @@ static void end_windows(const char *folder)
     CHECK(td_stand_in_windows == 0);
 }
 
-/* Ranks that have it in other places would read each other's other memory. */
+/* If the addresses differ between ranks, a rank would read other memory of the other rank. */
 static void call_elsewhere(const char *folder)
 {
     open_mapped(folder);
@@ -444,7 +444,7 @@ static void call_elsewhere(const char *folder)
     CHECK(td_comm_close(comm) == TD_RANK_FAILED);
 }
 
-/* One rank's library refuses, and all hear of it. */
+/* One rank's library refuses, and all ranks get an error. */
 static void make_refused(const char *folder)
 {
     td_comm_window *window = NULL;
@@ -455,11 +455,12 @@ static void make_refused(const char *folder)
     CHECK(rank == 0 ? status == TD_OK || status == TD_RANK_FAILED : status == TD_LIBRARY_ERROR && !window);
     CHECK(rank == 0 || strstr(td_last_error(), "an error"));
     CHECK(td_comm_barrier(comm) != TD_OK);
-    td_comm_window_destroy(window); /* what NCCL has aborted it is not asked for */
+    td_comm_window_destroy(window); /* NCCL has aborted the communicator, so its function is not called */
     CHECK(td_comm_close(comm) != TD_OK);
 }
 
-/* A registration ends where a rank does not come to it: dead, or within a deadline. */
+/* If a rank does not come to a registration, the registration ends: because the rank is dead, or after the
+ * deadline. */
 static void register_without_the_other(const char *folder, int comes, const char *said)
 {
     td_comm_window *window = NULL;
@@ -511,7 +512,7 @@ TD_TEST(calls_in_windows_are_in_the_same_place)
     run_ranks(call_elsewhere, 0);
 }
 
-TD_TEST(windows_end_behind_their_calls)
+TD_TEST(windows_end_after_their_calls)
 {
     run_ranks(end_windows, 0);
 }
@@ -542,7 +543,7 @@ static void launch_and_call(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-/* Rank r has (r + 1) * (i + 1): every rank's part and number show in a result. */
+/* Element i of rank r is (r + 1) * (i + 1), so the result shows the part and the number of every rank. */
 static void call_among_many(const char *folder)
 {
     enum { PART = 5 };
@@ -580,7 +581,7 @@ TD_TEST(graphs_and_calls_take_turns)
     run_ranks(launch_and_call, 0);
 }
 
-/* When one is launched, at most the one before it is on its way. */
+/* When a graph is launched, only the launch before it may still run. */
 static void launch_many(const char *folder)
 {
     enum { LAUNCHES = 30 };
@@ -595,13 +596,13 @@ static void launch_many(const char *folder)
     CHECK_OK(td_comm_close(comm));
 }
 
-TD_TEST(launches_wait_for_those_before)
+TD_TEST(launches_wait_for_earlier_launches)
 {
     run_ranks(launch_many, 0);
 }
 
-/* Rank 0 waits for its GPU where rank 1 goes on to the next launch: a GPU that was 60 graphs behind would
- * keep it for 3 s, past the deadline. */
+/* Rank 0 waits for its GPU while rank 1 goes on to the next launch. If rank 1's host could queue 60 graphs,
+ * rank 0 would wait 3 s for them, longer than the deadline. */
 static void launch_behind(const char *folder)
 {
     enum { LAUNCHES = 60 };
@@ -639,7 +640,7 @@ static void die_in_replays(const char *folder)
         status = td_graph_launch(graph);
     CHECK(status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process"));
     const int64_t begun_ns = td_clock_ns();
-    for (int i = 0; i < HANDLES; i++) /* while a graph lives NCCL's abort does not come back */
+    for (int i = 0; i < HANDLES; i++) /* NCCL's abort does not return while a graph exists */
         CHECK(td_work_wait(handles[i]) == TD_RANK_FAILED);
     CHECK(seconds_since(begun_ns) < 10);
     td_graph_destroy(graph);
@@ -652,8 +653,8 @@ TD_TEST(an_abort_is_waited_for_once)
     run_ranks(die_in_replays, SIGKILL);
 }
 
-/* The death comes between the call's look at the communicator and its turn inside NCCL, which the abort has
- * until the first graph is destroyed. */
+/* The rank dies after the call has looked at the communicator and before the call enters NCCL. The abort
+ * holds NCCL until the first graph is destroyed. */
 static void die_in_a_capture(const char *folder)
 {
     td_graph *second;
@@ -681,7 +682,7 @@ TD_TEST(a_call_does_not_wait_for_an_abort_that_waits_for_it)
     run_ranks(die_in_a_capture, SIGKILL);
 }
 
-/* Rank 1 has come to the close, and its GPU rests before it comes to the collectives. */
+/* Rank 1 is in the close, and its GPU pauses before the collectives. */
 static void die_behind_the_close(const char *folder)
 {
     open_rank(folder, 20);
@@ -694,7 +695,7 @@ static void die_behind_the_close(const char *folder)
     CHECK(td_comm_close(comm) == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process"));
 }
 
-TD_TEST(a_close_waits_for_graphs_and_hears_of_deaths)
+TD_TEST(a_close_waits_for_graphs_and_reports_deaths)
 {
     run_ranks(die_behind_the_close, SIGKILL);
 }

@@ -1,6 +1,6 @@
-/* Ranks and those that are none: a stranger at rank 0's port, a false rank 0, a peer whose messages cannot
- * be, and a connection that joins itself. One end is the library's, in a thread; this file plays the other.
- */
+/* Ranks and programs that are not ranks: a stranger at rank 0's port, a false rank 0, a peer that sends
+ * invalid messages, and a connection that joins itself. The library plays one end, in a thread. This file
+ * plays the other end. */
 #include "comm/control.h"
 #include "comm/control_state.h"
 #include "support/compare.h"
@@ -72,7 +72,7 @@ static void assert_says(const char *text, const char *words)
 
 static char address[64];
 
-/* An address of this host at which no program listens. */
+/* Returns an address of this host at which no program listens. */
 static td_meet_place free_place(const char *token)
 {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -86,7 +86,7 @@ static td_meet_place free_place(const char *token)
     return (td_meet_place){.address = address, .run = "strangers", .token = token};
 }
 
-/* A connection without a word. */
+/* Connects and sends nothing. */
 static int knock(void)
 {
     const struct sockaddr_in at = {.sin_family = AF_INET,
@@ -107,7 +107,8 @@ static int knock(void)
     return connection;
 }
 
-/* How many bytes come until so many are there, or the other end closes, or is silent for so long. */
+/* Reads up to `bytes` bytes and returns their number. Ends early if the other end closes, or sends nothing
+ * for `ms`. */
 static size_t hear(int connection, void *data, size_t bytes, int ms)
 {
     size_t held = 0;
@@ -124,7 +125,7 @@ static size_t hear(int connection, void *data, size_t bytes, int ms)
     return held;
 }
 
-/* Whether the other end has closed; it may have said nothing before. */
+/* Whether the other end has closed the connection without sending a byte. */
 static bool is_dropped(int connection, int ms)
 {
     struct pollfd polled = {.fd = connection, .events = POLLIN};
@@ -146,7 +147,7 @@ static void tell(int connection, int kind, int number, const void *data, size_t 
     say(connection, data, bytes);
 }
 
-/* Reads one message; its kind, or 0. */
+/* Reads one message. Returns its kind, or 0 if it is invalid. */
 static uint32_t listen_to(int connection, void *data, size_t room)
 {
     header head;
@@ -167,7 +168,7 @@ static hello hello_of(int number, int ranks, td_key proof)
     return h;
 }
 
-/* Plays a rank that knows the run. */
+/* Plays a rank that knows the run's name and token. */
 static int join_as(const td_meet_place *place, int number, int ranks)
 {
     td_met met;
@@ -178,7 +179,7 @@ static int join_as(const td_meet_place *place, int number, int ranks)
     return met.socket;
 }
 
-/* Plays a rank 0 that knows the run, up to a rank's hello. */
+/* Plays a rank 0 that knows the run's name and token, until it gets the rank's hello. */
 static int answer_as_rank_0(const td_meeting *meeting)
 {
     struct pollfd polled = {.fd = meeting->listener, .events = POLLIN};
@@ -199,7 +200,8 @@ static int answer_as_rank_0(const td_meeting *meeting)
 
 /* ---- strangers at rank 0's port ---- */
 
-/* Silent ones, a crowd, noise, another token, another name: none gets a byte, and the run begins at once. */
+/* Strangers that are silent, many, send noise, or have another token or name. None gets a byte, and the run
+ * starts without a delay. */
 TD_TEST(strangers_get_no_answer_and_do_not_delay)
 {
     enum { CROWD = 3 * STRANGERS };
@@ -237,7 +239,7 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
         assert_string_equal(pair[i].error, "");
     }
     assert_true(td_clock_ns() - begun <
-                GREETING_MS * INT64_C(1000000)); /* no stranger's time was waited for */
+                GREETING_MS * INT64_C(1000000)); /* rank 0 did not wait until a stranger's time was over */
     for (int i = 0; i < CROWD; i++) {
         assert_int_equal(hear(silent[i], bytes, sizeof bytes, OPEN_MS), 0);
         close(silent[i]);
@@ -261,8 +263,8 @@ TD_TEST(a_silent_stranger_is_dropped_in_time)
     assert_says(hub.error, "rank 1 did not come in time");
 }
 
-/* What a rank says first is no use to anybody else: a false rank 0 that heard it gets no rank with it. */
-TD_TEST(a_repeated_greeting_leads_nowhere)
+/* A false rank 0 hears a rank's greeting and repeats it to the real rank 0. It gets no further. */
+TD_TEST(a_repeated_greeting_is_no_proof)
 {
     const td_meet_place place = free_place(TOKEN);
     td_meeting meeting;
@@ -275,7 +277,7 @@ TD_TEST(a_repeated_greeting_leads_nowhere)
     assert_int_equal(poll(&polled, 1, OPEN_MS), 1);
     const int caught = td_meet_accept(&meeting);
     assert_int_equal(hear(caught, &heard, sizeof heard, OPEN_MS), sizeof heard);
-    say(caught, &heard, sizeof heard); /* an echo is no proof either: no hello follows */
+    say(caught, &heard, sizeof heard); /* an echo is no proof: no hello follows */
     assert_true(is_dropped(caught, OPEN_MS));
     close(caught);
     td_meet_close(&meeting);
@@ -294,7 +296,7 @@ TD_TEST(a_repeated_greeting_leads_nowhere)
     assert_says(hub.error, "rank 1 did not come in time");
 }
 
-/* ---- messages that cannot be ---- */
+/* ---- invalid messages ---- */
 
 typedef enum when { JOINED, READY_SENT, STARTED } when;
 
@@ -347,8 +349,8 @@ static void send_message(int connection, const message *m)
     free(data);
 }
 
-/* All at a time, for a rank 0 that fails waits for others to hear of it. */
-TD_TEST(rank_0_refuses_what_cannot_be)
+/* All cases run at the same time, because a rank 0 that fails waits until the other ranks know. */
+TD_TEST(rank_0_refuses_invalid_messages)
 {
     enum { CASES = sizeof to_hub / sizeof *to_hub };
     char names[CASES][32], data[MOST_BYTES];
@@ -413,7 +415,7 @@ static const message to_rank[] = {
     {"a value beyond all", STARTED, PUT, 0, MOST_BYTES + 1, {0}},
 };
 
-/* READY of two ranks on one host, with the descriptor of a page. */
+/* Sends READY of two ranks on one host, with the descriptor of a page. */
 static void send_ready(int connection, int64_t process, int descriptor, const int hosts[2])
 {
     _Alignas(ready) char data[sizeof(ready) + 2 * sizeof(td_peer)] = {0};
@@ -425,7 +427,7 @@ static void send_ready(int connection, int64_t process, int descriptor, const in
     tell(connection, READY, 0, data, sizeof data);
 }
 
-TD_TEST(a_rank_refuses_what_cannot_be)
+TD_TEST(a_rank_refuses_invalid_messages)
 {
     static const int wrong_hosts[][2] = {{0, 2}, {1, 0}, {0, -1}, {0, 1 << 30}};
     const size_t messages = sizeof to_rank / sizeof *to_rank;
@@ -459,7 +461,7 @@ TD_TEST(a_rank_refuses_what_cannot_be)
             (void)td_control_status(r.control, NULL);
             snprintf(r.error, sizeof r.error, "%s", td_last_error());
         }
-        close(peer); /* it is waited for at a close */
+        close(peer); /* a close waits for this */
         if (!m || m->when != STARTED)
             end(&r);
         if (!strstr(r.error, "rank 0") || !strstr(r.error, "sent an invalid message"))
@@ -469,8 +471,8 @@ TD_TEST(a_rank_refuses_what_cannot_be)
     }
 }
 
-/* A text of another process is one line without characters that steer a terminal. */
-TD_TEST(texts_of_others_are_tamed)
+/* A text of another process becomes one line without control characters. */
+TD_TEST(texts_of_other_processes_are_one_printable_line)
 {
     const td_meet_place place = free_place(NULL);
     rank hub = begin(0, 2, place, OPEN_MS);
@@ -479,7 +481,7 @@ TD_TEST(texts_of_others_are_tamed)
     start(&hub);
     const int peer = join_as(&place, 1, 2);
     assert_int_equal(listen_to(peer, data, sizeof data), READY);
-    tell(peer, FAULT, 1, "\033[2Jtwo\nlines", 10); /* without an end */
+    tell(peer, FAULT, 1, "\033[2Jtwo\nlines", 10); /* no zero byte at the end */
     end(&hub);
     assert_says(hub.error, "?[2Jtwo?");
     assert_null(strstr(hub.error, "line"));
@@ -500,7 +502,7 @@ static int open_page(size_t bytes, int seals)
     return page;
 }
 
-/* What rank 1 says to a page that rank 0 offers by that place: whether it has mapped it. */
+/* Rank 0 offers a page at this place. Returns whether rank 1 maps it. */
 static bool maps(const td_meet_place *place, int64_t process, int descriptor)
 {
     td_meeting meeting;
@@ -512,7 +514,7 @@ static bool maps(const td_meet_place *place, int64_t process, int descriptor)
     const int peer = answer_as_rank_0(&meeting);
     send_ready(peer, process, descriptor, (const int[2]){0, 0});
     assert_int_equal(listen_to(peer, &mapped, sizeof mapped), MAPPED);
-    if (mapped == 1) /* and uses it */
+    if (mapped == 1) /* rank 1 also uses the page */
         tell(peer, START, 0, &mapped, sizeof mapped);
     else
         close(peer);
@@ -526,7 +528,7 @@ static bool maps(const td_meet_place *place, int64_t process, int descriptor)
     return mapped != 0;
 }
 
-TD_TEST(a_page_is_taken_of_its_own_process_and_sealed)
+TD_TEST(a_page_must_be_sealed_and_of_rank_0s_process)
 {
     const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     const size_t bytes = td_ledger_bytes(2);
@@ -538,7 +540,7 @@ TD_TEST(a_page_is_taken_of_its_own_process_and_sealed)
 
     assert_true(file >= 0 && content);
     assert_int_equal(write(file, content, bytes), (ssize_t)bytes);
-    assert_true(maps(&named, getpid(), good)); /* else nothing below means anything */
+    assert_true(maps(&named, getpid(), good)); /* otherwise the checks below would test nothing */
     assert_false(maps(&named, getppid(), good));
     assert_false(maps(&named, getpid(), open));
     assert_false(maps(&named, getpid(), small));
@@ -546,7 +548,7 @@ TD_TEST(a_page_is_taken_of_its_own_process_and_sealed)
     assert_false(maps(&named, getpid(), file));
     assert_false(maps(&named, getpid(), 12345));
     assert_false(maps(&named, -1, good));
-    /* By TCP no system says who is there: a token has to. */
+    /* With TCP the system does not say which process is at the other end, so the ranks need a token. */
     td_meet_place place = free_place(TOKEN);
     assert_true(maps(&place, getpid(), good));
     place = free_place(NULL);
@@ -586,7 +588,7 @@ TD_TEST(a_file_of_another_user_is_not_believed)
     assert_non_null(file);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);
-    char *digits = text; /* the fourth line is the token */
+    char *digits = text; /* the token is in the fourth line */
     for (int i = 0; i < 3; i++)
         digits = strchr(digits, '\n') + 1;
     digits[strcspn(digits, "\n")] = '\0';
@@ -595,7 +597,7 @@ TD_TEST(a_file_of_another_user_is_not_believed)
         td_assert_refused(td_meet_connect(&place, td_clock_ns(), &met), TD_RANK_FAILED, "another user made");
         assert_int_equal(chown(path, 0, 0), 0);
     }
-    /* A link or a pipe of that name neither leads elsewhere nor stops a rank. */
+    /* A symbolic link or a pipe of that name is not followed, and does not block a rank. */
     assert_int_equal(rename(path, kept), 0);
     assert_int_equal(symlink(kept, path), 0);
     td_assert_refused(td_meet_connect(&place, td_clock_ns(), &met), TD_RANK_FAILED, "nobody answers");
@@ -615,7 +617,7 @@ TD_TEST(a_file_of_another_user_is_not_believed)
 
 /* ---- a connection that joins itself ---- */
 
-/* In a network namespace whose ports are few, a waiting rank comes to rank 0's own port within a second. */
+/* In a network namespace with few ports, a waiting rank connects to its own port within a second. */
 static int wait_among_few_ports(void)
 {
     const struct timespec soon = {.tv_nsec = 700000000};

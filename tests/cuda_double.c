@@ -1,4 +1,4 @@
-/* The CUDA device where there is no GPU: tests/support/cuda_double.h stands behind it. */
+/* The CUDA device without a GPU: tests/support/cuda_double.h replaces the CUDA runtime and the kernels. */
 #include "support/cuda_double.h"
 #include "device/clock.h"
 #include "device/device.h"
@@ -37,7 +37,8 @@ static int close_gpu(void **state)
     return 0;
 }
 
-/* What was called since the last time reached the device's GPU, and the thread has its own again. */
+/* Fails unless every call since the last check used the device's GPU, and the thread's own GPU is current
+ * again. */
 static void check_gpu(const char *what)
 {
     if (td_double.calls == 0)
@@ -55,7 +56,7 @@ static void check_gpu(const char *what)
         check_gpu(#call);                                                                                    \
     } while (0)
 
-/* Hyperparameters and state in the memory of a GPU, where the host cannot look. */
+/* An address in the memory of a GPU, where the host cannot read: for hyperparameters and state. */
 static void *const there = (void *)(uintptr_t)256;
 
 TD_BODY(every_call_leaves_the_threads_gpu_current)
@@ -77,8 +78,6 @@ TD_BODY(every_call_leaves_the_threads_gpu_current)
     KEEPS_GPU(td_device_copy(gpu, block, (char *)block + 64, 64));
     KEEPS_GPU(td_device_upload(gpu, block, host, 64));
     KEEPS_GPU(td_device_download(gpu, host, block, 64));
-    KEEPS_GPU(td_device_upload_async(gpu, block, host, 64));
-    KEEPS_GPU(td_device_download_async(gpu, host, block, 64));
     KEEPS_GPU(td_device_fill(gpu, block, 0, 64));
     KEEPS_GPU(td_device_synchronize(gpu));
 
@@ -123,34 +122,19 @@ TD_BODY(every_call_leaves_the_threads_gpu_current)
     gpu = NULL;
 }
 
-/* What a copy promises: it has ended when the call is back, or when its stream was waited for. */
-TD_BODY(copies_end_when_they_promise_it)
+/* A copy between host and device has ended when the call returns. */
+TD_BODY(copies_end_before_the_call_returns)
 {
-    char source[64], back[64], old[64], *host;
-    void *block, *pinned;
+    char source[64], back[64], old[64];
+    void *block;
 
     td_assert_ok(td_device_alloc(gpu, sizeof source, &block));
-    td_assert_ok(td_device_alloc_host(gpu, sizeof source, &pinned));
-    host = pinned;
     memset(source, 1, sizeof source);
     td_assert_ok(td_device_upload(gpu, block, source, sizeof source));
-    memset(source, 2, sizeof source); /* the caller's again */
+    memset(source, 2, sizeof source); /* the caller may change it again */
     td_assert_ok(td_device_download(gpu, back, block, sizeof back));
     memset(old, 1, sizeof old);
     assert_memory_equal(back, old, sizeof back);
-
-    memset(host, 3, sizeof source);
-    td_assert_ok(td_device_upload_async(gpu, block, host, sizeof source));
-    assert_memory_equal(block, old, sizeof old);
-    td_assert_ok(td_device_synchronize(gpu));
-    assert_memory_equal(block, host, sizeof old);
-    memset(host, 4, sizeof source);
-    td_assert_ok(td_device_download_async(gpu, host, block, sizeof source));
-    assert_int_equal(host[0], 4);
-    td_assert_ok(td_device_synchronize(gpu));
-    assert_memory_equal(block, host, sizeof old);
-
-    td_device_free_host(gpu, pinned);
     td_assert_ok(td_device_free(gpu, block));
 }
 
@@ -218,7 +202,8 @@ TD_BODY(updates_are_launched_with_their_types)
 {
     static float x[4];
     static const struct {
-        td_dtype dtype, grad_dtype, grad; /* as given, and what that means */
+        /* the dtypes that are given, and the dtype of the gradients that follows */
+        td_dtype dtype, grad_dtype, grad;
         bool planes;
     } cases[] = {
         {TD_F32, 0, TD_F32, false},     {TD_F16, 0, TD_F16, false},       {TD_F32, TD_BF16, TD_BF16, false},
@@ -247,7 +232,7 @@ TD_BODY(updates_are_launched_with_their_types)
         }
 }
 
-/* An update of a stream next to GEMMs runs on its SMs if there is a kernel for it. */
+/* An update next to GEMMs runs on its SMs if there is a kernel for it. */
 TD_BODY(updates_are_launched_on_their_sms)
 {
     static _Alignas(16) float x[8];
@@ -283,13 +268,13 @@ TD_BODY(updates_are_launched_on_their_sms)
         TD_BAD_ARGUMENT, "sms is -1, needs at least 1, or 0 for all");
 }
 
-/* The SMs of an update are those that clusters of 8 blocks have no use for, and then whole clusters. */
+/* An update first takes SMs that clusters of 8 blocks cannot use, and then whole clusters. */
 TD_BODY(updates_leave_whole_clusters)
 {
     static _Alignas(16) float x[8];
     static const struct {
         int32_t sms;
-        int clusters; /* of 8 that are left; there are 11 */
+        int clusters; /* the clusters of 8 that are left, out of 11 */
     } cases[] = {{1, 11}, {2, 11}, {12, 11}, {13, 10}, {28, 9}, {99, 0}, {20, 10}};
 
     td_double.sms_built = true;
@@ -313,10 +298,11 @@ TD_BODY(updates_leave_whole_clusters)
         assert_int_equal(clusters, cases[i].clusters);
     }
     assert_int_equal(td_double.launched_wanted.bits[0] & 0xFF,
-                     0xFF); /* the smallest GPC of whole clusters is first */
+                     0xFF); /* of the GPCs without a rest, the smallest comes first */
 }
 
-/* Looking for GPCs launches and waits, which a capture forbids: until they are found, any SMs do. */
+/* The search for GPCs launches kernels and waits for them, which a capture does not allow. Until it has run,
+ * an update uses any SMs. */
 TD_BODY(gpcs_are_looked_for_once_and_in_no_capture)
 {
     static _Alignas(16) float x[8];
@@ -357,12 +343,12 @@ TD_BODY(updates_take_all_sms_if_no_gpcs_are_found)
     td_double.gpcs_say = cudaSuccess;
 }
 
-/* Collectives have the highest priority of the GPU, and a device's own stream and the caller's are below
- * those of updates. */
+/* Collectives have the highest priority of the GPU. A device's own stream and the caller's have lower
+ * priorities than updates. */
 TD_BODY(updates_go_between_collectives_and_gemms)
 {
     static const struct {
-        int highest, own, callers, updates; /* callers 1: there is none */
+        int highest, own, callers, updates; /* callers 1: there is no caller's stream */
     } cases[] = {{-5, -3, 1, -4},  {-5, -3, 0, -4}, {-5, -3, -3, -4}, {-5, -3, -4, -5},
                  {-5, -3, -5, -5}, {-1, 0, 1, -1},  {-1, 0, -1, -1},  {0, 0, 1, 0}};
 
@@ -388,7 +374,7 @@ TD_BODY(updates_go_between_collectives_and_gemms)
     td_double.lowest_first = 0;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 static void product_of(int64_t m)
 {
@@ -399,7 +385,7 @@ static void product_of(int64_t m)
     td_assert_ok(td_gemm(gpu, &shape, block, block, block, block));
 }
 
-TD_BODY(a_models_products_are_described_once)
+TD_BODY(a_models_gemms_are_described_once)
 {
     td_double.heuristics = td_double.products = 0;
     for (int round = 0; round < 3; round++)
@@ -409,8 +395,9 @@ TD_BODY(a_models_products_are_described_once)
     assert_int_equal(td_double.heuristics, 100);
 }
 
-/* A product beside other work is another one, cut for what that leaves, if it leaves something. */
-TD_BODY(products_leave_room_for_others)
+/* A GEMM that runs at the same time as collectives or updates uses the SMs that they leave free, if any are
+ * left. */
+TD_BODY(gemms_leave_sms_to_other_work)
 {
     static const struct {
         int32_t shared, target;
@@ -427,7 +414,7 @@ TD_BODY(products_leave_room_for_others)
     product_of(1010);
     assert_int_equal(td_double.target, 84);
     td_device_reserve_sms(gpu, TD_SMS_UPDATE, 0);
-    td_double.without_below = 91; /* no algorithm for so few: then for all */
+    td_double.without_below = 91; /* no algorithm for so few SMs: the GEMM uses all */
     product_of(1011);
     assert_int_equal(td_double.target, 0);
     td_double.without_below = 0;
@@ -443,7 +430,7 @@ TD_BODY(products_leave_room_for_others)
     td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 0);
 }
 
-TD_BODY(products_of_every_length_stay_bounded)
+TD_BODY(gemms_of_every_length_use_bounded_memory)
 {
     enum { LENGTHS = 20000, MOST = 512 };
 
@@ -451,13 +438,13 @@ TD_BODY(products_of_every_length_stay_bounded)
     for (int64_t m = 1; m <= LENGTHS; m++) {
         product_of(m);
         td_double.heuristics = 0;
-        product_of(m); /* the last one is there */
+        product_of(m); /* it is still there */
         assert_int_equal(td_double.heuristics, 0);
     }
-    product_of(1); /* and one that was forgotten is made again */
+    product_of(1); /* it was dropped and is made again */
     assert_int_equal(td_double.heuristics, 1);
     assert_int_equal(td_double.products, 2 * LENGTHS + 1);
-    /* Four to a product, and of the one that is being made its preference. */
+    /* Each product has four descriptions, and the product that is being made has a preference too. */
     assert_in_range(td_double.most_descriptions, 4 * MOST / 2, 4 * (MOST + 1) + 1);
 }
 
@@ -470,7 +457,7 @@ TD_BODY(products_of_every_length_stay_bounded)
         assert_int_equal(td_double.calls, 0);                                                                \
     } while (0)
 
-/* One row or one block more than a grid has blocks for, and 2^32 more, of which an unsigned would keep 0. */
+/* One row or one block more than a grid can have, and 2^32 more, because a 32-bit number would drop these. */
 TD_BODY(more_than_a_grid_holds_is_refused)
 {
     const int64_t most = INT32_MAX, rows[] = {most + 1, (most + 1) * 4},
@@ -514,7 +501,7 @@ TD_BODY(as_much_as_a_grid_holds_is_launched)
 
 TD_BODY(the_clock_is_nvmls_or_unknown)
 {
-    assert_int_equal(td_device_clock(gpu).mhz, 0); /* without a library */
+    assert_int_equal(td_device_clock(gpu).mhz, 0); /* without NVIDIA's library */
     td_nvml.there = true;
     for (size_t i = 0; td_nvml_name(i); i++) {
         td_nvml.lacks = td_nvml_name(i);
@@ -541,7 +528,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_call_leaves_the_threads_gpu_current, open_gpu, close_gpu),
-        cmocka_unit_test_setup_teardown(copies_end_when_they_promise_it, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(copies_end_before_the_call_returns, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(a_refused_product_leaves_it_current_too, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(a_thread_on_the_same_gpu_is_left_alone, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(the_clock_is_nvmls_or_unknown, open_gpu, close_gpu),
@@ -553,9 +540,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(updates_take_all_sms_if_no_gpcs_are_found, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(gpcs_are_looked_for_once_and_in_no_capture, open_gpu, close_gpu),
         cmocka_unit_test(updates_go_between_collectives_and_gemms),
-        cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
-        cmocka_unit_test_setup_teardown(products_leave_room_for_others, open_gpu, close_gpu),
-        cmocka_unit_test_setup_teardown(products_of_every_length_stay_bounded, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(a_models_gemms_are_described_once, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(gemms_leave_sms_to_other_work, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(gemms_of_every_length_use_bounded_memory, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(more_than_a_grid_holds_is_refused, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(as_much_as_a_grid_holds_is_launched, open_gpu, close_gpu),
     };

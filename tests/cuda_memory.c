@@ -1,4 +1,4 @@
-/* Mapped memory of a GPU, tested without a GPU: doubles of the driver's functions count what is made. */
+/* Mapped memory of a GPU, tested without a GPU. Doubles of the driver's functions count what exists. */
 #include "device/cuda_memory.h"
 #include "support/compare.h"
 #include "support/test.h"
@@ -11,7 +11,7 @@ static const size_t total = (size_t)1 << 32;
 static cudaError_t info_says, synchronize_says;
 static const char *missing; /* a function that the driver lacks */
 static int lacks;           /* a CUdevice_attribute */
-static int fails_in;        /* the nth call that can fail, from now on; 0: none */
+static int fails_in;        /* the nth call from now on that can fail, fails; 0: none */
 static CUresult failure;
 static int memories, ranges, mappings, accesses, synchronized;
 static size_t made; /* bytes of the last memory */
@@ -108,7 +108,7 @@ static CUresult get_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr at)
 static CUresult get_name(CUresult code, const char **out)
 {
     if (code != CUDA_ERROR_NOT_PERMITTED)
-        return CUDA_ERROR_INVALID_VALUE; /* and *out stays */
+        return CUDA_ERROR_INVALID_VALUE; /* *out stays as it is */
     *out = "CUDA_ERROR_NOT_PERMITTED";
     return CUDA_SUCCESS;
 }
@@ -183,7 +183,7 @@ TD_TEST(gpus_that_map_are_known)
     assert_false(td_cuda_maps(GPU));
 }
 
-TD_TEST(a_block_is_whole_pages_and_goes_as_a_whole)
+TD_TEST(a_block_is_whole_pages_and_is_freed_whole)
 {
     static const size_t sizes[] = {1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE + 3};
 
@@ -212,7 +212,7 @@ TD_TEST(what_fails_leaves_nothing_behind)
             failure = failures[i];
             fails_in = nth;
             const td_status status = td_cuda_map(GPU, 3 * PAGE, &block);
-            if (nth == 6) { /* there are five that can */
+            if (nth == 6) { /* five calls can fail */
                 td_assert_ok(status);
                 fails_in = 0;
                 td_cuda_unmap(block);

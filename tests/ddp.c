@@ -1,6 +1,6 @@
-/* The container of data parallelism among processes, with the course's toy models: test_ddp BACKEND RANKS
- * starts the ranks itself; under mpirun it is one of them. Every rank computes what a single process would
- * have, so that each judges alone. */
+/* The container of data parallelism among processes, with the course's toy models. test_ddp BACKEND RANKS
+ * starts the ranks itself. Under mpirun the process is one of the ranks. Every rank also computes the result
+ * of a single process, so it can judge its results alone. */
 #include "base/float16.h"
 #include "ddp/reduce.h"
 #include "device/share.h"
@@ -23,7 +23,7 @@ static td_comm_info info;
 
 typedef struct pair {
     toy model;
-    float memory[TOY_TENSORS][500]; /* gradients that are not the container's */
+    float memory[TOY_TENSORS][500]; /* gradients outside the container's memory */
     td_ddp *ddp;
 } pair;
 
@@ -42,7 +42,7 @@ static td_ddp_tensor tensor_of(pair *p, int index, bool own)
                            .uses = t->uses};
 }
 
-/* own: the container has memory for the gradients. */
+/* own: the container allocates the gradients. */
 static td_status try_wrap(pair *p, td_ddp_strategy strategy, double bucket_mb, bool own, const int64_t *order)
 {
     td_ddp_tensor tensors[TOY_TENSORS];
@@ -94,7 +94,7 @@ static void sgd(toy *model, float scale)
     }
 }
 
-/* 20 samples as the course has them, or as many as all ranks can share. */
+/* 20 samples, as in the course, or a number that all ranks can share equally. */
 static int sample_count(void)
 {
     return 20 % info.ranks == 0 ? 20 : TOY_SAMPLES;
@@ -113,7 +113,8 @@ static void point(toy *model, float memory[TOY_TENSORS][500])
         model->tensors[i].grad = model->tensors[i].frozen ? NULL : memory[i];
 }
 
-/* The ranks' gradients one after the other, added in the order of ranks. */
+/* A step of a single process: computes the gradients of each rank's samples, and adds them in the order of
+ * ranks. */
 static void step_by_ranks(single *s, const int *samples, int count)
 {
     const int share = count / info.ranks;
@@ -153,7 +154,7 @@ static void assert_like(const toy *got, const toy *want, bool exactly)
     }
 }
 
-/* All ranks hold the same bytes. */
+/* Fails unless all ranks have the same weights. */
 static void assert_same_everywhere(const toy *model)
 {
     float *all = malloc((size_t)info.ranks * sizeof model->tensors[0].data);
@@ -185,7 +186,7 @@ static void train_case(bool tied, td_ddp_strategy strategy, double bucket_mb, bo
     toy_make(&by_ranks.model, tied, 0);
     at_once.model = by_ranks.model;
     wrap(&p, strategy, bucket_mb, own, order);
-    assert_like(&p.model, &at_once.model, true); /* rank 0's weights, frozen ones too */
+    assert_like(&p.model, &at_once.model, true); /* rank 0's weights, also of frozen tensors */
     for (int i = 0; info.rank > 0 && i < p.model.tensor_count; i++)
         assert_true(memcmp(before.tensors[i].data, p.model.tensors[i].data, sizeof(float)) != 0);
     for (int step = 0; step < 5; step++) {
@@ -216,13 +217,13 @@ TD_TEST(toys_learn_as_one_process_does)
                     train_case(tied, strategy, bucket_sizes[size], own, NULL);
 }
 
-TD_TEST(an_order_that_is_given_is_taken)
+TD_TEST(a_given_order_is_used)
 {
     const int64_t order[] = {3, 1, 0}, odd[] = {0, 3, 1};
 
     train_case(false, TD_DDP_BUCKETED, 0.0016, true, order);
-    train_case(false, TD_DDP_BUCKETED, 0.0016, true, odd); /* buckets wait for those before them */
-    train_case(false, TD_DDP_OVERLAP, 0, false, info.rank % 2 ? order : odd); /* rank 0's counts */
+    train_case(false, TD_DDP_BUCKETED, 0.0016, true, odd); /* buckets wait for earlier buckets */
+    train_case(false, TD_DDP_OVERLAP, 0, false, info.rank % 2 ? order : odd); /* rank 0's order counts */
 }
 
 /* One step in which the tensors become ready in this order. */
@@ -234,7 +235,7 @@ static void run_marks(pair *p, const int *order, int count)
     td_assert_ok(td_ddp_finish(p->ddp));
 }
 
-/* Of 400, 2000 and 1000 bytes; at most 1677 a bucket. */
+/* Tensors of 400, 2000 and 1000 bytes. A bucket has at most 1677 bytes. */
 TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
 {
     static const int order[] = {0, 3, 1};
@@ -247,7 +248,7 @@ TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
     assert_int_equal(what.tensors, 3);
     assert_int_equal(what.buckets, 3);
     assert_false(what.ordered);
-    assert_int_equal(p.ddp->buckets.of[3], 0); /* the list backwards */
+    assert_int_equal(p.ddp->buckets.of[3], 0); /* the list in reverse order */
     assert_int_equal(p.ddp->buckets.of[1], 1);
     assert_int_equal(p.ddp->buckets.of[0], 2);
     assert_int_equal(p.ddp->buckets.of[2], -1);
@@ -255,7 +256,7 @@ TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
     td_assert_ok(td_ddp_describe(p.ddp, &what));
     assert_true(what.ordered);
     assert_int_equal(what.buckets, 2); /* 400 + 1000, 2000 */
-    assert_int_equal(what.calls, 3);   /* 0 and 3 are no neighbours in memory */
+    assert_int_equal(what.calls, 3);   /* 0 and 3 are not adjacent in memory */
     assert_int_equal(p.ddp->buckets.of[0], 0);
     assert_int_equal(p.ddp->buckets.of[3], 0);
     assert_int_equal(p.ddp->buckets.of[1], 1);
@@ -273,7 +274,7 @@ TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
     td_ddp_destroy(p.ddp);
 }
 
-/* From the first bucket that is sent until all have been waited for. */
+/* SMs are reserved from the first bucket that is sent until all buckets have been waited for. */
 TD_TEST(the_device_is_shared_while_buckets_are_on_their_way)
 {
     static pair p;
@@ -295,7 +296,7 @@ TD_TEST(the_device_is_shared_while_buckets_are_on_their_way)
     td_ddp_destroy(p.ddp);
 }
 
-/* A bucket leaves when each of its tensors was marked as often as the pass uses it. */
+/* A bucket is sent when each of its tensors was marked as often as the pass uses it. */
 TD_TEST(a_tied_tensor_is_sent_after_its_last_use)
 {
     static const int marks[] = {3, 1, 2, 1, 0}; /* fc5, fc2, fc3, fc2 again, fc1 */
@@ -325,7 +326,8 @@ TD_TEST(a_tied_tensor_is_sent_after_its_last_use)
     }
 }
 
-/* Ranks whose gradients become ready in different orders send them in one. */
+/* If gradients become ready in different orders on different ranks, the ranks still send them in the same
+ * order. */
 TD_TEST(ranks_may_differ_in_their_order)
 {
     static const int orders[2][3] = {{3, 1, 0}, {0, 1, 3}};
@@ -344,8 +346,8 @@ TD_TEST(ranks_may_differ_in_their_order)
     td_ddp_destroy(p.ddp);
 }
 
-/* Three micro-batches, of which the last alone sends, come to one large batch; what the last one does not
- * touch is sent all the same. */
+/* Three micro-batches give the same as one large batch; only the last one sends. Tensors that the last one
+ * does not use are sent too. */
 TD_TEST(micro_batches_are_added_up_without_communication)
 {
     static pair p;
@@ -389,7 +391,7 @@ TD_TEST(micro_batches_are_added_up_without_communication)
 
 /* ---- errors ---- */
 
-TD_TEST(marks_that_are_wrong_are_told)
+TD_TEST(wrong_marks_are_refused)
 {
     static pair p;
 
@@ -413,7 +415,7 @@ TD_TEST(marks_that_are_wrong_are_told)
     td_assert_ok(td_ddp_begin(p.ddp, true));
     td_assert_refused(td_ddp_ready(p.ddp, 2), TD_BAD_ARGUMENT, "'fc2.bias' is frozen");
     td_ddp_destroy(p.ddp);
-    /* A gradient of an earlier pass counts in this step, and not in the next one. */
+    /* A gradient of an earlier pass counts in this step, but not in the next step. */
     wrap(&p, TD_DDP_NAIVE, 0, true, NULL);
     td_assert_ok(td_ddp_begin(p.ddp, false));
     for (int i = 0; i < 3; i++)
@@ -426,7 +428,7 @@ TD_TEST(marks_that_are_wrong_are_told)
     td_ddp_destroy(p.ddp);
 }
 
-/* The last rank has another model: all ranks learn whose tensor differs. */
+/* The last rank has another model. All ranks get an error that names its tensor. */
 TD_TEST(lists_that_differ_are_named_on_every_rank)
 {
     static pair p;
@@ -454,7 +456,7 @@ TD_TEST(lists_that_differ_are_named_on_every_rank)
                       "has 0, where rank 0 has 1");
 }
 
-TD_TEST(a_nan_is_everybodys)
+TD_TEST(a_nan_reaches_every_rank)
 {
     static pair p;
 
@@ -492,7 +494,8 @@ TD_TEST(more_tensors_than_handles_are_sent)
     td_ddp_destroy(ddp);
 }
 
-/* Where a rank has its gradients is its own affair: what touches on every rank is sent in one call. */
+/* Each rank may have its gradients in other places. Gradients that are adjacent on every rank are sent in one
+ * call. */
 TD_TEST(ranks_may_have_their_gradients_elsewhere)
 {
     enum { TENSORS = 4, EACH = 8 };
@@ -503,7 +506,7 @@ TD_TEST(ranks_may_have_their_gradients_elsewhere)
     td_ddp *ddp;
 
     for (int i = 0; i < TENSORS; i++) {
-        /* On odd ranks the first two come after the others. */
+        /* On odd ranks the first two tensors lie after the others. */
         const int at = info.rank % 2 == 0 ? i : (i + 2) % TENSORS;
 
         tensors[i] = (td_ddp_tensor){.name = "one",
@@ -530,7 +533,7 @@ TD_TEST(ranks_may_have_their_gradients_elsewhere)
     td_ddp_destroy(ddp);
 }
 
-/* Gradients of two types touch: they are in one bucket, and in two calls. */
+/* Adjacent gradients of two types are in one bucket and in two calls. */
 TD_TEST(neighbours_of_another_type_are_sent_apart)
 {
     enum { EACH = 8 };
@@ -578,7 +581,7 @@ TD_TEST(neighbours_of_another_type_are_sent_apart)
                       "tensors[0]: low is given, but dtype is bf16");
 }
 
-/* A rank that is killed in its backward pass is named on all others, in time. */
+/* If a rank is killed in its backward pass, all other ranks name it, before the deadline. */
 static int killed(void)
 {
     static pair p;
@@ -630,6 +633,6 @@ int main(int argc, char **argv)
     td_assert_ok(td_comm_describe(comm, &info));
     const int failed = kills ? killed() : td_run_tests(argv[1], NULL, NULL);
     if (kills)
-        _exit(failed); /* the communicator's end is the test of comm's */
+        _exit(failed); /* tests of comm/ check the end of the communicator */
     return td_ranks_end(dev, comm, failed);
 }

@@ -1,7 +1,7 @@
-/* Data parallelism in the steps of a trainer: test_ddp_link BACKEND RANKS starts the ranks itself; under
- * mpirun it is one of them. Each rank also computes what one process would that has all ranks' micro-batches
- * and adds their gradients up in the order of ranks. The bits must be that process's with 1 and 2 ranks, for
- * an addition has no order; with more the order is the backend's. */
+/* Data parallelism in the steps of a trainer. test_ddp_link BACKEND RANKS starts the ranks itself. Under
+ * mpirun the process is one of the ranks. Each rank also computes the steps of one process that has all
+ * ranks' micro-batches, and adds the gradients in the order of ranks. With 1 and 2 ranks both have the same
+ * bits, because a sum of two numbers has only one order. With more ranks the backend chooses the order. */
 #include "ddp/ddp.h"
 
 #include "support/compare.h"
@@ -19,7 +19,7 @@ static td_device *dev;
 static td_comm *comm;
 static td_comm_info info;
 
-/* What differs from case to case. */
+/* The choices of a case. */
 typedef struct setting {
     const char *name;
     td_ddp_strategy strategy;
@@ -60,7 +60,7 @@ static td_weights weights_of(const td_train *train)
     return weights;
 }
 
-/* Tokens of a rank's micro-batches in a step. */
+/* Returns the tokens of a rank's micro-batches in a step. */
 static int64_t *tokens_of(const char *what, int step, int rank)
 {
     char name[64];
@@ -93,7 +93,7 @@ static void backward(td_train *train, int number, int rank, int64_t micro_batche
     td_fence_free(targets);
 }
 
-/* A trainer for each rank in this one process: alike before the step and after it. */
+/* A trainer for each rank, all in this process. Before and after a step all trainers are equal. */
 typedef struct reference {
     td_train *trains[MOST_RANKS];
 } reference;
@@ -103,7 +103,7 @@ static reference make_reference(const setting *s)
     td_train_config config = config_of(s, NULL);
     reference r;
 
-    config.time = TD_UPDATE_AFTER; /* so that gradients can be added up in between */
+    config.time = TD_UPDATE_AFTER; /* gradients are added up between backward and update */
     config.clip = 0;
     for (int rank = 0; rank < info.ranks; rank++) {
         td_assert_ok(td_train_create(dev, &config, &r.trains[rank]));
@@ -135,7 +135,7 @@ static void destroy_reference(reference *r)
         td_train_destroy(r->trains[rank]);
 }
 
-/* All ranks hold the same weights. */
+/* Fails unless all ranks have the same weights. */
 static void assert_same_everywhere(const td_weights *w)
 {
     uint64_t hash = 1469598103934665603u, all[MOST_RANKS];
@@ -148,7 +148,7 @@ static void assert_same_everywhere(const td_weights *w)
         assert_true(all[rank] == hash);
 }
 
-/* Another order of additions errs by little, and SGD does not enlarge it by much. */
+/* Another order of additions makes a small error, and SGD hardly enlarges it. */
 static void assert_like(const setting *s, const td_weights *got, const td_weights *want)
 {
     const bool exactly = info.ranks <= 2;
@@ -193,8 +193,8 @@ static void train_case(const setting *s)
     td_ddp_link_destroy(link);
 }
 
-/* Of a few settings, with more ranks than test_matrix has. */
-TD_TEST(weights_are_those_of_one_process)
+/* A few settings, with more ranks than in test_matrix. */
+TD_TEST(weights_agree_with_one_process)
 {
     if (info.ranks <= 2)
         skip();
@@ -212,7 +212,7 @@ TD_TEST(weights_are_those_of_one_process)
     }
 }
 
-/* A norm that no gradient reaches clips nothing; and a small one clips all ranks' alike. */
+/* A limit that no norm reaches clips nothing. A small limit clips all ranks' gradients alike. */
 TD_TEST(clipping_sees_the_reduced_gradients)
 {
     setting s = {.name = "clip",
@@ -274,7 +274,7 @@ TD_TEST(a_link_is_joined_once_before_the_first_step)
     td_ddp_link_destroy(other);
 }
 
-/* Ranges by hand, as a model or a link before this one would name them. */
+/* Tests ranges that a model or an earlier link may give. */
 TD_TEST(ranges_are_of_whole_parameters)
 {
     const setting s = {.name = "ranges", .strategy = TD_DDP_FLAT};
@@ -290,7 +290,7 @@ TD_TEST(ranges_are_of_whole_parameters)
     td_assert_ok(td_ddp_link_attach(link, dev, train));
     td_assert_ok(td_transformer_parameter_find(td_train_model(train), "layers.1.ffn.w2.weight", &p));
     td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
-    const int64_t end = p.offset + (p.numel + 63) / 64 * 64; /* with its padding, f32 */
+    const int64_t end = p.offset + (p.numel + 63) / 64 * 64; /* in f32, with padding */
     td_assert_refused(td_hooks_final(hook, (td_range){p.offset, p.offset + 7}, NULL), TD_BAD_ARGUMENT,
                       "is not of whole parameters");
     td_assert_refused(td_hooks_final(hook, (td_range){p.offset + 1, end}, NULL), TD_BAD_ARGUMENT,
@@ -305,7 +305,7 @@ TD_TEST(ranges_are_of_whole_parameters)
     td_ddp_link_destroy(link);
 }
 
-/* What decides an update, in rank 1's trainer. */
+/* Differences of rank 1's trainer that change an update. */
 TD_TEST(trainers_that_differ_are_named)
 {
     static const char *const words[] = {"d_ff: rank 1 has 24, where rank 0 has 20",
@@ -348,7 +348,7 @@ TD_TEST(trainers_that_differ_are_named)
         }
         td_assert_ok(td_train_create(dev, &config, &train));
         td_assert_ok(td_train_init(train, 7));
-        if (i == 11 && odd) { /* as a rank that went on from a file, where others began */
+        if (i == 11 && odd) { /* this rank has resumed from a file; the others have not */
             config.hooks = NULL;
             td_assert_ok(td_train_create(dev, &config, &alone));
             td_assert_ok(td_train_init(alone, 7));
@@ -364,15 +364,15 @@ TD_TEST(trainers_that_differ_are_named)
     }
 }
 
-/* What a rank does alone when its trainer is joined is found out with the next step's first collective. Each
- * has a communicator of its own, which that ends. */
+/* After the join one rank changes its trainer alone. The first collective of the next step finds this. It
+ * ends the communicator, so each case has a separate one. */
 TD_TEST(steps_that_differ_are_refused)
 {
     enum { RATE, ONE_GROUP, SHAPE, INIT, RESET, CASES };
     static const char *const names[CASES] = {"rate", "group", "shape", "init", "reset"};
 
     for (int i = 0; i < CASES; i++)
-        for (int parts = 0; parts < 2; parts++) { /* with several micro-batches too */
+        for (int parts = 0; parts < 2; parts++) { /* with one micro-batch, and with two */
             const setting s = {.name = names[i], .strategy = TD_DDP_OVERLAP, .micro_batches = 1 + parts};
             char name[16];
 
@@ -385,11 +385,12 @@ TD_TEST(steps_that_differ_are_refused)
             td_assert_ok(td_ddp_link_create(other, s.strategy, 0, &link));
             td_train_config config = config_of(&s, td_ddp_link_hook(link));
             td_assert_ok(td_train_create(dev, &config, &train));
-            td_assert_ok(td_train_init(train, 7 + (uint64_t)info.rank)); /* rank 0's weights go to all */
+            td_assert_ok(td_train_init(train, 7 + (uint64_t)info.rank)); /* all ranks get rank 0's weights */
             td_assert_ok(td_ddp_link_attach(link, dev, train));
             step(train, 0, info.rank);
             config.hyper.adamw.lr /= 2;
-            td_assert_ok(td_train_set(train, &config.hyper)); /* as a schedule does, on all ranks */
+            /* on all ranks, as a learning-rate schedule does */
+            td_assert_ok(td_train_set(train, &config.hyper));
             step(train, 1, info.rank);
             config.hyper.adamw.lr /= 2;
             if (info.rank == 1 && i == RATE)
@@ -432,7 +433,7 @@ TD_TEST(a_link_belongs_to_the_trainer_that_was_made_with_it)
     without.behind = td_ddp_link_hook(link);
     td_assert_refused(td_train_create(dev, &without, &train), TD_BAD_STATE, "behind: link 0 is in another");
     td_train_destroy(other);
-    td_assert_ok(td_train_create(dev, &with, &train)); /* it is free again */
+    td_assert_ok(td_train_create(dev, &with, &train)); /* after the destroy it is free again */
     td_train_destroy(train);
     td_ddp_link_destroy(link);
 }
@@ -444,7 +445,7 @@ int main(int argc, char **argv)
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
-    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    td_assert_ok(td_cpu_set_threads(1)); /* there are at least as many ranks as processors */
     const int failed = td_run_tests(argv[1], NULL, NULL);
     return td_ranks_end(dev, comm, failed);
 }

@@ -106,7 +106,7 @@ TD_TEST(devices_are_counted)
     if (status == TD_OK)
         assert_true(count >= 0);
     else
-        assert_int_equal(count, -1); /* no CUDA in this build, or no driver: nothing is said */
+        assert_int_equal(count, -1); /* no CUDA in this build, or no driver: count does not change */
     td_assert_refused(td_device_count((td_device_kind)7, &count), TD_BAD_ARGUMENT, "kind is 7");
 }
 
@@ -151,7 +151,7 @@ TD_TEST(blocks_are_aligned_and_counted)
         assert_int_equal(stats.live_blocks, i + 1);
         assert_int_equal(stats.allocations, i + 1);
     }
-    for (int i = 0; i < BLOCKS; i++) { /* no block was overwritten through another */
+    for (int i = 0; i < BLOCKS; i++) { /* writing to one block has changed no other block */
         const unsigned char *bytes = blocks[i];
 
         for (size_t b = 0; b < sizes[i]; b++)
@@ -187,7 +187,7 @@ typedef struct counter {
     int calls;
 } counter;
 
-/* The block is not freed yet. */
+/* The block still exists during the call. */
 static void count_call(td_block_listener *listener)
 {
     counter *c = (counter *)listener;
@@ -196,7 +196,7 @@ static void count_call(td_block_listener *listener)
 
     c->calls++;
     memset((void *)listener->block, 1, 100);
-    td_device_unwatch_block(c->dev, listener); /* it was removed already: no effect */
+    td_device_unwatch_block(c->dev, listener); /* it has been removed already, so this has no effect */
     assert_false(td_device_block_around(c->dev, listener->block, 1, &block, &bytes));
 }
 
@@ -263,12 +263,12 @@ TD_TEST(only_live_blocks_of_the_device_are_freed)
     td_assert_ok(td_device_free(dev, block));
     td_assert_refused(td_device_free(dev, block), TD_BAD_ARGUMENT, "is not a live block of cpu"); /* twice */
     assert_int_equal(memory_of(dev).current_bytes, 0);
-    td_device_close(other); /* with its block still live: the leak checker watches */
+    td_device_close(other); /* one block was not freed; the leak checker sees whether close frees it */
 }
 
-/* Thousands of blocks freed in an order of their own, with refills between: every chain of the table is
- * opened and closed somewhere. */
-TD_TEST(any_order_of_allocs_and_frees_keeps_the_account)
+/* Thousands of blocks are freed in a random order, with new blocks in between, so that every chain of the
+ * table gets and loses entries. */
+TD_TEST(any_order_of_allocs_and_frees_keeps_the_counts)
 {
     enum { SLOTS = 3000, STEPS = 30000 };
     td_device *dev = *state;
@@ -313,7 +313,7 @@ TD_TEST(any_order_of_allocs_and_frees_keeps_the_account)
 
 /* ---- allocations that fail ---- */
 
-TD_TEST(no_room_names_the_request_and_what_is_in_use)
+TD_TEST(no_memory_names_the_request_and_the_use)
 {
     td_device *dev = *state;
     void *block, *huge = &huge;
@@ -347,7 +347,7 @@ TD_TEST(the_nth_allocation_fails_once_when_asked_to)
     }
     assert_int_equal(memory_of(dev).live_blocks, 9);
     td_assert_ok(td_device_fail_allocation(dev, 1));
-    td_assert_ok(td_device_fail_allocation(dev, 0)); /* taken back */
+    td_assert_ok(td_device_fail_allocation(dev, 0)); /* the failure is cancelled */
     td_assert_ok(td_device_alloc(dev, 77, &block));
 }
 
@@ -370,7 +370,7 @@ TD_TEST(a_table_that_cannot_grow_fails_the_allocation_alone)
         assert_int_equal(memory_of(dev).live_blocks, i);
         td_assert_ok(td_device_alloc(dev, 16, &block));
     }
-    assert_in_range(failed, 3, 20); /* the table grew by doubling, and each time without success at first */
+    assert_in_range(failed, 3, 20); /* the table doubles its size, and each time its allocation fails once */
     assert_int_equal(memory_of(dev).live_blocks, 1000);
 }
 
@@ -466,7 +466,7 @@ TD_TEST(the_cpu_has_no_streams_and_no_graphs)
     assert_string_equal(td_device_model(dev), "");
 }
 
-TD_TEST(host_memory_and_queued_copies)
+TD_TEST(host_memory_and_copies)
 {
     td_device *dev = *state;
     void *host, *block, *none = &none;
@@ -475,12 +475,11 @@ TD_TEST(host_memory_and_queued_copies)
     td_assert_ok(td_device_alloc_host(dev, 100, &host));
     td_assert_ok(td_device_alloc(dev, 100, &block));
     memset(host, 7, 100);
-    td_assert_ok(td_device_upload_async(dev, block, host, 100));
+    td_assert_ok(td_device_upload(dev, block, host, 100));
     memset(host, 0, 100);
-    td_assert_ok(td_device_download_async(dev, host, block, 99));
+    td_assert_ok(td_device_download(dev, host, block, 99));
     assert_int_equal(((char *)host)[98], 7);
     assert_int_equal(((char *)host)[99], 0);
-    td_assert_ok(td_device_upload_async(dev, NULL, NULL, 0));
     td_assert_refused(td_device_alloc_host(dev, SIZE_MAX, &none), TD_NO_MEMORY,
                       "bytes of host memory for cpu");
     assert_null(none);
@@ -538,7 +537,7 @@ TD_TEST(a_child_of_fork_has_one_thread_and_does_not_hang)
     int ended;
 
     td_assert_ok(td_cpu_set_threads(2));
-    assert_int_equal(count_threads(), 2); /* its threads wait for more from now on */
+    assert_int_equal(count_threads(), 2); /* OpenMP's threads now exist and wait for work */
     fflush(NULL);
     const pid_t child = fork();
     if (child == 0) {
@@ -550,7 +549,7 @@ TD_TEST(a_child_of_fork_has_one_thread_and_does_not_hang)
     assert_true(child > 0);
     assert_int_equal(waitpid(child, &ended, 0), child);
     assert_int_equal(ended, 0);
-    assert_int_equal(count_threads(), 2); /* nothing has changed for the parent */
+    assert_int_equal(count_threads(), 2); /* the parent's number of threads does not change */
     td_assert_ok(td_cpu_set_threads(before));
 }
 
@@ -568,7 +567,7 @@ TD_TEST(the_number_of_threads_is_openmps)
     td_assert_ok(td_cpu_set_threads(before));
 }
 
-/* ---- what modules keep with a device ---- */
+/* ---- state that modules keep with a device ---- */
 
 static int destroyed[3];
 static int destroyed_count;
@@ -578,7 +577,7 @@ static void note_destroyed(void *state)
     destroyed[destroyed_count++] = *(int *)state;
 }
 
-TD_TEST(what_is_kept_has_a_key_and_goes_with_the_device)
+TD_TEST(state_has_a_key_and_is_freed_with_the_device)
 {
     static const char keys[3];
     int values[] = {10, 11, 12};
@@ -596,7 +595,7 @@ TD_TEST(what_is_kept_has_a_key_and_goes_with_the_device)
         assert_ptr_equal(td_device_state(dev, &keys[i]), &values[i]);
     td_device_close(dev);
     assert_int_equal(destroyed_count, 3);
-    for (int i = 0; i < 3; i++) /* the last comes first: it may have been made with the others */
+    for (int i = 0; i < 3; i++) /* The last state is destroyed first, because it may use earlier ones. */
         assert_int_equal(destroyed[i], 12 - i);
 }
 

@@ -1,4 +1,4 @@
-/* The CUDA device: what device.c tests on the CPU, where a GPU can differ. */
+/* The CUDA device: the tests of device.c whose results may differ on a GPU. */
 #include "device/device.h"
 #include "support/compare.h"
 #include "support/draw.h"
@@ -45,7 +45,8 @@ TD_TEST(bytes_travel_and_come_back)
     td_gpu_free(gpu, copy);
 }
 
-/* A block of at least 2 MiB is mapped. Most of the memory, twelve times: each block is given back. */
+/* Blocks of at least 2 MiB are mapped. Twelve blocks, one after the other, each of most of the GPU's memory,
+ * show that a freed block is given back. */
 TD_TEST(blocks_of_any_size_come_and_go)
 {
     static const size_t sizes[] = {1, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (6 << 20) + 5};
@@ -93,17 +94,17 @@ TD_TEST(what_does_not_fit_is_refused_and_the_rest_goes_on)
     td_assert_ok(td_device_free(gpu, block));
 }
 
-/* A long queue on one stream, a mark, and another stream that waits for it. */
+/* Another stream waits for an event that follows a long queue on one stream. */
 TD_TEST(a_stream_waits_for_the_event_of_another)
 {
     enum { BYTES = 256 << 20, ROUNDS = 20 };
     td_stream *side = NULL;
     td_event *start = NULL, *stop = NULL;
-    void *big, *host;
+    unsigned char last = 0;
+    void *big;
     double ms = -1;
 
     td_assert_ok(td_device_alloc(gpu, BYTES, &big));
-    td_assert_ok(td_device_alloc_host(gpu, 1, &host));
     td_assert_ok(td_stream_create(gpu, &side));
     td_assert_ok(td_event_create(gpu, &start));
     td_assert_ok(td_event_create(gpu, &stop));
@@ -115,17 +116,15 @@ TD_TEST(a_stream_waits_for_the_event_of_another)
     td_assert_ok(td_event_record(stop));
     td_assert_ok(td_device_set_stream(gpu, side));
     td_assert_ok(td_event_wait(stop));
-    td_assert_ok(td_device_download_async(gpu, host, (char *)big + BYTES - 1, 1));
-    td_assert_ok(td_device_synchronize(gpu));
-    assert_int_equal(*(unsigned char *)host, ROUNDS);
+    td_assert_ok(td_device_download(gpu, &last, (char *)big + BYTES - 1, 1));
+    assert_int_equal(last, ROUNDS);
     td_assert_ok(td_device_set_stream(gpu, NULL));
     td_assert_ok(td_event_elapsed_ms(start, stop, &ms));
-    assert_true(ms > 0.1); /* 5 GiB take longer on any GPU */
+    assert_true(ms > 0.1); /* 5 GiB take longer than this on any GPU */
 
     td_event_destroy(start);
     td_event_destroy(stop);
     td_stream_destroy(side);
-    td_device_free_host(gpu, host);
     td_assert_ok(td_device_free(gpu, big));
 }
 
@@ -150,7 +149,7 @@ TD_TEST(a_graph_replays_what_was_captured)
     }
     td_graph_destroy(graph);
 
-    /* Fills stay where they were between the copies, whatever their sizes and addresses. */
+    /* Fills keep their order between the copies, at any size and address. */
     static const struct {
         size_t at, bytes;
     } fills[] = {{0, 4}, {6, 3}, {13, 1}, {16, 1000}, {2048, 100000}, {200001, 70001}};
@@ -183,7 +182,7 @@ TD_TEST(a_graph_replays_what_was_captured)
     }
     td_graph_destroy(graph);
 
-    /* Waiting is not allowed inside: the capture fails, and the device works on. */
+    /* A capture does not allow waits. The capture fails, and the device still works. */
     td_assert_ok(td_graph_begin(gpu));
     assert_int_not_equal(td_device_synchronize(gpu), TD_OK);
     assert_int_not_equal(td_graph_end(gpu, &graph), TD_OK);
@@ -196,7 +195,7 @@ TD_TEST(a_graph_replays_what_was_captured)
     td_gpu_free(gpu, to);
 }
 
-/* CUDA's default stream, as a caller would hand it in. */
+/* A caller may pass CUDA's default stream. */
 TD_TEST(a_callers_stream_is_used)
 {
     td_stream *wrapped = NULL;
@@ -214,7 +213,8 @@ TD_TEST(a_callers_stream_is_used)
     td_gpu_free(gpu, block);
 }
 
-/* With a second GPU: work on it from a thread whose own is the first. tests/cuda_double.c has every call. */
+/* Needs a second GPU. A thread whose current GPU is the first works on the second. tests/cuda_double.c tests
+ * every call. */
 TD_TEST(the_threads_gpu_stays_current)
 {
     int count = 0, current = -1;

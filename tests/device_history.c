@@ -1,4 +1,4 @@
-/* The memory history of a device: labels, events, and what happens when there is no memory for either. */
+/* The memory history of a device: labels and events, also if there is no memory for them. */
 #include "support/device_kit.h"
 
 #include "base/clock.h"
@@ -110,7 +110,7 @@ TD_TEST(thousands_of_labels_stay_apart)
     for (int i = 0; i < 2 * LABELS; i++) {
         snprintf(text, sizeof text, "layers.%d/t", i % LABELS);
         assert_string_equal(read.events[i].label, text);
-        /* The same label is the same text, held once. */
+        /* Equal labels share one text. */
         assert_ptr_equal(read.events[i].label, read.events[i % LABELS].label);
     }
 }
@@ -127,7 +127,7 @@ TD_TEST(a_full_history_counts_what_it_drops)
     }
     assert_int_equal(history_of(dev).count, 3);
     assert_int_equal(history_of(dev).dropped, 7);
-    td_assert_ok(td_device_history_begin(dev, 4)); /* a running one is discarded */
+    td_assert_ok(td_device_history_begin(dev, 4)); /* a running history is discarded */
     assert_int_equal(history_of(dev).count, 0);
     assert_int_equal(history_of(dev).dropped, 0);
     td_assert_ok(td_device_alloc(dev, 10, &block));
@@ -178,8 +178,8 @@ TD_TEST(bad_labels_and_histories_are_refused_with_the_reason)
     td_assert_refused(td_device_history_end(dev), TD_BAD_STATE, "no history is running");
 }
 
-/* One scenario with every kind of host allocation in it; the nth of them fails. */
-TD_TEST(a_history_without_memory_hurts_nobody_else)
+/* One scenario with every kind of host allocation. The nth allocation fails. */
+TD_TEST(a_history_without_memory_changes_no_other_call)
 {
     int64_t nth = 0, reached;
 
@@ -209,7 +209,7 @@ TD_TEST(a_history_without_memory_hurts_nobody_else)
         if (begin == TD_OK) {
             events = history_of(dev).count + history_of(dev).dropped;
             assert_int_equal(events,
-                             101); /* the block (given or refused) and the tensors: every one counted */
+                             101); /* the block (allocated or refused) and the 100 tensors are all counted */
         }
         if (!reached)
             assert_int_equal(history_of(dev).dropped, 0);
@@ -221,7 +221,7 @@ TD_TEST(a_history_without_memory_hurts_nobody_else)
 
 /* ---- listeners ---- */
 
-/* Writes down what it is told: "(label" and "[operation", and ")" for each end. */
+/* A listener that writes a text: "(label" and "[operation", and ")" at each end. */
 typedef struct witness {
     td_listener listener;
     char name, text[400];

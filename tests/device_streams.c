@@ -1,19 +1,20 @@
-/* Streams, graphs and events over a double of a backend that has them, as the CPU's has not: which calls
- * reach it, with which handles, and what its errors leave. */
+/* Streams, graphs and events over a double of a backend; the CPU's backend has none. Checks which calls reach
+ * the backend, with which handles, and what an error leaves. */
 #include "device/backend.h"
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/test.h"
 
-/* ---- the double, which stands in place of the CPU's ---- */
+/* ---- the double, in place of the CPU's backend ---- */
 
 extern const td_backend __real_td_backend_cpu;
 extern td_backend __wrap_td_backend_cpu;
 td_backend __wrap_td_backend_cpu;
 
 static struct {
-    int64_t opened, closed, streams, graphs, launches, begun; /* those alive, and calls */
-    bool own; /* the last set_stream asked for the context's own */
+    /* numbers of open contexts and so on, and of calls */
+    int64_t opened, closed, streams, graphs, launches, begun;
+    bool own; /* the last set_stream asked for the context's own stream */
     void *current;
 } seen;
 
@@ -95,7 +96,7 @@ static void fake_graph_destroy(void *context, void *graph)
     seen.graphs--;
 }
 
-/* What any backend may fail at, and the CPU's never does. */
+/* Calls that fail in other backends, but never in the CPU's. */
 #define FAILING(name, parameters, arguments)                                                                 \
     static td_status fake_##name parameters                                                                  \
     {                                                                                                        \
@@ -105,8 +106,6 @@ static void fake_graph_destroy(void *context, void *graph)
 FAILING(copy, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
 FAILING(upload, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
 FAILING(download, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
-FAILING(upload_async, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
-FAILING(download_async, (void *context, void *dst, const void *src, size_t bytes), (context, dst, src, bytes))
 FAILING(fill, (void *context, void *dst, int value, size_t bytes), (context, dst, value, bytes))
 FAILING(synchronize, (void *context), (context))
 FAILING(alloc, (void *context, size_t bytes, void **out), (context, bytes, out))
@@ -138,8 +137,6 @@ static int open_fake(void **state)
     __wrap_td_backend_cpu.copy = fake_copy;
     __wrap_td_backend_cpu.upload = fake_upload;
     __wrap_td_backend_cpu.download = fake_download;
-    __wrap_td_backend_cpu.upload_async = fake_upload_async;
-    __wrap_td_backend_cpu.download_async = fake_download_async;
     __wrap_td_backend_cpu.fill = fake_fill;
     __wrap_td_backend_cpu.synchronize = fake_synchronize;
     __wrap_td_backend_cpu.alloc = fake_alloc;
@@ -173,7 +170,7 @@ TD_TEST(work_goes_to_the_stream_that_is_set)
     assert_null(td_device_stream(dev));
     td_assert_ok(td_stream_create(dev, &made));
     td_assert_ok(td_stream_wrap(dev, &theirs, &wrapped));
-    assert_int_equal(seen.streams, 1); /* the other one is the caller's */
+    assert_int_equal(seen.streams, 1); /* the other stream is the caller's */
     td_assert_ok(td_device_set_stream(dev, made));
     assert_ptr_equal(td_device_stream(dev), made);
     assert_true(!seen.own && seen.current == &handles[0]);
@@ -287,26 +284,26 @@ TD_TEST(guests_come_with_every_launch)
     assert_int_equal(one.launches, 1);
     assert_int_equal(two.launches, 2);
     assert_int_equal(two.launched, 3);
-    one.says = TD_RANK_FAILED; /* the later guest is not called, and nothing runs */
+    one.says = TD_RANK_FAILED; /* the later guest is not called, and nothing is launched */
     td_assert_refused(td_graph_launch(graph), TD_RANK_FAILED, "not now");
     assert_int_equal(two.launches, 2);
     assert_int_equal(two.launched, 3);
     assert_int_equal(seen.launches, 1);
     one.says = TD_OK;
-    td_fault_at(1); /* of the backend's: nothing was launched */
+    td_fault_at(1); /* the backend's launch fails */
     assert_int_equal(td_graph_launch(graph), TD_IO_ERROR);
     td_fault_at(0);
     assert_int_equal(two.launches, 6);
     assert_int_equal(two.launched, 3);
-    two.says_then = TD_LIBRARY_ERROR; /* what is queued stays queued */
+    two.says_then = TD_LIBRARY_ERROR; /* the launch itself has already been queued */
     td_assert_refused(td_graph_launch(graph), TD_LIBRARY_ERROR, "not so");
     assert_int_equal(two.launched, 9);
     assert_int_equal(seen.launches, 2);
-    /* A graph that is not made. */
+    /* The end of a capture fails. */
     td_assert_ok(td_graph_begin(dev));
     assert_int_equal(td_graph_capture(dev), 2);
     td_assert_ok(td_graph_join(dev, &third));
-    td_fault_at(2); /* after the graph's memory */
+    td_fault_at(2); /* the graph's memory is allocated, then the backend fails */
     assert_int_equal(td_graph_end(dev, &other), TD_IO_ERROR);
     td_fault_at(0);
     assert_int_equal(three.left, 1);
@@ -329,7 +326,7 @@ TD_TEST(a_capture_that_fails_leaves_nothing)
     assert_int_equal(td_graph_begin(dev), TD_IO_ERROR);
     td_fault_at(0);
     td_assert_refused(td_graph_end(dev, &graph), TD_BAD_STATE, "no capture is running");
-    for (int nth = 1; nth <= 2; nth++) { /* the memory, then the backend */
+    for (int nth = 1; nth <= 2; nth++) { /* first the allocation fails, then the backend */
         td_assert_ok(td_graph_begin(dev));
         graph = (td_graph *)&nth;
         td_fault_at(nth);
@@ -338,7 +335,7 @@ TD_TEST(a_capture_that_fails_leaves_nothing)
         assert_int_equal(status, nth == 1 ? TD_NO_MEMORY : TD_IO_ERROR);
         assert_null(graph);
         assert_int_equal(seen.graphs, 0);
-        /* The capture is over all the same. */
+        /* The capture has ended anyway. */
         td_assert_refused(td_graph_end(dev, &graph), TD_BAD_STATE, "no capture is running");
     }
     td_assert_ok(td_graph_begin(dev));
@@ -346,7 +343,7 @@ TD_TEST(a_capture_that_fails_leaves_nothing)
     td_graph_destroy(graph);
 }
 
-/* ---- what else a backend may fail at ---- */
+/* ---- other failures of a backend ---- */
 
 TD_TEST(errors_of_the_backend_come_out)
 {
@@ -369,12 +366,11 @@ TD_TEST(errors_of_the_backend_come_out)
     FAILS_AT(1, td_device_copy(dev, a, b, 4));
     FAILS_AT(1, td_device_upload(dev, a, b, 4));
     FAILS_AT(1, td_device_download(dev, a, b, 4));
-    FAILS_AT(1, td_device_upload_async(dev, a, b, 4));
-    FAILS_AT(1, td_device_download_async(dev, a, b, 4));
     FAILS_AT(1, td_device_fill(dev, a, 0, 4));
     FAILS_AT(1, td_device_synchronize(dev));
     FAILS_AT(1, td_device_alloc_host(dev, 4, &block));
-    FAILS_AT(2, td_device_alloc(dev, 4, &block)); /* after the table's memory */
+    /* the table's memory is allocated, then the backend fails */
+    FAILS_AT(2, td_device_alloc(dev, 4, &block));
     assert_null(block);
     FAILS_AT(2, td_event_create(dev, &none));
     assert_null(none);

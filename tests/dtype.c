@@ -1,5 +1,5 @@
-/** Conversions against a reference that shares nothing with them: the sorted list of every value a narrow
- * type has, decoded with ldexp, and a search for the nearest one. */
+/** Compares conversions with a reference that shares no code with them: the sorted list of all values of a
+ * narrow type, decoded with ldexp, and a search for the nearest value. */
 #include "base/dtype.h"
 
 #include "support/compare.h"
@@ -13,7 +13,7 @@
 typedef struct narrow {
     td_dtype dtype;
     int exponent_bits, fraction_bits;
-    uint16_t infinity; /* the bits; smaller ones are the finite values in ascending order */
+    uint16_t infinity; /* the bits of infinity; smaller bits are the finite values in ascending order */
     double value[0x7F80 + 1];
 } narrow;
 
@@ -32,7 +32,8 @@ static void decode(narrow *type)
         type->value[bits] =
             ldexp(fraction + hidden, (exponent > 0 ? exponent : 1) - bias - type->fraction_bits);
     }
-    /* Where the next value would stand: halfway to it numbers start to become infinite. */
+    /* The place of infinity is where the next finite value would be: numbers from halfway on become
+     * infinite. */
     type->value[type->infinity] = 2 * type->value[type->infinity - 1] - type->value[type->infinity - 2];
 }
 
@@ -44,7 +45,8 @@ static int decode_both(void **state)
     return 0;
 }
 
-/* The bits of the value nearest to x, which is no NaN; between two, the one whose last bit is 0. */
+/* The bits of the value nearest to x. x is not NaN. If two are equally near, the value whose last bit is
+ * 0. */
 static uint16_t nearest(const narrow *type, double x)
 {
     uint16_t sign = signbit(x) ? 0x8000 : 0;
@@ -187,7 +189,7 @@ TD_TEST(ties_go_to_even_and_their_neighbours_to_the_nearer)
         }
 }
 
-/* Through a float these would round twice: up to the tie first, then from the tie to even. */
+/* Through a float these numbers would be rounded twice: first up to the tie, then from the tie to even. */
 TD_TEST(doubles_are_rounded_once)
 {
     double above = 1 + 0x1p-11 + 0x1p-40, below = 1 + 0x3p-11 - 0x1p-40;
@@ -205,7 +207,7 @@ TD_TEST(doubles_are_rounded_once)
     td_assert_ok(td_convert(1, TD_F64, &below, TD_BF16, &got));
     assert_int_equal(got, 0x3F81);
     check_nearest(&bf16, 0x1p-134);               /* half the smallest subnormal: a tie with 0 */
-    check_nearest(&bf16, 0x1p-134 * (1 + 1e-15)); /* and just above it, below every float's reach */
+    check_nearest(&bf16, 0x1p-134 * (1 + 1e-15)); /* just above the tie; a float cannot hold it */
     check_nearest(&bf16, 5e-324);
     check_nearest(&f16, 0x1p-25);
     check_nearest(&f16, 0x1p-25 * (1 + 1e-15));
@@ -223,7 +225,7 @@ TD_TEST(random_numbers_round_to_the_nearest)
 
     for (int i = 0; i < COUNT; i++) {
         float single = from_bits32((uint32_t)bits[i]);
-        /* An exponent near those of the narrow types: most doubles are far outside. */
+        /* Exponents near the range of the narrow types, because most doubles are far outside. */
         double wide = ldexp(1 + (double)(bits[i] >> 11) * 0x1p-52, (int)((uint64_t)bits[i] % 48) - 28);
 
         check_nearest(&f16, wide);
@@ -266,7 +268,8 @@ TD_TEST(f32_from_f64_rounds_to_nearest_even)
 
 TD_TEST(nan_stays_nan_and_infinity_infinity_between_all_types)
 {
-    /* Quiet and signalling, payload in the last bits only, which a cut would turn into infinity. */
+    /* Quiet and signalling NaNs. Some have only the last bits of the payload set: cutting these bits off
+     * would give infinity. */
     const double nan64[] = {from_bits64(0x7FF8000000000000), from_bits64(0x7FF0000000000001),
                             from_bits64(0xFFF0000000000001), from_bits64(0xFFFFFFFFFFFFFFFF)};
     const float nan32[] = {from_bits32(0x7FC00000), from_bits32(0x7F800001), from_bits32(0xFF800001),
@@ -278,7 +281,7 @@ TD_TEST(nan_stays_nan_and_infinity_infinity_between_all_types)
 
     for (int from = TD_F64; from <= TD_BF16; from++)
         for (int to = TD_F64; to <= TD_BF16; to++) {
-            double got[4], source[2], result[2]; /* room for the widest type */
+            double got[4], source[2], result[2]; /* memory for the widest type */
 
             td_assert_ok(td_convert(4, (td_dtype)from, nans[from], (td_dtype)to, got));
             for (int i = 0; i < 4; i++) {
@@ -308,7 +311,7 @@ TD_TEST(any_count_converts_alike_and_touches_nothing_else)
 
                 td_assert_ok(td_convert(count, (td_dtype)from, src, (td_dtype)to, dst));
                 td_fence_assert_written("dst", (td_dtype)to, dst, count);
-                for (int64_t i = 0; i < count; i += 7) /* one element at a time gives the same */
+                for (int64_t i = 0; i < count; i += 7) /* one element at a time gives the same result */
                     td_assert_ok(
                         td_convert(1, (td_dtype)from, (char *)src + (size_t)i * td_dtype_size((td_dtype)from),
                                    (td_dtype)to, (char *)again + (size_t)i * td_dtype_size((td_dtype)to)));
@@ -355,7 +358,7 @@ TD_TEST(names_sizes_and_epsilons)
         assert_int_equal(td_dtype_size(rows[i].dtype), rows[i].size);
         td_assert_ok(td_dtype_parse(rows[i].name, &parsed));
         assert_int_equal(parsed, rows[i].dtype);
-        /* eps is the step above 1: 1 + eps is held, half of it is rounded away. */
+        /* eps is the step above 1: 1 + eps is exact, and 1 + eps / 2 is rounded to 1. */
         td_assert_ok(td_convert(1, TD_F64, &above, rows[i].dtype, &stored));
         held = td_value_at(rows[i].dtype, &stored, 0);
         assert_true(held == above && held > 1);
@@ -404,13 +407,14 @@ static void restore(unsigned before)
 }
 #endif
 
-/* Subnormals of every type, and numbers between two of the next narrower one, so that a direction shows. */
+/* Subnormals of every type, and numbers between two values of a narrower type, so that the rounding direction
+ * shows. */
 enum { AWKWARD = 6, LONG = 150000 };
 static const double awkward[AWKWARD] = {0x1p-149,  0x1.8p-130,    -0x1p-133,
                                         0x1.8p-24, -0x1.0101p-15, 0x1.00000101p+0};
 
-/* A library in the same thread may have changed how it rounds, and OpenMP's threads keep what they were
- * given. */
+/* Another library in the same thread may have changed the rounding mode. OpenMP's threads have their own
+ * modes. */
 TD_TEST(conversions_are_exact_in_any_environment)
 {
     static const td_dtype types[] = {TD_F64, TD_F32, TD_F16, TD_BF16};
@@ -438,7 +442,8 @@ TD_TEST(conversions_are_exact_in_any_environment)
                 fesetround(directions[way % 4]);
                 unsigned before = flush ? flush_subnormals() : 0;
                 td_status status = td_convert(count, types[from], src, types[to], got);
-                assert_int_equal(fegetround(), directions[way % 4]); /* the caller's comes back */
+                /* the caller's rounding mode is restored */
+                assert_int_equal(fegetround(), directions[way % 4]);
 #ifdef __SSE2__
                 unsigned after = __builtin_ia32_stmxcsr();
                 if (flush)

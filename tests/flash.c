@@ -69,7 +69,7 @@ TD_TEST(lse_is_exact_where_it_can_be)
 /* A score that overflows to -infinity has no weight. This also holds if a whole tile of them comes first:
  * the running maximum is -infinity after it. In float64 these scores are -1e40, which has no weight
  * either. */
-TD_TEST(a_tile_of_hopeless_keys_weighs_nothing)
+TD_TEST(a_tile_of_keys_at_minus_infinity_has_no_weight)
 {
     const int64_t seq_k = 150, d = 16;
     const td_attention_shape shape = {
@@ -89,8 +89,8 @@ TD_TEST(a_tile_of_hopeless_keys_weighs_nothing)
     td_attend_close(run);
 }
 
-/* There is no score matrix: the scratch of forward does not depend on the sequence. The scratch of
- * backward grows by the sums of dK and dV of the heads in progress, and by a counter for each tile. */
+/* There is no score matrix: the scratch of forward does not depend on the sequence. The scratch of backward
+ * holds the sums of dK and dV of the heads in progress, and a counter for each tile. */
 TD_TEST(memory_is_linear)
 {
     const td_dtype dtypes[] = {TD_F32, TD_BF16};
@@ -110,7 +110,7 @@ TD_TEST(memory_is_linear)
             assert_int_equal(small.saved, sizeof(float) << 16);
             assert_int_equal(large.saved, sizeof(float) << 17);
             assert_int_equal(large.forward_work, small.forward_work);
-            /* Six tiles of 64 x head_dim and two of 64 x 64 a thread, or less. */
+            /* At most six tiles of 64 x head_dim and two of 64 x 64 for each thread. */
             assert_in_range(large.forward_work, 1,
                             (uintmax_t)processors * (6 * 64 * (d + 16) + 2 * 64 * 64) * 4);
             assert_true(large.backward_work <= 2 * small.backward_work);
@@ -120,7 +120,7 @@ TD_TEST(memory_is_linear)
         }
 }
 
-/* A size still holds if the number of threads changes later. */
+/* The size of scratch stays large enough if the number of threads changes later. */
 TD_TEST(sizes_hold_for_any_number_of_threads)
 {
     const td_attention_shape shape = {.batch = 4, .heads = 4, .seq = 300, .head_dim = 40, .dtype = TD_BF16};
@@ -163,8 +163,8 @@ TD_TEST(one_head_shared_by_threads_repeats)
     }
 }
 
-/* Each of many heads gives the bits of that head alone: heads share threads, and results must not depend
- * on that. */
+/* A head of many gives the same bits as that head alone. Heads share threads, and results must not depend on
+ * that. */
 TD_TEST(a_head_is_the_same_alone)
 {
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -237,14 +237,14 @@ TD_TEST(refuses_what_it_has_no_kernel_for)
     shape.head_dim = 256;
     td_assert_ok(td_flash_sizes(*state, &shape, &sizes));
 
-    /* 2^61 keys: k has 2^62 bytes, which is allowed. The sums of dK and dV would have too many. */
+    /* 2^60 keys of 4 bytes: k has 2^62 bytes, which is allowed. The sums of dK and dV would have too many. */
     shape = (td_attention_shape){
         .batch = 1, .heads = 1, .seq = 1, .seq_k = (int64_t)1 << 60, .head_dim = 1, .dtype = TD_F32};
     shape = (td_attention_shape){
         .batch = 1, .heads = 1, .seq = (int64_t)1 << 61, .seq_k = 1, .head_dim = 1, .dtype = TD_BF16};
 }
 
-/* The CPU always is. */
+/* On the CPU results are always deterministic. */
 TD_TEST(deterministic_changes_nothing)
 {
     td_attention_shape shape = {
@@ -275,13 +275,13 @@ TD_TEST(says_what_it_is)
     assert_int_equal(traits.dtypes, 1 << TD_F32 | 1 << TD_BF16 | 1 << TD_F16);
 }
 
-/* Tensors need the alignment of their elements and no more. */
+/* Tensors need only the alignment of their elements. */
 TD_TEST(takes_tensors_at_any_address)
 {
     const td_attention_shape shape = {
         .batch = 1, .heads = 1, .seq = 70, .head_dim = 16, .dtype = TD_F32, .causal = true};
     td_attend_run *run = td_attend_open(&td_attention_flash, "addresses", &shape);
-    float *tensors[8]; /* q, k, v, dout, o, dq, dk, dv, each one float off */
+    float *tensors[8]; /* q, k, v, dout, o, dq, dk, dv; each starts one float after its block */
     void *const from[] = {run->q, run->k, run->v, run->dout};
     float *lse = td_fence_alloc((size_t)(run->rows + 1) * sizeof(float));
 
@@ -307,9 +307,9 @@ TD_TEST(takes_tensors_at_any_address)
     td_attend_close(run);
 }
 
-/* If scores are large, the rounding of an f32 L is large for P. In float32 the scores themselves have an
- * error of about 1e-7 of their size, which is the tolerance. The 5e-4 of an L of 10,000 would be 10 times
- * that. */
+/* If scores are large, the rounding of L to f32 would make a large error in P. Scores in f32 have a relative
+ * error of about 1e-7, which is the tolerance. An L of 10,000 in f32 has an error of 5e-4, which is 10 times
+ * as much. */
 TD_TEST(large_scores_are_as_exact_as_their_sums)
 {
     const double logits[] = {30, 60, 100, 300, 1000, 3000, 10000};
@@ -332,8 +332,8 @@ TD_TEST(large_scores_are_as_exact_as_their_sums)
         }
 }
 
-/* Every register block, with depths around the end of a run. Inputs are small integers, which no order of
- * sums rounds. */
+/* Tests every register block, with depths around the end of a run. Inputs are small integers, so no sum is
+ * rounded in any order. */
 TD_TEST(products_of_tiles_are_exact_on_integers)
 {
     enum { ROWS = 13, DEPTH = 70, COLUMNS = TD_TILE_QUERIES };
@@ -394,7 +394,7 @@ TD_TEST(exp2_is_as_close_as_it_says)
     assert_true(isnan(td_exp2(NAN)));
     for (int n = -126; n < 128; n++)
         assert_true(td_exp2((float)n) == ldexp(1, n));
-    /* 0.8 ulp if multiplications and additions are fused, which a debug build may not do. */
+    /* The error is 0.8 ulp if multiplications and additions are fused. A debug build may not fuse them. */
     for (int i = 0; i < 1000000; i++) {
         const float x = (float)(-126 + 253e-6 * i);
         const double truth = exp2((double)x);

@@ -23,7 +23,7 @@ static td_device *gpu;
 
 typedef struct results {
     void *o, *dq, *dk, *dv;
-    float *lse; /* what forward saves */
+    float *lse; /* the tensor that forward saves */
 } results;
 
 static void free_results(results *r)
@@ -136,7 +136,7 @@ static results compute(const td_attend_run *run, size_t skip)
                   .dk = read_behind(run, b.dk, run->keys, skip),
                   .dv = read_behind(run, b.dv, run->keys, skip),
                   .lse = td_gpu_read(gpu, b.lse, b.sizes.saved)};
-    free(td_gpu_read(gpu, b.forward_work, b.sizes.forward_work)); /* for the fences */
+    free(td_gpu_read(gpu, b.forward_work, b.sizes.forward_work)); /* reading the block checks its fences */
     free(td_gpu_read(gpu, b.backward_work, b.sizes.backward_work));
     close_blocks(&b);
     return r;
@@ -171,7 +171,7 @@ static void assert_identical_results(const td_attend_run *run, const results *a,
         td_assert_identical("dq", dtype, a->dq, b->dq, run->queries);
 }
 
-/* Outputs are 0: exactly in f32 and tf32, otherwise but for the rounding of dP - D. */
+/* Outputs are 0: exactly in f32 and tf32. In 16-bit types dP - D has a rounding error. */
 static void assert_next_to_nothing(const char *name, const td_attend_run *run, const void *data,
                                    int64_t count)
 {
@@ -182,8 +182,7 @@ static void assert_next_to_nothing(const char *name, const td_attend_run *run, c
             fail_msg("%s[%d] is %g", name, (int)i, td_value_at(run->shape.dtype, data, i));
 }
 
-/* A logarithm, whose error is absolute. It is the error of a score: of the order of 1e-7, and more in
- * TF32. */
+/* lse is a logarithm, so its error is absolute. It is the error of a score: about 1e-7, and more in TF32. */
 static void assert_lse(const td_attend_run *run, const float *lse, const double *truth)
 {
     const double tolerance = run->shape.tf32 ? 4e-3 : 1e-6;
@@ -206,7 +205,7 @@ static void agrees_with_float64_and_repeats(void **state)
     assert_lse(&run, r.lse, truth.lse);
     td_assert_close("dv", dtype, r.dv, truth.dv, run.keys, tolerance);
     if (run.shape.seq_k == 1 ||
-        (run.shape.seq == 1 && run.shape.causal)) { /* one key: P is 1 whatever it is */
+        (run.shape.seq == 1 && run.shape.causal)) { /* a query that sees one key has P = 1 for any score */
         assert_next_to_nothing("dq", &run, r.dq, run.queries);
         assert_next_to_nothing("dk", &run, r.dk, run.keys);
     } else {
@@ -231,7 +230,7 @@ static const struct {
                {1, 3, 129, 129, false}, {1, 1, 100, 259, true}, {1, 2, 259, 100, false}};
 static const struct {
     int64_t size;
-    bool small; /* also run if td_gpu_small(): every width, and one that is read element by element */
+    bool small; /* also run if td_gpu_small(): every width, and one whose rows are read element by element */
 } head_dims[] = {{1, false}, {3, false}, {16, true},   {32, true},  {33, true},   {64, true},
                  {80, true}, {96, true}, {127, false}, {128, true}, {160, false}, {256, true}};
 static const struct {
@@ -359,9 +358,9 @@ static void takes_tensors_at_any_address(void **state)
     }
 }
 
-/* o_bshd changes only where o and dout lie. Our own kernels give the same bits. cuBLASLt gives the same
- * values but for rounding, because each batch element is a call. 1100 queries of few heads are cut into
- * parts. Rows of 33 elements are read one by one. In f16 atomics sum dq. */
+/* o_bshd changes only the order of o and dout in memory. Our kernels give the same bits. cuBLASLt is called
+ * once for each batch element, so its values differ by rounding. 1100 queries of few heads are cut into
+ * parts. Rows of 33 elements are read one by one. In f16 dq is summed by atomics. */
 static void o_may_lie_as_the_projection_reads_it(void **state)
 {
     const struct {
@@ -446,9 +445,9 @@ static void keys_that_no_query_sees_have_no_gradient(void **state)
         }
 }
 
-/* The lse of a row with one visible key is that key's score. Small integers give the score without
- * rounding: f32 has the same bits. On tensor cores the one probability is 2^0 but for the rounding of its
- * exponent. 1100 keys of one head are cut into parts. */
+/* If a row sees one key, its lse is that key's score. Scores are small integers, so f32 gives the same bits.
+ * On tensor cores the only rounding is that of the exponent of the probability 2^0. 1100 keys of one head are
+ * cut into parts. */
 static void lse_of_one_key_is_its_score(void **state)
 {
     (void)state;
@@ -494,7 +493,7 @@ static void lse_of_one_key_is_its_score(void **state)
 
 /* Scores that overflow to -infinity have no weight. This also holds if whole tiles of them come first
  * (tiles run from the last key down). */
-static void tiles_of_hopeless_keys_weigh_nothing(void **state)
+static void tiles_of_keys_at_minus_infinity_have_no_weight(void **state)
 {
     const int64_t seq = 20, seq_k = 300, d = 16;
 
@@ -524,8 +523,9 @@ static void tiles_of_hopeless_keys_weigh_nothing(void **state)
     }
 }
 
-/* Every output that depends on the NaN is NaN. Outputs that would not depend on it if the mask hid only
- * whole blocks are as without the NaN, but for the order of sums: a warp rescales its rows together. */
+/* An output that depends on the NaN must be NaN. An output may be NaN if it would depend on the NaN with a
+ * mask that hides only whole blocks. Other values must be as without the NaN, except for the order of sums: a
+ * warp rescales its rows together. */
 static void assert_spoilt(const td_attend_run *run, const results *clean, const results *r, int64_t block,
                           td_attend_place bad)
 {
@@ -701,9 +701,9 @@ static void may_be_captured_in_a_graph(void **state)
     }
 }
 
-/* With 3 free SMs a block of a Hopper kernel takes many tiles. If others own more SMs than there are, one
- * block takes all. No sum depends on it. */
-static void owned_multiprocessors_change_no_bit(void **state)
+/* With 3 free SMs a block of a Hopper kernel takes many tiles. If collectives and updates own all SMs, one
+ * block takes all tiles. No sum depends on the number of blocks. */
+static void owned_sms_change_no_bit(void **state)
 {
     const int32_t sms = td_device_sms(gpu), owned[] = {sms - 3, sms + 1};
 
@@ -731,9 +731,9 @@ static void owned_multiprocessors_change_no_bit(void **state)
     }
 }
 
-/* A block adds its dQ after the block before it. Another stream delays some blocks, each time others. In any
- * order the sums differ by their rounding alone. */
-static void deterministic_gradients_repeat_beside_other_work(void **state)
+/* A block adds its dQ after the block before it. In each run another stream delays other blocks. The bits
+ * must not change. Without the order the sums would differ by their rounding. */
+static void deterministic_gradients_repeat_during_other_work(void **state)
 {
     enum { REPEATS = 20 };
     const int64_t sizes[] = {64, 96, 128};
@@ -874,16 +874,16 @@ static void work_may_be_null_where_none_is_needed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes_tensors_at_any_address), /* what td_gpu_small() leaves */
+        cmocka_unit_test(takes_tensors_at_any_address), /* the only test if td_gpu_small() */
         cmocka_unit_test(o_may_lie_as_the_projection_reads_it),
         cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
         cmocka_unit_test(lse_of_one_key_is_its_score),
-        cmocka_unit_test(tiles_of_hopeless_keys_weigh_nothing),
+        cmocka_unit_test(tiles_of_keys_at_minus_infinity_have_no_weight),
         cmocka_unit_test(nan_goes_where_it_must),
         cmocka_unit_test(a_part_of_nan_keys_spoils_every_row),
         cmocka_unit_test(may_be_captured_in_a_graph),
-        cmocka_unit_test(owned_multiprocessors_change_no_bit),
-        cmocka_unit_test(deterministic_gradients_repeat_beside_other_work),
+        cmocka_unit_test(owned_sms_change_no_bit),
+        cmocka_unit_test(deterministic_gradients_repeat_during_other_work),
         cmocka_unit_test(memory_is_linear),
         cmocka_unit_test(refuses_what_it_has_no_kernel_for),
         cmocka_unit_test(work_may_be_null_where_none_is_needed),

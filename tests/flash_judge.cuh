@@ -39,7 +39,7 @@ struct block {
     {
         cudaFree(at);
     }
-    void poison() /* every float type's NaN */
+    void poison() /* all bytes 0xFF, a NaN in every float type */
     {
         check(cudaMemset(at, 0xFF, bytes), "cudaMemset");
     }
@@ -89,7 +89,7 @@ template <typename T> __global__ void compare(const T *x, const T *reference, in
     atomicAdd(&out->bits, bits);
 }
 
-/* ---- float64 on sampled rows: a block each ---- */
+/* ---- float64 on sampled rows: one block for each ---- */
 
 struct problem {
     const void *q, *k, *v, *dout, *o;
@@ -131,7 +131,7 @@ template <typename T> __device__ double dot(const T *a, const T *b, int count)
     return sum;
 }
 
-/** Writes o, dq (head_dim numbers each) and lse of a query. `work` has room for two numbers for each key. */
+/** Writes o, dq (head_dim numbers each) and lse of a query. `work` has two numbers for each key. */
 template <typename T>
 __global__ void sample_queries(problem p, const int2 *samples, double *work, double *o, double *dq,
                                double *lse)
@@ -170,7 +170,7 @@ __global__ void sample_queries(problem p, const int2 *samples, double *work, dou
         lse[blockIdx.x] = log(sum);
 }
 
-/** Writes dk and dv of a key, of the given o and lse. `work` has room for two numbers for each query. */
+/** Writes dk and dv of a key, from the given o and lse. `work` has two numbers for each query. */
 template <typename T>
 __global__ void sample_keys(problem p, const int2 *samples, double *work, double *dk, double *dv)
 {
@@ -204,8 +204,9 @@ __global__ void sample_keys(problem p, const int2 *samples, double *work, double
     }
 }
 
-/** The error of two identities of a head, a block each: <dO, O> = <dV, V> and <dQ, Q> = <dK, K>. Both sides
- * are sums over all rows, so a tile that is left out shows. The unit is the norm of the left side's terms. */
+/** Computes the error of two identities of a head, with a block for each: <dO, O> = <dV, V> and <dQ, Q> =
+ * <dK, K>. Both sides are sums over all rows, so the error shows a missing tile. Its unit is the norm of the
+ * left side's terms. */
 template <typename T>
 __global__ void identities(problem p, const T *dq, const T *dk, const T *dv, double2 *errors)
 {

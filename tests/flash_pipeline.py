@@ -1,10 +1,10 @@
-"""Replays the waits of kernels/flash_hopper_forward.cuh and flash_hopper_backward.cuh on the CPU, in random order of
-the warps of a block.
+"""Replays the waits of kernels/flash_hopper_forward.cuh and flash_hopper_backward.cuh on the CPU, with the warps of a
+block in random order.
 
-The warps are generators that give way at each step. Barriers count as the hardware does: a named barrier opens at its
-number of arrivals, whoever they are from; an mbarrier waits for a phase by its parity. A schedule fails if warps wait
-forever, if one arrives twice in a phase of a named barrier, or if shared memory does not hold what a GEMM or a copy
-reads. Each of NEEDED is left out in turn: some schedule must then fail.
+Warps are generators that yield after each step. Barriers count as the hardware does: a named barrier opens after its
+number of arrivals from any warps; an mbarrier waits for a phase by its parity. A schedule fails if warps wait forever,
+if a warp arrives twice in a phase of a named barrier, or if shared memory does not hold the data that a GEMM or a copy
+reads. Each wait in NEEDED is left out in turn, and then some schedule must fail.
 """
 
 import random
@@ -66,7 +66,7 @@ class Counted:
 
 
 class Block:
-    """One block of a kernel, whose tasks are numbered from 0. The subclasses are its warps."""
+    """One block of a kernel. Its tasks are numbered from 0. Subclasses add the warps."""
 
     def __init__(self, tasks, seed, without, warps_with_tasks):
         self.tasks, self.random, self.without = tasks, random.Random(seed), without
@@ -269,7 +269,7 @@ class Backward(Block):
         self.q_full, self.dout_full = ([Counted(1) for _ in range(self.STAGES)] for _ in range(2))
         self.q_empty, self.dout_empty = ([Counted(2) for _ in range(self.STAGES)] for _ in range(2))
         self.dq_full, self.dq_empty = ([Named(5) for _ in range(2)] for _ in range(2))
-        self.turn, self.dscores_full = [Named(8) for _ in range(2)], Named(8)
+        self.turn, self.dscores_full = ([Named(8) for _ in range(2)] for _ in range(2))
         self.keys = None
         self.q, self.dout = [None] * self.STAGES, [None] * self.STAGES
         self.dscores = [[None, None] for _ in range(self.DSCORES)]  # [buffer][warpgroup]
@@ -359,7 +359,8 @@ class Backward(Block):
                     yield from self.stage_dq(group, me, (task, tile - 1))
                 buffer = (buffer + 1) % self.DSCORES
             if tiles:
-                yield from self.wait("last dS", self.dscores_full.sync(f"{me} {group}", 4))
+                self.dscores_full[group ^ 1].arrive(f"{me} {group}", 4)
+                yield from self.wait("last dS", self.dscores_full[group].sync(f"{me} {group}", 4))
                 reads_dscores((task, tiles - 1))
                 yield from self.work()
                 reads_dscores((task, tiles - 1))
@@ -386,7 +387,7 @@ class Backward(Block):
         return [self.load_queries(), self.load_gradients(), *parts]
 
     def barriers(self):
-        named = [*self.dq_full, *self.dq_empty, *self.turn, self.dscores_full]
+        named = [*self.dq_full, *self.dq_empty, *self.turn, *self.dscores_full]
         counted = [*self.q_full, *self.q_empty, *self.dout_full, *self.dout_empty]
         return [*named, self.keys_full, self.keys_empty, *counted]
 

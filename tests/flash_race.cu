@@ -156,10 +156,10 @@ template <typename F> timing time_of(cudaStream_t stream, F call)
 }
 
 struct result {
-    std::string name; /* of an output, or of an identity */
-    double truth, judge,
-        against; /* relative L2: from float64, the portable one from float64, from each other */
-    unsigned long long not_finite, changed; /* elements that are not finite, that differ between two calls */
+    std::string name; /* the name of an output or of an identity */
+    /* errors, relative L2: to float64, of the portable kernel to float64, to the portable kernel */
+    double truth, judge, against;
+    unsigned long long not_finite, changed; /* numbers of elements: not finite, different in two calls */
 };
 
 template <typename T> struct race {
@@ -316,7 +316,7 @@ template <typename T> struct race {
         return time_of(stream, [&] { forward_call(on, x, x_lse, scratch); });
     }
 
-    /** The largest error of a head. NaN is larger than all. */
+    /** Returns the largest error of a head. NaN counts as the largest. */
     double2 worst_identities(const block &dq, const block &dk, const block &dv)
     {
         block out(sizeof(double2) * p.heads);
@@ -371,8 +371,8 @@ bool may_change(const result &x)
     return x.name == "dq" && !deterministic;
 }
 
-/** Whether an output is right: no element is not finite, and the error is at most 1.5 times the portable
- * kernel's or below the rounding of the type. Two calls give the same bits, except for dq. */
+/** Whether an output is right. All elements are finite. The error is at most 1.5 times the portable kernel's,
+ * or below the rounding of the type. Two calls give the same bits, except for dq. */
 bool right(const result &x, const row &r)
 {
     const double rounding = x.name == "lse" ? 1e-6 : r.dtype == TD_BF16 ? 2e-3 : 3e-4;
@@ -384,7 +384,7 @@ bool right(const result &x, const row &r)
     return x.truth <= std::max(1.5 * x.judge, rounding);
 }
 
-/** Runs a unit and writes a line for the table and one of JSON, after a tab. */
+/** Runs a unit. Writes a line for the table, a tab, and a line of JSON. */
 void run_unit(int unit, td_gpu gpu, cudaStream_t stream)
 {
     const row &r = ROWS[unit / (PASSES * WAYS)];
@@ -546,7 +546,8 @@ int main(int argc, char **argv)
         close(ends[0]);
         kill(worker, SIGKILL);
         waitpid(worker, &status, 0);
-        failed += WIFEXITED(status) && WEXITSTATUS(status) != 0 && running < 0; /* no GPU, for one */
+        /* for example because there is no GPU */
+        failed += WIFEXITED(status) && WEXITSTATUS(status) != 0 && running < 0;
         next = UNITS;
         if (running >= 0) {
             failed++;

@@ -1,6 +1,6 @@
-/* Every public function under random and extreme arguments: support/fuzz_api_kit.h says what is asked of a
- * call, support/fuzz.h how to run one case again. With --list the program prints the functions that it
- * covers, and fuzz_api_covers.py compares. */
+/* Calls every public function with random and extreme arguments. support/fuzz_api_kit.h states what each call
+ * must do, support/fuzz.h how to run one case again. With --list the program prints the functions that it
+ * covers. fuzz_api_covers.py compares them with the headers. */
 #include "support/fuzz_api_kit.h"
 
 static int arguments;
@@ -27,8 +27,8 @@ static void every_function_refuses_what_is_impossible_and_changes_nothing(void *
     api_summary();
 }
 
-/* What AddressSanitizer asks a program: here an allocation beyond all memory is refused, as it is elsewhere,
- * not reported. */
+/* AddressSanitizer calls this function for its options. An allocation that is too large for any memory must
+ * be refused, as in other builds, and not reported. */
 TD_API const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {

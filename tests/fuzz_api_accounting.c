@@ -3,7 +3,8 @@
 
 #include "accounting/accounting.h"
 
-/* An extent whose products may be out of range, where they are not counts. */
+/* Draws an extent whose products with others may be too large. If they need not be counts, that is
+ * allowed. */
 static int64_t large_extent(const char *words)
 {
     static const int64_t large[] = {1000000, INT64_MAX / 2, INT64_MAX};
@@ -15,7 +16,7 @@ static int64_t large_extent(const char *words)
     return at_least_one(words);
 }
 
-/* What an overflow of the model's counts is told by. */
+/* The names in messages about overflows of the model's counts. */
 #define COUNTS                                                                                               \
     "d_model|d_ff|layers|heads|vocab|embedding|attention|ffn|norms|head|parameters|total|tensors|batch|"     \
     "context|"                                                                                               \
@@ -217,7 +218,7 @@ static td_account_parallel draw_parallel(void)
                              .bytes_per_second = positive("bytes_per_second")};
 
     if (p.devices <= 1)
-        p.devices = says_number(0.5); /* 1 + a wrong number may be a right one */
+        p.devices = says_number(0.5); /* 1 + this number could also be right */
     return p;
 }
 

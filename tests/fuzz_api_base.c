@@ -1,5 +1,5 @@
-/* The functions of base/: status, clock, types, random numbers, statistics. Records are fuzz_api_record.c's,
- * files of tensors fuzz_api_files.c's. */
+/* The functions of base/: status, clock, types, random numbers, statistics. fuzz_api_record.c tests records,
+ * fuzz_api_files.c files of tensors. */
 #include "support/fuzz_api_kit.h"
 
 #include "base/build.h"
@@ -131,7 +131,7 @@ API(td_rng_uniform)
 {
     const slice s = draw_slice();
     const double first = number("low"), second = number("high|low");
-    const bool ordered = !(first > second); /* a NaN stays where it is */
+    const bool ordered = !(first > second); /* true for NaN */
     const double low = ordered ? first : second, high = ordered ? second : first;
     void *to = s.count ? out("out", slice_bytes(&s, 4)) : NULL;
 
@@ -164,7 +164,7 @@ API(td_rng_truncated_normal)
     void *to = s.count ? out("out", slice_bytes(&s, 4)) : NULL;
 
     impossible_if(low > high, "low|high");
-    possible(TD_BAD_ARGUMENT, "low|high"); /* beyond 10 std from mean */
+    possible(TD_BAD_ARGUMENT, "low|high"); /* more than 10 std from mean */
     return td_rng_truncated_normal(pointer("rng", &s.rng), s.offset, s.count, (float)mean, (float)std,
                                    (float)low, (float)high, to);
 }

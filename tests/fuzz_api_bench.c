@@ -38,6 +38,11 @@ API(td_bench_run)
         impossible(TD_NO_MEMORY, "steps");
     }
     SPOIL_NUMBER(c.warmup, "warmup", -1, INT64_MIN, INT64_MAX);
+    SPOIL_NUMBER(c.micro_batches, "micro_batches", -1, INT64_MIN, (int64_t)INT32_MAX + 1, INT64_MAX);
+    if (c.micro_batches == 0 && wrong()) {
+        c.micro_batches = 2;
+        impossible_if(c.timed != TD_TIMED_WHOLE, "micro_batches");
+    }
     if (wrong()) {
         c.graph = true;
         impossible(TD_UNSUPPORTED, "capture");
@@ -58,18 +63,6 @@ API(td_bench_run)
     return status;
 }
 
-API(td_bench_tune)
-{
-    td_bench_config c = {.model = api_good_model(), .mode = (td_bench_mode)choice("mode", 3)};
-    int32_t *const sms = out("out", sizeof *sms);
-    td_device *device = dev();
-
-    c.timed = (td_bench_timed)choice("timed", 3);
-    impossible_if(c.mode != TD_BENCH_TRAIN || c.timed != TD_TIMED_WHOLE, "needs train and whole");
-    impossible(TD_UNSUPPORTED, "a part of its SMs"); /* a CPU has none */
-    return td_bench_tune(device, pointer("config", &c), sms);
-}
-
 API(td_bench_train_config)
 {
     const td_bench_config c = {.model = api_good_model(), .mode = (td_bench_mode)choice("mode", 3)};
@@ -87,30 +80,6 @@ API(td_bench_summary_of)
 }
 
 /* ---- bench/ranks.h, with one rank ---- */
-
-static td_comm *one_rank(void)
-{
-    const td_comm_options options = {
-        .backend = td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO, .ranks = 1};
-    td_comm *comm = NULL;
-
-    td_assert_ok(td_comm_open(api_dev, &options, &comm));
-    td_forget_error();
-    return comm;
-}
-
-static td_status close_rank(td_comm *comm, td_status status)
-{
-    char *message = strdup(td_last_error());
-
-    assert_non_null(message);
-    td_assert_ok(td_comm_close(comm));
-    td_forget_error();
-    if (status != TD_OK) /* the close may have left another */
-        (void)td_fail(status, "%s", message);
-    free(message);
-    return status;
-}
 
 static td_bench_ranks_config draw_ranks(void)
 {
@@ -142,13 +111,14 @@ static td_bench_ranks_config draw_ranks(void)
 
 API(td_bench_ranks_plan)
 {
-    td_comm *comm = one_rank();
+    td_comm *comm = api_one_rank();
     const td_bench_ranks_config c = draw_ranks();
     td_device *device = dev();
     td_comm *with = pointer("comm", comm);
     const void *config = pointer("config", &c);
 
-    return close_rank(comm, td_bench_ranks_plan(device, with, config, out("out", sizeof(td_train_bytes))));
+    return api_close_rank(comm,
+                          td_bench_ranks_plan(device, with, config, out("out", sizeof(td_train_bytes))));
 }
 
 static td_status count_ranks_steps(void *user, int64_t done, int64_t total)
@@ -160,7 +130,7 @@ static td_status count_ranks_steps(void *user, int64_t done, int64_t total)
 
 API(td_bench_ranks_run)
 {
-    td_comm *comm = one_rank();
+    td_comm *comm = api_one_rank();
     const td_bench_ranks_config c = draw_ranks();
     td_bench_ranks_result *result = (td_bench_ranks_result *)comm;
     int steps = 0;
@@ -176,7 +146,7 @@ API(td_bench_ranks_run)
         assert_int_equal(steps, 3 * (c.warmup + c.steps));
     if (to)
         td_bench_ranks_result_destroy(result);
-    return close_rank(comm, status);
+    return api_close_rank(comm, status);
 }
 
 API_OF_NULL(td_bench_ranks_result_destroy)

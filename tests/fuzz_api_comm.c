@@ -1,4 +1,4 @@
-/* The functions of comm.h, on a communicator of one rank: more of them are tests/comm_ranks.c's. */
+/* The functions of comm.h, on a communicator of one rank. tests/comm.c tests several ranks. */
 #include "support/fuzz_api_kit.h"
 
 #include "comm/comm.h"
@@ -8,16 +8,33 @@ static td_comm_backend any_backend(void)
     return td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO;
 }
 
+td_comm *api_one_rank(void)
+{
+    const td_comm_options options = {.backend = any_backend(), .ranks = 1};
+    td_comm *comm = NULL;
+
+    td_assert_ok(td_comm_open(api_dev, &options, &comm));
+    td_forget_error();
+    return comm;
+}
+
+td_status api_close_rank(td_comm *comm, td_status status)
+{
+    char message[1024];
+
+    snprintf(message, sizeof message, "%s", td_last_error());
+    td_assert_ok(td_comm_close(comm));
+    if (status != TD_OK)
+        assert_string_equal(td_last_error(), message);
+    return status;
+}
+
 /* A communicator of the case, or NULL, as in a build that has no backend for the CPU. */
 static td_comm *own;
 
 static td_comm *make_comm(void)
 {
-    const td_comm_options options = {.backend = any_backend(), .ranks = 1};
-
-    own = NULL;
-    if (td_comm_backend_check(options.backend) == TD_OK)
-        td_assert_ok(td_comm_open(api_dev, &options, &own));
+    own = td_comm_backend_check(any_backend()) == TD_OK ? api_one_rank() : NULL;
     td_forget_error();
     if (!own)
         impossible(TD_BAD_ARGUMENT, "comm|work");
@@ -26,15 +43,7 @@ static td_comm *make_comm(void)
 
 static td_status comm_done(td_status status)
 {
-    char *message = strdup(td_last_error());
-
-    assert_non_null(message);
-    if (own)
-        td_assert_ok(td_comm_close(own));
-    if (status != TD_OK) /* the close may have left another */
-        assert_string_equal(td_last_error(), message);
-    free(message);
-    return status;
+    return own ? api_close_rank(own, status) : status;
 }
 
 API_NAMES(td_comm_backend, td_comm_backend_name, "mpi", "gloo", "nccl")
@@ -100,7 +109,7 @@ API(td_comm_close)
     return td_comm_close(NULL);
 }
 
-/* Of one rank a window is of nothing, whatever the memory. */
+/* With one rank a window has no effect, for any memory. */
 API(td_comm_window_create)
 {
     static const char memory[100];
@@ -187,7 +196,7 @@ typedef struct arguments {
     td_work *work;
 } arguments;
 
-/* In place, or not, or with a count that has no end. */
+/* Draws arguments that are in place or not, or a count that is too large. */
 static arguments draw_arguments(bool reduces)
 {
     static const int64_t bad[] = {-1, INT64_MIN};
@@ -196,10 +205,10 @@ static arguments draw_arguments(bool reduces)
     a.type = (td_comm_type)choice("type", 5);
     if (reduces)
         a.reduction = (td_reduction)choice("reduction", 3);
-    if (a.reduction == TD_AVERAGE && a.type == TD_COMM_I64) /* which tests/comm_refusals.c refuses */
+    if (a.reduction == TD_AVERAGE && a.type == TD_COMM_I64) /* tests/comm_refusals.c tests this refusal */
         a.reduction = TD_MAX;
     const size_t size = td_comm_type_size(a.type), bytes = (size_t)a.count * (size ? size : 1);
-    if (a.count > 0) /* else they are not looked at */
+    if (a.count > 0) /* with a count of 0 the pointers are not checked */
         a.in = a.out = in_out("in|out|buffer", bytes);
     if (a.count > 0 && td_fuzz_chance(50))
         a.in = in("in", bytes);
@@ -295,7 +304,7 @@ API(td_work_wait)
     td_work *work = make_work(comm);
 
     impossible_if(!work, "work");
-    if (comm && wrong()) { /* the close forgets the handle */
+    if (comm && wrong()) { /* the close drops the handle */
         impossible(TD_BAD_ARGUMENT, "work");
         work = NULL;
     }

@@ -1,5 +1,5 @@
-/* The functions of ddp.h, on a communicator of one rank: more of them are tests/ddp.c's and
- * tests/ddp_link.c's. */
+/* The functions of ddp.h, on a communicator of one rank. tests/ddp.c and tests/ddp_link.c test several
+ * ranks. */
 #include "support/fuzz_api_train.h"
 
 #include "base/check.h"
@@ -7,7 +7,7 @@
 
 enum { TENSORS = 4, ROOM = 24 };
 
-/* A list, and a container of it or none yet. */
+/* A list of tensors, with or without a container. */
 typedef struct bed {
     td_comm *comm;
     float data[TENSORS][ROOM], grads[TENSORS][ROOM];
@@ -20,12 +20,9 @@ typedef struct bed {
 static bed *open_bed(void)
 {
     static bed b;
-    const td_comm_options options = {
-        .backend = td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO, .ranks = 1};
     int64_t members = 0;
 
-    b = (bed){.comm = NULL};
-    td_assert_ok(td_comm_open(api_dev, &options, &b.comm));
+    b = (bed){.comm = api_one_rank()};
     b.config = (td_ddp_config){.count = 1 + td_fuzz_below(TENSORS),
                                .tensors = b.tensors,
                                .strategy = (td_ddp_strategy)td_fuzz_below(4),
@@ -39,7 +36,7 @@ static bed *open_bed(void)
                                        .grad_dtype = TD_F32,
                                        .data = b.data[i],
                                        .grad = td_fuzz_chance(50) ? b.grads[i] : NULL,
-                                       .room = td_fuzz_chance(50) ? ROOM : 0,
+                                       .grad_elements = td_fuzz_chance(50) ? ROOM : 0,
                                        .frozen = td_fuzz_chance(20),
                                        .uses = (int32_t)td_fuzz_below(3)};
         if (!b.tensors[i].frozen)
@@ -61,16 +58,8 @@ static bed *open_container(void)
 
 static td_status close_bed(bed *b, td_status status)
 {
-    char *message = strdup(td_last_error());
-
-    assert_non_null(message);
     td_ddp_destroy(b->ddp);
-    td_assert_ok(td_comm_close(b->comm));
-    td_forget_error();
-    if (status != TD_OK) /* the close may have left another */
-        (void)td_fail(status, "%s", message);
-    free(message);
-    return status;
+    return api_close_rank(b->comm, status);
 }
 
 static int32_t uses_of(const bed *b, int64_t index)
@@ -126,10 +115,10 @@ API(td_ddp_create)
         any->shape[0] = any->shape[1] = INT64_MAX - 2;
         impossible(TD_BAD_ARGUMENT, "tensors");
     } else if (!any->frozen && wrong()) {
-        any->room = bad_below(2) == 0 ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "room");
+        any->grad_elements = bad_below(2) == 0 ? -1 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "grad_elements");
     } else if (!any->frozen && wrong()) {
-        any->room = INT64_MAX - 2;
+        any->grad_elements = INT64_MAX - 2;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
     SPOIL(any->name, "no name", NULL);

@@ -100,12 +100,11 @@ API(td_device_free)
     }
     const td_status status = td_device_free(device, what);
     if (status != TD_OK && block)
-        td_assert_ok(
-            td_device_free(api_dev, block)); /* it is still there; the account would show otherwise */
+        td_assert_ok(td_device_free(api_dev, block)); /* a refused call has not freed it */
     return status;
 }
 
-/* bytes, and NULL where there are none. */
+/* Draws a number of bytes; the pointer is NULL if it is 0. */
 static size_t draw_bytes(void)
 {
     return td_fuzz_chance(20) ? 0 : 1 + (size_t)td_fuzz_below(300);
@@ -159,24 +158,6 @@ API(td_device_free_host)
 {
     td_device_free_host(api_dev, NULL);
     return TD_OK;
-}
-
-API(td_device_upload_async)
-{
-    const size_t bytes = draw_bytes();
-    void *dst = bytes ? out("dst", bytes) : NULL;
-    const void *host = bytes ? in("host", bytes) : NULL;
-
-    return td_device_upload_async(dev(), dst, host, bytes);
-}
-
-API(td_device_download_async)
-{
-    const size_t bytes = draw_bytes();
-    void *host = bytes ? out("host", bytes) : NULL;
-    const void *src = bytes ? in("src", bytes) : NULL;
-
-    return td_device_download_async(dev(), host, src, bytes);
 }
 
 API(td_device_fill)
@@ -298,7 +279,7 @@ API(td_event_create)
 
 API_OF_NULL(td_event_destroy)
 
-/* An event, recorded or not. */
+/* Makes an event, recorded or not. */
 static td_event *make_event(td_device *on, const char *name, bool recorded)
 {
     td_event *event = NULL;
@@ -365,14 +346,14 @@ API(td_device_fail_allocation)
     void *block = NULL;
     const td_status status = td_device_fail_allocation(dev(), nth);
 
-    /* Refused, it fails none. */
+    /* If the call is refused, no allocation fails. */
     if (status != TD_OK || nth != 1) {
         char *message = strdup(td_last_error());
 
         td_assert_ok(td_device_fail_allocation(api_dev, 0));
         assert_int_equal(td_device_alloc_host(api_dev, 1, &block), TD_OK);
         td_device_free_host(api_dev, block);
-        assert_string_equal(message, td_last_error()); /* a success leaves it */
+        assert_string_equal(message, td_last_error()); /* a success does not change the message */
         free(message);
     }
     return status;
@@ -413,7 +394,7 @@ API(td_device_pop_label)
     return td_device_pop_label(dev());
 }
 
-/* A history in one of its states: none yet, running, ended. */
+/* Draws a state of the history: none, running, or ended. */
 static int draw_history(void)
 {
     const int state = (int)td_fuzz_below(3);
@@ -441,7 +422,7 @@ API(td_device_history_begin)
     }
     const td_status status = td_device_history_begin(dev(), capacity);
     if (status != TD_OK && state == 1 &&
-        capacity != INT64_MAX) { /* refused for its arguments, it leaves the old one running */
+        capacity != INT64_MAX) { /* if its arguments are refused, the running history continues */
         char *message = strdup(td_last_error());
 
         td_assert_ok(td_device_history_end(api_dev));

@@ -1,4 +1,4 @@
-/* The functions of safetensors.h. Files that are wrong themselves are tests/fuzz_safetensors.c's. */
+/* The functions of safetensors.h. tests/fuzz_safetensors.c tests invalid files. */
 #include "support/fuzz_api_kit.h"
 
 #include "base/safetensors.h"
@@ -25,7 +25,7 @@ static td_status end(td_status status)
     return path_done(status);
 }
 
-/* A writer at the path of a case. */
+/* Opens a writer at the path of the case. */
 static void open_writer(void)
 {
     path = path_own(false);
@@ -43,7 +43,7 @@ API(td_stored_dtype)
     return TD_OK;
 }
 
-/* A description of a tensor that cannot be. */
+/* Makes the description of a tensor invalid. */
 static td_stored spoil(td_stored t)
 {
     static const char *const names[] = {NULL, "", "\xff", "a\xed\xa0\x80", "__metadata__", "a"};

@@ -1,5 +1,5 @@
-/* The functions of jit.h. A call that is not refused compiles, which takes longer than all else here: of
- * those only few are made, on one shape. */
+/* The functions of jit.h. A call that is not refused compiles, which takes longer than all other calls here.
+ * So few such calls are made, with one shape. */
 #include "support/fuzz_api_kit.h"
 
 #include "jit/jit.h"

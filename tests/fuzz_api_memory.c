@@ -36,9 +36,9 @@ API(td_memory_record)
 
 API_OF_NULL(td_memory_recording_destroy)
 
-/* ---- of a recording ---- */
+/* ---- a recording ---- */
 
-/* A recording, or NULL; take_back destroys it and passes `status` on. */
+/* A recording, or NULL. take_back destroys it and returns `status`. */
 static td_memory_recording *held;
 
 static td_memory_recording *make(void)

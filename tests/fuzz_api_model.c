@@ -42,7 +42,7 @@ td_transformer_config api_draw_model(bool own)
     for (size_t i = 0; i < sizeof extents / sizeof *extents; i++)
         if (wrong())
             *extents[i] = bad_extent(MODEL_PRODUCTS);
-    if (wrong()) { /* heads that do not divide, or an odd size of them */
+    if (wrong()) { /* heads do not divide d_model, or the size of a head is odd */
         c.size.heads = bad_below(2) == 0 ? 3 : D_MODEL;
         impossible(TD_BAD_ARGUMENT, "heads|d_model|head");
     }
@@ -58,7 +58,7 @@ td_transformer_config api_draw_model(bool own)
         c.keep = (td_keep)9;
         impossible(TD_BAD_ARGUMENT, "keep");
     } else if (wrong()) {
-        /* The layers may be drawn too large already: then nothing is above them. */
+        /* If the drawn number of layers is already the largest number, no larger number exists. */
         *(bad_below(2) == 0 ? &c.checkpoint_layers : &c.kept_layers) =
             c.size.layers == INT64_MAX || bad_below(2) == 0 ? -1 : c.size.layers + 1;
         impossible(TD_BAD_ARGUMENT, "checkpoint_layers|kept_layers");
@@ -134,7 +134,7 @@ API(td_transformer_plan)
 
 API_OF_NULL(td_transformer_destroy)
 
-/* A model of the case's own device. */
+/* Opens a model on the case's device. */
 static td_transformer *open_model(void)
 {
     const td_transformer_config c = api_good_model();
@@ -336,7 +336,7 @@ API(td_transformer_refresh)
     return close_model(model, td_transformer_refresh(pointer("model", model)));
 }
 
-/* A parameter to read or write, and the bytes of its numbers. */
+/* Draws a parameter to read or write, and the number of its bytes. */
 static int64_t draw_parameter(const td_transformer *model, size_t *bytes)
 {
     static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
@@ -392,7 +392,7 @@ API(td_transformer_save)
     return close_model(model, path_done(td_transformer_save(pointer("model", model), path)));
 }
 
-/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+/* Loads a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_transformer_load)
 {
     td_transformer *model = open_model();
@@ -404,7 +404,7 @@ API(td_transformer_load)
     return close_model(model, path_done(td_transformer_load(pointer("model", model), path)));
 }
 
-/* What the functions of a step say to NULL; what they say to a model is api_walk's to try. */
+/* These calls pass NULL to the functions of a step. api_walk calls them with a model. */
 API(td_transformer_forward)
 {
     impossible(TD_BAD_ARGUMENT, "model");
@@ -434,7 +434,7 @@ API(td_transformer_backward)
 
 /* ---- a walk ---- */
 
-/* A model, its twin and what both have behind them. */
+/* A model, its twin, and the calls that both have had. */
 typedef struct pair {
     td_transformer_config config;
     td_device *dev[2];
@@ -444,7 +444,8 @@ typedef struct pair {
     enum { NEVER, WHOLE, GONE } gradients;
 } pair;
 
-/* A step of the walk: drawn once, taken by the model and, if it was not refused, by its twin. */
+/* A step of the walk. It is drawn once. The model takes it, and the twin takes it too if the model did not
+ * refuse it. */
 typedef struct step {
     enum { FORWARD, LOSS, BACKWARD, INIT, WRITE, STEPS } kind;
     const int64_t *ids;
@@ -529,7 +530,7 @@ static void draw_backward(const pair *p, step *s)
     s->stops = td_fuzz_chance(10);
     s->micro = (td_micro)td_fuzz_below(4);
     if (adds(s) && p->gradients == NEVER && !transient)
-        s->micro = TD_MICRO_FIRST; /* the header does not say what there is to add to */
+        s->micro = TD_MICRO_FIRST; /* the header does not define a sum with no gradient before it */
     SPOIL(s->micro, "micro", (td_micro)-1, (td_micro)4);
     impossible_if(adds(s) && transient, "micro|transient");
     if (adds(s) && p->gradients == GONE)

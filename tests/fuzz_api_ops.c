@@ -1,9 +1,10 @@
-/* The functions of ops.h, but for gradients and their updates, which are fuzz_api_updates.c's. */
+/* The functions of ops.h, except for gradients and updates: fuzz_api_updates.c tests these. */
 #include "support/fuzz_api_kit.h"
 
 #include "ops/ops.h"
 
-/* 0, the row itself, more; or less than the row, or so many that the array's product is beyond 2^63. */
+/* Draws a pitch: 0, the row itself or more. A wrong pitch is below the row, or makes the array larger than
+ * 2^63 bytes. */
 static int64_t pitch(const char *name, int64_t row)
 {
     const int64_t bad[] = {-1, INT64_MIN, row > 1 && !api_spoilt() ? row - 1 : -2, INT64_MAX};
@@ -14,7 +15,7 @@ static int64_t pitch(const char *name, int64_t row)
     return BAD(bad);
 }
 
-/* ---- matrix product ---- */
+/* ---- GEMM ---- */
 
 static td_gemm_shape draw_gemm(void)
 {
@@ -38,7 +39,7 @@ static td_gemm_shape draw_gemm(void)
         s.stride_c = bad_below(2) == 0 ? 0 : -1;
         impossible_if(s.batch != 1 || s.stride_c < 0, "stride_c");
     }
-    if (wrong()) { /* each matrix is in range, the last element of the last one is not */
+    if (wrong()) { /* each matrix is in range, but the last element of the last matrix is not */
         int64_t *const strides[] = {&s.stride_a, &s.stride_b, &s.stride_c};
 
         s.batch = 2;

@@ -12,7 +12,7 @@ static td_adamw draw_adamw(void)
 
     for (int i = 0; i < 5; i++)
         if (wrong()) {
-            *scalars[i] = i < 4 ? BAD_NUMBER(bad) : NAN; /* a weight_decay below 0 is taken */
+            *scalars[i] = i < 4 ? BAD_NUMBER(bad) : NAN; /* a weight_decay below 0 is allowed */
             impossible(TD_BAD_ARGUMENT, names[i]);
         }
     return a;
@@ -36,7 +36,7 @@ td_hyperparameters api_draw_hyper(void)
 
 enum { ELEMENTS = 200, GROUPS = 3 };
 
-/* Ascending ranges with gaps, or one that is not. */
+/* Draws ascending ranges with gaps. If it must be wrong, one range is not ascending. */
 static int64_t draw_groups(td_optimizer_group groups[GROUPS])
 {
     static const td_range bad[] = {
@@ -103,7 +103,7 @@ API(td_optimizer_plan)
     return td_optimizer_plan(elements, said, list, out("out", sizeof(size_t)));
 }
 
-/* ---- an optimizer on a block of its own ---- */
+/* ---- an optimizer with separate memory ---- */
 
 typedef struct bed {
     void *block;
@@ -115,7 +115,7 @@ typedef struct bed {
     td_clip *clip;
 } bed;
 
-/* The arrays, in one of three precisions. */
+/* Places the arrays, in one of three precisions. */
 static void lay_out(bed *b)
 {
     const int64_t kind = td_fuzz_below(3);
@@ -270,7 +270,7 @@ API(td_optimizer_hook)
     return close_bed(&b, TD_OK);
 }
 
-/* A backward pass by hand, in which all becomes final or nothing does. */
+/* A backward pass by hand. In it all gradients become final, or none. */
 API(td_optimizer_update)
 {
     bed b = open_bed();

@@ -27,7 +27,7 @@ API(td_precision_handout_case)
     return td_precision_handout_case(index, out("out", sizeof(td_sum_case)));
 }
 
-/* Any text is an operation; only NULL is none. */
+/* Every text is allowed as the name of an operation; only NULL is refused. */
 static const char *draw_op(void)
 {
     static const char *const ops[] = {"linear", "matmul", "layer_norm", "cross_entropy_loss",

@@ -3,7 +3,7 @@
 
 #include "base/record.h"
 
-/* A record with some keys, and its text, to see that a refusal leaves it as it was. */
+/* A record with some keys, and its text, which shows whether a refused call changed the record. */
 static td_record *record;
 static char *record_text;
 
@@ -141,7 +141,7 @@ API(td_record_text)
 
 API_OF_NULL(td_record_text_free)
 
-/* Calls with a file of its own, or a path that is none. */
+/* Calls td_record_append or td_record_probe with the path of a new file, or with an invalid path. */
 static td_status with_file(bool append)
 {
     const char *path = path_or_none(path_own(true));

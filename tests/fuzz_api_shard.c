@@ -1,5 +1,5 @@
-/* The functions of shard.h, on a communicator of one rank: more of them are tests/shard.c's and
- * tests/shard_link.c's. */
+/* The functions of shard.h, on a communicator of one rank. tests/shard.c and tests/shard_link.c test several
+ * ranks. */
 #include "support/fuzz_api_train.h"
 
 #include "base/check.h"
@@ -14,19 +14,20 @@ typedef struct bed {
     int64_t count;
     td_hyperparameters hyper;
     td_shard_list *list;
+    td_train_config config;
+    td_shard_link *link;
+    td_train *train;
 } bed;
 
 static bed *open_bed(void)
 {
     static bed b;
-    const td_comm_options options = {
-        .backend = td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO, .ranks = 1};
 
-    b = (bed){.count = 1 + td_fuzz_below(TENSORS),
+    b = (bed){.comm = api_one_rank(),
+              .count = 1 + td_fuzz_below(TENSORS),
               .hyper = {.kind = (td_optimizer_kind)td_fuzz_below(2),
                         .adamw = td_adamw_defaults((td_adamw_variant)td_fuzz_below(3)),
                         .sgd.lr = 0.1}};
-    td_assert_ok(td_comm_open(api_dev, &options, &b.comm));
     for (int64_t i = 0; i < b.count; i++)
         b.tensors[i] = (td_shard_tensor){.elements = 1 + td_fuzz_below(ROOM),
                                          .dtype = TD_F32,
@@ -48,16 +49,10 @@ static bed *open_list(void)
 
 static td_status close_bed(bed *b, td_status status)
 {
-    char *message = strdup(td_last_error());
-
-    assert_non_null(message);
+    td_train_destroy(b->train);
+    td_shard_link_destroy(b->link);
     td_shard_list_destroy(b->list);
-    td_assert_ok(td_comm_close(b->comm));
-    td_forget_error();
-    if (status != TD_OK) /* the close may have left another */
-        (void)td_fail(status, "%s", message);
-    free(message);
-    return status;
+    return api_close_rank(b->comm, status);
 }
 
 API(td_shard_assign)
@@ -145,16 +140,6 @@ API(td_shard_list_step)
     return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
 }
 
-API(td_shard_list_owner)
-{
-    bed *b = open_list();
-    int64_t index = td_fuzz_below(b->count);
-
-    SPOIL(index, "index", -1, b->count);
-    const td_shard_list *list = pointer("list", b->list);
-    return close_bed(b, td_shard_list_owner(list, index, out("out", sizeof(int32_t))));
-}
-
 API(td_shard_list_bytes)
 {
     bed *b = open_list();
@@ -178,16 +163,28 @@ API(td_shard_nccl_ctas)
     return TD_OK;
 }
 
-/* Options that are taken with the config. */
-static td_shard_options good_options(td_train_config *config)
+/* A config, and a link of it if `links`. */
+static bed *open_link(bool links)
 {
-    const td_shard_kind kind = (td_shard_kind)td_fuzz_below(3);
+    bed *b = open_bed();
+    const td_shard_options options = {.kind = (td_shard_kind)td_fuzz_below(3),
+                                      .prefetch = td_fuzz_below(4),
+                                      .keep_weights = td_fuzz_chance(50),
+                                      .reduce_last = td_fuzz_chance(50)};
 
-    config->model.transient_gradients &= kind != TD_SHARD_FULL;
-    return (td_shard_options){.kind = kind,
-                              .prefetch = td_fuzz_below(4),
-                              .keep_weights = td_fuzz_chance(50),
-                              .reduce_last = td_fuzz_chance(50)};
+    b->config = api_good_train();
+    b->config.model.transient_gradients &= options.kind != TD_SHARD_FULL;
+    if (links)
+        td_assert_ok(td_shard_link_create(b->comm, &options, &b->config, &b->link));
+    return b;
+}
+
+static bed *open_train(bed *b)
+{
+    td_assert_ok(td_train_create(api_dev, &b->config, &b->train));
+    td_assert_ok(td_train_init(b->train, 7));
+    td_forget_error();
+    return b;
 }
 
 API(td_shard_link_create)
@@ -223,150 +220,82 @@ API_OF_NULL(td_shard_link_destroy)
 
 API(td_shard_link_describe)
 {
-    bed *b = open_bed();
-    td_train_config config = api_good_train();
-    td_shard_link *link;
+    bed *b = open_link(true);
+    const td_shard_link *from = pointer("link", b->link);
 
-    const td_shard_options options = good_options(&config);
-    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
-    const td_shard_link *from = pointer("link", link);
-    const td_status status = td_shard_link_describe(from, out("out", sizeof(td_shard_info)));
-    td_shard_link_destroy(link);
-    return close_bed(b, status);
+    return close_bed(b, td_shard_link_describe(from, out("out", sizeof(td_shard_info))));
 }
 
 API(td_shard_link_attach)
 {
-    bed *b = open_bed();
-    td_train_config config = api_good_train();
-    td_shard_link *link;
-    td_train *train;
+    bed *b = open_train(open_link(true));
 
-    const td_shard_options options = good_options(&config);
-    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
-    td_assert_ok(td_train_create(api_dev, &config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    if (config.until == TD_TRAIN_FORWARD)
+    if (b->config.until == TD_TRAIN_FORWARD)
         impossible(TD_BAD_ARGUMENT, "forward only");
-    td_forget_error();
-    td_shard_link *to = pointer("link", link);
+    td_shard_link *to = pointer("link", b->link);
     td_device *device = dev();
-    const td_status status = td_shard_link_attach(to, device, pointer("train", train));
-    td_train_destroy(train);
-    td_shard_link_destroy(link);
-    return close_bed(b, status);
+    return close_bed(b, td_shard_link_attach(to, device, pointer("train", b->train)));
 }
 
 API(td_shard_link_wait)
 {
-    bed *b = open_bed();
-    td_train_config config = api_good_train();
-    td_shard_link *link;
+    bed *b = open_link(true);
 
-    const td_shard_options options = good_options(&config);
-    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
-    const td_status status = td_shard_link_wait(pointer("link", link));
-    td_shard_link_destroy(link);
-    return close_bed(b, status);
+    return close_bed(b, td_shard_link_wait(pointer("link", b->link)));
 }
 
 API(td_shard_link_finish)
 {
-    bed *b = open_bed();
-    td_train_config config = api_good_train();
-    td_shard_link *link;
+    bed *b = open_link(true);
 
-    const td_shard_options options = good_options(&config);
-    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
     impossible(TD_BAD_STATE, "joined to no trainer");
-    const td_status status = td_shard_link_finish(pointer("link", link));
-    td_shard_link_destroy(link);
-    return close_bed(b, status);
+    return close_bed(b, td_shard_link_finish(pointer("link", b->link)));
 }
 
 API(td_shard_gather)
 {
-    bed *b = open_bed();
-    td_train_config config = api_good_train();
-    const td_shard_options options = good_options(&config);
-    td_shard_link *link;
-    td_train *train;
+    bed *b = open_link(true);
+    td_parameter p;
 
-    config.until = TD_TRAIN_UPDATE;
-    td_assert_ok(td_shard_link_create(b->comm, &options, &config, &link));
-    td_assert_ok(td_train_create(api_dev, &config, &train));
-    td_assert_ok(td_train_init(train, 7));
+    b->config.until = TD_TRAIN_UPDATE;
+    open_train(b);
     if (td_fuzz_chance(80))
-        td_assert_ok(td_shard_link_attach(link, api_dev, train));
+        td_assert_ok(td_shard_link_attach(b->link, api_dev, b->train));
     else
         impossible(TD_BAD_STATE, "joined to no trainer");
     td_forget_error();
-    td_shard_link *to = pointer("link", link);
-    int64_t index = td_fuzz_below(td_transformer_parameter_count(td_train_model(train)));
-    td_parameter p;
-    td_assert_ok(td_transformer_parameter(td_train_model(train), index, &p));
+    td_shard_link *to = pointer("link", b->link);
+    int64_t index = td_fuzz_below(td_transformer_parameter_count(td_train_model(b->train)));
+    td_assert_ok(td_transformer_parameter(td_train_model(b->train), index, &p));
     SPOIL(index, "index", -1, INT64_MAX);
-    const td_status status =
-        td_shard_gather(to, index, out("numbers", (size_t)p.numel * td_dtype_size(p.dtype)));
-    td_train_destroy(train);
-    td_shard_link_destroy(link);
-    return close_bed(b, status);
+    return close_bed(b, td_shard_gather(to, index, out("numbers", (size_t)p.numel * td_dtype_size(p.dtype))));
 }
 
-/* ---- saving ---- */
-
-/* A trainer of all state, or of a link that may not be attached. */
-static td_train *open_saved(bed *b, td_shard_link **link, td_train_config *config)
-{
-    td_train *train;
-
-    *config = api_good_train();
-    const td_shard_options options = good_options(config);
-    *link = NULL;
-    if (td_fuzz_chance(70))
-        td_assert_ok(td_shard_link_create(b->comm, &options, config, link));
-    td_assert_ok(td_train_create(api_dev, config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    td_forget_error();
-    return train;
-}
-
-static td_status close_saved(bed *b, td_shard_link *link, td_train *train, td_status status)
-{
-    td_train_destroy(train);
-    td_shard_link_destroy(link);
-    return close_bed(b, path_done(status));
-}
+/* ---- saving: a trainer of all state, or of a link that is not attached ---- */
 
 API(td_shard_save)
 {
-    bed *b = open_bed();
-    td_train_config config;
-    td_shard_link *link;
-    td_train *train = open_saved(b, &link, &config);
+    bed *b = open_train(open_link(td_fuzz_chance(70)));
 
-    if (config.until != TD_TRAIN_UPDATE)
+    if (b->config.until != TD_TRAIN_UPDATE)
         impossible(TD_BAD_STATE, "optimizer");
     const char *path = path_or_none(path_own(false));
     td_comm *comm = pointer("comm", b->comm);
-    return close_saved(b, link, train, td_shard_save(comm, pointer("train", train), path));
+    return close_bed(b, path_done(td_shard_save(comm, pointer("train", b->train), path)));
 }
 
-/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+/* Restores a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_shard_restore)
 {
-    bed *b = open_bed();
-    td_train_config config;
-    td_shard_link *link;
-    td_train *train = open_saved(b, &link, &config);
+    bed *b = open_train(open_link(td_fuzz_chance(70)));
     const char *path = path_own(false);
 
-    if (config.until == TD_TRAIN_UPDATE)
-        td_assert_ok(td_shard_save(b->comm, train, path));
+    if (b->config.until == TD_TRAIN_UPDATE)
+        td_assert_ok(td_shard_save(b->comm, b->train, path));
     else
         impossible(TD_BAD_STATE, "optimizer");
     td_forget_error();
     path = path_or_none(path);
     td_comm *comm = pointer("comm", b->comm);
-    return close_saved(b, link, train, td_shard_restore(comm, pointer("train", train), path));
+    return close_bed(b, path_done(td_shard_restore(comm, pointer("train", b->train), path)));
 }

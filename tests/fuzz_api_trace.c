@@ -15,7 +15,7 @@ API(td_trace_classify)
 
 /* ---- a trace ---- */
 
-/* A trace, or NULL; take_back destroys it and passes `status` on. */
+/* A trace, or NULL. take_back destroys it and returns `status`. */
 static td_trace *held;
 
 static void make(bool ended)

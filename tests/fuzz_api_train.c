@@ -1,4 +1,4 @@
-/* The functions of train.h; a trainer's states in turn are fuzz_api_train_walk.c's. */
+/* The functions of train.h. fuzz_api_train_walk.c walks through the states of a trainer. */
 #include "support/fuzz_api_train.h"
 
 td_train_config api_good_train(void)
@@ -72,7 +72,7 @@ API(td_train_update_sms)
 
     if (wrong()) {
         c.update_sms = 1 + (int32_t)td_fuzz_below(200);
-        impossible(TD_UNSUPPORTED, "update_sms"); /* a CPU has no SMs */
+        impossible(TD_UNSUPPORTED, "update_sms"); /* the CPU has no SMs */
     }
     const td_status status = td_train_update_sms(dev(), pointer("config", &c), sms);
 
@@ -92,7 +92,7 @@ API(td_train_create)
     const td_status status = td_train_create(device, pointer("config", &c), to);
 
     API_MADE(status, to, made, td_train_destroy);
-    assert_true(!last || !last->next); /* the caller's chain is as it was */
+    assert_true(!last || !last->next); /* the caller's chain is unchanged */
     return status;
 }
 
@@ -244,7 +244,8 @@ API(td_train_load)
     return close_train(train, td_train_load(pointer("train", train), b.ids, b.targets, b.batch, b.seq));
 }
 
-/* What the parts of a step say to nothing loaded; what they say in turn is api_walk_train's to try. */
+/* These calls pass a trainer without loaded tokens to the parts of a step. api_walk_train calls them in
+ * order. */
 API(td_train_forward)
 {
     td_train_config config;
@@ -283,7 +284,7 @@ API(td_train_save)
     return close_train(train, path_done(td_train_save(pointer("train", train), path)));
 }
 
-/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+/* Restores a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_train_restore)
 {
     td_train_config config;

@@ -2,7 +2,7 @@
 #include "support/fuzz_api_train.h"
 #include "support/weights.h"
 
-/* A trainer, its twin and what both have behind them. */
+/* A trainer, its twin, and the calls that both have had. */
 typedef struct pair {
     td_train_config config;
     td_device *dev[2];
@@ -10,11 +10,11 @@ typedef struct pair {
     int64_t micros, turn, batch, seq;
     int64_t step_batch, step_seq; /* of the step's first micro-batch */
     bool loaded, loss, final;
-    bool any_loss;     /* there is one to be read */
-    int64_t gradients; /* how often those of a whole step were formed since init */
+    bool any_loss;     /* there is a loss to read */
+    int64_t gradients; /* the number of times since init that the gradients of a whole step were computed */
 } pair;
 
-/* A step of the walk: drawn once, taken by the trainer and its twin. */
+/* A step of the walk. It is drawn once, and the trainer and its twin both take it. */
 typedef struct step {
     enum { STEP, LOAD, FORWARD, BACKWARD, UPDATE, SET, INIT, RESET, STEPS } kind;
     api_batch b;
@@ -126,8 +126,8 @@ static void after_step(pair *p, const step *s)
         p->batch = s->b.batch, p->seq = s->b.seq;
 }
 
-/* A refused step may have come any way, and a refused backward begins the micro-batches again: a whole step
- * brings both back. */
+/* After a refused call the two trainers may be in different states, and a refused backward starts the
+ * micro-batches again. A whole step makes both equal. */
 static void begin_again(pair *p, const step *s)
 {
     int64_t ids[3 * TOKENS] = {1, 2, 3};

@@ -24,7 +24,7 @@ API(td_global_norm)
     return td_global_norm(dev(), count, type, g, norm, scratch);
 }
 
-/* At least 0 and what f32 can hold, or neither. */
+/* Draws a number that is at least 0 and that f32 can hold. A wrong number violates one of these. */
 static double rate(const char *name)
 {
     static const double good[] = {0, 1e-3, 0.1, 1, 1e-8, 1e-45, 1e-300},
@@ -67,7 +67,7 @@ static td_adamw draw_adamw(void)
         a.weight_decay = BAD(bad_decays);
         impossible(TD_BAD_ARGUMENT, "weight_decay");
     }
-    if (wrong()) { /* what follows from these is not finite in f32 */
+    if (wrong()) { /* constants that are computed from these are not finite in f32 */
         static const double products[] = {0, 1e3, -1e20};
 
         a.lr = 1e38;
@@ -78,7 +78,7 @@ static td_adamw draw_adamw(void)
     return a;
 }
 
-/* Its gain may be what clipping has made of it. */
+/* Draws a state. Its gain may be one that clipping computes. */
 static td_update_state draw_state(void)
 {
     static const int64_t steps[] = {1, 2, 1000, INT64_MAX - 1, INT64_MAX};
@@ -87,7 +87,7 @@ static td_update_state draw_state(void)
     return (td_update_state){.step = TD_FUZZ_PICK(steps), .gain = TD_FUZZ_PICK(gains)};
 }
 
-/* The same for an update, which wants a step that has begun. */
+/* Draws a state for an update: a step has begun. */
 static td_update_state draw_begun(void)
 {
     td_update_state state = draw_state();

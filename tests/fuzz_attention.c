@@ -1,11 +1,11 @@
-/* Random cases of attention, naive and flash: the formulas in float64 with the errors that f32 may make of
- * them, and the proof that the judge tells a wrong result from a rounded one. */
+/* Random cases of attention, naive and flash. The formulas are computed in float64, with estimates of the
+ * errors that f32 may make. A test of the judge shows that it tells wrong results from rounded ones. */
 #include "support/fuzz_kit.h"
 
 #include "attention/attention.h"
 #include "flash/flash.h"
 
-/* A shape with its defaults filled in, and how its implementation rounds. */
+/* A shape with its defaults filled in, and the roundings of its implementation. */
 typedef struct problem {
     td_attention_shape s;
     bool naive;    /* P is kept in dtype, and so are S, dP and dS */
@@ -13,12 +13,13 @@ typedef struct problem {
     const double *q, *k, *v, *dout;
 } problem;
 
-/* What comes of it. Everything but lse is in the order of q, k and v. */
+/* The expected results. All tensors but lse have the order of q, k and v. */
 typedef struct results {
     td_estimate *o, *lse, *dq, *dk, *dv, *p;
     td_sum *dk_sums, *dv_sums;
-    double *dk_through; /* what comes into dk by D, without signs: O, or P, may be alike in all rows */
-    double *cut;        /* what a GPU's matrix units may take away of each lse */
+    /* magnitudes of the terms that go into dk through D; O, or P, may be nearly equal in all rows */
+    double *dk_through;
+    double *cut; /* the error that a GPU's matrix units may make in each lse by cutting off bits */
 } results;
 
 static int64_t queries_of(const td_attention_shape *s)
@@ -39,7 +40,7 @@ static td_estimate *estimates(int64_t count)
     return made;
 }
 
-/* A row of queries of one head: element d of query i, of o or dout, whatever their layout. */
+/* The index of element d of query i of one head, in o or dout, in both layouts. */
 static int64_t place_of_o(const td_attention_shape *s, int64_t matrix, int64_t i, int64_t d)
 {
     const int64_t b = matrix / s->heads, h = matrix % s->heads;
@@ -58,30 +59,30 @@ static double squared(double x)
     return x * x;
 }
 
-/* Numbers of 16 bits that are nearly the same are rounded by the same factor: what they all go into is off by
- * a part of what its terms come to without their signs. */
+/* 16-bit numbers that are nearly equal are rounded by the same factor. A sum of them is then wrong by a
+ * fraction of the sum of its terms' magnitudes. */
 static double like_roundings(td_dtype dtype, double terms)
 {
     return dtype == TD_F32 ? 0 : squared(td_dtype_eps(dtype) / 2 / TD_ULP_HALF * terms / 4);
 }
 
-/* The same where P and dS are such numbers. */
+/* The same error, if P and dS are rounded. */
 static double alike(const problem *p, td_sum sum)
 {
     return p->rounds_p ? like_roundings(p->s.dtype, sum.terms) : 0;
 }
 
-/* One query's row of scores and probabilities, forward and backward. Errors are of three kinds: those of a
- * key's own, which are independent; that of the row's sum; and those that come through D, the row's dP P. The
- * last two meet every key of the row, so that they go into dq as one. */
+/* One query's row of scores and probabilities, forward and backward. There are three kinds of errors. Each
+ * key has errors of its score, which are independent. The row's sum has an error. D, the row's sum of dP P,
+ * has an error. The last two change all keys of the row in the same way, so they count in dq as one error. */
 typedef struct row {
     int64_t seen;
     td_estimate *score, *p, *dp;
     td_sum *dq;
     double *own;   /* relative errors of each P, squared */
-    double *cut;   /* what a GPU's matrix units may take away of each score */
-    double sum;    /* of the row's sum by its own roundings, relative, squared */
-    double spread; /* and by those of the scores */
+    double *cut;   /* the error that a GPU's matrix units may make in each score by cutting off bits */
+    double sum;    /* relative error of the row's sum by its roundings, squared */
+    double spread; /* relative error of the row's sum by the errors of the scores, squared */
 } row;
 
 static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, const results *out)
@@ -104,7 +105,8 @@ static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, con
     for (int64_t j = 0; j < r->seen; j++) {
         const double score = r->score[j].value, e = exp(score - max);
 
-        /* The score's; of taking the maximum away, in base 2 in flash attention; of exp. */
+        /* Errors of the score, of the subtraction of the maximum (in base 2 in flash attention), and of
+         * exp. */
         r->own[j] = r->score[j].square + 2 * squared(score - max) + 4 +
                     (a->naive ? 0 : squared(score) + squared(max));
         sum += e;
@@ -141,7 +143,7 @@ static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, con
         for (int64_t j = 0; j < r->seen; j++) {
             const double p2 = squared(r->p[j].value), rounding = r->p[j].square - p2 * (r->own[j] + r->sum);
 
-            /* An error of a score changes the sum, too. */
+            /* An error of a score also changes the sum. */
             own += p2 * r->own[j] * squared(v[j * s->head_dim + d] - o.value) +
                    rounding * squared(v[j * s->head_dim + d]);
         }
@@ -168,7 +170,7 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
         if (a->naive)
             td_accumulate(&products, r->p[j], r->dp[j]);
     }
-    for (int64_t d = 0; d < width && !a->naive; d++) /* D = rowsum(dO O), of O as it was stored */
+    for (int64_t d = 0; d < width && !a->naive; d++) /* D = rowsum(dO O), with O as it was stored */
         td_accumulate(&products, td_exact(a->dout[place_of_o(s, matrix, i, d)]),
                       td_stored(out->o[place_of_o(s, matrix, i, d)], s->dtype));
     td_estimate delta = td_summed(products);
@@ -177,7 +179,7 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
     delta.square += through_p + (a->naive ? r->spread * squared(delta.value) : 0);
     delta.square += like_roundings(s->dtype, products.terms);
 
-    /* P is made again from lse, which is in f32: an error of the whole row. */
+    /* P is computed again from lse in f32, so the rounding of lse is an error of the whole row. */
     const double common = r->spread + (a->naive ? 0 : 3 * lse * lse);
     const double scale = (double)s->scale;
     td_estimate *dq = out->dq + (matrix * s->seq + i) * width;
@@ -210,7 +212,7 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
     }
 }
 
-/* Every result of a problem. The caller frees them with free_results. */
+/* Computes every result of a problem. The caller frees them with free_results. */
 static results solve(const problem *a)
 {
     const td_attention_shape *s = &a->s;
@@ -238,7 +240,7 @@ static results solve(const problem *a)
             row_forward(a, matrix, i, &r, &out);
             row_backward(a, matrix, i, &r, &out);
         }
-    for (int64_t i = 0; i < keys_of(s); i++) { /* the scale's rounding, or a store and its reading */
+    for (int64_t i = 0; i < keys_of(s); i++) { /* the rounding by the scale, or by a store */
         out.dk[i] = td_summed(out.dk_sums[i]);
         out.dv[i] = td_summed(out.dv_sums[i]);
         out.dk[i].square += 2 * squared(out.dk[i].value) + alike(a, out.dk_sums[i]) +
@@ -385,24 +387,24 @@ void fuzz_flash(void)
     fuzz_attend(&td_attention_flash, false);
 }
 
-/* ---- the judge's own test ---- */
+/* ---- the test of the judge ---- */
 
-/* Ways to get attention wrong. */
+/* Mistakes in an implementation of attention. */
 typedef enum mistake {
     NONE,
     DROPPED_KEY,    /* the last key of the last row is left out */
     LAST_COLUMN,    /* the last element of a head is left out of the scores */
-    MASK_LATE,      /* a query sees the key behind its own */
-    MASK_EARLY,     /* a query does not see its own key, but for the first */
-    SCALE,          /* off by 0.1 % */
-    NO_SCALE,       /* 1 instead of 1 / sqrt(head_dim) */
-    ROWS_SWAPPED,   /* queries 3 and 4 */
-    ROW_ZEROED,     /* o and dq of query 5 */
-    P_ROUNDED,      /* P to bf16 */
-    INPUTS_ROUNDED, /* q, k and v to bf16 */
-    NO_DELTA,       /* dS without D */
+    MASK_LATE,      /* a query sees the key after its own */
+    MASK_EARLY,     /* a query, except the first, does not see its own key */
+    SCALE,          /* the scale is off by 0.1 % */
+    NO_SCALE,       /* the scale is 1 instead of 1 / sqrt(head_dim) */
+    ROWS_SWAPPED,   /* queries 3 and 4 are swapped */
+    ROW_ZEROED,     /* o and dq of query 5 are 0 */
+    P_ROUNDED,      /* P is rounded to bf16 */
+    INPUTS_ROUNDED, /* q, k and v are rounded to bf16 */
+    NO_DELTA,       /* dS is computed without D */
     LAST_QUERY,     /* the last query is left out of dk and dv */
-    TWICE,          /* dv accumulated twice */
+    TWICE,          /* dv is accumulated twice */
     MISTAKES
 } mistake;
 
@@ -423,7 +425,7 @@ static float rounded_to_bf16(float x)
     return x;
 }
 
-/* One head in f32, one sum after the other, with a mistake. The row of dp holds dS in the end. */
+/* Computes one head in f32, one sum after the other, with a mistake. At the end the row of dp holds dS. */
 static void plain_attention(const problem *a, mistake wrong, const plain *out)
 {
     const td_attention_shape *s = &a->s;
@@ -493,7 +495,7 @@ static void plain_attention(const problem *a, mistake wrong, const plain *out)
     }
 }
 
-/* Whether the judge takes `got` for what is expected. */
+/* Whether the judge accepts `got`. */
 static bool accepts(const char *name, td_dtype dtype, const td_estimate *expect, const float *got,
                     int64_t count)
 {
@@ -523,7 +525,7 @@ static bool accepts_attention(const problem *a, mistake wrong, const results *tr
            accepts("dv", a->s.dtype, truth->dv, got->dv, keys);
 }
 
-/* Whether a mistake shows in this case at all. bf16 hides what is smaller than its own rounding. */
+/* Whether the mistake changes the results of this case enough. Roundings to bf16 hide smaller changes. */
 static bool shows(const problem *a, mistake wrong)
 {
     const bool coarse = a->s.dtype == TD_BF16;
@@ -575,7 +577,7 @@ static void judge_attention(td_dtype dtype, int64_t seq, int64_t seq_k, int64_t 
         }
     free(room);
     free_results(&truth);
-    fuzz_upload(); /* nothing was called: the tensors are as they were drawn */
+    fuzz_upload(); /* no call has changed the tensors */
     fuzz_finish();
 }
 

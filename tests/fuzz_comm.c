@@ -1,7 +1,7 @@
-/* The protocol of the control connections, spoken at random: to rank 0 by a stranger or by a rank, and to a
- * rank by a rank 0. Most cases know the run and send messages that are right but for something. Whatever
- * comes, the other end returns in time, with TD_OK or a text that is one printable line, and leaves no
- * descriptor. support/fuzz.h says how to run one case again. */
+/* Random messages in the protocol of the control connections: from a stranger or a rank to rank 0, and from a
+ * rank 0 to a rank. In most cases the sender knows the run, and its messages are right except for one fault.
+ * For any messages the other end must return in time, with TD_OK or an error of one printable line. It must
+ * leave no open descriptor. support/fuzz.h says how to run one case again. */
 #include "comm/control.h"
 #include "comm/control_state.h"
 #include "support/compare.h"
@@ -19,7 +19,7 @@
 static int arguments;
 static char **argument;
 
-/* Nobody lingers for others here. */
+/* Makes long sleeps of the library short. */
 int __real_nanosleep(const struct timespec *time, struct timespec *left);
 
 int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
@@ -33,7 +33,7 @@ enum { RANKS = 2, LIMIT_MS = 5000, MESSAGES = 12 };
 
 static char run_name[32];
 static td_meet_place place;
-static atomic_bool over; /* the end under test need not wait any longer */
+static atomic_bool over; /* the end under test may stop waiting */
 static int started_count, failed_count;
 
 static bool goes_on(void *user, double seconds, const char *what)
@@ -56,7 +56,7 @@ static void assert_line(const char *text)
     assert_true(text[0] != '\0');
     for (const char *c = text; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 127)
-            fail_msg("'%s' has the character %d", text, *c);
+            fail_msg("'%s' contains the character %d", text, *c);
 }
 
 static void *run_tested(void *argument_)
@@ -75,7 +75,7 @@ static void *run_tested(void *argument_)
     return NULL;
 }
 
-/* ---- what is sent ---- */
+/* ---- messages ---- */
 
 static void say(int connection, const void *data, size_t bytes)
 {
@@ -84,7 +84,7 @@ static void say(int connection, const void *data, size_t bytes)
     (void)!send(connection, data, sent, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Some bytes of it become others. */
+/* Changes some bytes. */
 static void spoil(void *data, size_t bytes, int percent)
 {
     for (int64_t n = td_fuzz_chance(percent) ? 1 + td_fuzz_below(8) : 0; n > 0 && bytes > 0; n--)
@@ -157,7 +157,7 @@ static void send_message(int connection, uint32_t what, bool from_hub, int page)
     say(connection, data, bytes);
 }
 
-/* In the order in which a right peer sends them, but for some. */
+/* Sends messages in the order of a correct peer, with some others in between. */
 static void send_messages(int connection, bool from_hub, int page)
 {
     static const uint32_t by_hub[] = {READY, START, PUT, GO, GO, LEFT},
@@ -169,14 +169,14 @@ static void send_messages(int connection, bool from_hub, int page)
         const bool stray = td_fuzz_chance(15) || at == 6;
 
         send_message(connection, stray ? (uint32_t)td_fuzz_below(LEFT + 3) : right[at++], from_hub, page);
-        if (td_fuzz_chance(30)) { /* so that the other end is in another state */
+        if (td_fuzz_chance(30)) { /* sometimes gives the other end time to get into another state */
             const struct timespec moment = {.tv_nsec = 1000000};
             (void)__real_nanosleep(&moment, NULL);
         }
     }
 }
 
-/* ---- who speaks ---- */
+/* ---- the senders ---- */
 
 static void speak_to_hub(void)
 {
@@ -184,7 +184,7 @@ static void speak_to_hub(void)
     char noise[256];
     td_met met = {.socket = -1};
 
-    td_assert_ok(td_meet_connect(&place, until, &met)); /* the greeting is right */
+    td_assert_ok(td_meet_connect(&place, until, &met)); /* the greeting is correct */
     hello h = {.proof = met.proof, .rank = 1, .ranks = RANKS, .peer = {.process = 1, .name = "fuzz"}};
     char name[TD_MEET_HOST];
     td_meet_host(h.key, name);
@@ -264,7 +264,7 @@ static void one_case(int page)
     assert_true(td_clock_ns() - begun < (LIMIT_MS + INT64_C(5000)) * 1000000);
 }
 
-TD_BODY(whatever_comes_the_other_end_returns)
+TD_BODY(the_other_end_returns_for_any_messages)
 {
     const size_t bytes = td_ledger_bytes(RANKS);
     const int page = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -280,14 +280,15 @@ TD_BODY(whatever_comes_the_other_end_returns)
     }
     close(page);
     printf("    %lld cases: %d began, %d failed\n", (long long)td_fuzz_cases(), started_count, failed_count);
-    if (td_fuzz_cases() > 200) /* cases that never get far, or never fail, would test nothing */
+    /* if no case started, or most cases did not fail, the messages would test nothing */
+    if (td_fuzz_cases() > 200)
         assert_true(started_count > 0 && failed_count * 2 > td_fuzz_cases());
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(whatever_comes_the_other_end_returns, td_fuzz_teardown),
+        cmocka_unit_test_teardown(the_other_end_returns_for_any_messages, td_fuzz_teardown),
     };
 
     arguments = argc;

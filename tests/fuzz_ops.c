@@ -1,10 +1,10 @@
-/* Random cases of the operations of ops.h: the formula of each in float64, with the errors that f32 may make
- * of it. */
+/* Random cases of the operations of ops.h. Each formula is computed in float64, with estimates of the errors
+ * that f32 may make. */
 #include "support/fuzz_kit.h"
 
 #include "ops/ops.h"
 
-/* A drawn element as a number without error. */
+/* A drawn element, as an estimate without error. */
 static td_estimate given(const fuzz_tensor *t, int64_t index)
 {
     return td_exact(t->x[index]);
@@ -16,7 +16,7 @@ static fuzz_tensor *work_of(td_status status, const size_t *bytes)
     return *bytes > 0 || td_fuzz_chance(50) ? fuzz_scratch(*bytes) : NULL;
 }
 
-/* The elements of `rounded` are `count` numbers, rounded. */
+/* Expects that the elements of `rounded` are the `values`, rounded. */
 static void expect_rounded(fuzz_tensor *rounded, const double *values)
 {
     void *bits = malloc(rounded->bytes);
@@ -30,7 +30,7 @@ static void expect_rounded(fuzz_tensor *rounded, const double *values)
     free(bits);
 }
 
-/* And those of another tensor as it came out. */
+/* Expects that `copy` has the elements of another tensor's result, rounded. */
 static void expect_copy(fuzz_tensor *copy, const fuzz_tensor *of)
 {
     if (!copy)
@@ -40,14 +40,15 @@ static void expect_copy(fuzz_tensor *copy, const fuzz_tensor *of)
     free(values);
 }
 
-/* ---- matrix product ---- */
+/* ---- GEMM ---- */
 
 static const char *flag(bool set, const char *name)
 {
     return set ? name : "";
 }
 
-/* alpha sum a b, added to what is there: some begin with that, so that every partial sum has its size. */
+/* alpha sum a b + beta `there`. Some implementations start the sum with beta `there`, so every partial sum
+ * has that size. */
 static td_sum product_of(const td_gemm_shape *s, const fuzz_tensor *a, const fuzz_tensor *b, int64_t first_a,
                          int64_t first_b, td_estimate there)
 {
@@ -174,7 +175,7 @@ void fuzz_embedding(void)
 
 /* ---- RMSNorm ---- */
 
-/* 1 / sqrt(mean(x^2) + eps) of a row. */
+/* rstd = 1 / sqrt(mean(x^2) + eps) of a row. */
 static td_estimate rstd_of(const fuzz_tensor *x, int64_t first, int64_t cols, double eps)
 {
     td_sum sum = {0};
@@ -222,7 +223,7 @@ static void norm_of_residual(const td_rmsnorm_shape *s, td_dtype x_dtype)
     FUZZ_CALL(td_residual_rmsnorm_forward(fuzz_dev, s, at(a), at(b), at(weight), at(sum), at(y), at(rstd)));
     for (int64_t i = 0; i < count; i++)
         fuzz_expect(sum, i, td_rounded(a->x[i] + b->x[i], x_dtype == TD_F32 ? 0 : 1));
-    fuzz_accept(sum); /* the norm is that of the sum as it was stored */
+    fuzz_accept(sum); /* the norm is computed from the stored sum */
     expect_norm(s, sum, weight, y, rstd);
 }
 
@@ -305,7 +306,7 @@ void fuzz_rmsnorm(void)
 
 /* ---- heads, rotary embedding ---- */
 
-/* One pair of a head: rotated by the angle of its position, or by the opposite one. */
+/* Expects one pair of a head, rotated by the angle of its position, or by the opposite angle. */
 static void expect_pair(fuzz_tensor *to, int64_t out, const fuzz_tensor *from, int64_t in, td_estimate cosine,
                         td_estimate sine)
 {
@@ -315,8 +316,8 @@ static void expect_pair(fuzz_tensor *to, int64_t out, const fuzz_tensor *from, i
     fuzz_expect(to, out + 1, td_plus(td_times(x0, sine), td_times(x1, cosine)));
 }
 
-/* Every element of part `part` of a packed row against its place in the split tensor; `to_split` says which
- * is the output. */
+/* Expects part `part` of a packed row at its place in the split tensor, or the other way round. `to_split`:
+ * the split tensor is the output. */
 static void expect_part(const td_heads_shape *s, int64_t pitch, int64_t part, bool to_split,
                         const fuzz_tensor *cosine, const fuzz_tensor *sine, fuzz_tensor *packed,
                         fuzz_tensor *split)
@@ -362,7 +363,7 @@ void fuzz_heads(void)
                      " pitch=%" PRId64 " %s",
                      to_split ? "forward" : "backward", s.batch, s.heads, s.seq, s.head_dim, s.pitch,
                      td_dtype_name(s.dtype));
-    /* The gaps of a packed output are its own to keep. */
+    /* An output must not change the gaps between packed rows. */
     fuzz_tensor *outside = td_fuzz_chance(50) || to_split ? fuzz_draw("packed", s.dtype, packed)
                                                           : fuzz_room("packed", s.dtype, packed);
     fuzz_tensor *inside[PARTS];
@@ -393,7 +394,7 @@ void fuzz_rope_table(void)
     for (int64_t i = 0; i < positions * half; i++) {
         const double angle =
             (double)(i / half) * pow(theta, -2.0 * (double)(i % half) / (2.0 * (double)half));
-        /* float64 angles are within a few of their own ulps: 2^-29 u each. */
+        /* float64 angles have errors of a few of their ulps: 2^-29 u each. */
         const double square = pow(fabs(angle) * 0x1p-26, 2);
 
         fuzz_expect(c, i, (td_estimate){cos(angle), square});
@@ -477,7 +478,7 @@ void fuzz_residual(void)
 
 /* ---- softmax, cross entropy ---- */
 
-/* The probabilities of x[first, first + count) and the logarithm of their sum. */
+/* Writes the probabilities of x[first, first + count), and returns the logarithm of their sum. */
 static td_estimate probabilities(const fuzz_tensor *x, int64_t first, int64_t count, td_estimate *p)
 {
     td_sum all = {0};
@@ -593,7 +594,8 @@ void fuzz_cross_entropy(void)
         for (int64_t i = 0; dlogits && i < s.vocab; i++) {
             td_estimate one = p[i];
 
-            one.square += one.value * one.value * lse[r].value * lse[r].value; /* through lse in f32 */
+            /* the probability may be computed from lse in f32 */
+            one.square += one.value * one.value * lse[r].value * lse[r].value;
             if (i == fuzz_id(targets, r))
                 one = td_minus(one, td_exact(1));
             fuzz_expect(dlogits, r * s.vocab + i, td_times(td_rounded(scale / (double)s.rows, 1), one));
@@ -619,16 +621,16 @@ void fuzz_norm(void)
     double sum = 0;
     for (int64_t i = 0; i < count; i++)
         sum += g->x[i] * g->x[i];
-    fuzz_expect(norm, 0, td_exact(sqrt(sum))); /* summed in float64: the one rounding is the store */
+    fuzz_expect(norm, 0, td_exact(sqrt(sum))); /* the sum is in float64, so the only rounding is the store */
 }
 
-/* A float64 scalar as f32 has it. */
+/* A float64 scalar, rounded to f32. */
 static td_estimate scalar(double value)
 {
     return td_rounded(value, 1);
 }
 
-/* An update of weights that are drawn: of one type, or of f32 with gradients of others. */
+/* An update of random weights: all of one type, or f32 weights with gradients of another type. */
 typedef struct update {
     td_update_tensors t;
     td_dtype grad_dtype;
@@ -654,13 +656,13 @@ static update draw_update(void)
     return u;
 }
 
-/* gain g */
+/* gain * gradient */
 static td_estimate grad_of(const update *u, int64_t index)
 {
     return td_times(td_exact((double)u->state.gain), given(u->g, index));
 }
 
-/* The same bytes in the device's memory; td_device_free gives them back. */
+/* Copies the bytes to the device's memory. td_device_free frees the copy. */
 static void *assigned(const void *bytes, size_t size)
 {
     void *there = NULL;
@@ -705,7 +707,8 @@ static void expect_adamw(const td_adamw *a, const update *u, fuzz_tensor *m, fuz
         else
             step =
                 td_over(td_times(scalar(a->lr * sqrt(c2) / c1), m1), td_plus(td_sqrt_of(v1), scalar(a->eps)));
-        step.square += fuzz_on_gpu() ? 64 * step.value * step.value : 0; /* there it is within 2^-21 */
+        /* on a GPU the step is within 2^-21 */
+        step.square += fuzz_on_gpu() ? 64 * step.value * step.value : 0;
         was = td_minus(was, step);
         if (a->variant == TD_ADAMW_COURSE2025)
             was = td_minus(was, td_times(decay, was));

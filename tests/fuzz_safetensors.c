@@ -1,6 +1,6 @@
-/* Hostile safetensors files: bytes and structure of good ones are changed at random. A file that is refused
- * says why and changes nothing; one that is taken holds together, and is what the trainer then has.
- * support/fuzz.h says how to run one case again. */
+/* Hostile safetensors files: random changes of the bytes and the structure of good files. If a file is
+ * refused, there is a reason and nothing changes. If it is accepted, its parts are consistent, and the
+ * trainer has its numbers. support/fuzz.h says how to run one case again. */
 #include "base/safetensors.h"
 
 #include "support/compare.h"
@@ -19,7 +19,7 @@ static char **argument;
 
 typedef struct source {
     td_train *train;
-    char *bytes; /* its file */
+    char *bytes; /* the bytes of its file */
     size_t count;
     int64_t steps;
     td_weights weights;
@@ -101,7 +101,7 @@ static void set_header_length(uint64_t length)
         bytes[i] = (char)(length >> 8 * i);
 }
 
-/* Where the header ends, as far as there is one. */
+/* Returns the end of the header, or of the file if that comes first. */
 static size_t header_end(void)
 {
     const size_t length = count >= 8 ? header_length() : 0;
@@ -109,7 +109,7 @@ static size_t header_end(void)
     return count < 8 ? count : length < count - 8 ? 8 + length : count;
 }
 
-/* Puts text in the place of `old` bytes at `at`, mostly so that the header stays what it is said to be. */
+/* Replaces `old` bytes at `at` by text. Mostly it also corrects the header's length. */
 static void replace(size_t at, size_t old, const char *with, size_t length)
 {
     const bool inside = count >= 8 && at >= 8 && at + old <= header_end() && td_fuzz_chance(90);
@@ -128,7 +128,7 @@ static size_t below(size_t bound)
     return bound > 0 ? (size_t)td_fuzz_below((int64_t)bound) : 0;
 }
 
-/* A place in the header where `mark` is, or any. */
+/* Returns a place of `mark` in the header, or any place. */
 static size_t place_of(char mark)
 {
     const size_t end = header_end(), begin = end > 8 ? 8 : 0;
@@ -213,7 +213,7 @@ static void insert_text(void)
     replace(place_of(marks[below(sizeof marks - 1)]) + below(2), 0, with, strlen(with));
 }
 
-/* Repeats, removes or moves a stretch, mostly from one mark to another. */
+/* Repeats, removes or moves a part of the header, mostly from one mark to another. */
 static void move_stretch(void)
 {
     char stretch[512];
@@ -250,7 +250,7 @@ static void change_end(void)
             bytes[count++] = (char)td_fuzz_bits();
 }
 
-/* Good files of something else: another name, a shape turned round. */
+/* Changes that leave a good file of another model: another name, or a transposed shape. */
 static void change_name(void)
 {
     const size_t at = place_of('.') + 1;
@@ -271,7 +271,7 @@ static void turn_shape(void)
     }
 }
 
-/* Numbers alone: a file that is taken. */
+/* Changes only numbers, so that the file is accepted. */
 static void change_data(void)
 {
     const size_t begin = header_end();
@@ -290,7 +290,7 @@ static void change(void)
         TD_FUZZ_PICK(changes)();
 }
 
-/* ---- what must hold ---- */
+/* ---- checks ---- */
 
 static void assert_says_why(td_status status)
 {
@@ -300,7 +300,7 @@ static void assert_says_why(td_status status)
         fail_msg("the message does not name the file: %s", td_last_error());
 }
 
-/* A file that is open holds together. */
+/* If the file opens, its parts must be consistent. */
 static bool check_file(void)
 {
     td_safetensors *file = (td_safetensors *)sources;
@@ -323,7 +323,7 @@ static bool check_file(void)
         char *data = malloc((size_t)t.bytes + 1);
         assert_non_null(data);
         const td_status got = td_safetensors_read(file, i, 0, t.bytes, data);
-        if (got != TD_OK) { /* of an unknown dtype */
+        if (got != TD_OK) { /* the dtype is unknown */
             assert_int_equal(got, TD_UNSUPPORTED);
             assert_says_why(got);
         }
@@ -336,7 +336,7 @@ static bool check_file(void)
     return true;
 }
 
-/* The weights are the file's, converted. */
+/* Fails unless the weights are the file's, converted. */
 static void assert_weights_of_file(const source *s)
 {
     td_safetensors *file;
@@ -355,7 +355,7 @@ static void assert_weights_of_file(const source *s)
         assert_true(data && want);
         td_assert_ok(td_safetensors_read(file, index, 0, t.bytes, data));
         td_assert_ok(td_convert(p.numel, from, data, p.dtype, want));
-        if (!p.data) { /* planes keep no payload of a NaN */
+        if (!p.data) { /* planes lose the payload of a NaN */
             uint16_t *planes = malloc((size_t)p.numel * 4);
             assert_non_null(planes);
             td_planes_split(p.numel, (float *)(void *)want, planes, planes + p.numel);
@@ -414,7 +414,7 @@ TD_BODY(hostile_files_are_refused_or_hold_together)
     }
     printf("    %lld cases: %lld files open, %lld taken, %lld refused\n", (long long)td_fuzz_cases(),
            (long long)opened, (long long)taken, (long long)refused);
-    if (td_fuzz_cases() > 1000) /* changes that break all or nothing would test nothing */
+    if (td_fuzz_cases() > 1000) /* if changes broke all files or none, they would test nothing */
         assert_true(opened > taken && taken * 50 > td_fuzz_cases() && refused * 5 > td_fuzz_cases());
     for (int i = 0; i < KINDS; i++) {
         td_train_destroy(sources[i].train);

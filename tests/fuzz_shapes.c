@@ -1,5 +1,5 @@
-/* Operations and attention with random shapes, pitches, types and places in memory, each against float64.
- * support/fuzz.h says how to run one case again. */
+/* Operations and attention with random shapes, pitches, types and places in memory, each compared with
+ * float64. support/fuzz.h says how to run one case again. */
 #include "support/fuzz_kit.h"
 
 #include <omp.h>
@@ -50,7 +50,7 @@ TD_BODY(random_shapes_match_float64_and_stay_in_bounds)
     int64_t counts[KINDS] = {0};
     double worst[KINDS] = {0};
 
-    fuzz_worst(); /* of the judge's own test */
+    fuzz_worst(); /* drops the errors of the judge's test */
     td_fuzz_begin(arguments, argument);
     while (td_fuzz_next()) {
         const int kind = drawn_kind();

@@ -1,4 +1,5 @@
-/** The parts of kernels/hopper/ against plain loops. Values are small integers, so every result is exact. */
+/** The parts of kernels/hopper/, compared with plain loops. Values are small integers, so every result is
+ * exact. */
 #include "kernels/hopper/copies.cuh"
 #include "kernels/hopper/gemm.cuh"
 #include "kernels/hopper/maps.cuh"
@@ -26,8 +27,8 @@ void check(cudaError_t code, const char *what)
         fail_msg("%s: %s", what, cudaGetErrorString(code));
 }
 
-/** An array that host and GPU share. With a seed it has integers from -4 to 4, so irregular that a wrong
- * index shows. Else each is -99. */
+/** An array that host and GPU share. With a seed it has random integers from -4 to 4, so a wrong index shows.
+ * Without a seed every element is -99. */
 template <typename T> struct array {
     T *at = nullptr;
     int count;
@@ -96,7 +97,7 @@ __global__ __launch_bounds__(GROUP, 1) void multiply(const __grid_constant__ CUt
             fragments[step][i] = *reinterpret_cast<const uint32_t *>(pair);
         }
     for (int i = 0; i < N / 2; i++)
-        sums[i] = 7; /* the first GEMM does not add to it */
+        sums[i] = 7; /* the first GEMM must overwrite this */
     pin(sums);
     gemm_begin();
 #pragma unroll
@@ -172,7 +173,7 @@ void gemms_are_exact(void **state)
 
 constexpr int BOX_ROWS = 24, PANELS = 2, HEADS = 6, TOGETHER = 3, ROWS_OF_HEAD = 40;
 
-/** Shows what a tile holds, and stores it to another tensor. */
+/** Copies a tile to shared memory, writes its bytes out, and stores it to another tensor. */
 template <int W>
 __global__ void copy_tile(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
                           int row, int head, int to_row, int to_head, __nv_bfloat16 *seen)
@@ -201,7 +202,7 @@ __global__ void copy_tile(const __grid_constant__ CUtensorMap from, const __grid
 #endif
 }
 
-/** Where an element of [HEADS / TOGETHER, ROWS_OF_HEAD, TOGETHER, columns] lies; -1: outside. */
+/** The index of an element of [HEADS / TOGETHER, ROWS_OF_HEAD, TOGETHER, columns]; -1: outside. */
 int place_of(int columns, int head, int row, int column)
 {
     if (row < 0 || row >= ROWS_OF_HEAD || column >= columns)
@@ -245,8 +246,8 @@ void boxes_are_exact(void **state)
 {
     (void)state;
     try_tile<128>(3, 0);
-    try_tile<128>(30, 29); /* beyond the last row */
-    try_tile<64>(-5, 16);  /* from before the first row */
+    try_tile<128>(30, 29); /* goes beyond the last row */
+    try_tile<64>(-5, 16);  /* begins before the first row */
     try_tile<32>(30, 2);
 }
 
@@ -259,7 +260,7 @@ template <bool TRANSPOSED> __global__ void store_fragment(__nv_bfloat16 *seen)
     const int lane = threadIdx.x;
     uint32_t x[4];
 
-    for (int i = 0; i < 4; i++) { /* matrix i has rows i % 2 * 8 and columns i / 2 * 8 onwards */
+    for (int i = 0; i < 4; i++) { /* matrix i begins at row i % 2 * 8 and column i / 2 * 8 */
         const float first = (float)((i % 2 * 8 + lane / 4) * 16 + i / 2 * 8 + lane % 4 * 2);
         const __nv_bfloat162 pair = __floats2bfloat162_rn(first, first + 1);
         x[i] = *reinterpret_cast<const uint32_t *>(&pair);
@@ -293,9 +294,9 @@ void fragments_keep_their_places(void **state)
 
 constexpr int TILES = 20, GROUPS = 2, LIVE = 200;
 
-/** One thread loads tiles of 128 floats. Each of two warpgroups adds up all tiles. They take turns and
- * write down whose turn it was. A thread keeps LIVE sums in registers, which are more than a thread has at
- * first. Each block stores the sums of the other block of its cluster, and adds its own to `all`. */
+/** One thread loads tiles of 128 floats. Two warpgroups each add up all tiles. They take turns, and write the
+ * order of the turns. A thread keeps LIVE sums in registers, more than it has at the start. Each block stores
+ * the sums of the other block of its cluster, and adds its sums to `all`. */
 __global__ __launch_bounds__(GROUP *(1 + GROUPS), 1) //
     void add_tiles(const float *tiles, float *all, float *of_other, int *turns)
 {
@@ -371,7 +372,7 @@ __global__ __launch_bounds__(GROUP *(1 + GROUPS), 1) //
         to[2] = x.z;
         to[3] = x.w;
     }
-    cluster_sync(); /* no block ends before the other has read */
+    cluster_sync(); /* a block must not end before the other has read its memory */
 #endif
 }
 

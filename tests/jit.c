@@ -18,11 +18,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/tandem-test-jit-XXXXXX"; /* of all that is written here */
+static char folder[] = "/tmp/tandem-test-jit-XXXXXX"; /* the folder of all files of this test */
 
 /* ---- doubles ---- */
 
-static int full_disk; /* writes of partial files fail from now on: as many */
+static int full_disk; /* the number of next writes of partial files that fail */
 
 td_status __real_td_replacement_write(td_replacement *file, const void *data, size_t bytes);
 
@@ -56,7 +56,7 @@ static void write_file(const char *path, const char *text, mode_t mode)
     assert_int_equal(chmod(path, mode), 0);
 }
 
-/** A compiler that answers for its version, and does `instead` when it is to compile. */
+/** A compiler that answers questions about its version, and runs `instead` when it must compile. */
 static const char *false_compiler(const char *name, const char *instead)
 {
     static char path[160];
@@ -71,7 +71,7 @@ static const char *false_compiler(const char *name, const char *instead)
     return path;
 }
 
-/** Compiles each pass of the small problem once, and then makes the same at once. */
+/** A compiler that compiles each pass of the small problem once, and later only copies the result. */
 static const char *quick(void)
 {
     static char path[160];
@@ -98,7 +98,7 @@ static td_device *open_jit(const char *compiler, const char *cache)
     return dev;
 }
 
-/** A folder for one test. */
+/** Returns a folder for one test. */
 static const char *cache_of(const char *name)
 {
     static char path[128];
@@ -111,7 +111,7 @@ static const td_attention_shape small = {
     .batch = 1, .heads = 2, .seq = 21, .head_dim = 16, .dtype = TD_F32, .causal = true};
 enum { SMALL = 2 * 21 * 16 };
 
-/** Forward of the small problem, which must be what naive attention has. */
+/** Runs forward of the small problem. The result must agree with naive attention. */
 static td_status attend(td_device *dev, const td_attention_shape *shape)
 {
     static _Alignas(256) char work[1 << 22];
@@ -149,7 +149,7 @@ static td_jit_info info_of(td_device *dev)
     return info;
 }
 
-/** What a device on that folder does for the small problem. */
+/** Runs the small problem on a new device with this folder. */
 static td_jit_info run_with(const char *compiler, const char *cache)
 {
     td_device *dev = open_jit(compiler, cache);
@@ -160,9 +160,9 @@ static td_jit_info run_with(const char *compiler, const char *cache)
     return info;
 }
 
-enum { HEAD = 51 }; /* bytes of an entry before its key */
+enum { HEAD = 51 }; /* bytes before the key of an entry */
 
-/** The only entry of a folder: fails if there are others. */
+/** Returns the only entry of a folder. Fails if there are others. */
 static const char *entry_of(const char *cache)
 {
     static char path[512];
@@ -186,9 +186,9 @@ static void assert_words(const char *text, const char *words)
         fail_msg("'%s' does not say '%s'", text, words);
 }
 
-/* ---- the shape that code is made for ---- */
+/* ---- the shape for which code is made ---- */
 
-static td_attention_shape written; /* the last shape whose source was asked for */
+static td_attention_shape written; /* the last shape for which a source was made */
 
 static td_status open_nothing(td_device *dev, const td_jit_options *options, void **state,
                               const char **identity, char description[160])
@@ -234,11 +234,12 @@ static char *write_nothing(const td_attention_shape *shape, bool backward)
     return strdup("source");
 }
 
-/* What a kind of device makes of a shape may depend on all of it but these. */
+/* Code may depend on all fields of a shape except these three. */
 TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
 {
     static const td_toolchain toolchain = {.open = open_nothing,
                                            .close = close_nothing,
+                                           .write = write_nothing,
                                            .compile = compile_nothing,
                                            .load = load_nothing,
                                            .unload = unload_nothing};
@@ -255,7 +256,7 @@ TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
     td_assert_ok(td_device_open("cpu", &dev));
     for (int i = 0; i < SHAPES; i++) {
         memset(&written, 0, sizeof written);
-        td_assert_ok(td_code_of(dev, &toolchain, &shapes[i], false, write_nothing, &loaded[i]));
+        td_assert_ok(td_code_of(dev, &toolchain, &shapes[i], false, &loaded[i]));
         if (i > 0 && i < ALIKE) {
             assert_ptr_equal(loaded[i], loaded[0]);
             continue;
@@ -267,9 +268,9 @@ TD_TEST(only_batch_heads_and_determinism_make_no_other_code)
         for (int j = 0; j < i; j++)
             assert_true(loaded[i] != loaded[j]);
     }
-    void *backward; /* is compiled when it is asked for */
+    void *backward; /* compiled only when it is asked for */
     assert_int_equal(info_of(dev).compiled, SHAPES + 1 - ALIKE);
-    td_assert_ok(td_code_of(dev, &toolchain, &first, true, write_nothing, &backward));
+    td_assert_ok(td_code_of(dev, &toolchain, &first, true, &backward));
     assert_true(backward != loaded[0]);
     assert_int_equal(info_of(dev).compiled, SHAPES + 2 - ALIKE);
     td_device_close(dev);
@@ -286,7 +287,7 @@ TD_TEST(code_is_compiled_once_and_then_loaded)
     assert_string_equal(info_of(dev).compiler, "");
     for (int i = 0; i < 3; i++)
         td_assert_ok(attend(dev, &shape));
-    shape.mask = TD_MASK_ADD_1E6, shape.causal = false; /* a mask that is not used makes no other code */
+    shape.mask = TD_MASK_ADD_1E6, shape.causal = false; /* an unused mask makes no other code */
     td_assert_ok(attend(dev, &shape));
     shape.mask = TD_MASK_INF;
     td_assert_ok(attend(dev, &shape));
@@ -344,7 +345,7 @@ TD_TEST(an_entry_that_is_not_whole_is_made_again)
     }
 }
 
-/* What is whole, but is no code: a checksum says nothing about that. */
+/* The entry is complete, but it is no code. A checksum does not show that. */
 TD_TEST(an_entry_that_cannot_be_loaded_is_made_again)
 {
     const char *cache = cache_of("unloadable");
@@ -357,14 +358,14 @@ TD_TEST(an_entry_that_cannot_be_loaded_is_made_again)
     assert_int_equal(strncmp(key, "tandem jit ", 11), 0);
     td_assert_ok(td_store_write(cache, key, &(td_code){text, sizeof text}));
     td_code_free(&entry);
-    (void)entry_of(cache); /* in the place of the other */
+    (void)entry_of(cache); /* it has replaced the first entry */
     const td_jit_info info = run_with(quick(), cache);
     assert_int_equal(info.rejected, 1);
     assert_int_equal(info.compiled, 1);
     assert_words(info.note, "cannot be loaded");
 }
 
-/* As of two keys of one hash: the names are alike, and what stands in the entry tells them apart. */
+/* If two keys have the same hash, the file names are equal. The key inside the entry shows the difference. */
 TD_TEST(an_entry_of_another_key_is_stale)
 {
     static const char *const keys[] = {"", "another", "tandem jit 2"};
@@ -414,7 +415,7 @@ TD_TEST(what_others_may_write_is_not_run)
         const td_jit_info info = run_with(quick(), cache);
         assert_int_equal(info.rejected, 1);
         assert_words(info.note, "other users can write it");
-        assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
+        assert_int_equal(run_with(quick(), cache).loaded, 1); /* our entry has replaced it */
     }
 }
 
@@ -459,7 +460,7 @@ TD_TEST(an_entry_that_is_a_folder_stays_one)
     assert_words(info.note, "not a regular file");
 }
 
-/* Root can write to every folder but /proc, which stands for a read-only folder. */
+/* Root can write to every folder except /proc, so /proc serves as a read-only folder. */
 TD_TEST(a_read_only_folder_costs_the_cache_alone)
 {
     const char *cache = cache_of("readonly");
@@ -489,7 +490,7 @@ TD_TEST(a_full_disk_costs_the_cache_alone)
         assert_int_equal(info_of(dev).compiled, 1);
         td_device_close(dev);
     }
-    assert_int_equal(run_with(quick(), cache).compiled, 1); /* nothing was left that looks like code */
+    assert_int_equal(run_with(quick(), cache).compiled, 1); /* nothing is left that looks like code */
     (void)entry_of(cache);
 }
 
@@ -552,7 +553,7 @@ TD_TEST(a_compiler_that_fails_is_an_error_with_its_words)
     }
 }
 
-/* Until then forward works. Each pass is compiled once. */
+/* Forward works before that. Each pass is compiled once. */
 TD_TEST(a_backward_that_did_not_compile_is_compiled_by_a_later_call)
 {
     char script[512], fixed[160];
@@ -600,7 +601,7 @@ TD_TEST(a_compiler_that_is_missing_is_an_error)
         td_device *dev = open_jit(cases[i].name, NULL);
 
         td_assert_refused(attend(dev, &small), TD_LIBRARY_ERROR, cases[i].words);
-        /* Another may be named as long as none was found. */
+        /* Another compiler may be named while none was found. */
         td_assert_ok(td_jit_configure(dev, &(td_jit_options){.compiler = quick()}));
         td_assert_ok(attend(dev, &small));
         td_device_close(dev);
@@ -620,7 +621,7 @@ TD_TEST(another_compiler_is_another_entry)
     assert_int_equal(run_with(NULL, cache).loaded, 1);
 }
 
-/* ccache's way: one program, which its links' names tell what to be. */
+/* As ccache does: one program with several links, which behaves as its link's name says. */
 TD_TEST(a_compiler_may_be_a_link_to_a_program_of_another_name)
 {
     char link[160], program[160];
@@ -635,7 +636,7 @@ TD_TEST(a_compiler_may_be_a_link_to_a_program_of_another_name)
     assert_int_equal(unlink(link), 0);
 }
 
-/* As compilers for other processors than x86. */
+/* As compilers for processors other than x86. */
 TD_TEST(a_compiler_is_asked_which_options_it_takes)
 {
     static const char *const refused[] = {"*-mprefer-vector-width*", "*-mprefer-vector-width*|*-march*",
@@ -667,7 +668,7 @@ TD_TEST(a_compiler_works_in_the_folder_that_is_named)
     td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
     td_code_free(&code);
     td_compiler_deinit(&compiler);
-    assert_int_equal(rmdir(scratch), 0); /* nothing is left in it */
+    assert_int_equal(rmdir(scratch), 0); /* the folder is empty */
     td_assert_refused(td_compiler_find("cc", scratch, &compiler), TD_IO_ERROR, "cannot make a folder in '");
     memset(long_name, 'x', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
@@ -675,7 +676,7 @@ TD_TEST(a_compiler_works_in_the_folder_that_is_named)
                       "cannot make a folder in 'xxx");
 }
 
-TD_TEST(a_compiler_needs_room_for_its_files)
+TD_TEST(a_compiler_needs_disk_space)
 {
     td_compiler compiler;
     td_code code = {NULL, 0};
@@ -787,7 +788,7 @@ TD_TEST(an_allocation_that_fails_leaves_nothing_half_made)
             status = td_jit_prepare(dev, &small);
         reached = calloc_fails_in == 0;
         calloc_fails_in = 0;
-        if (status == TD_OK && reached) /* there was no room for what the folder has */
+        if (status == TD_OK && reached) /* there was no memory for reading the entry */
             assert_words(info_of(dev).note, "no memory for compiled code; it is compiled again");
         else
             assert_int_equal(status, reached ? TD_NO_MEMORY : TD_OK);
@@ -797,10 +798,10 @@ TD_TEST(an_allocation_that_fails_leaves_nothing_half_made)
     assert_true(fails_at > 4);
 }
 
-/* ---- the shared tests, on code of one folder ---- */
+/* ---- the shared tests, with one folder for the code ---- */
 
-/** Forward and backward as they are; a device gets its folder, and a compiler that is sooner done, when it is
- * first asked for sizes. */
+/** Before the first question for sizes, sets the device's folder, and a compiler with fewer optimizations,
+ * which is faster. Forward and backward are unchanged. */
 static td_status configured_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     static char light[160];
@@ -830,7 +831,8 @@ int main(void)
                                     .sizes = configured_sizes,
                                     .forward = td_jit_forward,
                                     .backward = td_jit_backward};
-    /* As flash: f32 has sums of some hundred terms, bf16 one rounding of o and another in the gradients. */
+    /* As in flash: f32 has sums of some hundred terms. bf16 has one rounding of o, and another rounding in
+     * the gradients. */
     const td_attend_subject jit = {&impl, {3e-6, 8e-3}, true, 0, 9};
     if (!mkdtemp(folder))
         return 1;

@@ -12,19 +12,19 @@
 #include <unistd.h>
 
 static td_device *gpu;
-static char folder[] = "/tmp/tandem-test-jit-gpu-XXXXXX"; /* of compiled code */
+static char folder[] = "/tmp/tandem-test-jit-gpu-XXXXXX"; /* the folder of compiled code */
 
 /* ---- a shape on the GPU ---- */
 
 enum { Q, K, V, DOUT, O, DQ, DK, DV, SAVED, FORWARD_WORK, BACKWARD_WORK, BLOCKS };
 
 typedef struct run {
-    td_attend_run host; /* the inputs, as the kit's truth wants them */
+    td_attend_run host; /* the inputs, in the form that the kit's truth needs */
     void *blocks[BLOCKS];
     size_t bytes[BLOCKS], shift;
 } run;
 
-/** Every tensor starts `skip` elements into its block. */
+/** Every tensor starts `skip` elements after the start of its block. */
 static run open_run(const char *name, const td_attention_shape *shape, size_t skip)
 {
     run r = {.host = {.impl = &td_attention_jit, .shape = *shape},
@@ -86,7 +86,7 @@ static td_status go(const run *r)
                                  at(r, DQ), at(r, DK), at(r, DV), at(r, BACKWARD_WORK));
 }
 
-/** The tensor of a block; what lies before it must still be poison. */
+/** Reads the tensor of a block. The elements before it must still be poison. */
 static void *fetch(const run *r, int block)
 {
     unsigned char *const data = td_gpu_read(gpu, r->blocks[block], r->bytes[block] + r->shift);
@@ -105,7 +105,7 @@ static void assert_near(const run *r, const td_attend_truth *truth)
 
     for (int i = O; i <= DV; i++) {
         void *const data = fetch(r, i);
-        const bool one_key = s->seq_k == 1 && (i == DQ || i == DK); /* whose gradients are 0 */
+        const bool one_key = s->seq_k == 1 && (i == DQ || i == DK); /* with one key dq and dk are 0 */
 
         if (!one_key)
             td_assert_close(names[i - O], s->dtype, data, truths[i - O],
@@ -130,8 +130,8 @@ static void agrees_with_float64(const char *name, const td_attention_shape *shap
 
 TD_TEST(shapes_agree_with_float64)
 {
-    /* Tiles of every size and both sides of them; every width; other keys than queries; and the shapes whose
-     * products are cuBLASLt's. */
+    /* Tiles of every size, and lengths on both sides of them; every width; numbers of keys other than
+     * queries; and shapes whose GEMMs cuBLASLt computes. */
     static const td_attention_shape shapes[] = {
         {.batch = 2, .heads = 3, .seq = 64, .head_dim = 16},
         {.batch = 1, .heads = 2, .seq = 257, .head_dim = 32, .causal = true},
@@ -214,9 +214,9 @@ TD_TEST(o_may_lie_as_the_projection_reads_it)
     }
 }
 
-/* Of one head both orders of o are one. cuBLASLt multiplies for the first, and tiles are for the second: code
- * of the one is not taken for the other's. */
-TD_TEST(o_may_lie_so_beside_what_a_library_multiplies)
+/* With one head, both orders of o are the same. cuBLASLt computes the GEMMs of the first order, and tiles
+ * compute the second. The code of one order must not be used for the other. */
+TD_TEST(o_may_lie_so_if_a_library_computes_the_gemms)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1024, .head_dim = 64, .dtype = TD_F32};
 

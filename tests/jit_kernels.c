@@ -1,5 +1,5 @@
-/* The kernels that jit/ has for CUDA, run by the C compiler on the host (support/emulate.h): their answers
- * for every kind of tile, without a GPU. */
+/* The kernels of jit/ for CUDA, run by the C compiler on the host (support/emulate.h). Every kind of tile is
+ * tested without a GPU. */
 #include "attention/attention.h"
 #include "attention/shape.h"
 #include "jit/compiler.h"
@@ -17,14 +17,15 @@
 #include <unistd.h>
 
 static td_compiler compiler;
-static char script[64]; /* by which it is called */
-static bool few;        /* of each kind of kernel, and of NVRTC: test_jit_kernels few */
+static char script[64]; /* the path of the script that calls the compiler */
+/* test_jit_kernels few: tests fewer kernels of each kind, and fewer sources with NVRTC */
+static bool few;
 
 /* ---- a piece of the source as a library of the host ---- */
 
 typedef struct piece {
     void *handle;
-    int file; /* open, for the loader knows libraries by name */
+    int file; /* stays open, because the loader knows a library by its file's name */
     int (*emulate)(void (*kernel)(void), long long blocks, int threads, int bytes, const void *given);
 } piece;
 
@@ -53,7 +54,7 @@ static void unload(piece *p)
     close(p->file);
 }
 
-/** A pass's source, for this machine. */
+/** Builds the source of a pass for this machine. */
 static piece build_pass(const td_attention_shape *s, bool backward)
 {
     char *const source = td_jit_kernels_source(s, backward);
@@ -81,7 +82,7 @@ static void run(const piece *p, const char *name, int64_t blocks, const td_jit_t
 
 typedef struct problem {
     td_attention_shape s;
-    int64_t queries, keys, rows; /* elements of q and k, and numbers a query */
+    int64_t queries, keys, rows; /* elements of q and of k, and queries of all heads */
     double *q, *k, *v, *dout, *o, *dq, *dk, *dv;
     void *given[4];   /* q, k, v, dout in dtype */
     void *results[4]; /* o, dq, dk, dv */
@@ -96,7 +97,7 @@ static double *zeros(int64_t count)
     return x;
 }
 
-/** Draws a tensor of dtype; in float64. */
+/** Draws a tensor of dtype. Returns its values in float64. */
 static double *draw(problem *p, int which, int64_t count)
 {
     const size_t bytes = (size_t)count * td_dtype_size(p->s.dtype);
@@ -231,7 +232,7 @@ static int64_t tiles_of(int64_t extent, const td_jit_tiling *t)
     return (extent + t->rows - 1) / t->rows;
 }
 
-/** Forward, and backward in both ways: dQ added to by the blocks of keys, and in blocks of queries. */
+/** Runs forward, and backward in both ways: blocks of keys add to dQ, or blocks of queries compute dQ. */
 static void attend(const td_attention_shape *shape, int aligned)
 {
     problem p = make(shape);
@@ -274,10 +275,10 @@ static void attend(const td_attention_shape *shape, int aligned)
     unmake(&p);
 }
 
-TD_TEST(attention_is_that_of_float64)
+TD_TEST(attention_agrees_with_float64)
 {
-    /* Tiles: one, both sides of it, several with a tail; every width of the outputs; other keys than
-     * queries. */
+    /* Lengths: one tile, both sides of a tile, several tiles and a part. Every width of the outputs. Numbers
+     * of keys other than queries. */
     static const td_attention_shape shapes[] = {
         {.batch = 1, .heads = 2, .seq = 40, .head_dim = 16},
         {.batch = 2, .heads = 1, .seq = 65, .head_dim = 64, .causal = true},
@@ -290,7 +291,7 @@ TD_TEST(attention_is_that_of_float64)
          .heads = 1,
          .seq = 9,
          .head_dim = 7,
-         .scale = 0.1118034f, /* six digits are 4e-6 off */
+         .scale = 0.1118034f, /* six digits would be wrong by 4e-6 */
          .causal = true,
          .mask = TD_MASK_ADD_1E6},
     };
@@ -304,7 +305,7 @@ TD_TEST(attention_is_that_of_float64)
         }
 }
 
-/* Long sequences have the largest tiles, of which one head of 2,000 queries has the same as a million. */
+/* Long sequences have the largest tiles. One head of 2,000 queries has the same tiles as one of a million. */
 TD_TEST(the_largest_tiles_give_the_same)
 {
     td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1990, .seq_k = 70, .dtype = TD_F32};
@@ -315,7 +316,7 @@ TD_TEST(the_largest_tiles_give_the_same)
     }
 }
 
-TD_TEST(the_softmax_between_products_is_that_of_float64)
+TD_TEST(the_softmax_between_gemms_agrees_with_float64)
 {
     static const int64_t columns[] = {256, 1024, 2052, 16384};
 
@@ -377,7 +378,8 @@ TD_TEST(tiles_fit_a_block)
 
                 td_assert_ok(td_attention_shape_resolve(&given, &s));
                 const td_jit_kernels k = td_jit_kernels_of(&s);
-                assert_true(k.forward.bytes <= 113 << 10 && k.backward.bytes <= 113 << 10); /* two of them */
+                /* two blocks fit on an SM */
+                assert_true(k.forward.bytes <= 113 << 10 && k.backward.bytes <= 113 << 10);
                 assert_true(k.forward.threads % 32 == 0 && k.forward.rows % 16 == 0);
             }
 }
@@ -399,7 +401,7 @@ TD_TEST(nvrtc_takes_every_source)
 
         memcpy(identity, nvrtc.identity, sizeof identity);
         td_assert_ok(td_nvrtc_find(nvrtc.path, capabilities[i], &nvrtc));
-        assert_string_not_equal(identity, nvrtc.identity); /* after 90 comes 80, and 90 again */
+        assert_string_not_equal(identity, nvrtc.identity); /* the capabilities are 90, 80, 90 in turn */
         /* Each source is compiled for one capability, and each capability gets every pair of tile, dtype
          * and pass. */
         for (int each = 0; each < 8; each++) {
@@ -444,7 +446,7 @@ TD_TEST(nvrtc_that_is_missing_is_an_error)
     td_assert_refused(td_nvrtc_find("libm.so.6", 90, &nvrtc), TD_LIBRARY_ERROR, "has no nvrtcVersion");
 }
 
-/** The system's, in less of a hurry to run than to be done. */
+/** Finds the system's compiler. It compiles with few optimizations, because that is faster. */
 static int find_compiler(void **state)
 {
     static const char text[] = "#!/bin/sh\nexec cc \"$@\" -O1\n";

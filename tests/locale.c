@@ -1,5 +1,6 @@
-/* Text for machines is the same bytes in every locale: each writer runs in the C locale and in one whose
- * numbers have a comma, which localedef makes here of a few lines, for a fresh machine has none. */
+/* Text for machines has the same bytes in every locale. Each writer runs in the C locale and in a locale
+ * whose numbers have a comma. localedef makes this locale here from a few lines, because a fresh machine has
+ * none. */
 #include "base/record.h"
 #include "bench/bench.h"
 #include "jit/jit.h"
@@ -36,7 +37,7 @@ static FILE *open_file(const char *name)
     return file;
 }
 
-/* localedef comes with the C library; the definitions that it usually reads come with another package. */
+/* localedef comes with the C library. The definitions that it usually reads come with another package. */
 static void make_comma_locale(void)
 {
     char command[320];
@@ -55,7 +56,7 @@ static void make_comma_locale(void)
     snprintf(command, sizeof command,
              "localedef --no-archive -c -i %s/definition -f %s/characters %s/comma >%s/said 2>&1", folder,
              folder, folder, folder);
-    (void)!system(command); /* it warns of what the definition leaves out, and ends with 1 */
+    (void)!system(command); /* localedef warns about missing parts of the definition, and exits with 1 */
     assert_int_equal(setenv("LOCPATH", folder, 1), 0);
 }
 
@@ -99,7 +100,7 @@ static int end(void **unused)
     return system(command);
 }
 
-/* ---- the writers; each leaves its text at `path` ---- */
+/* ---- the writers; each writes its text to `path` ---- */
 
 static void write_trace(const char *path)
 {
@@ -145,7 +146,7 @@ static void write_record(const char *path)
     td_record_destroy(record);
 }
 
-/* head_dim 20 and 96: scales that no few digits hold. */
+/* head_dim 20 and 96: their scales need many digits. */
 static td_attention_shape shape_of(int64_t head_dim)
 {
     return (td_attention_shape){.batch = 1,
@@ -197,7 +198,7 @@ TD_TEST(text_is_the_same_in_every_locale)
     }
 }
 
-/* Code that is compiled in one locale is found in the other: its source and the key are the same. */
+/* Code that is compiled in one locale is found in another: the source and the key are the same. */
 TD_TEST(code_of_the_cpu_is_found_in_every_locale)
 {
     const td_jit_options options = {.cache = folder};
@@ -207,7 +208,7 @@ TD_TEST(code_of_the_cpu_is_found_in_every_locale)
         const td_attention_shape shape = shape_of(20);
         td_device *jit;
 
-        set_locale(comma == 0); /* what a comma spoils does not compile */
+        set_locale(comma == 0); /* code with a comma would not compile */
         td_assert_ok(td_device_open("cpu", &jit));
         td_assert_ok(td_jit_configure(jit, &options));
         td_assert_ok(td_jit_prepare(jit, &shape));

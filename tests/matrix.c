@@ -1,14 +1,16 @@
-/* The option matrix: steps of a trainer have the same bits, whatever the options are that only say how and
- * when. test_matrix BACKEND RANKS starts the ranks itself; under mpirun it is one of them.
+/* The option matrix: options that change only how and when a step is computed must not change the bits of a
+ * trainer's steps. test_matrix BACKEND RANKS starts the ranks itself. Under mpirun the process is one of the
+ * ranks.
  *
- * A cell is a value of each axis. Runs test cells so that every pair of values occurs; one rank alone also
- * tests every cell without links. With a third argument every cell is tested, from cell TANDEM_FUZZ_SEED on,
- * for TANDEM_FUZZ_SECONDS at most, or for as many seconds as the argument says: ci/fuzz sets both.
+ * A cell is a value of each axis. A run tests enough cells that every pair of values occurs. A run with one
+ * rank also tests every cell without links. With a third argument every cell is tested, from cell
+ * TANDEM_FUZZ_SEED on. This ends after TANDEM_FUZZ_SECONDS, or without them after the seconds that the
+ * argument gives. ci/fuzz sets both.
  *
- * What cells are compared with is computed in this one process: a trainer for each rank, whose gradients are
- * added up in the order of ranks. The bits are the same with 1 and 2 ranks, for an addition has no order. Not
- * here, because bits differ: clipping with sharding, one batch on 1 and 2 ranks, more than one reduction per
- * step, and GEMMs on fewer SMs of a GPU. */
+ * This process computes the expected result: it has a trainer for each rank, and adds their gradients in the
+ * order of ranks. With 1 and 2 ranks the bits are the same, because a sum of two numbers has only one order.
+ * Some combinations change the bits and are not tested here: clipping with sharding, one batch on 1 and 2
+ * ranks, more than one reduction per step, and GEMMs on fewer SMs of a GPU. */
 #include "ddp/reduce.h"
 #include "shard/state.h"
 
@@ -53,7 +55,7 @@ typedef enum axis {
     AXES
 } axis;
 
-enum { VALUES = 9 }; /* of an axis, at most */
+enum { VALUES = 9 }; /* the most values of an axis */
 
 typedef enum split { NONE, NAIVE, FLAT, OVERLAP, BUCKETED, TENSORS, ONE_BUCKET, SMALL_BUCKETS, FULL } split;
 
@@ -70,12 +72,12 @@ static const char *const names[AXES][VALUES] = {
                "shard flat, 1 bucket", "shard flat", "shard full"},
     [MASTERS] = {"f32", "bf16", "planes of bf16_mixed", "planes with f32 gradients"}};
 
-/* Of masters. Another form of masters is a name, a line of config_of, and its arenas. */
+/* The precision of each kind of masters. A new kind needs a name, a line in config_of, and its arenas. */
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED,
                                           TD_PRECISION_BF16_MIXED};
 
 typedef struct cell {
-    int at[AXES]; /* the number of its value on each axis */
+    int at[AXES]; /* the index of the value on each axis */
 } cell;
 
 static int values_of(axis a)
@@ -117,7 +119,8 @@ static bool on_gpu(void)
     return td_device_kind_of(dev) != TD_DEVICE_CPU;
 }
 
-/* A CPU has graphs as if, which do not know the collectives of one rank. */
+/* On a CPU graphs are simulated (as_if_graphs.h). The simulation does not work for collectives of one
+ * rank. */
 static bool possible(const cell *c)
 {
     return !(c->at[TRANSIENT] && (c->at[MICRO] > 0 || c->at[SPLIT] == FULL)) &&
@@ -139,7 +142,7 @@ static const char *name_of(const cell *c)
 
 static bool seen[AXES][VALUES][AXES][VALUES];
 
-/* Pairs of the cell that no cell had before; with `mark` it has them now. */
+/* Returns the number of the cell's pairs that no earlier cell had. With `mark` they count as tested. */
 static int new_pairs(const cell *c, bool mark)
 {
     int count = 0;
@@ -154,7 +157,7 @@ static int new_pairs(const cell *c, bool mark)
     return count;
 }
 
-/* The possible cell with the most new pairs; false: there are none left. */
+/* The possible cell with the most new pairs. Returns false if there are none left. */
 static bool next_by_pairs(cell *out)
 {
     int most = 0;
@@ -203,7 +206,7 @@ static td_train_config config_of(const cell *c)
                              .capture = c->at[CAPTURED]};
 }
 
-/* Other hyperparameters for the second half of the weights, which begins within one. */
+/* Sets other hyperparameters for the second half of the weights. The half begins inside a weight. */
 static void add_groups(const cell *c, int64_t elements, td_train_config *config, td_optimizer_group groups[2])
 {
     if (!c->at[GROUPS])
@@ -232,8 +235,8 @@ static int64_t elements_of(const td_train_config *config)
     return (int64_t)(bytes.parameters / td_dtype_size(td_precision_weights(config->model.precision)));
 }
 
-/* Arena bytes by masters, by what is kept, and by mode: one micro-batch, transient gradients, more
- * micro-batches. They are the plan's gradients, activations and scratch for the model of a CPU. */
+/* Bytes of the arena by masters, by what is kept, and by mode (one micro-batch, transient gradients, several
+ * micro-batches). The arena is the plan's gradients, activations and scratch, for the model on a CPU. */
 static const size_t arenas[][4][3] = {
     {{161280, 147712, 161280}, {172032, 157440, 172032}, {152064, 148736, 152064}, {162048, 153088, 162048}},
     {{148224, 140800, 148224}, {155648, 147456, 155648}, {142848, 140800, 142848}, {149248, 144128, 149248}},
@@ -248,7 +251,7 @@ static int64_t allocations(void)
     return memory.allocations;
 }
 
-/* The device's memory is what the plan says, and the arena is no larger than recorded. */
+/* The device's memory must be what the plan says, and the arena must not be larger than in the table. */
 static void check_bytes(const cell *c, const td_train_config *config, size_t before)
 {
     const int mode = c->at[TRANSIENT] ? 1 : c->at[MICRO] > 0 ? 2 : 0;
@@ -256,7 +259,7 @@ static void check_bytes(const cell *c, const td_train_config *config, size_t bef
     td_train_bytes plan;
     td_train_config as_queued = *config;
 
-    as_queued.capture = false; /* which a CPU refuses, but as if */
+    as_queued.capture = false; /* a CPU refuses a plan with graphs, except the simulated ones */
     td_assert_ok(td_train_plan(dev, &as_queued, &plan));
     td_assert_ok(td_device_memory(dev, &memory));
     const size_t arena = plan.model.gradients + plan.model.activations + plan.model.scratch;
@@ -303,7 +306,7 @@ static trainer open_trainer(const cell *c)
     if (t.ddp)
         td_assert_ok(td_ddp_link_attach(t.ddp, dev, t.train));
     const bool side = split == FULL && c->at[PARTS] && !on_gpu();
-    if (side) /* reductions are waited for on a stream of their own */
+    if (side) /* reductions are waited for on another stream */
         td_as_if_gpu_once();
     if (t.shard)
         td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
@@ -322,7 +325,7 @@ static void close_trainer(trainer *t)
     td_shard_link_destroy(t->shard);
 }
 
-/* A rank's tokens of a step's micro-batches on the device; td_device_free frees them. */
+/* Returns a rank's tokens of a step's micro-batches, on the device. td_device_free frees them. */
 static int64_t *tokens_of(const char *what, int step, int rank)
 {
     const size_t bytes = MICROS * BATCH * CONTEXT * sizeof(int64_t);
@@ -356,7 +359,7 @@ static float loss_of(td_train *train)
     return loss;
 }
 
-/* ---- what cells are compared with ---- */
+/* ---- the expected results ---- */
 
 typedef struct arrays {
     void *numbers, *grads; /* of all weights, on the host */
@@ -365,14 +368,14 @@ typedef struct arrays {
 typedef struct truth {
     bool known;
     td_weights w;        /* types and elements */
-    float losses[STEPS]; /* this rank's */
-    void *logits;        /* of an evaluation after step 2 */
+    float losses[STEPS]; /* losses of this rank */
+    void *logits;        /* logits of an evaluation after step 2 */
     arrays after[STEPS];
 } truth;
 
-static truth truths[VALUES][2][2][2]; /* by masters, micro-batches, optimizer and groups */
+static truth truths[VALUES][2][2][2]; /* indices: masters, micro-batches, optimizer, groups */
 
-/* What the device has there, for the host. */
+/* Returns a copy of the device's data on the host. */
 static void *here(const void *data, int64_t elements, td_dtype dtype)
 {
     const size_t bytes = (size_t)elements * td_dtype_size(dtype);
@@ -383,7 +386,7 @@ static void *here(const void *data, int64_t elements, td_dtype dtype)
     return host;
 }
 
-/* The logits of a batch that all ranks have alike, without a step. */
+/* Returns the logits of a batch that is equal on all ranks, without a step. */
 static void *evaluate(td_train *train, td_precision precision)
 {
     int64_t *ids = tokens_of("evaluation", 0, 0);
@@ -395,10 +398,10 @@ static void *evaluate(td_train *train, td_precision precision)
     return here(logits, (int64_t)BATCH * CONTEXT * VOCAB, td_precision_dtype(precision));
 }
 
-static void *scratch; /* room for any parameter, on the device */
+static void *scratch; /* memory on the device for any parameter */
 enum { SCRATCH_BYTES = 32 * 1024 };
 
-/* The weights of all ranks; between them are zeros. */
+/* Gathers the weights of all ranks. Between weights are zeros. */
 static void *gather_numbers(const trainer *t)
 {
     td_transformer *const model = td_train_model(t->train);
@@ -448,7 +451,7 @@ static void free_arrays(arrays *a)
     free(a->grads);
 }
 
-/* Gradients of all ranks' trainers become their sum. */
+/* Replaces the gradients of all ranks' trainers by their sum. */
 static void add_up(td_train *trains[MOST_RANKS])
 {
     const td_weights w = weights_of(trains[0]);
@@ -526,7 +529,7 @@ static void compare_range(const trainer *t, const truth *truth, td_range range, 
     }
 }
 
-/* Gradients that this rank has: with parts of buckets or of units its own ones and nothing more. */
+/* Compares this rank's gradients. If a rank has parts of buckets or units, only its parts are compared. */
 static void compare_gradients(const trainer *t, const truth *truth, const void *want)
 {
     const td_range all = {0, truth->w.elements};
@@ -552,7 +555,8 @@ static void compare_with(const cell *c, const trainer *t, const truth *truth, in
     free(got);
 }
 
-/* Every second step in parts is settled before its update, which then makes weights that not all have. */
+/* A step, whole or in parts. In parts, every second step calls td_train_settle before its update. The update
+ * then makes weights that not all ranks have. */
 static void run_step(const cell *c, td_train *train, int step)
 {
     int64_t *ids = tokens_of("ids", step, info.rank), *targets = tokens_of("targets", step, info.rank);
@@ -570,7 +574,7 @@ static void run_step(const cell *c, td_train *train, int step)
     td_assert_ok(td_device_free(dev, targets));
 }
 
-/* As if there were graphs, a step is right when it is captured, and a replay does nothing. */
+/* With simulated graphs a step is computed when it is captured, and a replay does nothing. */
 static void run_cell(const cell *c)
 {
     const int steps = c->at[CAPTURED] && !on_gpu() ? AS_IF_STEPS : STEPS;
@@ -603,12 +607,13 @@ static void run_cell(const cell *c)
     compare_with(c, &t, truth, steps - 1);
     if (c->at[CAPTURED] && !on_gpu())
         assert_true(td_as_if_launches() >= micros_of(c));
-    /* Tokens of the third step and of the evaluation: the trainer allocates nothing. */
+    /* Only the tokens of the third step and of the evaluation are allocated: the trainer allocates
+     * nothing. */
     assert_int_equal(allocations() - first, steps == STEPS ? 2 + 1 : 0);
     close_trainer(&t);
 }
 
-/* The cell that runs, or the one that failed. */
+/* The cell that runs, or the cell that failed. */
 static cell now;
 static bool failing;
 
@@ -623,7 +628,7 @@ static int say_which(void **unused)
 static int run(const cell *c)
 {
     now = *c;
-    failing = true; /* unless it returns */
+    failing = true; /* stays true if the cell fails, because the call then does not return */
     run_cell(&now);
     failing = false;
     return 1;
@@ -646,9 +651,9 @@ static void every_pair_of_options_has_the_same_bits(void **unused)
     assert_true(count >= values_of(SPLIT) * values_of(MASTERS) / 2);
 }
 
-static int seconds; /* for which every cell is tested */
+static int seconds; /* every cell is tested for so many seconds */
 
-/* All ranks agree on the end: rank 0 has the clock. */
+/* All ranks agree on the end, by rank 0's clock. */
 static bool time_is_left(int64_t deadline_ns)
 {
     const bool mine = td_clock_ns() < deadline_ns;
@@ -667,7 +672,8 @@ static void every_cell_has_the_same_bits(void **unused)
     (void)unused;
     const int first = (int)(strtoul(seed ? seed : "1", NULL, 10) % (unsigned)product());
     for (int i = 0; i < product() && time_is_left(deadline); i++) {
-        const cell c = cell_of((int)(((int64_t)i * 7919 + first) % product())); /* a prime: all of them */
+        /* 7919 is a prime, so that every cell comes once */
+        const cell c = cell_of((int)(((int64_t)i * 7919 + first) % product()));
 
         if (possible(&c))
             count += run(&c);
@@ -695,7 +701,7 @@ int main(int argc, char **argv)
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
     assert_true(info.ranks <= MOST_RANKS);
-    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors */
+    td_assert_ok(td_cpu_set_threads(1)); /* there are as many ranks as processors */
     td_assert_ok(td_device_alloc(dev, SCRATCH_BYTES, &scratch));
     const int failed = td_run_group(argv[1], 1, &tests[all], NULL, NULL);
     for (int i = 0; i < VALUES * 8; i++)

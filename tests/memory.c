@@ -1,4 +1,4 @@
-/* What a recording says of a pass: that its events add up, and to what the arithmetic says. */
+/* Recordings of passes: events add up, and the totals agree with the accounting. */
 #include "memory/memory.h"
 
 #include "accounting/accounting.h"
@@ -83,7 +83,7 @@ static bool overlap(const td_memory_event *a, const td_memory_event *b)
     return x < y + b->bytes && y < x + a->bytes;
 }
 
-/* A tensor that becomes live lies in a live block and overlaps no other live tensor. */
+/* If a tensor becomes live, it must lie in a live block and overlap no other live tensor. */
 static void check_place(const td_memory_entry *entries, int64_t i)
 {
     bool housed = false;
@@ -99,10 +99,10 @@ static void check_place(const td_memory_entry *entries, int64_t i)
             fail_msg("%s and %s share memory", entries[i].event.label, other->event.label);
     }
     if (!housed)
-        fail_msg("%s stands in no block", entries[i].event.label);
+        fail_msg("%s lies in no block", entries[i].event.label);
 }
 
-/* Replays the events by themselves; the totals must be the recording's, and the device's. */
+/* Replays the events without the recording. The totals must be the recording's and the device's. */
 static void check_totals(const td_memory_recording *recording, size_t device_peak)
 {
     const td_memory_summary summary = summary_of(recording);
@@ -150,7 +150,7 @@ static void check_totals(const td_memory_recording *recording, size_t device_pea
     assert_int_equal(composed, live_peak);
 }
 
-/* Phases follow each other, and each has its own peak. */
+/* Phases follow each other, and each phase has its own peak. */
 static void check_phases(const td_memory_recording *recording, const td_memory_config *config)
 {
     const td_memory_summary summary = summary_of(recording);
@@ -199,7 +199,7 @@ static size_t live_of(const td_memory_recording *recording, td_memory_category c
     return bytes;
 }
 
-/* Weights, gradients and moments are what the number of parameters makes them. */
+/* The bytes of weights, gradients and moments must follow from the number of parameters. */
 static void check_categories(const td_memory_recording *recording, const td_memory_config *config)
 {
     const td_memory_summary summary = summary_of(recording);
@@ -213,7 +213,8 @@ static void check_categories(const td_memory_recording *recording, const td_memo
     assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, created), numel * 4);
     assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, summary.entries), numel * 4);
     assert_int_equal(live_of(recording, TD_MEMORY_OPTIMIZER_STATE, created), step ? numel * 8 : 0);
-    assert_int_equal(live_of(recording, TD_MEMORY_ACTIVATIONS, created) > 0, true); /* loss and its rows */
+    /* the loss and its rows */
+    assert_int_equal(live_of(recording, TD_MEMORY_ACTIVATIONS, created) > 0, true);
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, forward), 0);
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, backward), held ? numel * product : 0);
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, summary.entries), 0);
@@ -261,9 +262,9 @@ static const td_cases recordings = {.group = "events add up",
                                              {"along", "after"},
                                              {"held", "transient"}}};
 
-/* ---- what it says ---- */
+/* ---- contents of a recording ---- */
 
-/* What others have on the device is no part of a recording, and does not move it. */
+/* A recording has no blocks that existed before, and they do not change its numbers. */
 TD_TEST(others_blocks_do_not_count)
 {
     td_memory_recording *alone = record(&tiny);
@@ -283,7 +284,8 @@ TD_TEST(others_blocks_do_not_count)
     td_memory_recording_destroy(beside);
 }
 
-/* A block's tensors are its own, to the rounding of each to TD_ALIGNMENT. */
+/* The tensors that a block saves have the bytes that accounting computes, with each tensor rounded up to
+ * TD_ALIGNMENT. */
 static void a_block_saves_what_accounting_says(void **state)
 {
     const int *choice = ((const td_combination *)*state)->choice;
@@ -305,7 +307,7 @@ static void a_block_saves_what_accounting_says(void **state)
     td_assert_ok(td_account_model_activations(&model, 4, 64, element, &sizes));
     td_memory_recording *recording = record(&config);
     for (int64_t layer = 0; layer < 3; layer++) {
-        /* Of checkpoints the last one is there in full. */
+        /* The last checkpoint is kept in full. */
         const bool last = layer == 2;
         const int64_t saved = config.model.keep == TD_KEEP_MOST          ? want.most
                               : config.model.keep == TD_KEEP_ALL || last ? want.all
@@ -353,7 +355,7 @@ TD_TEST(the_largest_come_first)
         assert_int_equal(few, count < 2 ? count : 2);
     }
     td_assert_ok(td_memory_largest(recording, TD_MEMORY_IN_FORWARD, 100, largest, &count));
-    int64_t at = 0; /* attention's scratch may be larger, by the number of threads */
+    int64_t at = 0; /* the scratch of attention may be larger, depending on the number of threads */
     while (at < count && strcmp(largest[at].name, "layers.*.ffn.gate_up") != 0)
         at++;
     assert_true(at < count);
@@ -375,10 +377,10 @@ TD_TEST(owned_ranges_are_refused)
     assert_null(recording);
 }
 
-/* ---- by hand ---- */
+/* ---- recordings by hand ---- */
 
-/* A block that is freed takes what stands in it along; what dies without having lived, and an allocation that
- * failed, change nothing. */
+/* Freeing a block ends the life of the tensors in it. The end of a tensor that never became live, and an
+ * allocation that failed, change nothing. */
 TD_TEST(a_recording_by_hand_is_replayed)
 {
     static char memory[100];
@@ -419,11 +421,12 @@ TD_TEST(a_recording_by_hand_is_replayed)
     assert_int_equal(recording.summary.whole.peak, 2);
     assert_int_equal(recording.summary.phases[0].live_bytes, 50);
     assert_int_equal(recording.summary.whole.end_ns, 2);
-    /* The snapshot's own, a segment and its end twice, two tensors, and two events for each end of one. */
+    /* Events: one of the snapshot, a segment and its end twice, two tensors, and two for each end of a
+     * tensor. */
     assert_int_equal(td_memory_snapshot_events(&recording), 1 + 3 + 2 + 2 * 3);
 }
 
-/* A tensor at the begin of the next block stays when the block before it is freed. */
+/* A tensor at the start of a block stays alive when the block before it in memory is freed. */
 TD_TEST(a_freed_block_leaves_its_neighbour)
 {
     static char memory[100];
@@ -452,7 +455,7 @@ TD_TEST(a_freed_block_leaves_its_neighbour)
     assert_int_equal(entries[2].pair, -1);
 }
 
-/* A layer's number is a number. */
+/* The text between the dots must be a number. */
 TD_TEST(layers_are_found_in_names)
 {
     static const struct {
@@ -476,7 +479,7 @@ int main(void)
 {
     td_each(open_device, close_device);
     if (strcmp(MEMORY_DEVICE, "cpu") != 0)
-        td_device_close(td_gpu_open()); /* or the program is skipped */
+        td_device_close(td_gpu_open()); /* without a GPU the program is skipped here */
     int failed = td_run_group("recordings on " MEMORY_DEVICE, (size_t)td_test_count, td_tests, NULL, NULL);
 
     failed += td_run_cases(&recordings, open_device, close_device);

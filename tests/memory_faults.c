@@ -1,10 +1,10 @@
-/* The recorder when every call it makes fails in turn. */
+/* The recorder, with each of its calls failing in turn. */
 #include "memory/memory.h"
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/test.h"
 
-/* ---- the doubles that prototypes do not tell ---- */
+/* ---- doubles that cannot be made from prototypes ---- */
 
 void *__real_calloc(size_t count, size_t size);
 
@@ -34,7 +34,7 @@ typedef struct trial {
     td_memory_block block;
 } trial;
 
-/* A device of the run's own: a pop that fails leaves its label. */
+/* Opens a separate device for the run: a pop that fails leaves its label. */
 static void open_device(void *state)
 {
     trial *t = state;
@@ -81,7 +81,7 @@ static void every_fault_comes_back_as_a_status(void **state)
     td_fault_each(&loop, &t);
 }
 
-/* A history without memory for a label drops the event: then there is no recording. */
+/* If a history has no memory for a label, it drops the event, and there is no recording. */
 int main(void)
 {
     static const trial trials[] = {

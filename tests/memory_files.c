@@ -1,4 +1,4 @@
-/* The files of a recording: whole, or not there. */
+/* The files of a recording are complete or do not exist. */
 #include "memory/recording.h"
 
 #include "support/compare.h"
@@ -28,7 +28,7 @@ static int record(void **unused)
     if (td_device_open("cpu", &dev) != TD_OK)
         return -1;
     const td_status status = td_memory_record(dev, &tiny, &recording);
-    td_device_close(dev); /* of which a recording needs nothing */
+    td_device_close(dev); /* a recording does not need its device */
     return status == TD_OK ? 0 : -1;
 }
 
@@ -82,7 +82,7 @@ static const char *string(const cJSON *object, const char *key)
     return text;
 }
 
-/* The events are the entries, number by number. */
+/* The events have the same numbers as the entries. */
 TD_TEST(events_are_the_entries)
 {
     static const char *const actions[] = {"alloc", "free", "live", "dead", "oom"};
@@ -121,8 +121,8 @@ TD_TEST(events_are_the_entries)
     free(text);
 }
 
-/* What no pass has: a block that is freed before what stands in it, an allocation that failed, no label, a
- * label that JSON would take for its own, and another GPU than the first. */
+/* Events that no pass has: a block that is freed before its tensor, an allocation that failed, a missing
+ * label, a label with characters of JSON, and another GPU than the first. */
 TD_TEST(a_recording_by_hand_is_written)
 {
     static char memory[100];
@@ -155,7 +155,8 @@ TD_TEST(a_recording_by_hand_is_written)
     td_assert_ok(td_memory_replay(&by_hand));
     assert_int_equal(by_hand.summary.whole.live_bytes, 20);
     assert_int_equal(by_hand.summary.whole.end_bytes, 0);
-    /* The snapshot's own, the segment, the tensor, its end in two, and the segment's end. */
+    /* Events: one of the snapshot, the segment, the tensor, two for the tensor's end, and the segment's
+     * end. */
     assert_int_equal(td_memory_snapshot_events(&by_hand), 6);
     td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
     td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
@@ -170,7 +171,7 @@ TD_TEST(a_recording_by_hand_is_written)
     cJSON_Delete(all);
     free(text);
 
-    /* Nothing at all is a picture, too. */
+    /* A recording without events is a valid picture too. */
     by_hand.count = 0;
     by_hand.summary = (td_memory_summary){.base_bytes = 0};
     td_assert_ok(td_memory_replay(&by_hand));

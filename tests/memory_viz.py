@@ -1,4 +1,4 @@
-"""Snapshots of `tandem memory` in PyTorch's own tools, as its viewer reads them.
+"""Reads snapshots of `tandem memory` with PyTorch's tools, as its viewer does.
 
 Run by CTest as  python memory_viz.py PATH_OF_TANDEM  with the Python that has PyTorch.
 """
@@ -24,14 +24,16 @@ WAYS = {
     "forward": ["--pass", "forward", "--dtype", "bf16_mixed"],
     "checkpoints": ["--keep", "inputs", "--checkpoint-layers", "3"],
 }
-# Of what a snapshot needs, what the viewer's own reader of pickles knows (torch/utils/viz/MemoryViz.js).
+# The opcodes that a snapshot needs and that the viewer's reader of pickles knows
+# (torch/utils/viz/MemoryViz.js).
 OPCODES = set(
     """PROTO STOP MARK EMPTY_DICT EMPTY_LIST SETITEMS APPENDS TUPLE2 NEWTRUE NEWFALSE BININT LONG1 BINUNICODE
     LONG_BINPUT LONG_BINGET""".split()
 )
-MOST_AT_ONCE = 1000  # items of a batch, which the viewer spreads over its stack
+MOST_AT_ONCE = 1000  # items of a batch: the viewer passes them as arguments on its stack
 CATEGORIES = {"weights", "gradients", "optimizer state", "activations", "scratch", "unknown"}
-ACTIONS = {"alloc": 1, "free": 1, "live": 1, "dead": 2, "oom": 0}  # events of a snapshot for each of ours
+# events in a snapshot for each of our events
+ACTIONS = {"alloc": 1, "free": 1, "live": 1, "dead": 2, "oom": 0}
 
 tandem = ""
 
@@ -120,7 +122,7 @@ class VizTest(unittest.TestCase):
             self.check_segments(snapshot["segments"], segments, alive)
 
     def check_segments(self, found, segments, alive):
-        """They are the blocks that are there at the end, covered by what is alive in them and what is not."""
+        """The segments must be the blocks that exist at the end. Live and free parts must cover each of them."""
         self.assertEqual({segment["address"]: segment["total_size"] for segment in found}, segments)
         blocks = {}
         for segment in found:
@@ -139,7 +141,8 @@ class VizTest(unittest.TestCase):
     def test_events_carry_categories_and_labels(self):
         for _, events, snapshot in self.each():
             (trace,) = snapshot["device_traces"]
-            self.assertEqual(trace[0]["category"], "unknown")  # without which the viewer takes no category
+            # the viewer reads categories only if the first event has one
+            self.assertEqual(trace[0]["category"], "unknown")
             self.assertLessEqual({event["category"] for event in trace}, CATEGORIES)
             times = [event["time_us"] for event in trace]
             self.assertEqual(times, sorted(times))

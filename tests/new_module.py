@@ -1,5 +1,5 @@
-"""ci/new-module in a copy of the tree: the new module is formatted, known to every check and every list, and its test
-passes, as it is written and with its functions filled in.
+"""Runs ci/new-module in a copy of the tree. The new module must be formatted, and every check and list must know it.
+Its test must pass, first as written and then with its functions filled in.
 
     new_module.py SOURCE CMAKE        SOURCE has build/venv
 """

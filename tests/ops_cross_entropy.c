@@ -159,7 +159,7 @@ TD_TEST(equal_logits_give_the_log_of_the_vocabulary)
 
 /* lse is near 1e4, where floats are 2^-10 apart. The loss of a confident row and its gradient are far
  * smaller. */
-TD_TEST(a_sure_row_keeps_its_small_loss)
+TD_TEST(a_confident_row_keeps_its_small_loss)
 {
     ops_case c = ops_begin(TD_F32, "sure row");
     double others = 2 * exp(-7.0);

@@ -60,8 +60,7 @@ static void forward_and_backward(void **state)
                 td_silu_mul_forward(ops_dev, &shape, on(gate), on(up), on(y)));
         ops_assert_close(&c, "y", c.dtype, y, truth, rows * cols, 2);
 
-        /* Memory between cols and pitch must not change: it is poison here, and the operand itself in
-         * place. */
+        /* Memory between cols and pitch must not change. It is poison here; in place it is the operand's. */
         OPS_RUN(&c, c.dtype, dgate, all, NULL,
                 td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup), NULL));
         OPS_RUN(&c, c.dtype, dup, all, NULL,

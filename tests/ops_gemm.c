@@ -336,7 +336,8 @@ TD_TEST(interleaved_output)
     ops_finish(&c);
 }
 
-/* 257 + 2 is 259, a tie that goes to 260; rounded before the addition, 256 + 2 would be 258. */
+/* 257 + 2 is 259, a tie that is rounded to 260. If 257 were rounded to 256 before the addition, the result
+ * would be 258. */
 TD_TEST(bf16_output_is_rounded_once)
 {
     ops_case c = ops_begin(TD_BF16, "rounded once");
@@ -474,7 +475,8 @@ static void assert_whole(const wide *w)
                      (double)w->out[i]);
 }
 
-/* If OpenMP does not give oneDNN a thread, that thread's part of c stays undone. */
+/* If OpenMP gives oneDNN fewer threads than it asked for, the missing threads' parts of c are not
+ * computed. */
 static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
 {
     enum { MANY = 4 };
@@ -508,7 +510,7 @@ static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
     ops_finish(&w.c);
 }
 
-/* More threads than the scratch has memory for: fewer threads multiply. */
+/* If the scratch is too small for all threads, fewer threads multiply. */
 TD_TEST(many_threads_share_the_scratch)
 {
     wide w = wide_begin(TD_BF16, "many threads");

@@ -257,15 +257,15 @@ TD_TEST(updates_may_begin_anywhere)
     }
 }
 
-/* Updates on a few SMs have the bits of updates on all SMs: for every combination of types, for sizes around
- * 16 bytes, around a chunk of 2,048 and around the elements that all SMs take at a time, twice with one work
- * area. */
+/* Updates on a few SMs have the bits of updates on all SMs. Tested with every combination of types, and twice
+ * with one work area. Sizes are around 16 bytes, around a chunk of 2,048, and around the elements that all
+ * SMs take at a time. */
 TD_TEST(updates_on_some_sms_have_the_same_bits)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};
 
     if (!td_update_has_sms(ops_dev))
-        return; /* there is only the plain kernel, which has its own tests */
+        return; /* there is only the kernel for all SMs, which other tests check */
     for (int i = 0; i < UPDATE_TYPES; i++)
         for (size_t j = 0; j < sizeof counts / sizeof *counts; j++)
             for (int sgd = 0; sgd < 2; sgd++) {
@@ -299,8 +299,8 @@ TD_TEST(updates_on_some_sms_have_the_same_bits)
             }
 }
 
-/* More than 2^32 bytes and 2^31 elements, as logits of a long sequence: the last rows are those of a call
- * without the others. Numbers are small whole numbers, so that no order of sums changes a bit. */
+/* More than 2^32 bytes and 2^31 elements, as logits of a long sequence. The last rows must be as in a call
+ * with these rows alone. Numbers are small integers, so the order of sums changes no bit. */
 enum { LARGE_ROWS = 16384, LARGE_VOCAB = 151936, LARGE_WIDTH = 64, LAST_ROWS = 128 };
 
 typedef struct large {
@@ -344,7 +344,7 @@ static void large_assert_same(const char *name, const void *a, const void *b, in
     free(both);
 }
 
-static const int64_t large_before = LARGE_ROWS - LAST_ROWS; /* rows that one of two calls has not */
+static const int64_t large_before = LARGE_ROWS - LAST_ROWS; /* rows that only the larger call has */
 
 static void large_gemm(const large *t, td_gemm_shape shape, const void *a, const void *b, void *y)
 {
@@ -409,7 +409,7 @@ TD_TEST(last_rows_of_large_logits)
     large_assert_same("lse", t.lse + large_before, lse_last, LAST_ROWS, TD_F32);
     large_assert_same("dlogits", logits_last, t.few, few, TD_BF16);
 
-    /* The weight's gradient of all rows, of which only the last are not 0. */
+    /* The weight's gradient of all rows. Only the last rows are not 0. */
     td_assert_ok(td_device_fill(ops_dev, t.logits, 0, (size_t)before * 2));
     large_draw(logits_last, few);
     shape = (td_gemm_shape){.m = LARGE_VOCAB, .n = LARGE_WIDTH, .trans_a = true, .out_dtype = TD_F32};

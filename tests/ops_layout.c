@@ -153,7 +153,7 @@ static int64_t pitch_of(const td_heads_shape *s)
     return s->pitch ? s->pitch : PARTS * s->heads * s->head_dim;
 }
 
-/* q, k or v from the rows of tokens, in the order [batch, heads, seq, head_dim]. */
+/* Returns q, k or v from the rows of tokens, in the order [batch, heads, seq, head_dim]. */
 static void *picked(ops_case *c, const td_heads_shape *s, int part, const void *rows)
 {
     const size_t bytes = (size_t)s->head_dim * td_dtype_size(c->dtype);

@@ -8,7 +8,7 @@ static const char *const variant_names[] = {"course2025", "course2026", "torch"}
 
 static const float gains[] = {1, 0.37f};
 
-/* types of p and g, 0 as in td_update_tensors; and whether p is planes */
+/* The types of p and g (g: 0 as in td_update_tensors), and whether p is stored as planes. */
 typedef struct update_types {
     td_dtype dtype, grad_dtype;
     bool planes;
@@ -231,7 +231,7 @@ static const struct {
     {1, 1e-3f, 20, true},
     {1, 1e30f, 3e30f, true},
     {1, 1, INFINITY, true},
-    /* The norm after the gain decides. */
+    /* The norm is multiplied by the gain before the comparison. */
     {0.37f, 1, 2, false},
     {0.37f, 1, 20, true},
     {-0.37f, 1, 2, false},
@@ -350,7 +350,7 @@ TD_TEST(the_defaults_are_torchs)
 
 /* ---- several steps ---- */
 
-/* 20 steps downhill: small differences of single steps must not add up. */
+/* 20 steps that minimise p^2 / 2: small differences of single steps must not add up. */
 TD_TEST(many_steps_stay_together)
 {
     enum { N = 67, STEPS = 20 };

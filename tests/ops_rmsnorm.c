@@ -77,7 +77,7 @@ static void forward(void **state)
     }
 }
 
-/* The bits of an addition followed by a norm. */
+/* The fused operation has the bits of an addition followed by a norm. */
 static void residual_forward(void **state)
 {
     const rmsnorm_case *row = *state;

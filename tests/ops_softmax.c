@@ -12,7 +12,7 @@ static int64_t seen(const td_softmax_shape *s, int64_t r)
     return r % s->causal_seq + 1;
 }
 
-/* Softmax of the first `count` of a row; the rest becomes 0. */
+/* Softmax of the first `count` elements of a row. The other elements become 0. */
 static void softmax(const double *x, double *y, int64_t count, int64_t cols)
 {
     double max = x[0], sum = 0;

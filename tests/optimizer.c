@@ -160,8 +160,8 @@ static void fill_groups(td_optimizer_group groups[3])
     groups[2].hyper.adamw.weight_decay = 0;
 }
 
-/* Ten AdamW groups of 100 elements. One differs from the first in everything; each other one differs in one
- * hyperparameter, that may be 0. */
+/* Ten AdamW groups of 100 elements. One group differs from the first in all hyperparameters. Each other group
+ * differs in one, which may be 0. */
 static void fill_alike(td_optimizer_group groups[10])
 {
     for (int i = 0; i < 10; i++) {
@@ -179,7 +179,7 @@ static void fill_alike(td_optimizer_group groups[10])
     groups[9].hyper.adamw.variant = TD_ADAMW_COURSE2025;
 }
 
-/* The result of a step on the block, by the operations themselves, group by group. */
+/* The expected result of a step on the block: calls of the operations, group by group. */
 typedef struct expected {
     float p[ELEMENTS], m[ELEMENTS], v[ELEMENTS];
 } expected;
@@ -287,7 +287,7 @@ TD_TEST(a_shard_updates_what_the_whole_list_would)
     close_block(&b);
 }
 
-TD_TEST(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call)
+TD_TEST(after_the_pass_adjacent_ranges_of_one_type_are_updated_in_one_call)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
     block b;
@@ -324,7 +324,7 @@ TD_TEST(new_hyperparameters_count_from_the_next_update_on)
     close_block(&b);
 }
 
-TD_TEST(groups_are_told_as_they_are_now)
+TD_TEST(groups_are_reported_as_they_are_now)
 {
     td_hyperparameters hyper = sgd_of(0.25);
     td_optimizer_group groups[3], got;
@@ -370,7 +370,7 @@ TD_TEST(moments_belong_to_the_elements_of_adamw_groups_alone)
     td_assert_ok(td_optimizer_reset(optimizer));
     for (int64_t i = 0; i < 360; i++)
         assert_true(m[i] == 0 && v[i] == 0);
-    for (int64_t without = 450; without < 640; without += 27) { /* in the gap, and in SGD */
+    for (int64_t without = 450; without < 640; without += 27) { /* elements in the gap and in the SGD group */
         td_assert_ok(td_optimizer_moments(optimizer, without, &m, &v));
         assert_true(!m && !v);
     }
@@ -483,7 +483,7 @@ TD_TEST(every_event_of_a_pass_is_waited_for_once)
         for (int64_t i = 0; i < 5; i++)
             td_assert_ok(td_hooks_final(hook, (td_range){10 * i, 10 * i + 10}, given[i]));
         td_assert_ok(td_hooks_final(hook, (td_range){50, 300}, one));
-        assert_int_equal(wait_count, 2); /* an event followed by another one; the pass goes on */
+        assert_int_equal(wait_count, 2); /* each event is followed by another one, and the pass goes on */
         assert_int_equal(normed, clipped ? 20 : 0);
         td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
         assert_int_equal(wait_count, 3);
@@ -559,7 +559,7 @@ static td_status sum_with_three(void *user, float *norm)
     return TD_OK;
 }
 
-TD_TEST(a_norm_of_ranks_has_what_each_counts)
+TD_TEST(a_norm_of_ranks_adds_the_sums_of_all)
 {
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
     double square = 0;
@@ -615,7 +615,7 @@ TD_TEST(a_failed_pass_is_not_clipped_and_passes_nothing_on)
 
 TD_TEST(the_schedule_warms_up_falls_as_a_cosine_and_stays)
 {
-    /* The values of the course's own test: max 1, min 0.1, warm-up 7, end 21. */
+    /* The values of the course's test: max 1, min 0.1, warm-up 7, end 21. */
     static const struct {
         int64_t t;
         double lr;

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism of the bridge: the contract of the course's tests, and what programs do with FSDP.
+"""Fully sharded data parallelism of the bridge: the contract of the course's tests, and common uses of FSDP.
 
 Four processes are started once. They run the cases of one, two, three and four ranks one after the other. A case is
 compared with one process that averages the gradients of all ranks' batches."""
@@ -168,7 +168,7 @@ class Watch:
 
 
 def train(ranks, rank):
-    """Plain, and with everything that lengthens a weight's path, with and without checkpoints."""
+    """A plain model, and models whose weights are used in unusual ways, with and without checkpoints."""
     for options in (
         {},
         {"tied": True, "frozen": True, "reentrant": True},
@@ -362,7 +362,7 @@ def checkpoint_and_memory(ranks, rank):
 
 
 class Boom(torch.autograd.Function):
-    """Fails in forward or in backward, as told."""
+    """Fails in forward or in backward."""
 
     where = None
 
@@ -525,7 +525,7 @@ def overflow(ranks, rank):
 
 
 class Parts(nn.Module):
-    """Reads one of the parameters that are in no unit."""
+    """Reads a parameter that belongs to no unit."""
 
     def __init__(self):
         super().__init__()
@@ -546,7 +546,7 @@ def use_other_parameters(ranks, rank):
 
 
 def carry(ranks, rank, folder):
-    """States written by another number of ranks are loaded with the same bits, and trained further."""
+    """States from another number of ranks load with the same bits, and training continues."""
     make = lambda: Gpt(tied=True)  # noqa: E731
     model, alone = get_fsdp(seeded(make, 5)), seeded(make, 5)
     one, other = (torch.optim.AdamW(net.parameters(), lr=0.01) for net in (model, alone))

@@ -206,7 +206,7 @@ class Clock(unittest.TestCase):
 
 
 def exact_and_high_water():
-    """The peak of one attention, by PyTorch's allocator and by the kernel's statistics of the process."""
+    """The peak memory of one attention, by PyTorch's allocator and by the operating system."""
 
     def status(name):
         found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())

@@ -1,4 +1,4 @@
-"""The device layer without a GPU: the CPU's answers, and a GPU that is only pretended. parity_gpu.py has a real one."""
+"""The device layer without a GPU: the CPU, and a simulated GPU. parity_gpu.py tests a real GPU."""
 
 import math
 import tempfile
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class Pretended(Cpu):
-    """A device whose memory is counted and may end: what a GPU does, by plain numbers."""
+    """A device with a limited amount of memory, which is only counted: a simulated GPU."""
 
     kind = "pretended"
 

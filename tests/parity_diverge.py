@@ -26,7 +26,7 @@ class Diverge(unittest.TestCase):
         cls.library.set_threads(1)
 
     def said(self, *arguments, here=True):
-        """(exit status, output). here: in this process."""
+        """Returns (exit status, output). `here`: runs in this process."""
 
         def records_of(case, settings):
             return [measure_case(diverge, case, self.library, budget=0.0)]
@@ -41,7 +41,7 @@ class Diverge(unittest.TestCase):
         return status, out.getvalue() + err.getvalue()
 
     def changed(self, wrong, change):
-        """The message if C's output of this name is wrong."""
+        """Returns the message if C's output of this name is wrong."""
         copy = diverge.Outputs.copy
 
         def faulty(outputs, hook, output):

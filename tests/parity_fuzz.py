@@ -1,8 +1,8 @@
 """Random tests of the code between a sweep and its pages: corrupt record files, kills, full disks.
 
-Each test runs for a bounded time from a fixed seed. TANDEM_FUZZ_SEED and TANDEM_FUZZ_SECONDS (of each test) set others.
-The first case has that seed, and each further case one more. A failure prints the seed of its case: with it and
-TANDEM_FUZZ_SECONDS=0 the case runs alone.
+Each test runs for a bounded time from a fixed seed. TANDEM_FUZZ_SEED and TANDEM_FUZZ_SECONDS (of each test) change
+both. The first case has this seed, and each next case a seed larger by one. A failure prints the seed of its case: with
+it and TANDEM_FUZZ_SECONDS=0 the case runs alone.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from parity.core.schema import SchemaError, parse
 from parity.core.view import MEASURED, Records
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = 6  # of the fake module, each with two sides
-SLEEP = "0.2"  # of each case that may be killed, seconds
+CASES = 6  # cases of the fake module, each with two sides
+SLEEP = "0.2"  # seconds of each case that may be killed
 PATIENCE = 120.0  # for a process of the test's own
 
 torch.set_num_threads(1)
@@ -140,7 +140,7 @@ def fuzz(default: float, act) -> None:
 
 
 def value(rng: random.Random, deeper: int = 2):
-    """Any JSON value."""
+    """Returns a random JSON value."""
     if deeper and rng.random() < 0.3:
         items = [value(rng, deeper - 1) for _ in range(rng.randrange(4))]
         return items if rng.random() < 0.5 else {rng.choice(STRINGS): item for item in items}
@@ -148,7 +148,7 @@ def value(rng: random.Random, deeper: int = 2):
 
 
 def places(node, found: list) -> list:
-    """(container, key) of every value inside."""
+    """Returns (container, key) of every value inside."""
     for key in list(node) if isinstance(node, dict) else range(len(node)):
         found.append((node, key))
         if isinstance(node[key], (dict, list)):
@@ -157,7 +157,7 @@ def places(node, found: list) -> list:
 
 
 def mutated_value(rng: random.Random, line: bytes) -> bytes:
-    """The line as valid JSON, with some values, keys or depths changed."""
+    """Changes some values, keys or depths of the line. It stays valid JSON."""
     record = json.loads(line)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         # Half of the choices are the record's own keys, because series and samples have most of the values.
@@ -191,7 +191,7 @@ def mutated_value(rng: random.Random, line: bytes) -> bytes:
 
 
 def mutated_bytes(rng: random.Random, line: bytes) -> bytes:
-    """The line as a disk, an editor or a dead writer may leave it."""
+    """Damages the line as a full disk, an editor or a dead writer may do."""
     for _ in range(rng.choice((1, 1, 2, 8))):
         a, b = sorted(rng.choices(range(len(line) + 1), k=2))
         way = rng.randrange(7)
@@ -366,7 +366,7 @@ class Files(unittest.TestCase):
         self.assertIn(f"; {len(after.records)} stay\n", out)
 
     def test_a_disk_that_ends_anywhere_keeps_what_was_whole(self):
-        """The file may grow by that many bytes; afterwards the limit is gone."""
+        """Each sweep may write a random number of bytes more. After the sweep the limit is removed."""
 
         def case(rng):
             limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -47,7 +47,7 @@ class Gpu(unittest.TestCase):
         )
         self.assertAlmostEqual(twice / once, 2, delta=0.3)
 
-    def test_peaks_are_those_of_the_allocator(self):
+    def test_peaks_agree_with_the_allocator(self):
         x = torch.randn(1024, 1024, device=self.device.torch)
         peak = self.device.peak_of_torch(lambda: (x + 1).sum())
         self.assertTrue(0 <= peak["peak"] - x.nbytes <= 2048, peak)

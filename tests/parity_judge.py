@@ -31,14 +31,14 @@ class Attention:
 
     @staticmethod
     def eager(q, k, v):
-        """As PyTorch computes it, in the dtype of its inputs."""
+        """PyTorch's result, in the dtype of the inputs."""
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
 
     @staticmethod
     def kernel(q, k, v, dropped=None):
-        """The answer of a good C kernel: sums in another order and in f32, rounded once. A key may be dropped."""
+        """The answer of a good C kernel: sums in another order and in f32, rounded once. It can leave out a key."""
         wide = [tensor.float() for tensor in (q, k.flip(-2), v.flip(-2))]
         scores = wide[0] @ wide[1].transpose(-1, -2) / math.sqrt(q.shape[-1])
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -87,7 +87,7 @@ def equals_of(formula, inputs, count=4, first=0):
 
 
 def judged(formula, inputs, answer):
-    """The verdict on an answer to a formula of tensors, with all data of a case."""
+    """Returns the verdict on an answer, as for a case with this formula."""
     truth = formula(*(x.double() if x.is_floating_point() else x for x in inputs))
     return verdict(answer, formula(*inputs), truth, equals=equals_of(formula, inputs))
 

@@ -1,6 +1,6 @@
 """libtandem through cffi: names, structs, tensors, errors and freeing, with a library built for the test.
 
-With TANDEM_LIBRARY set, also that the real library loads with every prototype of the headers.
+If TANDEM_LIBRARY is set, the real library must also load with every prototype of the headers.
 """
 
 import os
@@ -211,7 +211,7 @@ class RealLibrary(unittest.TestCase):
             self.assertEqual(missing, [])
 
     @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
-    def test_ranks_of_parity_have_the_multiprocessors_of_the_program(self):
+    def test_ranks_of_parity_have_the_sms_of_the_program(self):
         with Library(Path(os.environ["TANDEM_LIBRARY"])).open() as c:
             for dtype in ("f32", "tf32", "bf16", "f16", "bf16_mixed"):
                 (switches,) = switches_of("cuda", dtype).values()

@@ -1,5 +1,5 @@
-"""The pages of parity/<module>.py are written from whatever records there are: none missing, some, or ends without a
-number. Tried on the committed records, and on invented ones of a GPU, thinned and spoiled by a seeded choice."""
+"""The pages of parity/<module>.py are written from any records: all, some, or records without a number. The tests use
+the committed records and invented records of a GPU. A seeded choice removes and damages some of them."""
 
 import itertools
 import random
@@ -32,9 +32,9 @@ phases""".split()
 TRIALS = 12
 EXPORTED = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
 TIMELINES = ("ddp", "memory", "shard", "trace")
-RANKED = ("ddp", "shard")  # whose sides are those of each case
+RANKED = ("ddp", "shard")  # in these modules each case has other sides
 COMMUNICATION = "step without exposed collectives beside tail".split()
-# Of every kind that some page reads, where those are more than C and PyTorch's formula.
+# The sides that pages read. IMPLS has the modules whose pages read others.
 SIDES = ["c", "torch_eager"]
 IMPLS = {
     "memory": ["c", "c_naive", "torch_eager"],
@@ -49,7 +49,7 @@ bytes largest mean
 furthest_grad_rel_l2 furthest_weight_rel_l2 swapped compile_ms find_ms""".split()
 
 
-# A number that stands alone: that of bf16, 2.7B or H100 is part of a name.
+# A number that is no part of a name such as bf16, 2.7B or H100.
 NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w|\.\d)")
 
 
@@ -65,7 +65,8 @@ class PagesTest(unittest.TestCase):
         self.assertGreater(len(committed), 100)
         for name, module in sweep.discover("parity").items():
             mine = [record for record in committed if record["module"] == name]
-            if not mine:  # a new module may have no results as yet; ci/check/rooms.py has the map say so
+            # a new module may have no results yet; ci/check/rooms.py checks that the map says so
+            if not mine:
                 mine = [
                     invented(name, case, impl, gpu=False)
                     for case in module.cases("full", "cpu")
@@ -78,7 +79,7 @@ class PagesTest(unittest.TestCase):
     def test_every_page_is_written_from_the_records_of_every_profile(self):
         for name, module in sweep.discover("parity").items():
             if name in ("accounting", "precision"):
-                continue  # arithmetic, which has no device
+                continue  # arithmetic has no device
             for profile, device in (("quick", "cpu"), ("quick", "cuda"), ("full", "cuda")):
                 mine = all_invented(name, module, profile, device)
                 if not mine:
@@ -98,7 +99,7 @@ class PagesTest(unittest.TestCase):
                         self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
 
     def thinned(self, records, rng):
-        """Some of them or all; a fifth of what is kept has ended without a number."""
+        """Returns some of the records or all. A fifth of them has no number."""
         count = rng.choice([1, 2, 5, len(records) // 2, len(records)])
         kept = [dict(record) for record in rng.sample(records, min(count, len(records)))]
         for record in kept:
@@ -126,7 +127,7 @@ class PagesTest(unittest.TestCase):
 
 class Apart(unittest.TestCase):
     def assert_apart(self, figure):
-        """The boxes of title, machine, legend and axes with their labels, as drawn."""
+        """Returns the boxes of title, machine, legend and axes with their labels."""
         figure.canvas.draw()
         renderer = figure.canvas.get_renderer()
         boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
@@ -153,7 +154,7 @@ class Apart(unittest.TestCase):
 
 
 class Timelines(Apart):
-    """Of a GPU that no run has recorded yet: memory by category, kernels, and ranks by strategy."""
+    """Invented records of a GPU: memory by category, kernels, and ranks by strategy."""
 
     def test_they_are_drawn(self):
         modules = {name: module for name, module in sweep.discover("parity").items() if name in TIMELINES}
@@ -173,7 +174,7 @@ class Timelines(Apart):
 
 
 class Exports(Apart):
-    """The tables and pictures of committed records, as somebody takes them along."""
+    """The exported tables and pictures of committed records."""
 
     @classmethod
     def setUpClass(cls):
@@ -243,7 +244,7 @@ class Exports(Apart):
                 said = " ".join(block.words for block in texts)
                 self.assertRegex(said, r"(?i)batch \d+ a rank, context \d+", section.row)
 
-    def test_nothing_of_a_picture_lies_over_something_else(self):
+    def test_parts_of_a_picture_do_not_overlap(self):
         found = self.pictures(self.pages)
         self.assertGreater(len(found), 8)
         for picture in found:
@@ -252,11 +253,11 @@ class Exports(Apart):
 
 
 class Memory(unittest.TestCase):
-    def test_a_pass_needs_what_the_hungriest_side_was_seen_to_need(self):
+    def test_a_pass_needs_the_memory_of_its_largest_side(self):
         peaks = {}
         for record in load(COMMITTED.parents[1] / "h100" / FILE).newest():
             case = record["case"]
-            if record["deliverable"] == "memory_profiling" and case.get("pass") in ("forward", "step"):
+            if case.get("part") == "peaks" and case["pass"] in ("forward", "step"):
                 key = (case["size"], case["dtype"], case["context"], case["pass"])
                 peaks[key] = max(peaks.get(key, 0), record.get("peak_mib") or 0)
         for key, peak in peaks.items():
@@ -338,7 +339,7 @@ class BenchOnAGpu(unittest.TestCase):
 
     def test_pytorch_s_side_asks_c_for_nothing(self):
         case = bench.whole("small", "bf16_mixed")
-        c = SimpleNamespace(on=SimpleNamespace())  # neither a struct nor a session
+        c = SimpleNamespace(on=SimpleNamespace())  # it has neither structs nor a session
         drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
         self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)
 
@@ -355,7 +356,8 @@ class JitOnACpu(unittest.TestCase):
 
 class JitOnAGpu(unittest.TestCase):
     def test_code_that_the_driver_kept_is_no_first_call(self):
-        first = {"forward": 1500.0, "backward": 40.0}  # the second found what the first had compiled
+        # the second pass used the code that the first had compiled
+        first = {"forward": 1500.0, "backward": 40.0}
         for caches in (True, False):
             records = [
                 plain("jit", case, impl, [1.0])
@@ -375,7 +377,7 @@ class JitOnAGpu(unittest.TestCase):
 
 
 def plain(module, case, impl, samples=()):
-    """A record of a GPU with these times and nothing else."""
+    """Returns a record of a GPU that has only these times."""
     found = dict(
         module=module, impl=impl, status="ok", machine="NVIDIA H200", device="cuda", measure="time memory"
     )
@@ -385,7 +387,7 @@ def plain(module, case, impl, samples=()):
 
 
 def traced(rng):
-    """What a trace leaves in a record."""
+    """Returns the values of a trace in a record."""
     values = {name: 1 + rng.random() for name in ("forward timer", "forward window", "optimizer busy")}
     for scope in trace.SCOPES:
         values |= {f"{scope} ms {name}": rng.random() for name in ("matmul", "softmax", "elementwise")}
@@ -396,7 +398,7 @@ def traced(rng):
 
 
 def all_invented(name, module, profile, device):
-    """Of every case of the profile and every side of it."""
+    """Returns records of every case of the profile and every side."""
     return [
         invented(name, case, impl, gpu=device == "cuda")
         for case in module.cases(profile, device)
@@ -405,7 +407,7 @@ def all_invented(name, module, profile, device):
 
 
 def invented(module, case, impl, gpu=True):
-    """A record with a number wherever a page may look for one."""
+    """Returns a record with every number that a page may read."""
     rng = random.Random(f"{case.name} {impl}")
     found = dict(module=module, deliverable=case.deliverable, case=case.keys, impl=impl, status="ok")
     found |= dict(measure=" ".join(case.measure))

@@ -1,4 +1,4 @@
-"""Groups of ranks: a rank's answer becomes a result of the case, and no rank is left."""
+"""Groups of ranks: a rank's answer becomes a result of the case, and no rank process is left over."""
 
 import os
 import tempfile
@@ -18,7 +18,7 @@ FAKES = "parity_double.fakes.trouble"
 
 
 def children(folder):
-    """Processes that have this folder as an argument."""
+    """Returns the processes that have this folder as an argument."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -49,7 +49,8 @@ class Groups(unittest.TestCase):
             self.assertGreater(wrong[1]["error"]["max_abs"], 1e-4)
             self.assertEqual([(r["impl"], r["status"]) for r in died], [("c", "error")])
             self.assertRegex(died[0]["message"], "^rank [01] of 2 died$")
-            self.assertEqual(worker.run(FAKES, trouble.case_of("ranks"))[1]["status"], "ok")  # another group
+            # a new group of ranks
+            self.assertEqual(worker.run(FAKES, trouble.case_of("ranks"))[1]["status"], "ok")
 
     def test_a_rank_that_does_not_come_is_named(self):
         with ranks.Group(2, self.settings) as group:

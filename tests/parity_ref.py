@@ -1,4 +1,4 @@
-"""The PyTorch references compared with PyTorch's own implementations: the judge is judged too."""
+"""Compares the PyTorch references with PyTorch's own implementations."""
 
 import math
 import unittest
@@ -18,7 +18,7 @@ def normal(name: str, *shape: int) -> torch.Tensor:
 
 
 def gradients(function, *inputs):
-    """The output, and the gradients of its product with a fixed cotangent."""
+    """Returns the output, and the gradients of its product with a fixed cotangent."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     y = function(*inputs)
     return [y.detach(), *torch.autograd.grad(y, inputs, normal("cotangent", *y.shape))]

@@ -1,4 +1,4 @@
-"""What parity/core makes of records, without a library: tables, views of records, pages, comparisons."""
+"""The output of parity/core from records, without a library: tables, views of records, pages, comparisons."""
 
 import io
 import json

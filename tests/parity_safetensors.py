@@ -96,7 +96,7 @@ class Files(unittest.TestCase):
                 with safe_open(self.path, framework="pt") as file:
                     self.assertEqual(file.metadata(), {"format": "pt"})
 
-    def test_the_logits_are_those_of_pytorch(self):
+    def test_the_logits_agree_with_pytorch(self):
         model = self.model("f32", seed=3)
         self.c.td_transformer_save(model, str(self.path))
         reference = self.reference()

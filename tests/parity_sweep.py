@@ -51,7 +51,7 @@ class Sweeps(unittest.TestCase):
         return [command, "--reports", str(self.reports), *more]
 
     def main(self, command, *more):
-        """Exit status, stdout and stderr of a command in this process."""
+        """Runs a command in this process. Returns exit status, stdout and stderr."""
         if command in ("run", "list") and "--library" not in more:
             more = ("--library", str(self.library), *more)
         out, err = io.StringIO(), io.StringIO()
@@ -60,7 +60,7 @@ class Sweeps(unittest.TestCase):
         return status, out.getvalue(), err.getvalue()
 
     def process(self, *more):
-        """The same as a process that can be killed; each case takes half a second."""
+        """Starts the command as a process that can be killed. Each case takes half a second."""
         arguments = self.arguments("run", "--library", str(self.library), *more)
         code = (
             "import sys, parity_double; from parity.core.command import main; "
@@ -137,7 +137,7 @@ class Sweeps(unittest.TestCase):
         self.assertEqual((calls.count("c"), len(calls)), (3, 8), "two samples and one to weigh, c's once")
         self.assertIn("1 cases are finished", self.main("run", "--module", "twice")[1])
 
-    def test_results_of_cases_that_are_no_more_are_left_out(self):
+    def test_results_of_removed_cases_are_left_out(self):
         self.main("run", "--module", "scale", "--profile", "full")
         line = self.records.read_text().splitlines()[0]
         gone = json.loads(line) | {"case": {"count": 3, "dtype": "f32"}, "status": "failed", "message": "y"}
@@ -152,7 +152,7 @@ class Sweeps(unittest.TestCase):
         )
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
 
-    def test_results_of_cases_that_are_no_more_are_pruned(self):
+    def test_results_of_removed_cases_are_pruned(self):
         self.main("run", "--module", "scale", "--profile", "full")
         whole = self.records.read_bytes()
         line = json.loads(whole.splitlines()[0])
@@ -227,12 +227,12 @@ class Sweeps(unittest.TestCase):
                 watch.begin(item)
                 watch.end(item, [{"impl": "c", "status": "ok", "ratio": {"median": 0.5}}])
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-        shown = [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-2:]  # as it stands at the end
+        shown = [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-2:]  # the last two lines
         for line, name in zip(shown, ("ops", "flash"), strict=True):
             self.assertRegex(line, rf"{name} .*2/2.* all hold, C takes 0.50 times PyTorch's time, 0 s")
         self.assertNotIn("[1/4]", out.getvalue())
 
-    def test_a_run_ends_behind_a_bad_case_where_it_is_to(self):
+    def test_a_run_may_end_after_a_bad_case(self):
         few = ("run", "--module", "trouble", "--case", "way=(wrong|names|input)")
         status, out, _ = self.main(*few, "--fail-fast")
         self.assertEqual(status, 1)
@@ -266,7 +266,7 @@ class Sweeps(unittest.TestCase):
         self.assertIn(
             "4 cases were measured with another build and are measured again; --keep keeps them", out
         )
-        self.main(*one, "--case", "count=1,")  # back again
+        self.main(*one, "--case", "count=1,")  # the first library again
         self.main("report")
         page = (self.reports / "local/scale.md").read_text()
         self.assertIn(
@@ -372,7 +372,7 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(int(off.abs().argmax()), 3)
         self.assertTrue(torch.equal(saved["truth"]["y"], saved["inputs"]["x"].double() * 0.5))
 
-    def test_the_lowest_floor_comes_first(self):
+    def test_the_lowest_layer_comes_first(self):
         bad = [
             (sweep.Item(name, "", Case("d", i=i)), {})
             for i, name in enumerate(("flash", "new", "ops", "flash"))
@@ -382,7 +382,7 @@ class Sweeps(unittest.TestCase):
             "4 results are bad, from the lowest module up: 1 of ops, 2 of flash, 1 of new. Begin with ops/d/i=2",
         )
 
-    def test_every_module_has_a_floor(self):
+    def test_every_module_has_a_layer(self):
         self.assertEqual(sorted(parity.FLOORS), [*sweep.discover("parity")])
         items = select(sweep.discover("parity"), "quick")
         self.assertEqual([*dict.fromkeys(item.module for item in items)], [*parity.FLOORS])
@@ -561,7 +561,7 @@ class Sweeps(unittest.TestCase):
             self.assertEqual(self.compared(*pair), (0, True))
 
     def compared(self, old, new):
-        """The exit status of a comparison, and whether it printed that nothing got worse."""
+        """Returns the exit status of a comparison, and whether it printed that nothing got worse."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             status = main("parity_double.fakes", ["compare", str(old), str(new)])

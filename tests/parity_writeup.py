@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import typst
 
-from parity import comm
+from parity import comm, memory, trace
 from parity.core import report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, noisy
@@ -19,7 +19,6 @@ from parity.core.record import FILE, RecordError
 from parity.core.report import Page
 from parity.core.view import Records
 from parity.ddp import page as ddp
-from parity.memory import report as report_memory
 from parity.shard import full_page
 from parity.shard import page as shard
 from parity.shared.pages import apart_of
@@ -44,7 +43,7 @@ class Comparisons(unittest.TestCase):
         self.assertAlmostEqual(found.ratio, 0.5)
         self.assertEqual((round(found.low, 3), round(found.high, 3)), (0.409, 0.611))
 
-    def test_the_range_of_pairs_is_that_of_their_ratios(self):
+    def test_the_range_of_pairs_is_the_range_of_their_ratios(self):
         paired = timed("c", [1.0], ratio={"over": "torch_eager", "median": 0.5, "p25": 0.45, "p75": 0.55})
         found = Comparison.of(paired, timed("torch_eager", [2.0]))
         self.assertEqual((found.low, found.high), (0.45, 0.55))
@@ -108,13 +107,14 @@ class Sentences(unittest.TestCase):
         ):
             self.assertEqual(words.number(value), want)
         self.assertEqual((words.percent(0.283), words.percent(0.0163)), ("28 %", "1.6 %"))
+        self.assertEqual((words.change(0.88), words.change(1.5)), ("falls by 12 %", "rises by 50 %"))
 
 
 class Answers(unittest.TestCase):
-    """What answers are made of: the values that their templates get, by the row."""
+    """The values that the templates of answers get, row by row."""
 
-    def answers(self, write, records):
-        page, values, original = Page("m", "M"), {}, words.sentences
+    def answers(self, write, records, others=()):
+        page, values, original = Page("m", "M", others), {}, words.sentences
         page.module = write.__module__.split(".")[1]
 
         def sentences(module, row, given):
@@ -141,15 +141,16 @@ class Answers(unittest.TestCase):
             for what in passes
         ]
 
-    def test_peaks_of_memory_are_those_of_their_side_and_dtype(self):
+    def test_peaks_of_memory_belong_to_their_side_and_dtype(self):
         peaks = {("c", "f32", 512): 100.0, ("c", "bf16_mixed", 512): 150.0}
         peaks |= {("torch_eager", "f32", 512): 110.0, ("torch_eager", "bf16_mixed", 512): 108.0}
         records = self.peaks(peaks, ("inference", "forward", "step"))
-        _, values = self.answers(report_memory, records)
+        _, values = self.answers(memory.report, records)
         (f32, mixed) = values["memory_profiling (c)"]["ends"][-1]
         self.assertEqual((f32["c_inference"], mixed["c_inference"]), (100.0, 150.0))
         self.assertEqual((f32["torch_step"], mixed["torch_step"]), (110.0, 108.0))
         self.assertEqual(values["memory_profiling (b)"]["c_step"], f32["c_step"])
+        self.assertFalse(values["memory_profiling (c)"]["little"])
 
     def test_memory_is_compared_at_a_context_that_both_dtypes_have(self):
         fits = {
@@ -159,11 +160,59 @@ class Answers(unittest.TestCase):
             ("bf16_mixed", 512): None,
         }
         peaks = {(impl, *key): mib for key, mib in fits.items() for impl in ("c", "torch_eager")}
-        _, values = self.answers(report_memory, self.peaks(peaks, ("step",)))
+        _, values = self.answers(memory.report, self.peaks(peaks, ("step",)))
         found = {name: values["memory_profiling (c)"][name] for name in ("f32", "mixed")}
         self.assertEqual({of["context"] for of in found.values()}, {256})
         self.assertEqual([of["c_step"] for of in found.values()], [100.0, 103.0])
         self.assertEqual(values["memory_profiling (b)"]["context"], 512)
+        self.assertTrue(values["memory_profiling (c)"]["little"])
+
+    def test_one_block_at_the_longest_context_is_measured_without_the_others(self):
+        case = memory.block_case("2.7B", memory.LONGEST)
+        saved = {"saved": 2**24, "saved 1": 2**23, "saved 1 name": "layers.0.ffn.gate_up"}
+        records = self.peaks({("c", "f32", 512): 100.0, ("c_naive", "f32", 512): 90.0}, ("forward", "step"))
+        for record in records:
+            record["values"] = saved | {"saved": 2**22, "block gradients": 2**21}
+        for asked in (False, True):
+            block = dict(deliverable=case.deliverable, impl="c", status="ok", case=case.keys, values=saved)
+            sections, values = self.answers(memory.report, [*records, *[block] * asked])
+            found = values["memory_profiling (f)"]
+            self.assertEqual((found["context"], found["saved"]), (2048, 16) if asked else (512, 4))
+            self.assertEqual(found["gradients"], 2)
+            self.assertEqual(sections["memory_profiling (f)"].complete, asked)
+
+    def test_the_profiler_is_compared_with_the_benchmark(self):
+        def profile(size, context, impl, **values):
+            layers = {"small": 12, "xl": 48}[size]
+            case = dict(
+                part="profile", size=size, layers=layers, d_model=64, heads=2, batch=4, context=context
+            )
+            case |= {"dtype": "f32", "pass": "step"}
+            values |= {f"{scope} ms matmul": 3.0 for scope in trace.SCOPES} | {"optimizer busy": 1.0}
+            for scope in trace.SCOPES:
+                values |= trace.numbered(scope, [("sgemm", "matmul", 0.9, 7.0)])
+            return dict(deliverable="nsys_profile", impl=impl, status="ok", case=case, values=values)
+
+        cells = [("small", 512), ("small", 1024), ("xl", 512)]
+        times = {"forward timer": 99.0, "forward window": 100.0}
+        profiles = [profile(*cell, impl, **times) for cell in cells for impl in ("c", "torch_eager")]
+        lost = profile("xl", 1024, "torch_eager") | {"status": "oom", "values": {}}
+        phases = {"forward": {"mean": 104.0}}
+        timed_cases = [r["case"] for r in profiles if r["impl"] == "torch_eager"]
+        others = [
+            timed("torch_eager", [300.0], deliverable="benchmarking_script", case=case, phases=phases)
+            for case in timed_cases
+        ]
+        sections, values = self.answers(trace.report, [*profiles, lost], others)
+        earlier = values["nsys_profile (a)"]["earlier"]
+        self.assertEqual((earlier["size"], earlier["mean"], earlier["profiler"]), ("xl", 104.0, 100.0))
+        self.assertAlmostEqual(earlier["apart"], 4 / 104)
+        kernels = next(
+            block.table for block in sections["nsys_profile (b)"].blocks if hasattr(block, "table")
+        )
+        self.assertEqual({row[0] for row in kernels.rows}, {"small", "xl"})
+        _, values = self.answers(trace.report, profiles)
+        self.assertFalse(values["nsys_profile (a)"]["earlier"])
 
     def run_of(self, strategy, step, **more):
         case = dict(size="xl", dtype="f32", optimizer="adamw", ranks=2, batch=2, context=128)
@@ -183,7 +232,8 @@ class Answers(unittest.TestCase):
         ]
         runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd")]
         runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
-        # The step of another build, beside PyTorch's: what communication takes is not of it.
+        # The step of another build, next to PyTorch's. The time of communication does not come from this
+        # build.
         timed_case = runs[2]["case"] | {"warmup": 5}
         other = dict(status="ok", case=timed_case, build={"commit": "other"})
         runs.append(timed("c_nccl", [150.0, 150.1], deliverable="d", **other))
@@ -204,7 +254,7 @@ class Answers(unittest.TestCase):
         self.assertTrue(traces.complete)  # a trace of the overlap was recorded
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
         self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [1, 4])
-        # The step that both tables have is of two builds, and the second table's note has both times.
+        # Both tables have this step, from two builds. The note of the second table gives both times.
         self.assertRegex(blocks[3].words, r"101 ms.*150 ms")
 
     def test_a_proof_is_about_weights(self):
@@ -229,6 +279,22 @@ class Answers(unittest.TestCase):
             self.assertEqual("noisy" in table.titles, wild)
             self.assertEqual(bool(section.answer), not wild)
             self.assertEqual(values["flat"] and values["flat"].verdict, None if wild else "faster")
+
+    def test_sharded_steps_stand_next_to_others_of_their_run(self):
+        case = dict(size="xl", dtype="f32", ranks=2, bucket_mb=25, batch=2, context=128)
+        sides = {"c_nccl": [3.0], "c_nccl_whole": [4.0], "torch_zero": [6.0]}
+        run = {"build": {"commit": "a"}, "time": "2026-11-26T09:00:00Z"}
+        name = "optimizer_state_sharding_accounting"
+        sharded = case | {"shard": "flat", "warmup": 5}
+        records = [timed(impl, ms, deliverable=name, case=sharded, **run) for impl, ms in sides.items()]
+        ddp_step = timed(
+            "torch_ddp", [5.0], deliverable="ddp_bucketed_benchmarking", case=case | {"strategy": "bucketed"}
+        )
+        for of, ms in ((run, 5.0), (run | {"build": {"commit": "b"}}, None)):
+            sections, values = self.answers(shard.report, records, [ddp_step | of])
+            self.assertEqual(values[f"{name} (b)"]["torch_ddp"], ms)
+            table = next(block.table for block in sections[f"{name} (b)"].blocks if hasattr(block, "table"))
+            self.assertEqual("torch_ddp (ms)" in table.titles, ms is not None)
 
     def test_a_gather_is_late_if_its_layer_waits_for_it(self):
         series = {"calls": [2, 2, 1, 2]}

@@ -1,5 +1,5 @@
-"""The checker's zoo: libraries, drivers and records that cheat. Each row names the status and the field by which the
-checker must refuse it."""
+"""Libraries, drivers and records that cheat. Each row names the status and the field by which the checker must refuse
+it."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ N, RANKS = 64, 2
 
 
 class Streams(Cpu):
-    """A processor with a second stream, whose work is done at the next wait for the whole device."""
+    """A CPU with a second stream. Its work runs at the next wait for the whole device."""
 
     def __init__(self):
         self.queued = []
@@ -250,7 +250,7 @@ class Runs(unittest.TestCase):
 
 # ---- ranks ----
 
-# A process that poses as the ranks of its arguments, each of which it connects as.
+# A process that connects as each rank in its arguments, one after the other.
 POSING = """
 import sys
 from multiprocessing.connection import Client

@@ -1,6 +1,6 @@
 # Checks ptxas's output for Hopper's kernels (kernels/flash_hopper_*_bf16.cu): no spill, no serialized wgmma,
 # and the registers with which a thread starts. The kernels for f16 differ only in the type.
-#   cmake -DSOURCE=<of tandem> -DNVCC=<nvcc> -DWORK=<a folder> -P ptxas.cmake
+#   cmake -DSOURCE=<source tree of tandem> -DNVCC=<nvcc> -DWORK=<a folder> -P ptxas.cmake
 # Of the messages about wgmma (C75xx) only C7519 is harmless: ptxas has inserted a wgmma.fence.
 cmake_minimum_required(VERSION 3.24)
 # Kernel, warpgroups that multiply (0: one kernel for all), registers. setmaxnreg distributes registers *

@@ -22,7 +22,7 @@
 int __real_flock(int file, int operation);
 
 static int flock_error;  /* 0: none fails */
-static int flock_errors; /* how often the error occurs */
+static int flock_errors; /* number of calls that fail */
 
 int __wrap_flock(int file, int operation)
 {

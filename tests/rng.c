@@ -173,9 +173,9 @@ TD_TEST(seeds_and_streams_are_streams_of_their_own)
                 assert_true(drawn[a][i] != drawn[b][i]);
 }
 
-/* Fails unless `sorted` looks drawn from the given cumulative distribution, by the largest distance
- * (Kolmogorov and Smirnov), which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it
- * always passes or always fails. */
+/* Fails unless `sorted` looks drawn from the given cumulative distribution. The measure is the largest
+ * distance (Kolmogorov and Smirnov). It exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so
+ * it always passes or always fails. */
 static void assert_distributed(const char *name, const float *sorted, int64_t count,
                                double (*law)(double, const double *), const double *parameters)
 {
@@ -315,7 +315,7 @@ static double truncated_law(double x, const double *law)
 
 TD_TEST(truncated_normal_is_the_normal_between_its_bounds)
 {
-    /* mean, std, low, high: the model's; asymmetric; one bound far out; narrow; a tail on one side only. */
+    /* mean, std, low, high: the model's; asymmetric; one distant bound; narrow; only one tail. */
     static const double laws[][4] = {{0, 0.02, -0.06, 0.06}, {1, 2, -2, 1.5},   {0, 1, -1, 1e30},
                                      {0, 1, 0.7, 0.71},      {0, 1, -1e30, -4}, {2, 1, -6, -2}};
     td_rng rng = rng_of("rng: truncated normal");
@@ -342,8 +342,8 @@ TD_TEST(truncated_normal_is_the_normal_between_its_bounds)
     td_fence_free(values);
 }
 
-/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), by erfc. Far out
- * on the right the distribution is mirrored, so the way begins at the far end. */
+/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), by erfc. In the
+ * right tail the distribution is mirrored, so the quantile counts from P(high) down. */
 TD_TEST(truncated_normal_inverts_the_cumulative_distribution)
 {
     enum { COUNT = 20000 };

@@ -55,7 +55,7 @@ enum { STORED = sizeof stored / sizeof *stored, STORED_BYTES = 8 + 24 + 16 + 8 +
 
 static const td_stored_text metadata[] = {{"format", "pt"}, {"quote \"", "line\nand \\ \xe2\x82\xac"}};
 
-/* Writes data in pieces of that size. */
+/* Writes data in pieces of `piece` bytes. */
 static td_status write_stored(int64_t piece)
 {
     td_safetensors_writer *writer = NULL;
@@ -474,7 +474,7 @@ TD_TEST(a_file_is_committed_whole_and_once)
     td_safetensors_writer_destroy(NULL);
 }
 
-TD_TEST(permissions_are_those_of_the_umask)
+TD_TEST(permissions_follow_the_umask)
 {
     static const mode_t masks[] = {022, 077, 0};
     struct stat info;
@@ -489,7 +489,8 @@ TD_TEST(permissions_are_those_of_the_umask)
     }
 }
 
-/* As write_stored names them. Returns a descriptor, as a living writer would have. */
+/* Makes an unfinished file with the name that write_stored uses. Returns its descriptor: a living writer
+ * keeps it open. */
 static int make_beside(long process, int number, char name[128])
 {
     snprintf(name, 128, "%s.%ld-%d.partial", file_path, process, number);
@@ -505,7 +506,7 @@ TD_TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay)
     char name[128];
     int held[100];
 
-    for (int i = 0; i < 100; i++) { /* 100 names of this process, and 100 of another process, which is dead */
+    for (int i = 0; i < 100; i++) { /* 100 files of this process, and 100 of a process that has ended */
         held[i] = make_beside(getpid(), i, name);
         assert_int_equal(flock(held[i], LOCK_EX | LOCK_NB), 0);
         close(make_beside(1234567, i, name));

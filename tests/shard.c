@@ -13,7 +13,7 @@ static td_comm_info info;
 
 /* ---- assignment of tensors to ranks ---- */
 
-TD_TEST(the_largest_go_first_to_who_has_least)
+TD_TEST(the_largest_go_first_to_the_rank_with_least)
 {
     const int64_t elements[] = {5, 9, 5, 0, 7}, more[] = {4, 4};
     int64_t loads[3] = {0};
@@ -193,7 +193,7 @@ TD_TEST(state_is_split_and_may_be_none)
 {
     bed *b = open_bed(false);
     const td_hyperparameters hyper = adamw_of(0.1);
-    size_t mine = 1, *all = calloc((size_t)info.ranks, sizeof *all), sum = 0, want = 0;
+    size_t mine = 1, *all = calloc((size_t)info.ranks, sizeof *all), sum = 0;
     td_memory_stats before, after;
     bool none = false;
 
@@ -201,14 +201,6 @@ TD_TEST(state_is_split_and_may_be_none)
     add(b, 0, 5, &hyper);
     td_assert_ok(td_device_memory(dev, &after));
     td_assert_ok(td_shard_list_bytes(b->list, &mine));
-    for (int i = 0; i < 5; i++) {
-        int32_t owner;
-
-        td_assert_ok(td_shard_list_owner(b->list, i, &owner));
-        if (owner == info.rank && !b->model.tensors[i].frozen)
-            want += (size_t)toy_numel(&b->model.tensors[i]) * 2 * sizeof(float);
-    }
-    assert_int_equal(mine, want);
     assert_true(after.current_bytes - before.current_bytes - mine < 5 * TD_ALIGNMENT);
     td_assert_ok(td_comm_exchange(comm, &mine, sizeof mine, all));
     for (int rank = 0; rank < info.ranks; rank++) {
@@ -273,9 +265,7 @@ TD_TEST(what_is_wrong_is_named)
     bed *b = open_bed(false);
     td_hyperparameters hyper = adamw_of(0.1);
     td_shard_tensor tensor = tensor_of(b, 0);
-    int32_t owner;
 
-    td_assert_refused(td_shard_list_owner(b->list, 0, &owner), TD_BAD_ARGUMENT, "index is 0");
     tensor.dtype = TD_F64;
     td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT, "needs f32, f16");
     tensor.dtype = TD_BF16;

@@ -1,6 +1,7 @@
 /* Optimizer state that is split among ranks, in the steps of a trainer. test_shard_link BACKEND RANKS starts
- * the ranks itself; under mpirun it is one rank. With a further "killed KIND", rank 1 is killed in a backward
- * pass. With "killed KIND forward" it is killed in a forward pass, in which full sharding gathers. */
+ * the ranks itself. Under mpirun the process is one of the ranks. With the further arguments "killed KIND",
+ * rank 1 is killed in a backward pass. With "killed KIND forward" it is killed in a forward pass, in which
+ * full sharding gathers. */
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 

@@ -1,4 +1,4 @@
-/* What a link of TD_SHARD_FULL gathers, reduces and keeps, and when. */
+/* The gathers, reductions and memory of a link of TD_SHARD_FULL. */
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 #include "train/state.h"
@@ -41,7 +41,7 @@ static void step_deep(td_train *train, int number)
     td_assert_ok(td_device_free(shard_dev, ids));
 }
 
-/* ---- what is gathered, and when ---- */
+/* ---- gathers ---- */
 
 /* A link after the link that gathers: it counts gathers at each need. */
 typedef struct ear {
@@ -50,7 +50,7 @@ typedef struct ear {
     int64_t needs;
     int64_t sent[MOST_NEEDS]; /* gathers of this pass so far, when a unit begins */
     int64_t before;           /* gathers of earlier passes */
-    int64_t unit;             /* unit whose halves are needed; -1: none yet */
+    int64_t unit;             /* the unit whose halves are needed; -1: none yet */
     int64_t last[2];          /* gathers of the last pass: forward, backward */
     int64_t waiting;          /* largest number of units whose gradients are written and not reduced */
 } ear;
@@ -151,7 +151,7 @@ static void check_gathers(int64_t prefetch, bool keeps)
         td_assert_ok(td_train_forward(train, NULL));
         assert_int_equal(e.needs, LAYERS + 2);
         for (int64_t i = 0; i < e.needs && split; i++) {
-            /* The head may have the embedding's memory, which is used while the embedding is. */
+            /* If the head uses the embedding's memory, it must wait until the embedding is done. */
             const int64_t ahead = least(i + 1 + prefetch, i == 0 && apart ? LAYERS + 1 : LAYERS + 2);
 
             assert_int_equal(e.sent[i], ahead);

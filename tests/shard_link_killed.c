@@ -3,7 +3,7 @@
 
 #include <signal.h>
 
-static int64_t reads;                     /* number of reads in such passes so far */
+static int64_t reads;                     /* number of reads in `deadly` passes so far */
 static td_pass deadly = TD_PASS_BACKWARD; /* the pass in which a rank dies */
 
 static td_status die(td_hook *hook, td_pass pass, td_range range, const td_range *next, const void **where)

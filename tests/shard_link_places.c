@@ -58,7 +58,7 @@ static void gradients_that_somebody_needs_have_places_of_their_own(void **unused
     assert_false(shares(config, false));
 }
 
-/* The caller changes the config after the link has decided. */
+/* The caller changes the config after the link has been created. */
 static void a_config_that_needs_all_gradients_later_is_refused(void **unused)
 {
     const td_shard_options options = {.kind = TD_SHARD_FULL};
@@ -242,7 +242,7 @@ static td_status late_final(td_hook *hook, td_range range, td_event *event)
     return td_hooks_updated(&l->link->gather, range, l->events[i]);
 }
 
-/* Now the stream has waited for all updates except those of norms, for which the optimizer waits. */
+/* Now the stream has waited for all updates except updates of norms, for which the optimizer waits. */
 static td_status late_end(td_hook *hook, td_pass pass, td_status ended)
 {
     late *l = (late *)hook;

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* Without padding exactly Psi 8 / ranks bytes. */
+/* Without padding the state has exactly Psi 8 / ranks bytes. */
 static void state_has_the_bytes_that_accounting_predicts(void **unused)
 {
     const td_account_model account = {.d_model = 64, .d_ff = 128, .layers = 3, .heads = 2, .vocab = 64};
@@ -138,7 +138,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_shard_link_destroy(link);
 }
 
-/* Ranges by hand, as a model or an earlier link would name them. */
+/* Tests ranges that a model or an earlier link may give. */
 static void ranges_are_of_whole_parameters_once(void **unused)
 {
     const shard_setting s = {.name = "ranges", .kind = TD_SHARD_FLAT};
@@ -221,7 +221,8 @@ static void listen_to_steps(bool captured)
     td_assert_ok(td_train_settle(train));
     assert_int_equal(td_device_reserved_sms(shard_dev), 0);
     td_device_reserve_sms(shard_dev, TD_SMS_COLLECTIVES,
-                          5); /* by a link of gradients: recomputation within the pass ends no collective */
+                          /* for a link of gradients: a recomputation within the pass ends no collective */
+                          5);
     td_assert_ok(td_hooks_end(&link->gather, TD_PASS_RECOMPUTE, TD_OK));
     assert_int_equal(td_device_reserved_sms(shard_dev), 5);
     td_device_reserve_sms(shard_dev, TD_SMS_COLLECTIVES, 0);
@@ -283,7 +284,8 @@ static void links_that_differ_are_named(void **unused)
     }
 }
 
-/* Half of the weights have each rate, and no checksum could notice: the next step's first collective must. */
+/* Each rank updates its part of the weights with its own rate. So all ranks have the same weights, and no
+ * checksum shows the difference. The first collective of the next step must find it. */
 static void steps_that_differ_are_refused(void **unused)
 {
     (void)unused;
@@ -337,8 +339,9 @@ static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
     }
 }
 
-/* New weights may be in flight when they are not wanted any more; not with full sharding. */
-static void a_trainer_may_go_behind_any_step(void **unused)
+/* New weights may be in flight when another call no longer needs them. This does not happen with full
+ * sharding. */
+static void a_trainer_may_end_after_any_step(void **unused)
 {
     (void)unused;
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
@@ -352,7 +355,7 @@ static void a_trainer_may_go_behind_any_step(void **unused)
         }
 }
 
-static void a_nan_is_everybodys(void **unused)
+static void a_nan_reaches_every_rank(void **unused)
 {
     (void)unused;
     for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FULL; kind++) {
@@ -386,8 +389,8 @@ int shard_rules_group(const char *name)
         cmocka_unit_test(links_that_differ_are_named),
         cmocka_unit_test(steps_that_differ_are_refused),
         cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
-        cmocka_unit_test(a_trainer_may_go_behind_any_step),
-        cmocka_unit_test(a_nan_is_everybodys),
+        cmocka_unit_test(a_trainer_may_end_after_any_step),
+        cmocka_unit_test(a_nan_reaches_every_rank),
     };
 
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* Steps of trainers with split state, compared with the same training unsharded (ddp/) and queued: with more
- * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, because an addition of two has no
- * order, unless GEMMs leave SMs to collectives. test_matrix tests 1 and 2 ranks. */
+ * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, unless GEMMs leave SMs to collectives:
+ * a sum of two numbers has only one order. test_matrix tests 1 and 2 ranks. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
 
@@ -58,7 +58,7 @@ static void train_case(const shard_setting *s)
     for (int number = 0; number < STEPS; number++) {
         shard_micro_step(&sharded, number, s->micro_batches);
         shard_micro_step(&whole, number, s->micro_batches);
-        if (number == 2) { /* between steps, where weights are gathered as needed, or by a call */
+        if (number == 2) { /* between steps: weights are gathered as needed, or by a call */
             const float loss = shard_evaluate(&sharded), want = shard_evaluate(&whole);
 
             assert_true(exact(s) ? loss == want : fabsf(loss - want) < 0.05f);
@@ -80,7 +80,7 @@ static void train_case(const shard_setting *s)
 /* The gradients' norm over all ranks equals the float64 norm of one trainer's gradients. */
 static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole)
 {
-    /* Sums over more than two ranks have other orders. */
+    /* Sums over more than two ranks may have another order. */
     const double tolerance = shard_weights_of(whole->train).grad_dtype == TD_F32 ? 1e-5 : 0x1p-9;
     const td_weights w = shard_weights_of(whole->train);
     void *const grads = here(w.grads, w.grad_bytes);
@@ -148,7 +148,7 @@ static void sharded_weights_are_those_of_unsharded_training(void **unused)
     }
 }
 
-/* Both kinds, times and precisions, and micro-batches. */
+/* Runs `check` with both kinds, update times and precisions, and with micro-batches. */
 static void each_way(const char *name, void (*check)(shard_setting s))
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
@@ -199,7 +199,7 @@ static void sharing_case(shard_setting s)
 static void steps_whose_products_leave_room_are_as_good(void **unused)
 {
     (void)unused;
-    if (shard_info.nccl_ctas == 0) /* as on a CPU: no GEMM is cut */
+    if (shard_info.nccl_ctas == 0) /* as on a CPU: GEMMs use all SMs */
         skip();
     each_way("shared", sharing_case);
 }

@@ -146,7 +146,7 @@ static shard_trainer open_trainer(int i)
     return shard_open_trainer(&settings[i], i > 0);
 }
 
-/* The file of the trainer's state, which ranks compare. */
+/* The file must equal the file of the trainer's state. All ranks compare. */
 static void assert_file_is(const char *bytes, size_t count, shard_trainer *t)
 {
     td_assert_ok(td_shard_save(shard_comm, t->train, other_path));
@@ -285,7 +285,7 @@ static void a_failure_is_told_to_all_and_leaves_the_old_file(void **unused)
     }
     td_assert_refused(td_shard_save(shard_comm, t.train, "no-such-folder/file"), TD_IO_ERROR,
                       "rank 0: cannot write 'no-such-folder/file'");
-    /* At its path a rank does not find the file that rank 0 writes. */
+    /* On rank 1 the path is another file than rank 0's. */
     td_assert_refused(td_shard_save(shard_comm, t.train, all_info.rank == 1 ? "elsewhere" : path),
                       TD_UNSUPPORTED, "rank 1: 'elsewhere.");
     assert_true(file_is(path, file, bytes));
@@ -355,7 +355,7 @@ static void what_does_not_fit_is_refused(void **unused)
     td_assert_ok(td_shard_save(shard_comm, whole.train, other_path));
     td_assert_ok(td_train_restore(whole.train, other_path)); /* all ranks read one file */
 
-    /* Files of different steps: rank 1 has another one. */
+    /* Files of different steps: rank 1 has another file. */
     shard_step(&t, 1);
     td_assert_ok(td_shard_save(shard_comm, t.train, other_path));
     td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? path : other_path), TD_BAD_ARGUMENT,
@@ -365,7 +365,7 @@ static void what_does_not_fit_is_refused(void **unused)
     shard_close_trainer(&whole);
 }
 
-/* Reading fails on one rank after all checks: no rank has weights until they are restored. */
+/* Reading fails on one rank after all checks. No rank then has weights, until a restore. */
 static void after_a_failed_read_no_rank_has_weights(void **unused)
 {
     shard_trainer t = open_trainer(3);
@@ -387,7 +387,7 @@ static void after_a_failed_read_no_rank_has_weights(void **unused)
 
 /* ---- a rank that is killed ---- */
 
-/* All other ranks name it, and the old file is unchanged. */
+/* A rank is killed while it writes. All other ranks name it, and the old file is unchanged. */
 static int killed(int rank)
 {
     char name[32];

@@ -16,7 +16,7 @@
 
 /* ---- the doubles ---- */
 
-/* The device claims to be a GPU. Only the trace asks while this is set. */
+/* If true, the device says that it is a GPU. Only the trace asks during that time. */
 static bool pretend;
 td_device_kind __real_td_device_kind_of(const td_device *of);
 td_device_kind __wrap_td_device_kind_of(const td_device *of)
@@ -24,7 +24,7 @@ td_device_kind __wrap_td_device_kind_of(const td_device *of)
     return pretend ? TD_DEVICE_CUDA : __real_td_device_kind_of(of);
 }
 
-/* Where the library is found. 0: it is loaded; 1: by its name; 2: in the toolkit's folder; 3: nowhere. */
+/* The place of the library. 0: it is loaded; 1: found by its name; 2: in the toolkit's folder; 3: missing. */
 static int found_at;
 static const char *lacks; /* a function that is missing; NULL: none */
 void *__real_dlopen(const char *file, int flags);
@@ -229,7 +229,8 @@ TD_BODY(kernels_belong_to_the_range_that_launched_them)
     assert_int_equal(a[1].op_class, TD_OP_MATMUL);
     assert_string_equal(ranges[a[1].range].name, "gemm");
     assert_int_equal(a[2].phase, TD_TRACE_LOSS);
-    assert_int_equal(a[2].op_class, TD_OP_REDUCTION); /* declared; the name does not matter */
+    /* the operation declares it; the name does not matter */
+    assert_int_equal(a[2].op_class, TD_OP_REDUCTION);
     assert_int_equal(a[3].phase, TD_TRACE_OPTIMIZER); /* during the backward pass */
     assert_int_equal(a[4].phase, TD_TRACE_BACKWARD);
     assert_int_equal(a[4].op_class, TD_OP_MATMUL); /* by its name */
@@ -249,7 +250,7 @@ TD_BODY(kernels_belong_to_the_range_that_launched_them)
     assert_true(all.activities == 4 && all.sum_ms == 140 / 1e6);
 }
 
-/* The kernels of a replay only have the id of the launch. Each node tells its range. */
+/* The kernels of a replay only have the id of the launch. The node of each kernel determines its range. */
 TD_BODY(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in)
 {
     const td_trace_range *ranges;

@@ -92,8 +92,8 @@ typedef struct slice {
     int tid;
 } slice;
 
-/* A viewer moves slices of one thread that overlap without nesting. In their order, each must end before the
- * slice around it. */
+/* A viewer moves slices of one thread that overlap without nesting. So each slice must end before the slice
+ * around it. */
 static void check_nesting(const slice *slices, int count)
 {
     double ends[64];

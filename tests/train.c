@@ -1,13 +1,12 @@
 /* The trainer's step: properties that all configurations share, micro-batches, clipping, the caller's hooks,
  * bytes and refusals. tests/transformer*.c and tests/ops_optimizers.c test gradients and updates. */
-#include "train/train.h"
-
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/test.h"
 #include "support/train_kit.h"
 #include "support/weights.h"
+#include "train/state.h"
 
 #include <math.h>
 
@@ -335,6 +334,22 @@ static td_status try_config(const td_train_config *config)
     return status;
 }
 
+/* The caller's strings may be gone after the call. */
+TD_TEST(a_trainer_keeps_no_string_of_its_config)
+{
+    char name[] = "naive";
+    td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
+    td_setting settings[TD_TRAIN_SETTINGS];
+
+    config.model.attention = name;
+    td_train *train = make(&config, 7);
+    memset(name, 'x', strlen(name));
+    td_assert_ok(td_train_settings(train, settings));
+    assert_string_equal(settings[6].name, "attention (0 flash, 1 naive, 2 jit)");
+    assert_true(settings[6].value == 1);
+    td_train_destroy(train);
+}
+
 TD_TEST(bad_configurations_are_refused_by_name)
 {
     const td_train_config good = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
@@ -371,7 +386,7 @@ TD_TEST(a_refused_step_changes_nothing)
     td_train_destroy(other);
 }
 
-TD_TEST(a_trainer_without_an_update_has_what_it_needs_and_no_more)
+TD_TEST(a_trainer_without_an_update_allocates_only_what_it_needs)
 {
     td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_AFTER);
     const void *logits = NULL;

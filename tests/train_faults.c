@@ -27,8 +27,8 @@ void *__wrap_realloc(void *block, size_t size)
 
 /* ---- a device with streams and graphs ---- */
 
-/* The callers that ask whether there are streams and graphs: a trainer with captures, and an optimizer that
- * makes a second stream. Operations get the true answer. */
+/* Two callers ask whether there are streams and graphs: a trainer with captures, and an optimizer that makes
+ * a second stream. Operations get the true answer. */
 static bool asked_for_graphs, asked_for_streams;
 
 td_device_kind __real_td_device_kind_of(const td_device *dev);

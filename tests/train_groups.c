@@ -215,7 +215,7 @@ TD_TEST(weights_settle_before_they_are_saved)
     unlink(path);
 }
 
-/* Without an update a link only gets passes and the call to settle. */
+/* If the trainer has no optimizer, the links in `behind` still get passes and the call to settle. */
 TD_TEST(links_behind_are_there_without_an_optimizer)
 {
     listener behind;

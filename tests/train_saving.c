@@ -620,7 +620,7 @@ static const struct {
     td_optimizer_kind optimizer;
 } faulty[] = {{TD_PRECISION_F32, TD_OPTIMIZER_SGD}, {TD_PRECISION_BF16_MIXED, TD_OPTIMIZER_ADAMW}};
 
-/* Names for the axes of cases. */
+/* The names of the cases' axes. */
 #define FAULTY                                                                                               \
     {                                                                                                        \
         "SGD in f32", "AdamW in mixed precision"                                                             \

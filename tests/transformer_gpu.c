@@ -459,7 +459,7 @@ TD_BODY(updates_on_all_sms_along_the_pass_are_the_same)
 
 /* A model whose update on few SMs takes longer than the GEMMs, so it still runs when the step is queued. The
  * next call must wait for it: an evaluation, a file, a reset, another step, or the end of the trainer.
- * Results must equal, bit for bit, those of a trainer that updates after the pass. */
+ * Results must have the bits of a trainer that updates after the pass. */
 static void what_follows_a_step_waits_for_its_update(void **state)
 {
     static const char *const paths[] = {"tandem-after.safetensors", "tandem-along.safetensors"};

@@ -1,5 +1,6 @@
-/* What a model tells hooks: every range of a step is needed before it is read, done after, and final once. It
- * reads weights and writes gradients where hooks say, and announces outputs of operations. */
+/* The calls of hooks by a model: `needed` before a range is read, `done` after, and `final` once for each
+ * range. The model reads weights and writes gradients where hooks say. It announces the outputs of
+ * operations. */
 #include "base/check.h"
 #include "support/compare.h"
 #include "support/test.h"
@@ -63,7 +64,7 @@ typedef struct listener {
     td_weights weights;
     unsigned char *states[2]; /* [elements] of the pass, and of its recomputation */
     char *grads;              /* the gradients as they were when they became final */
-    td_range next;            /* as the last `needed` announced; end 0: none */
+    td_range next;            /* the next range, as the last `needed` announced it; end 0: none */
     char *elsewhere;          /* place of the weights to be read; NULL: the model's own */
     char *placed;             /* place for gradients; NULL: the model's own */
     bool *roomy;              /* [elements] memory was asked for in this pass */

@@ -14,7 +14,7 @@ static const char *const attentions[] = {"naive", "flash"};
 static const td_model_use uses[] = {TD_MODEL_INFERENCE, TD_MODEL_GRADIENTS};
 static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
 
-/* Names for the axes of cases. */
+/* The names of the cases' axes. */
 #define PRECISIONS                                                                                           \
     {                                                                                                        \
         "f32", "bf16", "mixed"                                                                               \
@@ -77,7 +77,7 @@ static const td_cases created = {
     .test = plan_is_what_create_takes,
     .axes = {ATTENTIONS, PRECISIONS, USES, {"most kept", "all kept", "inputs kept"}}};
 
-/* For each token a layer keeps 6 tensors of d_model, one of 2 d_ff, and what attention saves. */
+/* For each token a layer keeps 6 tensors of d_model, one of 2 d_ff, and the tensor that attention saves. */
 TD_TEST(activations_grow_as_they_should)
 {
     td_transformer_config config = {
@@ -157,9 +157,9 @@ static const td_cases kept_bytes = {.group = "bytes of what is kept",
                                     .test = what_is_kept_takes_what_it_says,
                                     .axes = {ATTENTIONS, PRECISIONS, USES}};
 
-/* Activations equal accounting's: for checkpoints their inputs and one checkpoint in full, for sizes of the
- * handout within a thousandth. The last configuration keeps 5 layers in full, and attention's results of the
- * others. */
+/* Activations equal the accounting's. With checkpoints these are their inputs and one checkpoint in full. For
+ * sizes of the handout they may differ by a thousandth. The last configuration keeps 5 layers in full, and
+ * attention's results of the others. */
 TD_TEST(checkpoints_take_what_accounting_says)
 {
     static const struct {
@@ -307,7 +307,7 @@ static int64_t replay(td_device *dev, const char *arena, size_t arena_bytes, siz
             while (j < n && (strcmp(list[j].name, name) != 0 || list[j].from != from || list[j].to != to))
                 j++;
             if (j == n)
-                fail_msg("%s dies without having lived", e->label);
+                fail_msg("%s ends, but it never began", e->label);
             list[j] = list[--n];
             bytes -= e->bytes;
         }
@@ -354,7 +354,7 @@ static void run_steps(const subject *s, bool gradients)
 {
     const int64_t ids[18] = {0};
 
-    /* One forward pass is abandoned for the next. */
+    /* One forward pass is followed by another instead of a backward pass. */
     for (int step = 0; step < 3; step++) {
         td_assert_ok(td_transformer_forward(s->model, ids, 2, 9, NULL));
         td_assert_ok(td_transformer_loss(s->model, ids, NULL));

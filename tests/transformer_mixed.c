@@ -1,4 +1,4 @@
-/* Training steps beyond plain precision and plain memory: f32 weights with 16-bit GEMMs, gradients that share
+/* Training steps with mixed precision and shared memory: f32 weights with 16-bit GEMMs, gradients that share
  * memory with activations, updates during the backward pass, all activations kept for it. */
 #include "support/cases.h"
 #include "support/compare.h"
@@ -38,7 +38,7 @@ static const td_hyperparameters adamw = {
 td_status __real_td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 td_status __real_td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 
-/* Except the residual stream, which is noted when it is already written. */
+/* Poisons memory, except the residual stream: it is noted after it was written. */
 static void poison(const char *name, const void *address, size_t bytes)
 {
     const char *tensor = strrchr(name, '.');

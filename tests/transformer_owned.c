@@ -51,7 +51,7 @@ static int64_t split_of(int64_t all, int which, td_range out[MOST])
         "all", "all in two ranges", "a half", "ragged", "an element"                                         \
     }
 
-/* A link that does for one trainer the work of all ranks. */
+/* A link that does the work of all other ranks for one trainer. */
 typedef struct others {
     td_hook hook;
     td_weights all, mine; /* of a trainer with all weights, and of the trainer with the link */

@@ -12,7 +12,7 @@ fi
 headers=()
 for folder in /usr/include "/usr/include/$(cc -print-multiarch)" "/usr/lib/$(cc -print-multiarch)/openmpi/include" \
     /usr/local/cuda/include "$venv"/lib/python3*/site-packages/nvidia/{cu13,nccl}/include; do
-    headers+=(-idirafter "$folder") # after the other processor's own
+    headers+=(-idirafter "$folder") # after the headers of the other processor
 done
 
 check() {

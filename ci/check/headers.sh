@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Every public header, as others include it, stands alone and speaks both languages: C11 and C++17, without a
-# warning.
-#   headers.sh CC CXX FOLDER base/status.h ...      FOLDER holds them as tandem/status.h
+# Every public header compiles alone, in C11 and in C++17, without a warning.
+#   headers.sh CC CXX FOLDER base/status.h ...      FOLDER has the headers as tandem/status.h
 set -euo pipefail
 
 cc=$1 cxx=$2 folder=$3

@@ -1,8 +1,8 @@
-"""What our Markdown quotes is what the quoted file says, and what it links to is there.
+"""Checks that quotations in our Markdown equal the quoted files, and that links lead to existing files.
 
-A quotation stands between `<!-- quoted from FILE -->` and `<!-- end -->`; without its code fence it must be a run of
-lines of FILE, a path from the root. Every relative link and picture of every page must exist, and so must the heading
-that a link names.
+A quotation lies between `<!-- quoted from FILE -->` and `<!-- end -->`. FILE is a path from the root. Without its code
+fence the quotation must be consecutive lines of FILE. Every relative link and picture of every page must exist, and so
+must the heading that a link names.
 """
 
 import re

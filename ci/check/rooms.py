@@ -5,7 +5,7 @@ reference, a parity file or package, a row in the map of docs/layout.md, and res
 reports/. Modules in WITHOUT need fewer. Every operation of ops.h must have a parity case. parity/ has only modules,
 core, shared, the bridge and Python's own files. Every program of tests/ must be in tests/CMakeLists.txt.
 
-The author of a module may have no machine whose results belong into the repository. So a module without results is
+The author of a module may have no machine whose results belong in the repository. So a module without results is
 allowed, but its row in the map must say "not measured yet". When there are results these words must go.
 """
 
@@ -21,7 +21,7 @@ GROUND = {"base", "device", "cli"}  # used by all modules, and the program that 
 WITHOUT = GROUND | {"optimizer", "train"}
 # Modules without parity yet: header, source and test only.
 WITHOUT_PARITY: set[str] = set()
-BESIDE_MODULES = ["core", "shared", "bridge", "bridge_fsdp"]  # of parity/
+BESIDE_MODULES = ["core", "shared", "bridge", "bridge_fsdp"]  # files of parity/ that are no module
 UNMEASURED = "not measured yet"
 MAP = "docs/layout.md"
 MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')
@@ -34,7 +34,7 @@ def modules(root: Path, without: Iterable[str] = WITHOUT) -> list[str]:
 
 
 def parity_room(root: Path, name: str) -> Path:
-    """A module's parity file, or the first file of its package."""
+    """Returns a module's parity file, or the first file of its package."""
     package = root / f"parity/{name}"
     return package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
 

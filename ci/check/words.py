@@ -1,8 +1,8 @@
-"""Our pages and help texts are in plain words: none of PATTERNS, and in pages that people write no sentence of more
-than MOST words.
+"""Checks that our pages and help texts use plain words. They must have none of PATTERNS. In pages that people write, a
+sentence has at most MOST words.
 
-The patterns are those that good prose does not need: images for places, "behind" and "ahead of" for time, "beside" for
-"and" or "during", and pronouns whose noun is missing. Code, tables and quotations do not count as sentences.
+Good prose does not need these patterns: images, "behind" and "ahead of" for time, "beside" for "and" or "during", and
+pronouns whose noun is missing. Code, tables and quotations do not count as sentences.
 """
 
 import re
@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "parity/*.md")
-GENERATED = ("reports/*.md", "reports/*/*.md", "parity/words/*.j2")  # the patterns alone
+GENERATED = ("reports/*.md", "reports/*/*.md", "parity/words/*.j2")  # only the patterns are checked
 HELP = ("impl/cli/*.[ch]", "parity/core/command.py")
-MOST = 25  # words of a sentence
+MOST = 25  # the most words of a sentence
 PATTERNS = {
     r"\b(behind|beside|besides|ahead of|alongside)\b": '"after", "before", "during", "with" or "next to"',
     r"\b(is|are) no more\b": '"was removed", "no longer"',

@@ -69,11 +69,12 @@ TD_API td_status td_account_model_activations(const td_account_model *model, int
  * saves its probabilities, B H S^2 elements. */
 typedef struct td_account_block {
     int64_t input; /* TD_KEEP_INPUTS: the block's input, B S d of the residual stream */
-    int64_t most;  /* TD_KEEP_MOST: input, the stream after attention (B S d), q, k, v, o (4 B S d), gate and
-                    * up (2 B S d_ff), and what attention saves */
+    /* TD_KEEP_MOST: input, the stream after attention (B S d), q, k, v, o (4 B S d), gate and up (2 B S
+     * d_ff), and the tensor that attention saves */
+    int64_t most;
     int64_t all; /* TD_KEEP_ALL: most, the outputs of both norms, their f32 rstd (B S each), silu(gate) up */
     int64_t final;     /* TD_KEEP_ALL, once for the model: input, output and rstd of ln_final */
-    int64_t attention; /* TD_KEEP_ATTENTION: input, o (B S d), and what attention saves */
+    int64_t attention; /* TD_KEEP_ATTENTION: input, o (B S d), and the tensor that attention saves */
 } td_account_block;
 
 TD_API td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,

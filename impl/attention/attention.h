@@ -58,7 +58,7 @@ typedef struct td_attention_sizes {
 
 /** Facts about an implementation on a kind of device. They serve to count FLOPs and bytes. */
 typedef struct td_attention_traits {
-    const char *saved;    /* the name of what forward saves: "scores", "lse" */
+    const char *saved;    /* the name of the tensor that forward saves: "scores", "lse" */
     int64_t saved_floats; /* f32 numbers saved for each query; 0: a score matrix of dtype is saved */
     bool skips_masked;    /* GEMMs skip tiles that a causal mask hides */
     bool rebuilds_scores; /* backward computes Q K^T again: 5 GEMMs instead of 4 */

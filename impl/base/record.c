@@ -31,11 +31,6 @@ enum { MOST_PARTS = 8 };
  * or hours. */
 enum { LOCK_WAIT_MS = 5000, LOCK_POLL_MS = 10 };
 
-static td_status no_memory(const char *what)
-{
-    return td_fail(TD_NO_MEMORY, "no memory for %s", what);
-}
-
 static td_status check_path(const char *path)
 {
     td_status status = TD_OK;
@@ -76,7 +71,7 @@ static td_status put(cJSON *parent, const char *key, cJSON *item)
         cJSON_Delete(item);
         if (carrier != parent)
             cJSON_Delete(carrier);
-        return no_memory("a record's value");
+        return td_fail(TD_NO_MEMORY, "no memory for a record's value");
     }
     if (old) {
         /* Adding the item to the carrier allocated its key; swapping the item for the old one allocates
@@ -109,10 +104,7 @@ static td_status set(td_record *record, const char *path, cJSON *item)
         } else {
             cJSON *object = cJSON_CreateObject();
 
-            if (!object) {
-                status = no_memory("a record's object");
-                goto cleanup;
-            }
+            TD_FAIL_IF(!object, TD_NO_MEMORY, "no memory for a record's object");
             if (deepest) {
                 TD_TRY(put(deepest, key, object));
             } else {
@@ -138,7 +130,7 @@ cleanup:
 
 static td_status set_value(td_record *record, const char *path, cJSON *item)
 {
-    return item ? set(record, path, item) : no_memory("a record's value");
+    return item ? set(record, path, item) : td_fail(TD_NO_MEMORY, "no memory for a record's value");
 }
 
 /* cJSON stores numbers as double. An integer is added as raw text, so that all its digits are kept. */
@@ -170,10 +162,7 @@ td_status td_record_create(const char *deliverable, const char *module, const ch
     record = calloc(1, sizeof *record);
     if (record)
         record->root = cJSON_CreateObject();
-    if (!record || !record->root) {
-        status = no_memory("a record");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!record || !record->root, TD_NO_MEMORY, "no memory for a record");
     strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
     TD_TRY(td_record_set_string(record, "deliverable", deliverable));
     TD_TRY(td_record_set_string(record, "module", module));
@@ -251,10 +240,7 @@ td_status td_record_set_stats(td_record *record, const char *path, const td_stat
                  cJSON_AddNumberToObject(object, "max", stats->max) &&
                  cJSON_AddNumberToObject(object, "p95", stats->p95) &&
                  cJSON_AddNumberToObject(object, "n", (double)stats->n);
-    if (!whole) {
-        status = no_memory("a record's statistics");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!whole, TD_NO_MEMORY, "no memory for a record's statistics");
     status = set(record, path, object);
     object = NULL;
 cleanup:
@@ -285,8 +271,7 @@ td_status td_record_text(const td_record *record, char **out)
     *out = NULL;
     TD_CHECK(record, "record is NULL");
     *out = cJSON_PrintUnformatted(record->root);
-    if (!*out)
-        status = no_memory("a record's text");
+    TD_FAIL_IF(!*out, TD_NO_MEMORY, "no memory for a record's text");
 cleanup:
     return status;
 }
@@ -396,10 +381,7 @@ td_status td_record_append(const td_record *record, const char *path)
     TD_TRY(td_record_text(record, &text));
     size_t length = strlen(text);
     line = malloc(length + 3);
-    if (!line) {
-        status = no_memory("a record's line");
-        goto cleanup;
-    }
+    TD_FAIL_IF(!line, TD_NO_MEMORY, "no memory for a record's line");
 
     TD_TRY(open_target(path, &to));
     if (to.size > 0 && pread(to.file, &last, 1, to.size - 1) != 1) {

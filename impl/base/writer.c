@@ -62,39 +62,21 @@ void td_writer_print(td_writer *file, const char *format, ...)
     td_writer_put(file, text, length < (int)sizeof text ? (size_t)length : sizeof text - 1);
 }
 
-/** Writes the first character of `text`, or '?' if it is not UTF-8. Returns how many bytes of `text` it
- * used. */
-static size_t put_character(td_writer *file, const char *text)
-{
-    const size_t bytes = td_utf8_bytes(text);
-
-    if (bytes == 0)
-        td_writer_put(file, "?", 1);
-    else
-        td_writer_put(file, text, bytes);
-    return bytes > 0 ? bytes : 1;
-}
-
 void td_writer_json(td_writer *file, const char *text)
 {
     td_writer_put(file, "\"", 1);
-    while (*text)
-        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
-            td_writer_print(file, "\\u%04x", (unsigned)(unsigned char)*text++);
-        else
-            text += put_character(file, text);
-    td_writer_put(file, "\"", 1);
-}
+    while (*text) {
+        const size_t bytes = td_utf8_bytes(text);
 
-void td_writer_xml(td_writer *file, const char *text)
-{
-    while (*text)
-        if (*text == '<' || *text == '>' || *text == '&' || *text == '"')
-            td_writer_print(file, "&#%d;", *text++);
-        else if ((unsigned char)*text < 0x20) /* XML cannot represent control characters */
-            td_writer_put(file, "?", 1), text++;
+        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
+            td_writer_print(file, "\\u%04x", (unsigned)(unsigned char)*text);
+        else if (bytes == 0)
+            td_writer_put(file, "?", 1);
         else
-            text += put_character(file, text);
+            td_writer_put(file, text, bytes);
+        text += bytes > 0 ? bytes : 1;
+    }
+    td_writer_put(file, "\"", 1);
 }
 
 td_status td_writer_end(td_writer *file, td_status status)

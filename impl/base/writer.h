@@ -24,9 +24,6 @@ void td_writer_print(td_writer *file, const char *format, ...) __attribute__((fo
 /** Writes a JSON string with its quotes; bytes that are not UTF-8 become '?'. */
 void td_writer_json(td_writer *file, const char *text);
 
-/** Writes XML character data; control characters and bytes that are not UTF-8 become '?'. */
-void td_writer_xml(td_writer *file, const char *text);
-
 /** Writes the rest of the buffer and renames the file, unless `status` or a write failed. Frees `file`, which
  * may be NULL. Returns `status` or the first failure. */
 td_status td_writer_end(td_writer *file, td_status status);

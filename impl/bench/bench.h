@@ -94,17 +94,6 @@ typedef struct td_bench_summary {
     double model_flops_per_step;
 } td_bench_summary;
 
-/** Finds the number of SMs for the update with which steps are fastest. Times 3 warm-up steps and 5 steps
- * with the update after the backward pass, and with the update on 8, 12, ... 32 SMs during it. Creates a new
- * trainer for each.
- *
- *   out  the number of SMs of the fastest steps, for config->update_sms with overlap; 0: the update after the
- *        backward pass is fastest
- *
- * TD_BAD_ARGUMENT: a NULL, a mode other than TD_BENCH_TRAIN, `timed` other than TD_TIMED_WHOLE.
- * TD_UNSUPPORTED: the device cannot update on a part of its SMs. Other errors: as td_bench_run. */
-TD_API td_status td_bench_tune(td_device *dev, const td_bench_config *config, int32_t *out);
-
 /** Creates a model, runs warmup + steps steps on one random batch, and returns the times. Resets the device's
  * peak. Waits for the device.
  *
@@ -113,9 +102,9 @@ TD_API td_status td_bench_tune(td_device *dev, const td_bench_config *config, in
  *
  * TD_BAD_ARGUMENT: a NULL; steps below 1; warmup below 0; steps or warmup above 2^57; an unknown mode or
  * `timed`; micro_batches above 1 without TD_TIMED_WHOLE, below 0, or above 2^31 - 1; overlap without
- * TD_BENCH_TRAIN and TD_TIMED_WHOLE. TD_UNSUPPORTED: a graph on a device without
- * graphs. TD_NO_MEMORY. Other errors: as td_train_create and the calls of a step. After an error *out is
- * NULL, and nothing is left on the device. */
+ * TD_BENCH_TRAIN and TD_TIMED_WHOLE. TD_UNSUPPORTED: a graph on a device without graphs. TD_NO_MEMORY. Other
+ * errors: as td_train_create and the calls of a step. After an error *out is NULL, and nothing is left on the
+ * device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */

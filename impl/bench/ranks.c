@@ -57,7 +57,7 @@ typedef struct run {
     const td_bench_ranks_config *config;
     int64_t micro_batches;
     td_train_config trainer; /* with the current links */
-    bool silent;             /* the trainer does not communicate */
+    bool silent;             /* steps do not communicate */
     probe probe;
     td_ddp_link *ddp;     /* NULL: none */
     td_shard_link *shard; /* NULL: none */
@@ -72,7 +72,6 @@ typedef struct run {
     td_bench_ranks_progress progress;
     void *user;
     int64_t done;
-    bool watches; /* the trainer is for the watched series alone */
 } run;
 
 /* ---- trainers ---- */
@@ -174,22 +173,17 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
     return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
 }
 
-/** Makes the trainer's config and its links. silent: removes the links from the config, so that only the
- * shard's groups stay. TD_BENCH_STATE_FULL keeps its link, because the trainer needs it for its weights. */
-static td_status make_links(run *r, bool silent)
+/** Makes the trainer's config and its links. */
+static td_status make_links(run *r)
 {
     td_status status = TD_OK;
 
     r->trainer = trainer_config(r->config, r->info.ranks);
-    r->trainer.capture &= !r->watches;
     if (r->config->state < TD_BENCH_STATE_FLAT) {
         TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
         r->trainer.hooks = td_ddp_link_hook(r->ddp);
     }
     TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
-    r->silent = silent;
-    if (silent && r->config->state != TD_BENCH_STATE_FULL)
-        r->trainer.hooks = r->trainer.behind = NULL;
 cleanup:
     return status;
 }
@@ -201,9 +195,6 @@ static void destroy_trainer(run *r)
     td_train_destroy(r->train);
     td_ddp_link_destroy(r->ddp);
     td_shard_link_destroy(r->shard);
-    r->train = NULL;
-    r->ddp = NULL;
-    r->shard = NULL;
 }
 
 static td_status measure_memory(run *r, td_bench_point point)
@@ -219,17 +210,15 @@ cleanup:
     return status;
 }
 
-static td_status make_trainer(run *r, bool silent)
+static td_status make_trainer(run *r)
 {
     td_status status = TD_OK;
 
     TD_TRY(td_device_reset_peak(r->dev));
-    TD_TRY(make_links(r, silent));
-    if (!silent) {
-        r->probe = (probe){.before = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
-        r->trainer.hooks = &r->probe.before;
-    }
-    if (!silent && r->shard) {
+    TD_TRY(make_links(r));
+    r->probe = (probe){.before = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
+    r->trainer.hooks = &r->probe.before;
+    if (r->shard) {
         td_hook **last = &r->trainer.behind;
 
         r->probe.before.needed = probe_needed;
@@ -241,20 +230,43 @@ static td_status make_trainer(run *r, bool silent)
     TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
     TD_TRY(td_train_init(r->train, r->config->seed));
     const int64_t windows = r->micro_batches * r->config->model.batch; /* of tokens, for each rank */
-    if (!r->ids)
-        TD_TRY(td_bench_draw(r->dev, r->train, &r->config->model, r->config->seed, r->info.rank * windows,
-                             windows, &r->ids, &r->targets));
-    if (!silent && r->ddp)
+    TD_TRY(td_bench_draw(r->dev, r->train, &r->config->model, r->config->seed, r->info.rank * windows,
+                         windows, &r->ids, &r->targets));
+    if (r->ddp)
         TD_TRY(td_ddp_link_attach(r->ddp, r->dev, r->train));
-    if ((!silent || r->config->state == TD_BENCH_STATE_FULL) && r->shard)
+    if (r->shard)
         TD_TRY(td_shard_link_attach(r->shard, r->dev, r->train));
-    if (silent && r->config->state == TD_BENCH_STATE_FULL) {
-        TD_TRY(td_train_step(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
-        td_shard_silence(r->shard);
-    }
     TD_TRY(measure_memory(r, TD_BENCH_MADE));
 cleanup:
     return status;
+}
+
+/** If steps are to be captured: captures later steps, or queues them. */
+static void set_capture(run *r, bool capture)
+{
+    if (!r->config->graph)
+        return;
+    td_train_set_capture(r->train, capture);
+    if (r->shard)
+        r->shard->captured = capture;
+}
+
+/** Later steps do not communicate. TD_BENCH_STATE_FULL keeps its link in the chain, because passes read the
+ * weights in the link's buffers. */
+static void silence(run *r)
+{
+    const td_hook *const links[] = {td_ddp_link_hook(r->ddp), r->shard ? &r->shard->reduce : NULL,
+                                    r->shard ? &r->shard->gather : NULL};
+
+    r->silent = true;
+    if (r->config->state == TD_BENCH_STATE_FULL) {
+        td_shard_silence(r->shard);
+        return;
+    }
+    for (td_hook *hook = &r->probe.before; hook; hook = hook->next)
+        for (int i = 0; i < 3; i++)
+            if (hook->next && hook->next == links[i])
+                hook->next = links[i]->next;
 }
 
 /* ---- steps ---- */
@@ -307,7 +319,7 @@ static td_status run_series(run *r, series which)
     for (int64_t i = -1; i < count; i++) {
         if (i >= 0)
             TD_TRY(td_train_step(r->train, r->ids, r->targets, model->batch, model->context));
-        if (i == 0) {
+        if (i == 0 && which == STEP) {
             TD_TRY(td_train_loss(r->train, &loss));
             r->rank.first_loss = (double)loss;
         }
@@ -323,8 +335,10 @@ static td_status run_series(run *r, series which)
     }
     for (int64_t i = count > AHEAD ? count - AHEAD : 0; i < count; i++)
         TD_TRY(take_sample(r, which, marks, i));
-    TD_TRY(td_train_loss(r->train, &loss));
-    r->rank.last_loss = (double)loss;
+    if (which == STEP) {
+        TD_TRY(td_train_loss(r->train, &loss));
+        r->rank.last_loss = (double)loss;
+    }
     TD_TRY(wait_for_ranks(r));
 cleanup:
     for (int64_t i = 0; marks && i <= count; i++)
@@ -478,8 +492,7 @@ cleanup:
     }
     free(r->probe.readings);
     r->probe.begin = NULL;
-    r->probe.readings = NULL;
-    r->probe.made = 0;
+    r->probe.before.end = NULL;
     return status;
 }
 
@@ -488,17 +501,13 @@ static td_status run_all(run *r)
     td_train_bytes bytes;
     td_status status = TD_OK;
 
-    TD_TRY(make_trainer(r, true));
-    TD_TRY(run_series(r, SILENT));
-    destroy_trainer(r);
-    TD_TRY(make_trainer(r, false));
+    TD_TRY(make_trainer(r));
     TD_TRY(run_series(r, STEP));
-    if (r->config->graph) {
-        destroy_trainer(r);
-        r->watches = true;
-        TD_TRY(make_trainer(r, false));
-    }
+    set_capture(r, false);
     TD_TRY(run_watched(r));
+    set_capture(r, true);
+    silence(r);
+    TD_TRY(run_series(r, SILENT));
     if (r->shard) {
         td_shard_info info;
 

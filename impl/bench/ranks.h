@@ -10,16 +10,15 @@
  *                device at the end of the backward pass. If weights are updated during the backward pass, the
  *                tail includes updates that collectives wait for.
  *
- * All ranks run three series of steps together:
+ * All ranks run three series of steps together, with one trainer:
  *
- *   1. without communication
- *   2. with communication; gives the step's times
- *   3. with communication, and collectives are watched. The host waits for the device after both passes.
+ *   1. with communication; gives the step's times
+ *   2. with communication, and collectives are watched. The host waits for the device after both passes.
+ *   3. without communication. With TD_BENCH_STATE_FULL passes read the weights that series 2 gathered last.
  *
- * Steps of series 1 and 2 may be captured. Series 3 is queued, because graphs cannot be watched. With
+ * Steps of series 1 and 3 may be captured. Series 2 is queued, because graphs cannot be watched. With
  * TD_BENCH_STATE_FLAT the schedules then differ: only captured steps gather weights at the begin of the next
- * step. With TD_BENCH_STATE_FULL, series 1 runs after one step with communication, and uses the weights that
- * this step gathered last. */
+ * step. */
 #ifndef TD_BENCH_RANKS_H
 #define TD_BENCH_RANKS_H
 
@@ -50,9 +49,9 @@ typedef struct td_bench_ranks_config {
     td_bench_state state;
     int64_t prefetch; /* this and the next three as in td_shard_options */
     bool keep_weights, reduce_last, keep_gradients;
-    int64_t warmup, steps; /* of each series: warmup 0 to TD_BENCH_MOST_STEPS, steps 1 to that */
+    int64_t warmup, steps; /* of each series, at most TD_BENCH_MOST_STEPS; steps at least 1 */
     uint64_t seed;         /* of weights and tokens; each rank has different tokens */
-    bool graph;            /* steps of the first two series are captured, as in td_bench_config */
+    bool graph;            /* steps of series 1 and 3 are captured, as in td_bench_config */
 } td_bench_ranks_config;
 
 /** *out = planned bytes of this rank's trainer. out->step includes the buffers of its link (td_shard_info).
@@ -76,14 +75,14 @@ typedef enum td_bench_point {
 
 /** Measurements of one rank. Bytes are of its trainer and links, without earlier blocks of the device. */
 typedef struct td_bench_rank {
-    td_stats step, silent;           /* ms of a step with communication (series 2), and without (series 1) */
+    td_stats step, silent;           /* ms of a step with communication (series 1), and without (series 3) */
     td_stats collectives, hidden;    /* ms; hidden: the part before the end of the backward pass */
     td_stats tail;                   /* ms */
     td_stats waits;                  /* ms that passes waited for weights; 0 without a shard link */
     double exposed_ms;               /* median of step minus median of silent */
     int64_t calls, bytes;            /* of a step's collectives */
     int64_t windows;                 /* number of blocks that are windows: td_comm_window_create */
-    double first_loss, last_loss;    /* of series 2, warm-up included */
+    double first_loss, last_loss;    /* of series 1, warm-up included */
     size_t current[TD_BENCH_POINTS]; /* at each point */
     size_t peak[TD_BENCH_POINTS];    /* since the previous point */
     size_t parameters;               /* masters */
@@ -128,7 +127,7 @@ typedef struct td_bench_ranks_summary {
     int64_t ranks;
     const td_bench_rank *of;  /* [ranks] */
     td_stats step;            /* over samples */
-    const double *samples;    /* [steps] ms of each step of series 2, on the rank that was slowest in it */
+    const double *samples;    /* [steps] ms of each step of series 1, on the rank that was slowest in it */
     double tokens_per_second; /* tokens of all ranks / median step */
     int32_t update_sms;       /* td_train_update_sms of the trainers */
 } td_bench_ranks_summary;

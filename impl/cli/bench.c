@@ -83,23 +83,9 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_status status = TD_OK;
     td_table table = {.align = "lrrrrr", .heads = "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s"};
     pass passes[4];
-    const td_transformer_config *model = &args->config.model;
     FILE *out = td_common_tables(&args->common);
-    char machine[160];
 
-    TD_TRY(td_model_print(&args->step.model, out));
-    fprintf(out,
-            "\nbatch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
-            " timed steps on %s: %s",
-            model->batch, model->context, args->config.warmup, args->config.steps, td_device_name(dev),
-            td_machine_name(dev, machine));
-    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
-        fprintf(out, "; %d used", td_cpu_threads());
-    if (args->config.micro_batches > 1)
-        fprintf(out, "; %" PRId64 " micro-batches a step", args->config.micro_batches);
-    td_step_print_way(&args->config, out);
-    fprintf(out, "\n\n");
-
+    TD_TRY(td_step_print(&args->step, dev, out));
     int passes_timed = passes_of(&args->config, summary, passes);
     double tokens = tokens_of(&args->config);
     for (int i = 0; i < passes_timed; i++) {
@@ -137,13 +123,7 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     double tokens = tokens_of(&args->config);
 
     TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
-    TD_TRY(td_record_set_string(record, "impl", td_step_impl(&args->config)));
-    TD_TRY(td_step_record(&args->config, record));
-    TD_TRY(td_model_record(&args->step.model, record));
-    if (args->config.micro_batches > 1)
-        TD_TRY(td_record_set_integer(record, "case.micro_batches", args->config.micro_batches));
-    TD_TRY(td_record_set_integer(record, "case.warmup", args->config.warmup));
-    TD_TRY(td_record_set_string(record, "case.pass", timed->name));
+    TD_TRY(td_step_record(&args->step, timed->name, record));
     if (timed->phase.ms.n > 0) {
         TD_TRY(td_record_set_stats(record, "ms", &timed->phase.ms));
         TD_TRY(td_record_set_samples(record, "samples", timed->phase.samples, timed->phase.ms.n));

@@ -34,6 +34,35 @@ cleanup:
     return status;
 }
 
+/** *out = the number of ranks on this node; unchanged if the variable is not set. Slurm's list "2(x3),1"
+ * means 2 ranks on nodes 0 to 2, and 1 on node 3. */
+static td_status read_tasks(const char *name, int32_t *out)
+{
+    const char *text = getenv(name), *at = text;
+    td_status status = TD_OK;
+    int32_t node = 0;
+    int tasks = 0;
+
+    if (!text)
+        return TD_OK;
+    TD_TRY(read_number("SLURM_NODEID", &node));
+    while (node >= 0) {
+        int times = 1, used = 0;
+
+        TD_CHECK(sscanf(at, "%d%n", &tasks, &used) == 1 && tasks > 0,
+                 "%s is '%.40s', needs a list of numbers with node %d in it", name, text, (int)node);
+        at += used;
+        used = 0;
+        if (sscanf(at, "(x%d)%n", &times, &used) == 1)
+            at += used;
+        at += *at == ',';
+        node -= times > 0 ? times : 1;
+    }
+    *out = tasks;
+cleanup:
+    return status;
+}
+
 /** out->run = "first.second". A text that is too long is hashed, so that different runs keep different
  * names. */
 static void name_run(td_launch *out, const char *first, const char *second)
@@ -65,7 +94,6 @@ td_status td_launch_read(td_launch *out)
          "SLURM_JOB_ID", "SLURM_STEP_ID"},
     };
     td_status status = TD_OK;
-    int32_t nodes = 1;
 
     *out = (td_launch){.launcher = "none", .rank = -1, .ranks = 1, .local_rank = -1};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers && out->rank < 0; i++) {
@@ -77,12 +105,7 @@ td_status td_launch_read(td_launch *out)
         TD_TRY(read_number(launchers[i].rank, &out->rank));
         TD_TRY(read_number(launchers[i].ranks, &out->ranks));
         TD_TRY(read_number(launchers[i].local_rank, &out->local_rank));
-        if (i < 2) {
-            TD_TRY(read_number(launchers[i].local_ranks, &out->local_ranks));
-        } else { /* SLURM_STEP_TASKS_PER_NODE is a list like "2(x3),1", so only a single node is certain */
-            TD_TRY(read_number("SLURM_STEP_NUM_NODES", &nodes));
-            out->local_ranks = nodes == 1 ? out->ranks : 1;
-        }
+        TD_TRY((i < 2 ? read_number : read_tasks)(launchers[i].local_ranks, &out->local_ranks));
         name_run(out, getenv(launchers[i].run), getenv(launchers[i].part));
         TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, needs to be below %s, which is %d",
                  launchers[i].rank, (int)out->rank, launchers[i].ranks, (int)out->ranks);

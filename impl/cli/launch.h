@@ -3,8 +3,8 @@
  *
  *   Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE
  *   torchrun, or a loop RANK, WORLD_SIZE; LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID, MASTER_PORT
- *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_STEP_NUM_NODES, SLURM_JOB_ID
- *                       and SLURM_STEP_ID
+ *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_NODEID, SLURM_JOB_ID,
+ *                       SLURM_STEP_ID, SLURM_STEP_TASKS_PER_NODE
  *
  * The first launcher whose rank and number of ranks are set counts. Without any there is one rank. For the
  * first two launchers it is an error if only one of these two variables is set. */

@@ -366,10 +366,7 @@ static td_status run(const arguments *args, td_device *dev, td_memory_recording 
 
     TD_TRY(td_memory_train_config(&args->config, &train));
     TD_TRY(td_train_plan(dev, &train, &bytes));
-    const td_transformer_bytes *model = &bytes.model;
-    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->gradients +
-                                   (double)model->activations + (double)model->scratch +
-                                   (double)bytes.optimizer + (double)bytes.step));
+    TD_TRY(td_step_fits(dev, &bytes, 1));
     TD_TRY(td_memory_record(dev, &args->config, out));
 cleanup:
     return status;

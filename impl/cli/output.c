@@ -2,6 +2,7 @@
 
 #include "base/build.h"
 #include "base/check.h"
+#include "base/grow.h"
 
 #include <sched.h>
 #include <stdarg.h>
@@ -54,13 +55,8 @@ static td_status add_line(td_table *table, const char *format, va_list args)
     td_status status = TD_OK;
     va_list again;
 
-    if (table->count == table->capacity) {
-        int64_t capacity = table->capacity > 0 ? 2 * table->capacity : 16;
-        td_table_line *lines = realloc(table->lines, (size_t)capacity * sizeof *lines);
-        TD_FAIL_IF(!lines, TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", capacity);
-        table->lines = lines;
-        table->capacity = capacity;
-    }
+    TD_FAIL_IF(!td_grow(&table->lines, table->count, &table->capacity, 16, sizeof *table->lines),
+               TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", table->count + 1);
     td_table_line *line = &table->lines[table->count];
     *line = (td_table_line){.text = NULL};
     va_copy(again, args);

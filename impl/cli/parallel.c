@@ -80,17 +80,9 @@ static const struct argp_option of_shard[] = {
 static const struct argp_option of_pass[] = {
     {0, 0, 0, 0, "The measurement:", 3},
     {"batch", TD_KEY_BATCH, "N", 0, "sequences in each rank's batch (2)", 3},
-    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0,
-     "batches of each rank in a step; their gradients are added up (1)", 3},
     {0, 0, 0, 0, "How the step runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
      "along: weights are updated during the backward pass (the default); after: after the backward pass", 4},
-    {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
-     "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
-     "formula); 0: update after the pass, on all SMs",
-     4},
-    {"queued", TD_KEY_QUEUED, 0, 0, "queue each operation (default: on a GPU a step is captured as a graph)",
-     4},
     {0}};
 
 static const struct argp_child steps_child[] = {{&td_steps_argp, 0, NULL, 0}, {0}};
@@ -582,11 +574,7 @@ static td_status measure(const arguments *args, td_ranks *ranks, td_bench_ranks_
 
     TD_TRY(agree(args, ranks));
     TD_TRY(td_bench_ranks_plan(ranks->dev, ranks->comm, &args->config, &bytes));
-    const td_transformer_bytes *model = &bytes.model;
-    TD_TRY(td_common_fits(ranks->dev,
-                          ((double)model->parameters + (double)model->gradients + (double)model->activations +
-                           (double)model->scratch + (double)bytes.optimizer + (double)bytes.step) *
-                              ranks->info.local_ranks));
+    TD_TRY(td_step_fits(ranks->dev, &bytes, ranks->info.local_ranks));
     status = td_bench_ranks_run(ranks->dev, ranks->comm, &args->config, show_step, ranks, out);
     td_progress_end();
 cleanup:

@@ -24,6 +24,8 @@ static const struct argp_option pass_options[] = {
     {0}};
 
 static const struct argp_option steps_options[] = {
+    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0,
+     "batches in a step, on each rank; their gradients are added up (1)", 3},
     {"warmup", TD_KEY_WARMUP, "N", 0, "untimed steps (5)", 3},
     {"steps", TD_KEY_STEPS, "N", 0, "timed steps (10)", 3},
     {"seed", TD_KEY_SEED, "N", 0, "seed of weights and tokens (0)", 3},
@@ -31,13 +33,16 @@ static const struct argp_option steps_options[] = {
      "transient: gradients share memory with activations (the default with one micro-batch); held: "
      "gradients have their own memory",
      4},
+    {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
+     "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
+     "table and a formula); 0: update after the pass, on all SMs",
+     4},
+    {"queued", TD_KEY_QUEUED, 0, 0,
+     "queue each operation (default: on a GPU a step, or each phase, is captured as a graph)", 4},
     {0}};
 
 static void take_update_sms(const struct argp_state *state, const char *arg, td_pass_options *pass)
 {
-    pass->tune = pass->may_tune && strcmp(arg, "auto") == 0;
-    if (pass->tune)
-        return;
     pass->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
     if (pass->update_sms == 0) {
         pass->time = TD_UPDATE_AFTER;
@@ -134,18 +139,11 @@ static const struct argp_option options[] = {
 static const struct argp_option options_of_pass[] = {
     {0, 0, 0, 0, "The measurement:", 3},
     {"batch", TD_KEY_BATCH, "N", 0, "sequences in a batch (4)", 3},
-    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0, "batches in a step; their gradients are added up (1)", 3},
     {0, 0, 0, 0, "How the step runs; the defaults are the fastest:", 4},
     {"update", TD_KEY_UPDATE, "NAME", 0,
      "along: weights are updated during the backward pass (the default with --timed whole); after: after "
      "the backward pass",
      4},
-    {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
-     "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "
-     "table and a formula); auto: measure the fastest N; 0: update after the pass, on all SMs",
-     4},
-    {"queued", TD_KEY_QUEUED, 0, 0,
-     "queue each operation (default: on a GPU a step, or each phase, is captured as a graph)", 4},
     {0}};
 
 /** Fills the configuration from the options of a pass, and refuses options that contradict each other.
@@ -212,11 +210,10 @@ td_step_options td_step_defaults(td_bench_config *config)
     return (td_step_options){
         .config = config,
         .model = {.model = &config->model, .option = "small"},
-        .pass = {
-            .model = &config->model, .warmup = 5, .steps = 10, .most_steps = INT32_MAX, .may_tune = true}};
+        .pass = {.model = &config->model, .warmup = 5, .steps = 10, .most_steps = INT32_MAX}};
 }
 
-void td_step_print_way(const td_bench_config *config, FILE *out)
+static void print_way(const td_bench_config *config, FILE *out)
 {
     static const char *const what[] = {[TD_TIMED_PHASES] = "phases apart",
                                        [TD_TIMED_EVENTS] = "phases by events",
@@ -229,24 +226,49 @@ void td_step_print_way(const td_bench_config *config, FILE *out)
     if (config->update_sms > 0)
         fprintf(out, ", on %d SMs by bulk copies, from a stream that goes before the GEMMs",
                 (int)config->update_sms);
-    if (config->mode != TD_BENCH_FORWARD)
-        td_model_print_keep(&config->model, out);
-    if (config->mode != TD_BENCH_FORWARD)
-        fprintf(out, "; gradients are %s", config->model.transient_gradients ? "transient" : "held");
+    if (config->mode == TD_BENCH_FORWARD)
+        return;
+    td_model_print_keep(&config->model, out);
+    fprintf(out, "; gradients are %s", config->model.transient_gradients ? "transient" : "held");
 }
 
-const char *td_step_impl(const td_bench_config *config)
+td_status td_step_print(const td_step_options *of, td_device *dev, FILE *out)
+{
+    const td_bench_config *config = of->config;
+    td_status status = TD_OK;
+    char machine[160];
+
+    TD_TRY(td_model_print(&of->model, out));
+    fprintf(out,
+            "\nbatch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
+            " timed steps on %s: %s",
+            config->model.batch, config->model.context, config->warmup, config->steps, td_device_name(dev),
+            td_machine_name(dev, machine));
+    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
+        fprintf(out, "; %d used", td_cpu_threads());
+    if (config->micro_batches > 1)
+        fprintf(out, "; %" PRId64 " micro-batches a step", config->micro_batches);
+    print_way(config, out);
+    fprintf(out, "\n\n");
+cleanup:
+    return status;
+}
+
+/** The parity layer's name of C's side with this configuration. */
+static const char *impl_of(const td_bench_config *config)
 {
     if (config->graph)
         return config->overlap ? "c_graph_overlap" : "c_graph";
     return config->overlap ? "c_overlap" : "c";
 }
 
-td_status td_step_record(const td_bench_config *config, td_record *record)
+td_status td_step_record(const td_step_options *of, const char *pass, td_record *record)
 {
-    td_status status = TD_OK;
+    const td_bench_config *config = of->config;
     const td_transformer_config *model = &config->model;
+    td_status status = TD_OK;
 
+    TD_TRY(td_record_set_string(record, "impl", impl_of(config)));
     TD_TRY(td_record_set_string(record, "config.attention", model->attention));
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
     TD_TRY(td_record_set_string(record, "config.timed", td_bench_timed_name(config->timed)));
@@ -259,6 +281,11 @@ td_status td_step_record(const td_bench_config *config, td_record *record)
         TD_TRY(td_record_set_string(record, "config.update", config->overlap ? "along" : "after"));
     if (config->update_sms > 0)
         TD_TRY(td_record_set_integer(record, "config.update_sms", config->update_sms));
+    TD_TRY(td_model_record(&of->model, record));
+    if (config->micro_batches > 1)
+        TD_TRY(td_record_set_integer(record, "case.micro_batches", config->micro_batches));
+    TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
+    TD_TRY(td_record_set_string(record, "case.pass", pass));
 cleanup:
     return status;
 }
@@ -271,12 +298,7 @@ td_status td_step_choose(td_step_options *args, td_device *dev)
 
     config->graph = !args->pass.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
     TD_TRY(td_bench_train_config(config, &train));
-    if (args->pass.tune) {
-        TD_TRY(td_bench_tune(dev, config, &config->update_sms));
-        config->overlap = config->update_sms > 0;
-    } else {
-        TD_TRY(td_train_update_sms(dev, &train, &config->update_sms));
-    }
+    TD_TRY(td_train_update_sms(dev, &train, &config->update_sms));
 cleanup:
     return status;
 }
@@ -288,6 +310,16 @@ static td_status show_step(void *user, int64_t done, int64_t total, double step_
     return TD_OK;
 }
 
+td_status td_step_fits(const td_device *dev, const td_train_bytes *bytes, int32_t ranks)
+{
+    const td_transformer_bytes *model = &bytes->model;
+
+    return td_common_fits(dev,
+                          ((double)model->parameters + (double)model->gradients + (double)model->activations +
+                           (double)model->scratch + (double)bytes->optimizer + (double)bytes->step) *
+                              ranks);
+}
+
 td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_result **out)
 {
     td_status status = TD_OK;
@@ -296,10 +328,7 @@ td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_re
 
     TD_TRY(td_bench_train_config(config, &train));
     TD_TRY(td_train_plan(dev, &train, &bytes));
-    const td_transformer_bytes *model = &bytes.model;
-    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->gradients +
-                                   (double)model->activations + (double)model->scratch +
-                                   (double)bytes.optimizer + (double)bytes.step));
+    TD_TRY(td_step_fits(dev, &bytes, 1));
     status = td_bench_run(dev, config, show_step, NULL, out);
     td_progress_end();
 cleanup:

@@ -31,14 +31,14 @@ typedef struct td_pass_options {
     uint64_t seed;
     td_update_time time;
     int32_t update_sms;
-    bool may_tune; /* --update-sms may be auto, which sets `tune` */
-    bool queued, update_given, gradients_given, keep_given, tune;
+    bool queued, update_given, gradients_given, keep_given;
 } td_pass_options;
 
 /** --context, --keep, --checkpoint-layers, --kept-layers. Its options have groups 3 and 4. */
 extern const struct argp td_pass_argp;
 
-/** The options of td_pass_argp, and --warmup, --steps, --seed, --gradients. */
+/** The options of td_pass_argp, and --micro-batches, --warmup, --steps, --seed, --gradients, --update-sms,
+ * --queued. */
 extern const struct argp td_steps_argp;
 
 /** Parses the keys above. Its argp may have one child: td_pass_argp or td_steps_argp. */
@@ -59,14 +59,14 @@ extern const struct argp td_step_argp;
 /** Fills the configuration with the defaults. */
 td_step_options td_step_defaults(td_bench_config *config);
 
-/** Prints how the steps run: "\nwhole steps, captured as graphs; ...", without a newline at the end. */
-void td_step_print_way(const td_bench_config *config, FILE *out);
+/** Prints the model, the batch, the machine and how the steps run, with an empty line at the end. */
+td_status td_step_print(const td_step_options *of, td_device *dev, FILE *out);
 
-/** The parity layer's name of C's side with this configuration. */
-const char *td_step_impl(const td_bench_config *config);
+/** Sets the record's "impl" and "config", and all of its "case"; `pass` names the timed part. */
+td_status td_step_record(const td_step_options *of, const char *pass, td_record *record);
 
-/** Sets the record's "config". */
-td_status td_step_record(const td_bench_config *config, td_record *record);
+/** td_common_fits of the bytes of `ranks` trainers. */
+td_status td_step_fits(const td_device *dev, const td_train_bytes *bytes, int32_t ranks);
 
 /** Fills the part that depends on the device: whether steps are captured, and on how many SMs updates run. */
 td_status td_step_choose(td_step_options *args, td_device *dev);

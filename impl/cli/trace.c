@@ -129,24 +129,6 @@ static double percent(double part, double whole)
     return whole > 0 ? 100 * part / whole : 0;
 }
 
-static td_status print_head(const run *r, FILE *out)
-{
-    const td_bench_config *config = &r->args->config;
-    td_status status = TD_OK;
-    char machine[160];
-
-    TD_TRY(td_model_print(&r->args->step.model, out));
-    fprintf(out,
-            "\nbatch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
-            " timed steps on %s: %s",
-            config->model.batch, config->model.context, config->warmup, config->steps, td_device_name(r->dev),
-            td_machine_name(r->dev, machine));
-    td_step_print_way(config, out);
-    fprintf(out, "\n\n");
-cleanup:
-    return status;
-}
-
 /** (a): times by timers, without and with the trace, and by the trace. */
 static td_status print_times(const run *r, FILE *out)
 {
@@ -377,7 +359,7 @@ static td_status print(const run *r)
     FILE *out = td_common_tables(&r->args->common);
     td_status status = TD_OK;
 
-    TD_TRY(print_head(r, out));
+    TD_TRY(td_step_print(&r->args->step, r->dev, out));
     if (*r->info.cupti)
         fprintf(out, "No kernels of the GPU: %s. Only the timer and the host's ranges are shown.\n\n",
                 r->info.cupti);
@@ -485,18 +467,11 @@ cleanup:
 /** A pass without times did not fit into memory. */
 static td_status append_record(const run *r, const pass *p)
 {
-    const td_bench_config *config = &r->args->config;
     td_status status = TD_OK;
     td_record *record = NULL;
 
     TD_TRY(td_output_record(r->dev, "nsys_profile", "trace", &record));
-    TD_TRY(td_record_set_string(record, "impl", td_step_impl(config)));
-    TD_TRY(td_step_record(config, record));
-    TD_TRY(td_model_record(&r->args->step.model, record));
-    if (config->micro_batches > 1)
-        TD_TRY(td_record_set_integer(record, "case.micro_batches", config->micro_batches));
-    TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
-    TD_TRY(td_record_set_string(record, "case.pass", p->name));
+    TD_TRY(td_step_record(&r->args->step, p->name, record));
     if (p->plain.ms.n == 0) {
         TD_TRY(td_record_set_string(record, "status", "oom"));
     } else {

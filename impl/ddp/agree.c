@@ -18,16 +18,16 @@ int64_t td_ddp_elements(const td_ddp_tensor *tensor)
     return elements;
 }
 
-int64_t td_ddp_room(const td_ddp_tensor *tensor)
+int64_t td_ddp_grad_elements(const td_ddp_tensor *tensor)
 {
-    return tensor->room > 0 ? tensor->room : td_ddp_elements(tensor);
+    return tensor->grad_elements > 0 ? tensor->grad_elements : td_ddp_elements(tensor);
 }
 
 /** The properties of a tensor that must be the same on all ranks. The struct has no padding, because it is
  * compared as bytes. */
 typedef struct description {
     int64_t shape[TD_DDP_DIMS];
-    int64_t room;
+    int64_t grad_elements;
     uint64_t name; /* a hash */
     int32_t dims, dtype, grad_dtype, frozen, uses, unused;
 } description;
@@ -43,7 +43,7 @@ static td_status describe(void *user, int64_t index, void *row)
                        .grad_dtype = tensor->frozen ? 0 : (int32_t)tensor->grad_dtype,
                        .frozen = tensor->frozen,
                        .uses = tensor->frozen ? 0 : tensor->uses,
-                       .room = tensor->frozen ? 0 : td_ddp_room(tensor)};
+                       .grad_elements = tensor->frozen ? 0 : td_ddp_grad_elements(tensor)};
 
     for (int32_t i = 0; i < tensor->dims; i++)
         d->shape[i] = tensor->shape[i];
@@ -60,8 +60,8 @@ static void say(const description *d, char text[320])
     if (d->frozen)
         snprintf(text + at, 320 - at, "], frozen");
     else
-        snprintf(text + at, 320 - at, "] with a gradient of %s, used %d times, in room of %" PRId64,
-                 td_dtype_name((td_dtype)d->grad_dtype), (int)d->uses, d->room);
+        snprintf(text + at, 320 - at, "] with a gradient of %s in %" PRId64 " grad_elements, used %d times",
+                 td_dtype_name((td_dtype)d->grad_dtype), d->grad_elements, (int)d->uses);
 }
 
 static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
@@ -149,7 +149,7 @@ static td_status find_touching(const td_ddp_config *config, int64_t *next)
     for (int64_t i = 0; i + 1 < count; i++) {
         const td_ddp_tensor *one = &config->tensors[begins[i].index];
         const td_ddp_tensor *other = &config->tensors[begins[i + 1].index];
-        const char *end = begins[i].at + (size_t)td_ddp_room(one) * td_dtype_size(one->grad_dtype);
+        const char *end = begins[i].at + (size_t)td_ddp_grad_elements(one) * td_dtype_size(one->grad_dtype);
 
         if (one->grad_dtype == other->grad_dtype && end == begins[i + 1].at)
             next[begins[i].index] = begins[i + 1].index;

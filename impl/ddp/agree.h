@@ -9,7 +9,7 @@
 
 /** The elements of a tensor whose shape was checked, and the elements reserved for its gradient. */
 int64_t td_ddp_elements(const td_ddp_tensor *tensor);
-int64_t td_ddp_room(const td_ddp_tensor *tensor);
+int64_t td_ddp_grad_elements(const td_ddp_tensor *tensor);
 
 /** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0, unless all ranks have the same
  * list, strategy and bucket size. */

@@ -62,13 +62,13 @@ static td_status check_tensor(const td_ddp_tensor *tensor, int64_t index)
     TD_CHECK(td_dtype_size(tensor->grad_dtype) > 0,
              "tensors[%" PRId64 "]: grad_dtype is %d, needs to be a td_dtype", index,
              (int)tensor->grad_dtype);
-    TD_CHECK(tensor->room == 0 || tensor->room >= elements,
-             "tensors[%" PRId64 "]: room is %" PRId64 ", needs at least %" PRId64 ", or 0 for that", index,
-             tensor->room, elements);
+    TD_CHECK(tensor->grad_elements == 0 || tensor->grad_elements >= elements,
+             "tensors[%" PRId64 "]: grad_elements is %" PRId64 ", needs at least %" PRId64 ", or 0 for that",
+             index, tensor->grad_elements, elements);
     TD_CHECK(tensor->uses >= 0, "tensors[%" PRId64 "]: uses is %d, needs at least 1, or 0 for 1", index,
              (int)tensor->uses);
     TD_TRY(td_product("tensors", 2,
-                      (int64_t[]){td_ddp_room(tensor), (int64_t)td_dtype_size(tensor->grad_dtype)},
+                      (int64_t[]){td_ddp_grad_elements(tensor), (int64_t)td_dtype_size(tensor->grad_dtype)},
                       &elements));
 cleanup:
     return status;
@@ -168,8 +168,8 @@ static td_status lay_out(td_ddp *ddp)
 
         if (tensor->grad)
             continue;
-        tensor->room = (td_ddp_room(tensor) + alignment - 1) / alignment * alignment;
-        bytes += (size_t)(tensor->room / alignment) * TD_ALIGNMENT;
+        tensor->grad_elements = (td_ddp_grad_elements(tensor) + alignment - 1) / alignment * alignment;
+        bytes += (size_t)(tensor->grad_elements / alignment) * TD_ALIGNMENT;
     }
     if (bytes == 0)
         goto cleanup;
@@ -182,7 +182,7 @@ static td_status lay_out(td_ddp *ddp)
         if (tensor->grad)
             continue;
         tensor->grad = ddp->block + at;
-        at += (size_t)tensor->room * td_dtype_size(tensor->grad_dtype);
+        at += (size_t)tensor->grad_elements * td_dtype_size(tensor->grad_dtype);
     }
 cleanup:
     return status;
@@ -198,7 +198,7 @@ static td_status make_window(td_ddp *ddp)
     for (int64_t i = 0; i < ddp->config.count; i++) {
         const td_ddp_tensor *tensor = &ddp->tensors[i];
         const uintptr_t at = (uintptr_t)tensor->grad,
-                        next = at + (size_t)td_ddp_room(tensor) * td_dtype_size(tensor->grad_dtype);
+                        next = at + (size_t)td_ddp_grad_elements(tensor) * td_dtype_size(tensor->grad_dtype);
 
         if (tensor->frozen)
             continue;

@@ -50,10 +50,10 @@ typedef struct td_ddp_tensor {
     void *data;          /* the weights; if low is not NULL, their high planes (td_split) */
     void *low;           /* the low planes; only if dtype is TD_F32. NULL: data has the numbers */
     void *grad;          /* NULL: the container allocates it (td_ddp_gradient). Ignored if frozen */
-    /* The number of elements in the memory at grad; 0: the number that shape gives. It may be larger. The
+    /* The number of elements in the memory at grad: at least the product of shape, which 0 stands for. The
      * elements after the gradient must be 0. They are sent too, so that one call can send gradients that are
      * adjacent in memory. */
-    int64_t room;
+    int64_t grad_elements;
     bool frozen;  /* it has no gradient */
     int32_t uses; /* number of td_ddp_ready calls in a backward pass, one for each layer that uses it; 0: 1 */
 } td_ddp_tensor;
@@ -76,7 +76,7 @@ typedef struct td_ddp_config {
 typedef struct td_ddp td_ddp;
 
 /** Creates a container on dev. All ranks of comm call this together; dev and comm must outlive the container.
- * Ranks compare their lists: name, shape, dtypes, frozen, uses and room of each tensor. Then rank 0 sends its
+ * Ranks compare their lists: name, shape, dtypes, frozen, uses and grad_elements. Then rank 0 sends its
  * weights to all, frozen tensors too. With NCCL the block of memory that has all gradients becomes a window,
  * if each gradient begins at a multiple of 16 bytes. The rules of td_comm_window_create then hold for the
  * caller's collectives with this memory.
@@ -85,11 +85,10 @@ typedef struct td_ddp td_ddp;
  * then have another order than in a step without communication.
  *
  * TD_BAD_ARGUMENT: a NULL; a count below 1 or above 2^31 - 1; an extent below 1; more than 2^63 - 1 elements;
- * an unknown type; low with a dtype other than TD_F32; a room smaller than the tensor; uses below 0; an order
- * that is not a permutation of the tensors with gradients; an unknown strategy; a bucket_mb that is negative
- * or not finite. Also, on every rank, if lists, strategies or bucket sizes differ; the message names the rank
- * and the tensor. TD_NO_MEMORY. Errors of collectives. *out is then
- * NULL. */
+ * an unknown type; low with a dtype other than TD_F32; too few grad_elements; uses below 0; an order that is
+ * not a permutation of the tensors with gradients; an unknown strategy; a bucket_mb that is negative or not
+ * finite. Also, on every rank, if lists, strategies or bucket sizes differ; the message names the rank and
+ * the tensor. TD_NO_MEMORY. Errors of collectives. *out is then NULL. */
 TD_API td_status td_ddp_create(td_device *dev, td_comm *comm, const td_ddp_config *config, td_ddp **out);
 TD_API void td_ddp_destroy(td_ddp *ddp); /* waits for collectives; accepts NULL */
 
@@ -99,9 +98,9 @@ TD_API void td_ddp_destroy(td_ddp *ddp); /* waits for collectives; accepts NULL 
  * TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out);
 
-/** Begins a backward pass. last: it is the last micro-batch of a step. In earlier passes nothing is sent: the
- * caller adds each pass to the gradients. Waits for collectives of a pass that failed.
- * TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
+/** Begins a backward pass. last: it is the last micro-batch of a step. Earlier passes send nothing: the
+ * caller adds up the gradients of all passes. Waits for collectives of a pass that failed. TD_BAD_ARGUMENT: a
+ * NULL. Errors of collectives. */
 TD_API td_status td_ddp_begin(td_ddp *ddp, bool last);
 
 /** Says that one layer has added its part to the gradient of tensor `index`, in work that is queued on the

@@ -178,7 +178,7 @@ static void fill_tensors(const td_weights *weights, const td_parameter *all, con
                                      .data = master.at,
                                      .low = master.low,
                                      .grad = p->grad,
-                                     .room = ranges[i].end - ranges[i].begin};
+                                     .grad_elements = ranges[i].end - ranges[i].begin};
     }
 }
 

@@ -10,10 +10,10 @@
 int64_t td_ddp_stretch(const td_ddp *ddp, int64_t stretch)
 {
     const td_stretch *const s = &ddp->buckets.stretches[stretch];
-    int64_t elements = td_ddp_room(&ddp->tensors[s->first]);
+    int64_t elements = td_ddp_grad_elements(&ddp->tensors[s->first]);
 
     for (int64_t i = s->first; i != s->last; i = ddp->buckets.next[i])
-        elements += td_ddp_room(&ddp->tensors[ddp->buckets.next[i]]);
+        elements += td_ddp_grad_elements(&ddp->tensors[ddp->buckets.next[i]]);
     return elements;
 }
 

@@ -32,8 +32,6 @@ typedef struct td_backend {
     td_status (*synchronize)(void *context);
     td_status (*alloc_host)(void *context, size_t bytes, void **out); /* TD_NO_MEMORY without a message */
     void (*free_host)(void *context, void *block);
-    td_status (*upload_async)(void *context, void *dst, const void *host, size_t bytes);
-    td_status (*download_async)(void *context, void *host, const void *src, size_t bytes);
 
     /* NULL in a backend without streams and graphs. `native` is the backend's handle of a stream.
      * stream_create: see td_stream_create for the priority. */

@@ -192,35 +192,24 @@ static td_status cuda_copy(void *context, void *dst, const void *src, size_t byt
                  "copying on the device");
 }
 
-static td_status transfer(void *context, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
-                          bool wait)
+static td_status transfer(void *context, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
     td_cuda *cuda = enter(context);
     cudaError_t code = cudaMemcpyAsync(dst, src, bytes, kind, cuda->stream);
 
-    if (code == cudaSuccess && wait)
+    if (code == cudaSuccess)
         code = cudaStreamSynchronize(cuda->stream);
     return leave(cuda, code, kind == cudaMemcpyHostToDevice ? "uploading" : "downloading");
 }
 
 static td_status cuda_upload(void *context, void *dst, const void *src, size_t bytes)
 {
-    return transfer(context, dst, src, bytes, cudaMemcpyHostToDevice, true);
+    return transfer(context, dst, src, bytes, cudaMemcpyHostToDevice);
 }
 
 static td_status cuda_download(void *context, void *dst, const void *src, size_t bytes)
 {
-    return transfer(context, dst, src, bytes, cudaMemcpyDeviceToHost, true);
-}
-
-static td_status cuda_upload_async(void *context, void *dst, const void *host, size_t bytes)
-{
-    return transfer(context, dst, host, bytes, cudaMemcpyHostToDevice, false);
-}
-
-static td_status cuda_download_async(void *context, void *host, const void *src, size_t bytes)
-{
-    return transfer(context, host, src, bytes, cudaMemcpyDeviceToHost, false);
+    return transfer(context, dst, src, bytes, cudaMemcpyDeviceToHost);
 }
 
 static td_status cuda_alloc_host(void *context, size_t bytes, void **out)
@@ -406,8 +395,6 @@ const td_backend td_backend_cuda = {
     .synchronize = cuda_synchronize,
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,
-    .upload_async = cuda_upload_async,
-    .download_async = cuda_download_async,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .set_stream = cuda_set_stream,

@@ -279,13 +279,22 @@ cleanup:
 
 /* ---- copies ---- */
 
-td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t bytes)
+static td_status check_copy(const td_device *dev, const void *dst, const void *src, size_t bytes)
 {
     td_status status = TD_OK;
 
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
     TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+cleanup:
+    return status;
+}
+
+td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_copy(dev, dst, src, bytes));
     if (bytes > 0)
         TD_TRY(MOVE(dev, "copy", bytes, dev->backend->copy(dev->context, dst, src, bytes)));
 cleanup:
@@ -296,9 +305,7 @@ td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t by
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
-    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+    TD_TRY(check_copy(dev, dst, src, bytes));
     if (bytes > 0)
         TD_TRY(MOVE(dev, "upload", bytes, dev->backend->upload(dev->context, dst, src, bytes)));
 cleanup:
@@ -309,9 +316,7 @@ td_status td_device_download(td_device *dev, void *dst, const void *src, size_t 
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
-    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+    TD_TRY(check_copy(dev, dst, src, bytes));
     if (bytes > 0)
         TD_TRY(MOVE(dev, "download", bytes, dev->backend->download(dev->context, dst, src, bytes)));
 cleanup:
@@ -336,32 +341,6 @@ void td_device_free_host(td_device *dev, void *block)
 {
     if (block)
         dev->backend->free_host(dev->context, block);
-}
-
-td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
-    TD_CHECK(host || bytes == 0, "host is NULL, bytes is %zu", bytes);
-    if (bytes > 0)
-        TD_TRY(MOVE(dev, "upload", bytes, dev->backend->upload_async(dev->context, dst, host, bytes)));
-cleanup:
-    return status;
-}
-
-td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(host || bytes == 0, "host is NULL, bytes is %zu", bytes);
-    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
-    if (bytes > 0)
-        TD_TRY(MOVE(dev, "download", bytes, dev->backend->download_async(dev->context, host, src, bytes)));
-cleanup:
-    return status;
 }
 
 td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes)

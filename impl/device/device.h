@@ -73,12 +73,6 @@ TD_API td_status td_device_download(td_device *dev, void *dst, const void *src, 
 TD_API td_status td_device_alloc_host(td_device *dev, size_t bytes, void **out);
 TD_API void td_device_free_host(td_device *dev, void *block); /* accepts NULL */
 
-/** Queues an upload or a download and returns. `host` must lie in memory of td_device_alloc_host. Until the
- * copy is done, do not change `host` (upload), and do not read or change it (download). May be captured in a
- * graph. TD_BAD_ARGUMENT: a NULL with bytes > 0. */
-TD_API td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes);
-TD_API td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes);
-
 /** Sets `bytes` bytes to `value`. TD_BAD_ARGUMENT: value outside 0 to 255, dst is NULL with bytes > 0. */
 TD_API td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes);
 

@@ -210,7 +210,7 @@ static td_attention_shape constants_of(const td_attention_shape *shape)
 }
 
 td_status td_code_of(td_device *dev, const td_toolchain *toolchain, const td_attention_shape *shape,
-                     bool backward, td_write_source write, void **loaded)
+                     bool backward, void **loaded)
 {
     const td_attention_shape constants = constants_of(shape);
     td_status status = TD_OK;
@@ -228,7 +228,7 @@ td_status td_code_of(td_device *dev, const td_toolchain *toolchain, const td_att
     } else {
         TD_TRY(open_toolchain(j, toolchain));
         found = calloc(1, sizeof *found);
-        source = write(&constants, backward);
+        source = toolchain->write(&constants, backward);
         TD_FAIL_IF(!found || !source, TD_NO_MEMORY, "no memory for the source of compiled code");
         found->shape = constants;
         found->backward = backward;

@@ -14,18 +14,17 @@ typedef struct td_toolchain {
     td_status (*open)(td_device *dev, const td_jit_options *options, void **state, const char **identity,
                       char description[160]);
     void (*close)(void *state);
+    /* Returns the source of a pass: the constants of the shape and the template. The caller frees it with
+     * free(); NULL: no memory. */
+    char *(*write)(const td_attention_shape *shape, bool backward);
     td_status (*compile)(void *state, const char *source, td_code *out);
     td_status (*load)(td_device *dev, const td_code *code, bool backward, void **loaded);
     void (*unload)(td_device *dev, void *loaded);
 } td_toolchain;
 
-/** Returns the source of a pass: the constants of the shape and the template. The caller frees it with
- * free(); NULL: no memory. */
-typedef char *(*td_write_source)(const td_attention_shape *shape, bool backward);
-
 /** *loaded = the code of a pass for a resolved shape, valid until the device is closed. Shapes that differ
  * only in batch or heads share their code. Errors of the td_toolchain; TD_NO_MEMORY. */
 td_status td_code_of(td_device *dev, const td_toolchain *toolchain, const td_attention_shape *shape,
-                     bool backward, td_write_source write, void **loaded);
+                     bool backward, void **loaded);
 
 #endif

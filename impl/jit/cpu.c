@@ -178,25 +178,12 @@ cleanup:
     return status;
 }
 
-static const td_toolchain toolchain = {
-    .open = open_compiler, .close = close_compiler, .compile = compile, .load = load, .unload = unload};
-
-static td_status library_of(td_device *dev, const td_attention_shape *shape, bool backward, library **out)
-{
-    void *loaded = NULL;
-    const td_status status = td_code_of(dev, &toolchain, shape, backward, write_source, &loaded);
-
-    *out = loaded;
-    return status;
-}
-
-static td_status prepare(td_device *dev, const td_attention_shape *shape)
-{
-    library *ignored;
-    const td_status status = library_of(dev, shape, false, &ignored);
-
-    return status == TD_OK ? library_of(dev, shape, true, &ignored) : status;
-}
+static const td_toolchain toolchain = {.open = open_compiler,
+                                       .close = close_compiler,
+                                       .write = write_source,
+                                       .compile = compile,
+                                       .load = load,
+                                       .unload = unload};
 
 /* ---- the passes ---- */
 
@@ -314,25 +301,24 @@ static void run(const call *c, task one, int64_t count, int64_t scratch, bool re
     }
 }
 
-static td_status forward(td_device *dev, const td_attention_shape *s, const void *q, const void *k,
-                         const void *v, void *o, void *saved, void *work)
+static td_status forward(td_device *dev, const td_attention_shape *s, void *code, const void *q,
+                         const void *k, const void *v, void *o, void *saved, void *work)
 {
     call c = {.s = s, .l = layout_of(s), .q = q, .k = k, .v = v, .o = o, .saved = saved, .scratch = work};
     td_status status = TD_OK;
-    library *code = NULL;
+    const library *const l = code;
 
-    TD_TRY(library_of(dev, s, false, &code));
     c.d = divide(s, &c.l);
     TD_TRY(td_attention_begin(dev, "jit_forward", s, false));
-    run(&c, code->forward, c.l.query_tiles, c.l.forward, true);
+    run(&c, l->forward, c.l.query_tiles, c.l.forward, true);
     td_device_end_operation(dev);
 cleanup:
     return status;
 }
 
-static td_status backward(td_device *dev, const td_attention_shape *s, const void *q, const void *k,
-                          const void *v, const void *o, const void *dout, const void *saved, void *dq,
-                          void *dk, void *dv, void *work)
+static td_status backward(td_device *dev, const td_attention_shape *s, void *code, const void *q,
+                          const void *k, const void *v, const void *o, const void *dout, const void *saved,
+                          void *dq, void *dk, void *dv, void *work)
 {
     call c = {.s = s,
               .l = layout_of(s),
@@ -347,16 +333,15 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
               .saved = (float *)(uintptr_t)saved,
               .scratch = work};
     td_status status = TD_OK;
-    library *code = NULL;
+    const library *const l = code;
 
-    TD_TRY(library_of(dev, s, true, &code));
     c.d = divide(s, &c.l);
     c.prepared = c.scratch + c.d.threads * c.l.backward;
     c.partial = c.prepared + c.d.heads * c.l.query_tiles * c.l.prepared;
     TD_TRY(td_attention_begin(dev, "jit_backward", s, true));
-    run(&c, code->prepare, c.l.query_tiles, c.l.backward, false);
-    run(&c, code->backward, c.d.parts, c.l.backward, false);
-    run(&c, code->finish, c.l.query_tiles, c.l.backward, false);
+    run(&c, l->prepare, c.l.query_tiles, c.l.backward, false);
+    run(&c, l->backward, c.d.parts, c.l.backward, false);
+    run(&c, l->finish, c.l.query_tiles, c.l.backward, false);
     td_device_end_operation(dev);
 cleanup:
     return status;
@@ -370,6 +355,6 @@ const td_jit_passes td_jit_cpu = {.traits = {.saved = "max_sum",
                                   .device = "the cpu",
                                   .dtypes = "f32 and bf16",
                                   .sizes = sizes,
-                                  .prepare = prepare,
+                                  .toolchain = &toolchain,
                                   .forward = forward,
                                   .backward = backward};

@@ -109,25 +109,12 @@ cleanup:
     return status;
 }
 
-static const td_toolchain toolchain = {
-    .open = open_compiler, .close = close_compiler, .compile = compile, .load = load, .unload = unload};
-
-static td_status library_of(td_device *dev, const td_attention_shape *shape, bool backward, library **out)
-{
-    void *loaded = NULL;
-    const td_status status = td_code_of(dev, &toolchain, shape, backward, td_jit_kernels_source, &loaded);
-
-    *out = loaded;
-    return status;
-}
-
-static td_status prepare(td_device *dev, const td_attention_shape *shape)
-{
-    library *ignored;
-    const td_status status = library_of(dev, shape, false, &ignored);
-
-    return status == TD_OK ? library_of(dev, shape, true, &ignored) : status;
-}
+static const td_toolchain toolchain = {.open = open_compiler,
+                                       .close = close_compiler,
+                                       .write = td_jit_kernels_source,
+                                       .compile = compile,
+                                       .load = load,
+                                       .unload = unload};
 
 /* ---- launches ---- */
 
@@ -330,8 +317,8 @@ cleanup:
     return status;
 }
 
-static td_status forward(td_device *dev, const td_attention_shape *s, const void *q, const void *k,
-                         const void *v, void *o, void *saved, void *work)
+static td_status forward(td_device *dev, const td_attention_shape *s, void *code, const void *q,
+                         const void *k, const void *v, void *o, void *saved, void *work)
 {
     const td_jit_kernels kernels = td_jit_kernels_of(s);
     const td_jit_tiling *const t = &kernels.forward;
@@ -344,9 +331,8 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
                           .heads = s->o_bshd ? (int)s->heads : 1,
                           .aligned = is_aligned((const void *[]){q, k, v, o}, 4)};
     td_status status = TD_OK;
-    library *l = NULL;
+    library *const l = code;
 
-    TD_TRY(library_of(dev, s, false, &l));
     if (kernels.with_gemm) {
         TD_TRY(gemm_forward(dev, s, l, &kernels, q, k, v, o, saved, work));
         goto cleanup;
@@ -359,9 +345,9 @@ cleanup:
     return status;
 }
 
-static td_status backward(td_device *dev, const td_attention_shape *s, const void *q, const void *k,
-                          const void *v, const void *o, const void *dout, const void *saved, void *dq,
-                          void *dk, void *dv, void *work)
+static td_status backward(td_device *dev, const td_attention_shape *s, void *code, const void *q,
+                          const void *k, const void *v, const void *o, const void *dout, const void *saved,
+                          void *dq, void *dk, void *dv, void *work)
 {
     const td_jit_kernels kernels = td_jit_kernels_of(s);
     const td_jit_tiling *const t = &kernels.backward;
@@ -380,9 +366,8 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
                           .aligned = is_aligned((const void *[]){q, k, v, o, dout, dq, dk, dv}, 8),
                           .add_dq = s->dtype == TD_F32 && !s->deterministic};
     td_status status = TD_OK;
-    library *l = NULL;
+    library *const l = code;
 
-    TD_TRY(library_of(dev, s, true, &l));
     if (kernels.with_gemm) {
         TD_TRY(gemm_backward(dev, s, l, &kernels, &a, saved, work));
         goto cleanup;
@@ -405,6 +390,6 @@ const td_jit_passes td_jit_cuda = {.traits = {.saved = "max_sum",
                                    .device = "cuda",
                                    .dtypes = "f32 and bf16",
                                    .sizes = sizes,
-                                   .prepare = prepare,
+                                   .toolchain = &toolchain,
                                    .forward = forward,
                                    .backward = backward};

@@ -74,12 +74,14 @@ cleanup:
 td_status td_jit_prepare(td_device *dev, const td_attention_shape *shape)
 {
     td_status status = TD_OK;
+    void *code;
     const td_jit_passes *passes = NULL;
     td_attention_sizes sizes;
     td_attention_shape s;
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
-    TD_TRY(passes->prepare(dev, &s));
+    for (int backward = 0; backward < 2; backward++)
+        TD_TRY(td_code_of(dev, passes->toolchain, &s, backward, &code));
 cleanup:
     return status;
 }
@@ -91,11 +93,13 @@ td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const 
     const td_jit_passes *passes = NULL;
     td_attention_sizes sizes;
     td_attention_shape s;
+    void *code;
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
     TD_NOT_NULL(q, k, v, o, saved);
     TD_TRY(td_attention_check_work(work, sizes.forward_work));
-    TD_TRY(passes->forward(dev, &s, q, k, v, o, saved, work));
+    TD_TRY(td_code_of(dev, passes->toolchain, &s, false, &code));
+    TD_TRY(passes->forward(dev, &s, code, q, k, v, o, saved, work));
 cleanup:
     return status;
 }
@@ -108,11 +112,13 @@ td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const
     const td_jit_passes *passes = NULL;
     td_attention_sizes sizes;
     td_attention_shape s;
+    void *code;
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
     TD_NOT_NULL(q, k, v, o, dout, saved, dq, dk, dv);
     TD_TRY(td_attention_check_work(work, sizes.backward_work));
-    TD_TRY(passes->backward(dev, &s, q, k, v, o, dout, saved, dq, dk, dv, work));
+    TD_TRY(td_code_of(dev, passes->toolchain, &s, true, &code));
+    TD_TRY(passes->backward(dev, &s, code, q, k, v, o, dout, saved, dq, dk, dv, work));
 cleanup:
     return status;
 }

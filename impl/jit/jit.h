@@ -35,7 +35,7 @@ typedef struct td_jit_options {
  * compiler. TD_NO_MEMORY. */
 TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options);
 
-/** What has been compiled for a device so far. */
+/** Counts of the passes that were compiled for a device so far. */
 typedef struct td_jit_info {
     int64_t compiled;   /* number of passes that were compiled */
     int64_t loaded;     /* number of passes that were loaded from the folder */

@@ -33,7 +33,7 @@ TD_API td_status td_memory_pass_parse(const char *name, td_memory_pass *out);
 /** "inference", "forward" or "step"; NULL for any other value. */
 TD_API const char *td_memory_pass_name(td_memory_pass pass);
 
-/** The use of bytes. */
+/** What bytes are used for. */
 typedef enum td_memory_category {
     TD_MEMORY_WEIGHTS = 0,     /* "weights" */
     TD_MEMORY_GRADIENTS,       /* "gradients" of the weights */

@@ -311,8 +311,8 @@ TD_API td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dty
 TD_API td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                                 void *work);
 
-/** What every update reads, together with its hyperparameters. The caller allocates both in dev's memory. An
- * update reads them when it runs, so a replayed graph sees changes. */
+/** The state of a step. Every update reads it, together with its hyperparameters. The caller allocates both
+ * in dev's memory. An update reads them when it runs, so a replayed graph sees changes. */
 typedef struct td_update_state {
     int64_t step; /* number of the current step, from 1; 0 before the first td_update_begin */
     float gain;   /* a factor for gradients, which averages, clips or unscales them; 1: unchanged */

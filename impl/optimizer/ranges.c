@@ -1,28 +1,23 @@
 #include "optimizer/ranges.h"
 
 #include "base/check.h"
+#include "base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static td_status grow(td_ranges *set)
 {
-    const int64_t room = set->room > 0 ? 2 * set->room : 16;
-    td_range *at = realloc(set->at, (size_t)room * sizeof *at);
-
-    if (!at)
-        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", room);
-    set->at = at;
-    set->room = room;
-    return TD_OK;
+    return td_grow(&set->at, set->count, &set->room, 16, sizeof *set->at)
+               ? TD_OK
+               : td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", set->count + 1);
 }
 
 td_status td_ranges_append(td_ranges *list, td_range range)
 {
     td_status status = TD_OK;
 
-    if (list->count == list->room)
-        TD_TRY(grow(list));
+    TD_TRY(grow(list));
     list->at[list->count++] = range;
 cleanup:
     return status;
@@ -40,8 +35,7 @@ td_status td_ranges_add(td_ranges *set, td_range range)
                TD_BAD_STATE,
                "gradients of elements %" PRId64 " to %" PRId64 " became final twice in one pass", range.begin,
                range.end);
-    if (set->count == set->room)
-        TD_TRY(grow(set));
+    TD_TRY(grow(set));
     const bool joins_last = next > 0 && set->at[next - 1].end == range.begin;
     const bool joins_next = next < set->count && set->at[next].begin == range.end;
     td_range *const at = &set->at[next];

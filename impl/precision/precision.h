@@ -1,4 +1,5 @@
-/** What low precision does: accumulation loops, and which dtype each operation has under autocast. */
+/** Effects of low precision: the results of accumulation loops, and the dtype of each operation under
+ * autocast. */
 #ifndef TD_PRECISION_PRECISION_H
 #define TD_PRECISION_PRECISION_H
 

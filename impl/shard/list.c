@@ -342,19 +342,6 @@ cleanup:
 
 /* ---- descriptions ---- */
 
-td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(list, "list is NULL");
-    TD_CHECK(index >= 0 && index < list->count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
-             list->count - 1);
-    TD_CHECK(out, "out is NULL");
-    *out = list->tensors[index].owner;
-cleanup:
-    return status;
-}
-
 td_status td_shard_list_bytes(const td_shard_list *list, size_t *out)
 {
     td_status status = TD_OK;

@@ -130,10 +130,6 @@ TD_API td_status td_shard_list_set(td_shard_list *list, int64_t group, const td_
  * the rank and the tensor). Errors of collectives. */
 TD_API td_status td_shard_list_step(td_shard_list *list, float gain);
 
-/** *out = the rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an
- * index out of range. */
-TD_API td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out);
-
 /** *out = the bytes of this rank's moments. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_shard_list_bytes(const td_shard_list *list, size_t *out);
 

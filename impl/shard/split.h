@@ -57,8 +57,8 @@ typedef struct td_shard_split {
 } td_shard_split;
 
 /** Places for reduced gradients: first for layers, then one for embedding and head. With two places for
- * layers, reduction and update of a layer may take as long as the backward pass of two layers before another
- * reduction waits for them. */
+ * layers, a reduction waits only if an earlier layer's reduction and update take longer than the backward
+ * pass of two layers. */
 enum { TD_SHARD_LAYER_PLACES = 2, TD_SHARD_PLACES };
 
 /** Splits the weights of a trainer. td_shard_split_free frees the arrays, also after an error.

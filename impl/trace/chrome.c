@@ -4,6 +4,7 @@
 #include "trace/recording.h"
 
 #include "base/check.h"
+#include "base/grow.h"
 #include "base/writer.h"
 
 #include <stdio.h>
@@ -103,15 +104,8 @@ static lane *lane_for(output *o, lanes *all, const td_trace_activity *activity)
     }
     if (last && index == LANES) /* the viewer handles more */
         return last;
-    if (all->count == all->room) {
-        const int64_t room = all->room > 0 ? 2 * all->room : 16;
-        lane *larger = realloc(all->at, (size_t)room * sizeof *larger);
-
-        if (!larger)
-            return NULL;
-        all->at = larger;
-        all->room = room;
-    }
+    if (!td_grow(&all->at, all->count, &all->room, 16, sizeof *all->at))
+        return NULL;
     all->at[all->count] = (lane){activity->device, activity->stream, index, activity->end_ns};
     put_lane(o, &all->at[all->count]);
     return &all->at[all->count++];

@@ -5,6 +5,7 @@
 #include "trace/cupti.h"
 
 #include "base/check.h"
+#include "base/grow.h"
 
 #include <cupti.h>
 #include <dlfcn.h>
@@ -462,21 +463,6 @@ typedef struct reader {
     int64_t activity_room, other_room, call_room;
 } reader;
 
-static bool grow(void *array, int64_t count, int64_t *room, size_t size)
-{
-    void **of = array;
-
-    if (count < *room)
-        return true;
-    const int64_t more = *room > 0 ? 2 * *room : 8192;
-    void *larger = realloc(*of, (size_t)more * size);
-    if (!larger)
-        return false;
-    *of = larger;
-    *room = more;
-    return true;
-}
-
 /** Adds an activity and sets its name and times. Times of 0 mean that CUPTI lost them. NULL: it was not
  * added. */
 static td_trace_activity *add_activity(reader *r, td_trace_kind kind, const char *name, uint64_t begin,
@@ -489,8 +475,9 @@ static td_trace_activity *add_activity(reader *r, td_trace_kind kind, const char
         return NULL;
     }
     const char *kept = td_names_keep(r->names, name ? name : "a kernel without a name");
-    if (!kept || !grow(&log->activities, log->activity_count, &r->activity_room, sizeof *log->activities) ||
-        !grow(&log->others, log->activity_count, &r->other_room, sizeof *log->others)) {
+    if (!kept ||
+        !td_grow(&log->activities, log->activity_count, &r->activity_room, 8192, sizeof *log->activities) ||
+        !td_grow(&log->others, log->activity_count, &r->other_room, 8192, sizeof *log->others)) {
         log->dropped++;
         return NULL;
     }
@@ -561,7 +548,7 @@ static void read_call(reader *r, const CUpti_ActivityAPI *record)
     if (r->cupti->lib.GetCallbackName(domain, record->cbid, &name) != CUPTI_SUCCESS || !name)
         name = "CUDA";
     name = td_names_keep(r->names, name);
-    if (!name || !grow(&log->calls, log->call_count, &r->call_room, sizeof *log->calls)) {
+    if (!name || !td_grow(&log->calls, log->call_count, &r->call_room, 8192, sizeof *log->calls)) {
         log->dropped++;
         return;
     }

@@ -3,6 +3,7 @@
 #include "trace/nvtx.h"
 
 #include "base/check.h"
+#include "base/grow.h"
 #include "trace/names.h"
 
 #include <nvtx3/nvToolsExt.h>
@@ -19,7 +20,7 @@ struct td_nvtx {
         const char *name;
         nvtxStringHandle_t handle;
     } * registered;
-    size_t count, room;
+    int64_t count, room;
 };
 
 /** The NVTX handle of a label; NULL: no memory. */
@@ -29,18 +30,11 @@ static nvtxStringHandle_t handle_of(td_nvtx *nvtx, const char *label)
 
     if (!name)
         return NULL;
-    for (size_t i = 0; i < nvtx->count; i++)
+    for (int64_t i = 0; i < nvtx->count; i++)
         if (nvtx->registered[i].name == name)
             return nvtx->registered[i].handle;
-    if (nvtx->count == nvtx->room) {
-        const size_t room = nvtx->room > 0 ? 2 * nvtx->room : 64;
-        struct registered *larger = realloc(nvtx->registered, room * sizeof *larger);
-
-        if (!larger)
-            return NULL;
-        nvtx->registered = larger;
-        nvtx->room = room;
-    }
+    if (!td_grow(&nvtx->registered, nvtx->count, &nvtx->room, 64, sizeof *nvtx->registered))
+        return NULL;
     nvtx->registered[nvtx->count] = (struct registered){name, nvtxDomainRegisterStringA(nvtx->domain, name)};
     return nvtx->registered[nvtx->count++].handle;
 }

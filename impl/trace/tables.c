@@ -2,6 +2,7 @@
 #include "trace/recording.h"
 
 #include "base/check.h"
+#include "base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -264,15 +265,8 @@ static td_status project(const td_trace *trace, int64_t step, projection *of, sa
     for (int64_t i = 0; i < trace->range_count; i++) {
         if (of[i].activities == 0 || !is_listed(&trace->ranges[i]))
             continue;
-        if (*count == *room) {
-            const int64_t more = *room > 0 ? 2 * *room : 1024;
-            sample *larger = realloc(*samples, (size_t)more * sizeof *larger);
-
-            if (!larger)
-                return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", more);
-            *samples = larger;
-            *room = more;
-        }
+        if (!td_grow(samples, *count, room, 1024, sizeof **samples))
+            return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", *count + 1);
         (*samples)[(*count)++] =
             (sample){trace->ranges[i].name, (double)(of[i].end - of[i].begin), TD_OP_OTHER};
         activities[i] += of[i].activities;

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/grow.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,28 +19,16 @@ static int64_t innermost(const td_trace *trace)
     return trace->depth > 0 && trace->depth <= TD_TRACE_DEPTH ? trace->open[trace->depth - 1] : -1;
 }
 
-/** Makes room for one more range; false: no memory. */
-static bool reserve(td_trace *trace)
-{
-    if (trace->range_count < trace->range_room)
-        return true;
-    const int64_t room = trace->range_room > 0 ? 2 * trace->range_room : 4096;
-    td_trace_range *larger = realloc(trace->ranges, (size_t)room * sizeof *larger);
-    if (!larger)
-        return false;
-    trace->ranges = larger;
-    trace->range_room = room;
-    return true;
-}
-
 static void begin(td_listener *listener, const char *label, const td_operation *operation)
 {
     td_trace *trace = (td_trace *)listener;
     const int64_t parent = innermost(trace);
     int64_t index = -1;
 
-    const char *name =
-        trace->depth < TD_TRACE_DEPTH && reserve(trace) ? td_names_keep(&trace->names, label) : NULL;
+    const char *name = NULL;
+    if (trace->depth < TD_TRACE_DEPTH &&
+        td_grow(&trace->ranges, trace->range_count, &trace->range_room, 4096, sizeof *trace->ranges))
+        name = td_names_keep(&trace->names, label);
     if (name) {
         index = trace->range_count++;
         trace->ranges[index] = (td_trace_range){.name = name,

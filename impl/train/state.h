@@ -65,6 +65,9 @@ td_status td_train_group_settings(const td_train *train, td_setting out[TD_GROUP
 /** The next step will be number steps + 1. */
 td_status td_train_set_steps(td_train *train, int64_t steps);
 
+/** Captures later steps as graphs, or queues them. Forgets all graphs. */
+void td_train_set_capture(td_train *train, bool capture);
+
 /** Forgets the loaded batch and all graphs, because a replay would not see that there are no weights. */
 void td_train_forget(td_train *train);
 

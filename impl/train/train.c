@@ -106,6 +106,7 @@ static td_dtype grad_dtype_of(const td_transformer_config *model)
 
 static td_status prepare(td_device *dev, const td_train_config *config, setup *s)
 {
+    const td_attention_impl *attention;
     const td_optimizer_group *groups;
     td_optimizer_group all;
     td_status status = TD_OK;
@@ -123,6 +124,8 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
     s->config.model.f32_gradients |= s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks the model's config */
+    TD_TRY(td_transformer_attention(config->model.attention, &attention));
+    s->config.model.attention = attention->name; /* static; the caller may free its own string */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(td_transformer_elements(&config->model.size, config->model.precision, &s->elements));
     const int64_t count = td_train_groups(&s->config, s->elements, &all, &groups);
@@ -398,6 +401,12 @@ td_status td_train_set_steps(td_train *train, int64_t steps)
 
     train->was = td_hash(train->was, &steps, sizeof steps);
     return td_device_upload(train->dev, state_of(train), &state, sizeof state);
+}
+
+void td_train_set_capture(td_train *train, bool capture)
+{
+    forget_graphs(train);
+    train->setup.config.capture = capture;
 }
 
 void td_train_forget(td_train *train)

@@ -65,15 +65,15 @@ typedef struct td_weights {
     int64_t count;
     const td_piece *pieces; /* [count] ascending; owned by the model */
 
-    /* The memory that the pieces are parts of. If this rank has all weights, the elements stand there one
-     * after the other. */
+    /* The memory that contains all pieces. If this rank has all weights, the elements lie there one after the
+     * other. */
     void *params;
     size_t param_bytes;
     void *grads; /* NULL: the model is for inference */
     size_t grad_bytes;
 } td_weights;
 
-/** Where the masters and gradients of some elements are: from the requested element up to `end`. */
+/** The addresses of masters and gradients of some elements: from the requested element up to `end`. */
 typedef struct td_master {
     void *at;   /* numbers, or their upper planes; NULL: this rank has none of these elements */
     void *low;  /* lower planes; NULL: `at` has numbers */
@@ -81,13 +81,15 @@ typedef struct td_master {
     int64_t end;
 } td_master;
 
-/** Where element `index` of the block is. All fields are 0 for NULL and for an index out of range. */
+/** Returns the addresses of element `index` of the block. All fields are 0 for NULL and for an index out of
+ * range. */
 TD_API td_master td_weights_master(const td_weights *weights, int64_t index);
 
 typedef enum td_pass {
     TD_PASS_FORWARD = 0,
-    TD_PASS_RECOMPUTE, /* The forward of a checkpoint's layers once more: begins and ends within a backward
-                        * pass, whose norms it reads. */
+    /* Runs a checkpoint's layers forward again. Begins and ends within a backward pass, and reads that pass's
+     * norms. */
+    TD_PASS_RECOMPUTE,
     TD_PASS_BACKWARD
 } td_pass;
 
@@ -122,15 +124,15 @@ struct td_hook {
 
     /** Work that is queued after this call writes gradients of the range to *where, or adds to them, until
      * `written`. *where is the address of the range's first gradient in the model's block, and a link may
-     * change it. It is NULL if this rank does not have the range in one piece, as in `needed`. The next
-     * micro-batch adds to the gradients at this address. Elements between weights are not written. The links
-     * after this one read gradients in the block: a link with another address copies them there before it
-     * passes them on. */
+     * change it. If this rank does not have the range in one piece, *where is NULL, and a link must set it,
+     * as in `needed`. The next micro-batch adds to the gradients at this address. Elements between weights
+     * are not written. The links after this one read gradients in the block: a link with another address
+     * copies them there before it passes them on. */
     td_status (*room)(td_hook *hook, td_range range, void **where);
 
-    /** The work that is queued on the device's current stream writes the last gradients of a range that
-     * `room` was called for. It comes in the backward pass of each micro-batch. In a step's last one `final`
-     * follows. */
+    /** The work that is queued on the device's current stream writes the last gradients of the range; `room`
+     * was called for it. `written` is called in the backward pass of each micro-batch. In a step's last
+     * micro-batch `final` follows. */
     td_status (*written)(td_hook *hook, td_range range);
 
     /** The gradients of the range are complete after `event`; NULL: after the work on the device's current
@@ -161,11 +163,11 @@ struct td_hook {
     td_status (*settle)(td_hook *hook);
 };
 
-/* ---- how a model calls hooks, and how a link passes something on ---- */
+/* ---- how a model calls hooks, and how a link calls the next links ---- */
 
-/* Each call calls the function with its name of the links, from `chain` on, until one fails; td_hooks_begin
- * calls all links. td_hooks_final calls only the first link that has `final`. A chain of NULL has no links.
- * TD_BAD_ARGUMENT: `where` is NULL. */
+/* Each function calls the links' function of the same name, from `chain` on, until one fails. td_hooks_begin
+ * calls all links, also after one has failed. td_hooks_final calls only the first link that has `final`. A
+ * chain of NULL has no links. TD_BAD_ARGUMENT: `where` is NULL. */
 
 TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
 TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, td_range range, const td_range *next,

@@ -43,7 +43,7 @@ typedef enum td_model_use {
     TD_MODEL_GRADIENTS      /* forward and backward */
 } td_model_use;
 
-/** What forward keeps for backward. Backward computes everything else again. Inference ignores it. */
+/** The tensors that forward keeps for backward. Backward computes all others again. Ignored for inference. */
 typedef enum td_keep {
     /* All except the outputs of norms and silu(gate) * up. */
     TD_KEEP_MOST = 0,
@@ -78,14 +78,14 @@ typedef struct td_transformer_config {
     td_model_size size;
     int64_t batch, context; /* the largest batch and seq of td_transformer_forward */
     td_precision precision; /* activations and gradients have its td_precision_dtype (see f32_gradients) */
-    const char *attention;  /* a name for td_transformer_attention; must outlive a trainer of this config */
+    const char *attention;  /* a name for td_transformer_attention */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
 
     /* Only with TD_KEEP_INPUTS and TD_KEEP_ATTENTION, else 0. Each checkpoint has checkpoint_layers layers
-     * (0: 1), except the last one. The last one has at least kept_layers layers (0: 1), and no more than the
-     * others leave. */
+     * (0: 1), except the last one. The last one has at least kept_layers layers (0: 1): as few as possible,
+     * so that all others are full. */
     int64_t checkpoint_layers, kept_layers;
 
     /* Gradients have the type of the weights, also if GEMMs have 16 bits (mixed precision; PyTorch does the
@@ -193,7 +193,7 @@ TD_API td_status td_transformer_refresh(td_transformer *model);
  * Waits for the device, and copies through host memory in parts. TD_BAD_STATE: there are no weights.
  * TD_UNSUPPORTED: this rank does not have all weights: td_shard_save writes one file of all ranks.
  * TD_NO_MEMORY. Other errors as td_safetensors_writer_create, _write and _commit. After an error the old file
- * at `path` is as it was. */
+ * at `path` is unchanged. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
 /** Reads the weights from such a file; with owned ranges, only the elements of these ranges. Tensors whose
@@ -202,7 +202,7 @@ TD_API td_status td_transformer_save(td_transformer *model, const char *path);
  * forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
- * model's cannot hold. Other errors as td_safetensors_open. TD_NO_MEMORY. The model is then as it was. If
+ * model's cannot hold. Other errors as td_safetensors_open. TD_NO_MEMORY. The model is then unchanged. If
  * reading fails after all checks (for example, the file became shorter), the model has no weights: load or
  * initialise them again. */
 TD_API td_status td_transformer_load(td_transformer *model, const char *path);

@@ -5,8 +5,8 @@
  * belong to groups: bulk_commit ends a group, bulk_wait_read and bulk_wait wait for groups of the same
  * thread.
  *
- * A tensor copy moves a box of a tensor map (maps.cuh). Loads fill what lies outside the tensor with zeros,
- * and always count the bytes of the whole box. Stores leave out what lies outside. */
+ * A tensor copy moves a box of a tensor map (maps.cuh). Loads fill the part outside the tensor with zeros,
+ * and always count the bytes of the whole box. Stores leave out the part outside. */
 #ifndef TD_KERNELS_HOPPER_COPIES_CUH
 #define TD_KERNELS_HOPPER_COPIES_CUH
 
@@ -78,9 +78,9 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/** Policies of the L2 cache. keep_policy is for data that other blocks will read again: it is evicted
- * last. once_policy is for data that is read once: it is evicted first. The values are what
- * createpolicy.fractional gives for fraction 1, as in CUTLASS. */
+/** Policies of the L2 cache. keep_policy is for data that other blocks will read again: it is evicted last.
+ * once_policy is for data that is read once: it is evicted first. createpolicy.fractional gives these values
+ * for fraction 1, as in CUTLASS. */
 __device__ inline uint64_t keep_policy()
 {
     return 0x14F0000000000000;

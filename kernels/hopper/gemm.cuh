@@ -240,7 +240,7 @@ __device__ __forceinline__ void gemm(float (&c)[N / 2], const uint32_t (&a)[4], 
 #undef TD_C_8
 
 /* ---- fragments of 16-bit elements to shared memory: four 8 x 8 matrices. Lane l gives the address of row l
- * % 8 of matrix l / 8, and holds of its matrix row l / 4, elements 2 (l % 4) and the next ---- */
+ * % 8 of matrix l / 8. Of each matrix it has two elements of row l / 4, from column 2 (l % 4) on ---- */
 
 __device__ inline void store_matrices(uint32_t address, const uint32_t (&x)[4])
 {

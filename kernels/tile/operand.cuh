@@ -15,10 +15,10 @@ namespace tile
 /** Bytes from row to row of a tile of D columns. */
 template <typename T, int D> constexpr int PITCH = D *(int)sizeof(T) + 16;
 
-/* In TF32 a contraction over the rows of a tile takes each eight rows in the order 0 2 4 6 1 3 5 7. Then the
- * columns 2t and 2t + 1 of an accumulator are the elements t and t + 4 of the left operand that a lane needs,
- * and no value moves between lanes. The right operand has the same order, and so has a left operand that is
- * read from shared memory for the same multiplication. */
+/* In TF32 a contraction over the rows of a tile takes each eight rows in the order 0 2 4 6 1 3 5 7. Then a
+ * lane has the columns 2t and 2t + 1 of an accumulator. These are the elements t and t + 4 of the left
+ * operand that it needs, so no value moves between lanes. The right operand has the same order, and so has a
+ * left operand that is read from shared memory for the same multiplication. */
 
 /** The offsets at which a lane starts to read: add the tile's address, and the block's row and column. */
 template <typename T, int PITCH> struct lanes {

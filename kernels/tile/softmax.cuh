@@ -11,9 +11,8 @@ namespace tile
 template <typename T> struct running {
     float top = -INFINITY, sum = 0.0f;
 
-    /** The state of two parts of a row together. Equal tops need no exponential; the difference of two tops
-     * of
-     * -infinity would be NaN. */
+    /** The state of two parts of a row together. Equal tops need no exponential. If both are -infinity,
+     * their difference would be NaN. */
     __device__ running operator+(running other) const
     {
         running both;

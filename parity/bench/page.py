@@ -88,20 +88,20 @@ def report_phases(page, warm):
         if sizes:
             page.lacks(f"{max(sizes.values())} {what} steps of {', '.join(sizes)}: fewer were run")
     sizes = [size for size in asked.values("size") if clean(asked.first(impl="c", size=size))]
-    ends, longer, spreads = {}, [], {}
+    ends, longer, spreads = {}, {}, {}
     for name, size in (("small", sizes[0]), ("large", sizes[-1])) if sizes else ():
         ends[name] = {"size": size, "torch": phase_ms(asked.first(impl="torch_eager", size=size), "forward")}
         ends[name] |= {phase: phase_ms(asked.first(impl="c", size=size), phase) for phase in PHASES[:2]}
     for record in filter(clean, asked.records):
         found = {name: of for name, of in phases_of(record).items() if name in PHASES[:2] and of.mean}
-        if len(found) == 2 and record["impl"] == "c":
-            longer.append(found["backward"].mean / found["forward"].mean)
+        if len(found) == 2:
+            longer.setdefault(record["impl"], []).append(found["backward"].mean / found["forward"].mean)
         for phase, spread in found.items():
             told = (spread.std / spread.mean, phase, record["case"]["size"], spread)
             spreads[record["impl"]] = max(told, spreads.get(record["impl"], told))
     page.say(
         **ends,
-        longer=geomean(longer),
+        longer={impl: geomean(ratios) for impl, ratios in longer.items()},
         spreads=spreads,
         several=len(sizes) > 1,
         cold=list(fewer["warm-up"]),

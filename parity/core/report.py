@@ -36,11 +36,11 @@ class ReportError(ParityError):
 
 
 class Page:
-    """What a module's report() writes to. `rates`: what the machine's GEMM and copy reach."""
+    """What a module's report() writes to. `others`: the machine's records of all modules, for comparisons."""
 
-    def __init__(self, module: str, machine: str = "", rates: Rates | None = None):
+    def __init__(self, module: str, machine: str = "", others: Sequence[Mapping] = ()):
         self.module, self.machine = module, machine
-        self.rates = rates or Rates({}, 0.0)
+        self.others, self.rates = Records(others), Rates.of(others)
         self.sections: list[Section] = []
         self.more: list[tuple[str, Tabled]] = []  # (question, table) of the second page
         self.methods: list[str] = []
@@ -182,12 +182,12 @@ def pages_of(
     modules: Mapping[str, ModuleType], records: Sequence[Mapping], only: Sequence[str] = ()
 ) -> tuple[dict[str, Page], list[str]]:
     """The pages of the modules that have records, unwritten, and what went wrong."""
-    pages, broken, rates = {}, [], Rates.of(records)
+    pages, broken = {}, []
     for name, module in modules.items():
         mine = of_module(records, name)
         if not mine or (only and name not in only):
             continue
-        page = Page(name, machine_of(mine, "plain"), rates)
+        page = Page(name, machine_of(mine, "plain"), records)
         try:
             module.report(page, Records(mine))
             pages[name] = page
@@ -303,7 +303,7 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
     document.table(Table(lines or [{"row": "", "question": "", "verdict": ""}]))
     document.text("Pages: " + ", ".join(f"[{name}]({name}.md)" for name in pages) + ".")
     document.text(
-        "holds: every judged case is as near to float64 as the rule of parity/README.md asks. measured: so "
+        "holds: every judged case is as near to float64 as the rule of docs/parity.md asks. measured: so "
         "many results are times or memory alone, which nobody judges."
     )
     document.parts.append(provenance(records))

@@ -45,8 +45,13 @@ def percent(value: float | None) -> str:
     return f"{shown} %"
 
 
+def change(ratio: float) -> str:
+    """0.88 becomes "falls by 12 %"."""
+    return f"{'falls' if ratio < 1 else 'rises'} by {percent(abs(ratio - 1))}"
+
+
 ENVIRONMENT = jinja2.Environment(undefined=jinja2.StrictUndefined, finalize=number, autoescape=False)
-ENVIRONMENT.filters |= {"percent": percent, "n": number}
+ENVIRONMENT.filters |= {"percent": percent, "change": change, "n": number}
 ENVIRONMENT.filters |= {"whole": "{:,.0f}".format, "down": lambda value: f"{math.floor(value):,}"}  # a limit
 
 

@@ -93,6 +93,7 @@ def report_memory(page, parts):
 def report_steps(page, times):
     page.section("optimizer_state_sharding_accounting (b)")
     timed = times.where(lambda r: "ms" in r)
+    timed = type(times)([*timed.records, *unsharded(page.others, timed.only(impl="torch_zero").records)])
     keys = dict(zip(NAMES, NAMES, strict=True)) | {"bucket_mb": "bucket (MiB)", "shard": "split"}
     sides, impls = by_case(timed, keys), timed.impls()
 
@@ -119,7 +120,22 @@ def report_steps(page, times):
             told = dict(zip(NAMES, key, strict=False)) | told
             told[key[-1]] = Comparison.of(found[mine], found[whole_of(mine)])
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
+            told.setdefault("torch_ddp", ms_of(found.get("torch_ddp")))
     page.say(**told)
+
+
+def unsharded(records, sharded):
+    """PyTorch's steps without sharding for its sharded ones, if they are of the same build and day, as records of the
+    sharded cases."""
+    for zero in sharded:
+        case = {name: zero["case"][name] for name in (*NAMES, "bucket_mb", "batch", "context")}
+        for record in records.only("ddp_bucketed_benchmarking", impl="torch_ddp", **case).records:
+            if "ms" in record and run_of(record) == run_of(zero):
+                yield record | {"case": zero["case"]}
+
+
+def run_of(record):
+    return record.get("build", {}).get("commit"), record.get("time", "")[:10]
 
 
 def calls_of(case, buckets):

@@ -1,4 +1,4 @@
-#include "device/device.h" /* the stranger's own */
+#include "device/device.h" /* a header of this program, not of the library */
 #include <tandem/device.h>
 #include <tandem/flash.h>
 
@@ -16,5 +16,5 @@ int main(void)
         td_flash_forward(dev, &one, q, q, v, o, lse, work) != TD_OK)
         return 1;
     td_device_close(dev);
-    return o[0] == OWN_ANSWER ? 0 : 1; /* one key: its value */
+    return o[0] == OWN_ANSWER ? 0 : 1; /* with one key the output is its value */
 }

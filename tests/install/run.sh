@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs a build into an empty prefix and uses it as a stranger would: through find_package and through
-# pkg-config, shared and static, from C and from C++, also after the tree has been moved. Then uses the source
-# as a part of another project, through add_subdirectory and FetchContent.
+# Installs a build into an empty prefix and uses it as a user's program would: through find_package and
+# pkg-config, shared and static, from C and C++, also after the tree has been moved. Then uses the source as a
+# part of another project, through add_subdirectory and FetchContent.
 #   run.sh CMAKE BUILD_DIR SOURCE_DIR
-# A stranger names no folder but the prefix: what else the libraries need is found from what is installed.
+# A user names only the prefix. The installed files must find everything else that the libraries need.
 set -euo pipefail
 
 cmake=$1 build=$2 here=$3/tests/install
@@ -17,7 +17,7 @@ die() {
 }
 
 "$cmake" --install "$build" --prefix "$work/first" >"$work/log" || die "cannot install: $(cat "$work/log")"
-mv "$work/first" "$work/prefix" # nothing in it may remember where it was put
+mv "$work/first" "$work/prefix" # no installed file may contain its first path
 if grep -rIl "$work/first\|$3" "$work/prefix"; then
     die "installed text names a folder of this build"
 fi
@@ -36,7 +36,7 @@ for program in shared static cxx; do
     "$work/consumer/$program" || die "find_package: the $program consumer fails"
 done
 
-# Another minor version may have another interface: it must not be taken for this one.
+# Another minor version may have another interface, so find_package must refuse this version for it.
 mkdir "$work/other"
 sed 's/find_package(tandem [0-9.]*/find_package(tandem 0.99/' "$here/CMakeLists.txt" >"$work/other/CMakeLists.txt"
 if "$cmake" -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
@@ -54,8 +54,8 @@ cc=${CC:-cc}
 LD_LIBRARY_PATH=$libdir "$work/pc-shared" || die "pkg-config: the shared consumer fails"
 "$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" -o "$work/pc-static" ||
     die "pkg-config --static: does not link: ${all_libs[*]}"
-"$work/pc-static" || die "pkg-config: the static consumer fails" # libtandem.so is nowhere that the loader looks
-# A part of another project: it is built with that project's flags and warnings, and changes none of them.
+"$work/pc-static" || die "pkg-config: the static consumer fails" # the loader does not find libtandem.so
+# A part of another project is built with that project's flags and warnings, and does not change them.
 part() {
     local build=$work/$1 target=$2
     shift 2

@@ -111,7 +111,7 @@ def passes_that_end_by_themselves(rank, device):
             loss(model, x).backward()
         model.finish_gradient_synchronization()
 
-    def another_pass_of_the_same(model, net, x):  # as for a generator through a discriminator
+    def another_pass_of_the_same(model, net, x):  # as a generator needs a pass through a discriminator
         loss(model, x + 1).backward()
         model.zero_grad()
         loss(model, x).backward()
@@ -174,7 +174,7 @@ def parameters_that_change(rank, device):
     def become_bf16(net):
         net.bfloat16()
 
-    def there_and_back(net):  # the same type at the end, but gradients in another place
+    def there_and_back(net):  # the type is the same at the end, but gradients lie in another place
         net.double().float()
 
     def replace(net):
@@ -192,13 +192,13 @@ def parameters_that_change(rank, device):
         (replace, "parameter 2.weight is new"),
         (add, "parameter 3.weight is new"),
     ):
-        for wrapped in (True, False):  # as the wrapper is called, or the module within
+        for wrapped in (True, False):  # calls the wrapper, or the module inside it
             net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).to(device)
             net[0].bias.requires_grad_(False)
             model = bridge.DataParallel(net)
             x = torch.randn(4, 6, device=device)
             model(x).sum().backward()
-            if change is freeze:  # temporarily, and in passes that do not use them: no harm
+            if change is freeze:  # weights may be frozen for some passes
                 net.requires_grad_(False)
                 model((x + 0).requires_grad_()).sum().backward()
                 net.requires_grad_(True)

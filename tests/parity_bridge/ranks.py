@@ -13,8 +13,8 @@ from pathlib import Path
 from parity import bridge
 from parity_bridge.started import RANKS, OnRanks, Tied
 
-# Ranks of loops, forked from a process that has imported PyTorch. Each says in its file when its error was
-# there. The first process interrupts some when they wait, and prints how all ended.
+# Ranks of loops, forked from a process that has imported PyTorch. Each rank writes the time of its error to
+# its file. The first process interrupts some ranks while they wait, and prints how all ended.
 SCENARIOS = """
 import json, os, signal, sys, threading, time
 import torch

@@ -17,7 +17,7 @@ from parity_bridge.started import OnRanks, Tied, Toy, said
 def name_limits(device):
     try:
         bridge.FlashAttention.apply(*[torch.zeros(1, 4, 300, device=device)] * 3)
-    except RuntimeError as error:  # on this rank alone; the others go on
+    except RuntimeError as error:  # only on this rank; the others continue
         assert "head_dim is 300" in str(error)
     module = nn.Linear(2, 2).to(device)
     together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
@@ -197,7 +197,8 @@ def optimizers_that_differ(rank, device):
 
     odd = rank == 1
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
-    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]  # they differ only in their gradients
+    # the parameters differ only in their gradients
+    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]
     for number, p in enumerate(zeros):
         p.grad = torch.full_like(p, number + 1.0)
 

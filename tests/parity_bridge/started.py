@@ -72,7 +72,7 @@ def a_rank(rank, what, ranks, folder, cuda, joined):
     if is_shared():
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"
     torch.set_num_threads(1)
-    if not joined:  # it is one of several numbers of ranks
+    if not joined:  # the processes run several numbers of ranks
         what(rank, folder)
         return
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)

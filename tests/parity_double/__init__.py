@@ -10,8 +10,7 @@ HEADERS = FOLDER / "impl"
 
 
 def build(folder: Path, *define: str) -> Path:
-    """Compiles the fake library into `folder`, with OpenMP as libtandem has it; `define` gives it a source of its own,
-    as in 'FAKE_ID="2"'."""
+    """Compiles the fake library into `folder`, with OpenMP as libtandem. `define` sets a macro, as in 'FAKE_ID="2"'."""
     if not any(name.startswith("FAKE_INTERFACE") for name in define):
         define = (*define, f'FAKE_INTERFACE="{interface_of(HEADERS)}"')
     library = folder / f"libfake{len(list(folder.glob('libfake*')))}.so"

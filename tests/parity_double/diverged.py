@@ -13,5 +13,5 @@ def run(case, draw, c):
             outputs.found[last] *= 1.001
         return status
 
-    diverge.Outputs.copy = wrong  # for the rest of this process, which runs only this case
+    diverge.Outputs.copy = wrong  # this process runs only this case
     return diverge.run(case, draw, c)

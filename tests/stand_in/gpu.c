@@ -71,7 +71,7 @@ void *td_stand_in_window;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
 
-/* State that ranks share. */
+/* State that all ranks share. */
 static struct {
     atomic_int stage[RANKS]; /* twice the number of calls that a rank has ended, plus 1 inside a call */
     float in[RANKS][COUNT];
@@ -98,7 +98,7 @@ static bool meet(ncclComm_t comm, int stage)
     return !atomic_load(&comm->aborted);
 }
 
-/* In the order of the ranks. */
+/* Adds in the order of the ranks. */
 static float sum_of(size_t at)
 {
     float sum = shared->in[0][at];
@@ -252,7 +252,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 
-/* NCCL asks this of its stream, which is in no graph. */
+/* NCCL calls this for its stream, which is in no graph. */
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     (void)stream;
@@ -510,7 +510,7 @@ void *__wrap_dlopen(const char *name, int flags)
 char *__real_getenv(const char *name);
 char *__wrap_getenv(const char *name)
 {
-    if (strncmp(name, "GCOV_", 5) == 0) /* counters of the compiler */
+    if (strncmp(name, "GCOV_", 5) == 0) /* the compiler's coverage counters */
         return __real_getenv(name);
     fprintf(stderr, "the library reads %s of the environment\n", name);
     abort();

@@ -12,7 +12,7 @@
 
 enum {
     TD_STAND_IN_RANKS = 4 /* most ranks of a call */,
-    TD_STAND_IN_ELEMENTS = 100 /* of a call, at most */
+    TD_STAND_IN_ELEMENTS = 100 /* the most elements of a call */
 };
 
 extern int td_stand_in_ranks;        /* ranks that are started; 2 at first */
@@ -28,7 +28,8 @@ extern int
 extern void *td_stand_in_window;      /* the block of its last window */
 extern unsigned td_stand_in_enter_ms; /* ms that td_cuda_enter takes in this rank */
 
-/** Memory of ranks that are forked after this call, of a communicator of theirs; NULL: there is none. */
+/** Maps memory that the ranks share if they are forked after this call. It serves one communicator. NULL:
+ * there is no memory. */
 void *td_stand_in_share(void);
 void td_stand_in_unshare(void);
 

@@ -19,7 +19,7 @@ static double tolerance_of(const td_attend_subject *subject, td_dtype dtype)
     return subject->tolerance[dtype == TD_BF16];
 }
 
-/* 0, except for the rounding of dP - D. */
+/* The numbers must be 0, except for the rounding of dP - D. */
 static void assert_nothing(const char *name, td_dtype dtype, const void *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -382,7 +382,7 @@ static double loss_at(td_attend_run *run, int which, const double *direction, do
 
     for (int64_t i = 0; i < count; i++)
         moved[i] += h * direction[i];
-    wide.shape.dtype = TD_F64; /* the truth's inputs, moved by less than an ulp of f32 */
+    wide.shape.dtype = TD_F64; /* the inputs of the truth are moved by less than an ulp of f32 */
     wide.q = td_as_f64(run->shape.dtype, run->q, run->queries);
     wide.k = td_as_f64(run->shape.dtype, run->k, run->keys);
     wide.v = td_as_f64(run->shape.dtype, run->v, run->keys);
@@ -459,8 +459,8 @@ static bool is_nan_at(const td_attend_run *run, const void *data, int64_t index)
     return isnan(td_value_at(run->shape.dtype, data, index));
 }
 
-/* Every output that depends on the NaN has it. Outputs that would not depend on it if the mask hid only whole
- * blocks have the bits of a run without the NaN. */
+/* Every output that depends on the NaN must be NaN. Some outputs would not depend on it even with a mask that
+ * hides only whole blocks. They must have the bits of a run without the NaN. */
 static void assert_spoilt(const td_attend_subject *subject, const td_attend_run *clean,
                           const td_attend_run *run, td_attend_place bad)
 {

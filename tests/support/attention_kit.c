@@ -213,7 +213,8 @@ bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend
     bool reached;
 
     if (from_query == to_query) {
-        /* For a query its own row. For two keys, whether one query sees both: only the last query can. */
+        /* A query reaches only its row. Two keys are linked if one query sees both; if any does, the last
+         * query does. */
         const int64_t last = from.row > to.row ? from.row : to.row;
         reached = from_query ? from.row == to.row : hiding == 0 || last / hiding <= (shape->seq - 1) / hiding;
     } else {

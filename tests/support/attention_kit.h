@@ -42,10 +42,10 @@ void *td_attend_row(const td_attend_run *run, void *data, int64_t row);
 /** Reorders o or dout: from the layout of q to o_bshd's, or back. */
 void td_attend_exchange(const td_attention_shape *shape, bool to_bshd, const void *from, void *to);
 
-/** The outputs must have the same bits, and so must `saved`, as f32. */
+/** Fails unless the outputs and `saved` have the same bits. */
 void td_attend_assert_identical(const td_attend_run *a, const td_attend_run *b);
 
-/** The formulas in float64 loops, with the values that the run used. */
+/** The results of the formulas in float64, from the values that the run used. */
 typedef struct td_attend_truth {
     double *o, *lse, *dq, *dk, *dv;
 } td_attend_truth;
@@ -53,7 +53,7 @@ typedef struct td_attend_truth {
 td_attend_truth td_attend_truth_of(const td_attend_run *run);
 void td_attend_truth_free(td_attend_truth *truth);
 
-/** The tensors that a NaN is put into, and the tensors that it may reach. */
+/** The tensors in which a NaN is placed, and the tensors that it may reach. */
 typedef enum td_attend_tensor {
     TD_ATTEND_Q,
     TD_ATTEND_K,

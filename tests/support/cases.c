@@ -35,7 +35,7 @@ static td_combination combination_of(const td_cases *cases, int axes, int index)
     return c;
 }
 
-/* A test as its group has it. */
+/* A test and its state. */
 typedef struct ended_test {
     CMUnitTestFunction test;
     void *state;
@@ -78,7 +78,8 @@ int td_run_group(const char *name, size_t count, const struct CMUnitTest *tests,
     return failed;
 }
 
-/* How many pairs of choices of a case no marked case has. A choice is also a pair with itself. */
+/* Returns the number of the case's pairs of choices that no marked case has. A choice also counts as a pair
+ * with itself. */
 static int new_pairs(const td_combination *c, int axes, bool *marked, bool mark)
 {
     int count = 0;
@@ -94,7 +95,7 @@ static int new_pairs(const td_combination *c, int axes, bool *marked, bool mark)
     return count;
 }
 
-/* Moves cases to the front that have every pair of choices between them; how many. */
+/* Moves cases to the front that together have every pair of choices. Returns their number. */
 static size_t cover_pairs(td_combination *all, size_t count, int axes)
 {
     bool marked[TD_AXES_MOST * TD_CHOICES_MOST * TD_AXES_MOST * TD_CHOICES_MOST] = {false};

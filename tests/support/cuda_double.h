@@ -17,7 +17,7 @@ enum { TD_DOUBLE_STREAMS = 64, TD_DOUBLE_COPIES = 16, TD_DOUBLE_GPCS = 7 };
 typedef struct td_cuda_double {
     int current;          /* the thread's GPU */
     int times_set;        /* calls of cudaSetDevice */
-    int calls, elsewhere; /* calls that need the device's GPU, in all and with another GPU current */
+    int calls, elsewhere; /* calls that need the device's GPU: all, and those with another GPU current */
     const char *where;    /* the last such call with another GPU current */
     cudaError_t probe_says, gpcs_say, flash_says;
 
@@ -30,7 +30,7 @@ typedef struct td_cuda_double {
         const void *src;
         size_t bytes;
         cudaStream_t stream;
-    } copies[TD_DOUBLE_COPIES]; /* that are not done */
+    } copies[TD_DOUBLE_COPIES]; /* copies that are not done */
     int copies_made;
 
     td_update_tensors launched; /* arguments of the last update */
@@ -39,7 +39,7 @@ typedef struct td_cuda_double {
     bool sms_built;
     int gpcs_asked;
 
-    int handles, descriptions, most_descriptions; /* cuBLASLt's live ones */
+    int handles, descriptions, most_descriptions; /* live objects of cuBLASLt */
     int heuristics, products;                     /* calls */
     int32_t without_below;                        /* with fewer SMs there is no algorithm */
     int32_t target; /* SMs that were named for the last described GEMM; 0: none */

@@ -24,10 +24,10 @@
 
 typedef struct td_estimate {
     double value;
-    double square; /* of the error's norm, in units of u = 2^-24 */
+    double square; /* the square of the error's norm, in units of u = 2^-24 */
 } td_estimate;
 
-/** A number without error, and a result of value's size that was rounded `times` times. */
+/** A number without error. td_rounded: a number that was rounded `times` times. */
 static inline td_estimate td_exact(double value)
 {
     return (td_estimate){.value = value};
@@ -79,16 +79,15 @@ static inline td_estimate td_sqrt_of(td_estimate x)
     return (td_estimate){value, value > 0.0 ? x.square / (4.0 * x.value) + value * value : x.square};
 }
 
-/** A sum of products: all begins at 0. */
+/** A sum of products. It begins as a struct of zeros. */
 typedef struct td_sum {
     double value, squares;     /* S, Q */
-    double partials, operands; /* the squares of the partial sums, and of the errors of what was added */
-    double sizes, terms;       /* the partial sums without their signs, added up, and the products */
+    double partials, operands; /* sums of squares: of the partial sums, and of the errors of the terms */
+    double sizes, terms;       /* sums of magnitudes: of the partial sums, and of the products */
     double count;
 } td_sum;
 
-/** sum += a b. The rounding of the product, where an evaluation has no fused multiply-add, is less than that
- * of the sum. */
+/** sum += a b. Without a fused multiply-add the product is rounded too, by less than the sum. */
 static inline void td_accumulate(td_sum *sum, td_estimate a, td_estimate b)
 {
     const double product = a.value * b.value;

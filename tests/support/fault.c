@@ -65,7 +65,7 @@ const char *td_fault_name(void)
     return failed;
 }
 
-/* Doubles of the library's functions bear their names. */
+/* A double has the name of the library's function. */
 static bool is_allocation(const char *name)
 {
     static const char *const names[] = {"malloc", "calloc", "realloc", "strdup", "vasprintf"};
@@ -85,7 +85,7 @@ static bool expects(const td_fault_loop *loop, const char *name, td_status statu
     return status == TD_NO_MEMORY || (loop->may_go_on && status == TD_OK);
 }
 
-/* Runs once, with call nth failing; 0: none. */
+/* Runs once, with the nth call failing; 0: no call fails. */
 static void run_once(const td_fault_loop *loop, void *state, int64_t nth)
 {
     if (loop->prepare)
@@ -105,7 +105,7 @@ void td_fault_each(const td_fault_loop *loop, void *state)
 {
     const bool every = getenv("TANDEM_FUZZ_SECONDS") != NULL;
 
-    run_once(loop, state, 0); /* what is done once in a program's life is done */
+    run_once(loop, state, 0); /* now all code that runs once in a process has run */
     noted.calls = 0;
     memset(noted.fails, 0, sizeof noted.fails);
     noting = true;

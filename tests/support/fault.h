@@ -1,10 +1,9 @@
-/** Calls that are told to fail: each that a program wraps (td_add_test's WRAP) counts, and the nth of them is
- * refused.
+/** Calls that fail on demand. Every call of a function that a program wraps (td_add_test's WRAP) is counted,
+ * and the nth call fails.
  *
- * td_fault_each runs what is tested once for each call that may fail. Calls with the same stack of callers
- * repeat each other, as in the turns of a loop: the first and the last of them fail. In a later loop of the
- * program only the last call of such a stack fails. ci/fuzz sets TANDEM_FUZZ_SECONDS: then every call
- * fails. */
+ * td_fault_each runs a test once for each call that may fail. Calls with the same stack of callers repeat
+ * each other, as in the turns of a loop. Of these only the first and the last fail. In a later loop of the
+ * program only the last one fails. If TANDEM_FUZZ_SECONDS is set, as ci/fuzz does, every call fails. */
 #ifndef TD_TESTS_FAULT_H
 #define TD_TESTS_FAULT_H
 
@@ -12,33 +11,34 @@
 
 #include <stdbool.h>
 
-/** From here on calls are counted, from 1, and number nth fails; 0: none. */
+/** Starts to count calls, from 1. Call number nth fails; 0: no call fails. */
 void td_fault_at(int64_t nth);
 
-/** Counts a call of `name`; whether it is the one that fails. */
+/** Counts a call of `name`. Returns whether this call must fail. */
 bool td_fault(const char *name);
 
-/** The call that failed, NULL if none did yet. */
+/** The name of the call that failed; NULL: none has failed yet. */
 const char *td_fault_name(void);
 
-/** What is to hold whichever call fails, with a test's own state. */
+/** A test that must hold if any of its calls fails. `state` is the test's. */
 typedef struct td_fault_loop {
-    const char *name; /* of the case, for messages */
-    /* Before each run; NULL: nothing is to be done. */
+    const char *name; /* the name of the case, for messages */
+    /* Called before each run; may be NULL. */
     void (*prepare)(void *state);
-    /* What is tested, the only one whose calls fail. Its status says what did: TD_IO_ERROR, TD_NO_MEMORY of
-     * an allocation of the host, or TD_OK if no call failed. */
+    /* The code under test. Only its calls fail. It returns TD_IO_ERROR if a call failed, TD_NO_MEMORY if an
+     * allocation on the host failed, TD_OK if no call failed. */
     td_status (*run)(void *state);
-    /* What is left and what still works; failed is NULL after the last run, in which no call failed. */
+    /* Checks the state after the run. `failed` names the call; it is NULL after the last run, in which no
+     * call failed. */
     void (*check)(void *state, td_status status, const char *failed);
-    bool may_go_on; /* run may do without an allocation and return TD_OK all the same */
-    int64_t least;  /* calls: a loop that injected nothing proves nothing */
+    bool may_go_on; /* run may succeed without some allocation, and then returns TD_OK */
+    int64_t least;  /* the least number of calls: a loop that injected nothing proves nothing */
 } td_fault_loop;
 
-/** Fails the test unless all of that holds for every call that fails. */
+/** Fails the test unless the checks hold for every call that fails. */
 void td_fault_each(const td_fault_loop *loop, void *state);
 
-/** The double of a function: it fails with TD_IO_ERROR, or does what the function does. CMake writes the
+/** Defines the double of a function. It fails with TD_IO_ERROR, or calls the function. CMake writes the
  * doubles of a test's FAULTS. */
 #define TD_FAULT(name, parameters, arguments)                                                                \
     td_status __real_##name parameters;                                                                      \

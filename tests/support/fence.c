@@ -61,7 +61,7 @@ void td_fence_free(void *block)
     if (touched < 0)
         fail_msg("%ld bytes before a block of %zu bytes were written", -touched, bytes);
     if (touched > 0)
-        fail_msg("byte %ld behind a block of %zu bytes was written", touched, bytes);
+        fail_msg("byte %ld after a block of %zu bytes was written", touched, bytes);
 }
 
 void td_fence_assert_written(const char *name, td_dtype dtype, const void *block, int64_t count)

@@ -13,16 +13,18 @@ int file_folder_remove(void **unused);
 /* The number of files in the folder. */
 int file_count(void);
 
-/* The whole file and a final NUL, which the caller frees; and whether the file has these bytes. */
+/* file_read returns the whole file and a final NUL; the caller frees it. file_is: whether the file has these
+ * bytes. */
 char *file_read(const char *path, size_t *bytes);
 bool file_is(const char *path, const char *bytes, size_t count);
 
 void file_write(const char *path, const char *bytes, size_t count);
 
-/* Writes the length of a header, the header, and so many bytes of data: 0, 1, 2, ... */
+/* Writes the length of a header, the header, and `data` bytes: 0, 1, 2, ... */
 void file_write_tensors(const char *path, const char *header, size_t data);
 
-/* Whether the doubles count; and how many of the next calls are interrupted first, or write only one byte. */
+/* Whether the doubles count calls. The other two: numbers of next calls that are interrupted first, or that
+ * write only one byte. */
 extern bool file_calls_fail;
 extern int file_interruptions, file_small_steps;
 
@@ -34,12 +36,13 @@ typedef struct file_kind {
     int64_t least;
 } file_kind;
 
-/* Writes each kind completely. Then with each call failing, which must leave the old file; with interrupted
- * and partial writes, which must give the same bytes; and into no folder and to a device, which must be
- * refused. */
+/* Writes each kind of file in four ways. Completely. With each call failing in turn: the old file must stay.
+ * With interrupted and partial writes: the bytes must be the same. To a missing folder and to a device: both
+ * must be refused. */
 void file_check_kinds(int count, const file_kind *kinds);
 
-/* Whether the failed call (td_fault_name) allocates memory; and whether a file is right without it. */
+/* Whether the failed call (td_fault_name) allocates memory. The other: whether a file is complete without
+ * this call. */
 bool file_fault_is_memory(void);
 bool file_fault_is_harmless(void);
 

@@ -36,7 +36,8 @@ static void write_text(const char *text)
         return;
 }
 
-/* Returning raises the signal again, with the earlier handler: a sanitizer's report follows. */
+/* After this handler returns, the signal is raised again with the earlier handler, so a sanitizer can
+ * report. */
 static void on_fatal(int number)
 {
     write_text(rerun);
@@ -66,7 +67,7 @@ bool td_fuzz_next(void)
     running = cases == 0 || td_clock_ns() < until_ns;
     if (!running)
         return false;
-    if (cases == 0) { /* here, because CMocka sets its handlers around each test */
+    if (cases == 0) { /* set here, because CMocka sets its handlers around each test */
         struct sigaction action = {.sa_handler = on_fatal};
 
         for (int i = 0; i < FATAL; i++)

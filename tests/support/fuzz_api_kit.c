@@ -22,8 +22,8 @@ static struct note {
 } notes[MOST_NOTES];
 static int note_count, wrong_percent;
 
-/* A sweep makes the faults of a case one after the other: call number fault_at of wrong() returns true, and
- * bad_below goes through all bad values of this fault. */
+/* A sweep goes through the faults of a case: call number fault_at of wrong() returns true, and bad_below goes
+ * through all bad values of this fault. */
 static bool sweeping;
 static int fault_at, fault_calls;
 static int64_t bad_index, bad_count;
@@ -143,7 +143,7 @@ int64_t bad_extent(const char *words)
     const int64_t value = BAD(bad);
 
     note(TD_BAD_ARGUMENT, words, false);
-    if (value < 1) /* for a larger value the message may name a consequence */
+    if (value < 1) /* if the value is larger, the message may name a result that overflows */
         says_integer(value);
     return value;
 }

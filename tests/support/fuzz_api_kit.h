@@ -12,7 +12,7 @@
 #ifndef TD_TESTS_FUZZ_API_KIT_H
 #define TD_TESTS_FUZZ_API_KIT_H
 
-#include "device/device.h"
+#include "comm/comm.h"
 #include "support/compare.h"
 #include "support/fuzz.h"
 #include "support/test.h"
@@ -29,7 +29,7 @@
     }                                                                                                        \
     static td_status call_##function(void)
 
-/* A function that takes a NULL and returns nothing. */
+/* A function that accepts NULL and returns nothing. */
 #define API_OF_NULL(function)                                                                                \
     API(function)                                                                                            \
     {                                                                                                        \
@@ -95,7 +95,7 @@ bool wrong(void);
 int64_t bad_below(int64_t count);
 #define BAD(array) ((array)[bad_below(sizeof(array) / sizeof *(array))])
 
-/* The same for numbers, which the message must then print if nothing else is wrong. */
+/* The same for numbers. If nothing else is wrong, the message must print the number. */
 #define BAD_NUMBER(array)                                                                                    \
     _Generic((array)[0], float                                                                               \
              : says_number, double                                                                           \
@@ -106,8 +106,8 @@ int64_t says_integer(int64_t value);
 size_t says_size(size_t value);
 double says_number(double value);
 
-/* Sets a variable that is to be wrong to one of the following values. A message must then contain one of the
- * words. */
+/* If the variable must be wrong, sets it to one of the following values. A message must then contain one of
+ * the words. */
 #define SPOIL_WITH(pick, variable, words, ...)                                                               \
     do {                                                                                                     \
         if (wrong()) {                                                                                       \
@@ -121,6 +121,11 @@ double says_number(double value);
 #define SPOIL_NUMBER(variable, words, ...) SPOIL_WITH(BAD_NUMBER, variable, words, __VA_ARGS__)
 
 td_device *dev(void);
+
+/* A communicator of one rank on api_dev. Close it with api_close_rank, which returns `status` and keeps the
+ * call's message. */
+td_comm *api_one_rank(void);
+td_status api_close_rank(td_comm *comm, td_status status);
 
 /* In [1, 4]; or 0, negative, or next to the largest number. `words`, with the name, may be in messages about
  * products. */

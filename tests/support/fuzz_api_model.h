@@ -10,7 +10,7 @@ enum { D_MODEL = 8, VOCAB = 11, BATCH = 2, CONTEXT = 6, TOKENS = BATCH * CONTEXT
 
 td_transformer_config api_good_model(void);
 
-/* Any field may be wrong. Without `own` the fields `use` and `wait` are ignored. */
+/* Any field may be wrong. Without `own` the field `use` is ignored. */
 td_transformer_config api_draw_model(bool own);
 
 /* Up to two links; each of their functions is given or NULL. */

@@ -23,7 +23,7 @@ typedef struct api_batch {
     int64_t batch, seq;
 } api_batch;
 
-/* Of so many micro-batches. Tokens that are not read may not be wrong. */
+/* Draws a batch of `micros` micro-batches. Tokens are wrong only if the call reads them (`looks`). */
 api_batch api_draw_batch(const td_train_config *config, int64_t micros, bool looks);
 
 #endif

@@ -97,7 +97,7 @@ static fuzz_tensor *place(fuzz_tensor tensor)
         const bool behind = td_fuzz_chance(60);
         const size_t offset = tensor.scratch ? 0 : (size_t)td_fuzz_below(64) / element * element;
 
-        /* At the page after it a tensor ends exactly, so its begin may have any alignment. */
+        /* A tensor in front of a page ends exactly there, so it may begin at any address. */
         tensor.block = behind && !tensor.scratch ? td_guard_alloc(tensor.bytes, true, 1, 0)
                                                  : td_guard_alloc(tensor.bytes, behind, 256, offset);
     }
@@ -256,10 +256,10 @@ void fuzz_accept(fuzz_tensor *t)
  * above a power of two, as all partial sums of positive terms may be. So the norm of many independent errors
  * is at most 0.58 times the norm of their Gammas; 0.75 leaves a margin for errors that neighbours share. A
  * few elements may outweigh all others, such as norms of rows with small numbers. The square of an error has
- * a standard deviation of at most sqrt(2) / 3 of its Gamma's square, and the sum of these squares may be six
- * of its standard deviations off. In attention errors are not independent: the error of a row of D affects
- * every key. There the norm was 0.76 and 1.5 once each in 350,000 cases, so 4 is allowed, as for single
- * elements. */
+ * a standard deviation of at most sqrt(2) / 3 of its Gamma's square. The sum of these squares may differ from
+ * its mean by six standard deviations. In attention errors are not independent: the error of a row of D
+ * affects every key. There the norm was 0.76 and 1.5 once each in 350,000 cases, so 4 is allowed, as for
+ * single elements. */
 static bool judge_norm(const fuzz_tensor *t, double errors, double squares, double fourths, double stores,
                        double leans, int64_t count, char *text, size_t room)
 {

@@ -27,10 +27,10 @@ typedef struct fuzz_tensor {
     const char *name;
     td_dtype dtype;
     int64_t count;
-    double *x;           /* the elements as they are before the call */
+    double *x;           /* the elements before the call */
     td_estimate *expect; /* elements after the call; square < 0: the element keeps its bits */
-    double *lean;        /* most further error of all elements in one direction, in u; NULL: none */
-    bool shared;         /* its elements share errors, as rows of attention do */
+    double *lean;        /* the largest further error of all elements in one direction, in u; NULL: none */
+    bool shared;         /* elements share errors, as in rows of attention */
     bool scratch;        /* contents do not matter */
     void *before, *after;
     unsigned char *block; /* memory: `lead` bytes, then the tensor */
@@ -56,7 +56,7 @@ fuzz_tensor *fuzz_ids(const char *name, int64_t count, int64_t bound);
 fuzz_tensor *fuzz_scratch(size_t bytes);
 int64_t fuzz_id(const fuzz_tensor *ids, int64_t index);
 
-/* Its address on the device; NULL stays NULL. */
+/* The tensor's address on the device; NULL stays NULL. */
 void *at(const fuzz_tensor *tensor);
 
 /* The result of an element: a value within its allowance, or with fuzz_expect_exact exactly that value. */
@@ -99,7 +99,7 @@ void fuzz_finish(void);
  * its store. */
 double fuzz_worst(void);
 
-/* One random case each. */
+/* Each function runs one random case. */
 void fuzz_gemm(void);
 void fuzz_embedding(void);
 void fuzz_rmsnorm(void);

@@ -46,7 +46,7 @@ void *td_gpu_read(td_device *dev, const void *block, size_t bytes)
         if (all[i] != FENCE_BYTE)
             fail_msg("byte %zu before the block was written", FENCE - i);
         if (all[FENCE + bytes + i] != FENCE_BYTE)
-            fail_msg("byte %zu behind the block was written", i);
+            fail_msg("byte %zu after the block was written", i);
     }
     memmove(all, all + FENCE, bytes);
     return all;

@@ -6,8 +6,8 @@
 
 enum { SLACK_BYTE = 0xA5, POISON_BYTE = 0xFF };
 
-/* [ inaccessible | room: slack, block, slack | inaccessible ]. The administration is in other memory than the
- * library's. */
+/* [ inaccessible | room: slack, block, slack | inaccessible ]. The list of blocks is in memory that the
+ * library does not use. */
 typedef struct guarded {
     struct guarded *next;
     unsigned char *room, *block;

@@ -197,7 +197,7 @@ double ops_dot(const double *a, const double *b, int64_t count)
     return sum;
 }
 
-/* Some assertions do not know the case. */
+/* Prints the case, because some assertions do not know it. */
 static int say_what_failed(void **state)
 {
     (void)state;

@@ -17,7 +17,7 @@
 
 #include <math.h>
 
-/* The groups, one in each file; each returns the number of failed tests. */
+/* The groups, one in each file. Each returns the number of failed tests. */
 int ops_exp_group(void);
 int ops_gemm_group(void);
 int ops_layout_group(void);
@@ -58,7 +58,7 @@ int64_t *ops_draw_ids(ops_case *c, int64_t count, int64_t bound);
 void *ops_room(ops_case *c, td_dtype dtype, int64_t count);
 void *ops_bytes(ops_case *c, size_t bytes);
 
-/* Inputs of an update besides its tensors: they belong to the case, and are passed as on(...). */
+/* Inputs of an update other than tensors. They belong to the case, and are passed as on(...). */
 td_adamw *ops_adamw(ops_case *c, td_adamw adamw);
 td_sgd *ops_sgd(ops_case *c, double lr);
 td_update_state *ops_state(ops_case *c, int64_t step, float gain);

@@ -33,8 +33,8 @@ int td_ranks_end(td_device *dev, td_comm *comm, int failed);
  * gets a different host for each rank (NCCL_HOSTID, and nccl_host). */
 void td_ranks_gpu(td_comm_options *options, char name[24]);
 
-/** Whether NCCL reads large memory of other ranks directly, so that windows count: with NVLink, from NCCL
- * 2.27 on. */
+/** Whether NCCL reads large memory of other ranks directly, so that windows have an effect: with NVLink, from
+ * NCCL 2.27 on. */
 bool td_ranks_direct(const td_comm_info *info);
 
 /** sum += more, each [count], rounded to bf16 or f32, as in a collective. */

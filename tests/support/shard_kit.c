@@ -23,7 +23,8 @@ td_status shard_link(td_shard_kind kind, double bucket_mb, td_train_config *conf
 
 static td_optimizer_kind optimizer_kind(const shard_setting *s)
 {
-    /* AdamW does not notice a common factor of all gradients. */
+    /* AdamW's result does not depend on a common factor of all gradients, so it would not show a wrong
+     * factor. */
     return (shard_info.ranks > 2 && !s->adamw) || s->sharing || s->clip > 0 ? TD_OPTIMIZER_SGD
                                                                             : TD_OPTIMIZER_ADAMW;
 }
@@ -45,7 +46,7 @@ td_train_config shard_config_of(const shard_setting *s)
                   .transient_gradients = s->time == TD_UPDATE_ALONG && s->micro_batches <= 1},
         .hyper = {.kind = optimizer_kind(s), .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
         .time = s->time,
-        /* GEMMs of wide models have other bits on fewer SMs. */
+        /* GEMMs of wide models give other bits on fewer SMs. */
         .update_sms = s->wide ? TD_UPDATE_ALL_SMS : 0,
         .gain = 1.0f / (float)shard_info.ranks,
         .micro_batches = s->micro_batches,
@@ -131,7 +132,8 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
         config.model.transient_gradients &= s->kind != TD_SHARD_FULL;
         td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &t.shard));
     }
-    config.capture &= shard_on_gpu(); /* a link may gather as for graphs on a device without graphs */
+    /* on a device without graphs a link may still gather as a capture needs */
+    config.capture &= shard_on_gpu();
     td_assert_ok(td_train_create(shard_dev, &config, &t.train));
     /* The weights that rank 0 sends replace other weights; but no rank sends parts. */
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(s->kind == TD_SHARD_FULL ? 0 : shard_info.rank)));

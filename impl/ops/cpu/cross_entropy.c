@@ -1,16 +1,16 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-/* The losses of rows are summed in so many parts. The number does not depend on the threads, so the sum does
- * not either. */
+/* The number of partial sums of the rows' losses. It does not depend on the number of threads, so the loss
+ * does not either. */
 enum { PARTS = 256 };
 
-/* The loss of a row as max - logit + log(sum): the difference is exact or nearly so, where lse - logit would
- * lose the loss of a confident row to the rounding of lse.
+/* Returns the loss of a row as max - logit + log(sum). This difference is exact or nearly so. lse - logit
+ * would lose the small loss of a confident row in the rounding of lse.
  *
- * The gradient takes the row's sum, not lse: rounded to f32, lse would put an error of its own, the largest
- * there is, on every probability. The probability of the target less one is computed last, without the
- * others' rounding. */
+ * The gradient uses the row's sum, not lse: the rounding of lse to f32 would be the largest error of every
+ * probability. The element of the target, probability - 1, is computed in float64, because the difference may
+ * be small. */
 TD_INLINE double one_row(td_dtype dtype, const void *logits, td_row row, int64_t target, float *lse,
                          double scale, void *dlogits)
 {
@@ -29,7 +29,7 @@ TD_INLINE double one_row(td_dtype dtype, const void *logits, td_row row, int64_t
     return log_sum - of_target;
 }
 
-/* The mean loss, and lse and dlogits unless they are NULL. */
+/* Writes the mean loss, and lse and dlogits unless they are NULL. */
 static td_status all_rows(const td_cross_entropy_shape *shape, const void *logits, const int64_t *targets,
                           float *loss, float *lse, float scale, void *dlogits)
 {

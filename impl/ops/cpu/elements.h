@@ -1,10 +1,9 @@
 /** Internal to ops/cpu/: one loop for every storage type.
  *
- * A kernel is written once, as an inline function whose first parameter is the dtype, reads and writes
- * elements with td_load and td_store, and computes in f32. TD_BY_DTYPE calls it with that parameter a
- * constant, and the compiler makes one vectorised loop of each type out of it. Loops over elements carry `omp
- * simd`: without it the compiler would test for overlap first and fall back to one element at a time when an
- * operation works in place. */
+ * A kernel is one inline function. Its first parameter is the dtype. It reads and writes elements with
+ * td_load and td_store, and computes in f32. TD_BY_DTYPE calls the kernel with a constant dtype, so the
+ * compiler makes one vectorised loop for each type. Loops over elements have `omp simd`. Without it the
+ * compiler would test for overlap first, and would compute an operation in place one element at a time. */
 #ifndef TD_OPS_CPU_ELEMENTS_H
 #define TD_OPS_CPU_ELEMENTS_H
 
@@ -54,10 +53,11 @@ static inline void *td_at(td_dtype dtype, const void *data, int64_t index)
     return (char *)data + td_bytes(dtype, index);
 }
 
-/** A sum runs in lanes, so that it is vector additions and the same sum on every machine: element i goes to
- * lane i mod 32, a bf16 vector or two f32 ones. (A reduction of OpenMP's simd adds its lanes one after the
- * other in the end, which takes longer than the 128 columns of a short row.) Lanes are f32 over runs of 512
- * elements, the runs are added in float64: the error stays that of a short sum. */
+/** A sum has 32 lanes: element i goes to lane i mod 32. So the compiler can use vector additions, and the sum
+ * is the same on every machine. 32 lanes are one vector of bf16 in AVX-512, or two of f32. Lanes are f32 over
+ * runs of 512 elements, and runs are added in float64, so the error is that of a short sum. A reduction of
+ * OpenMP's simd adds its lanes one after the other at the end. That takes longer than the 128 columns of a
+ * short row. */
 enum { TD_LANES = 32, TD_RUN = 512 };
 
 static inline int64_t td_run_end(int64_t count, int64_t begin)
@@ -100,8 +100,8 @@ TD_INLINE double td_dot(td_dtype a_dtype, const void *a, td_dtype dtype, const v
     return total;
 }
 
-/** The begin of part `index` of `parts` nearly equal parts of count; the part ends where the next one begins.
- * */
+/** The begin of part `index` of `parts` nearly equal parts of count. A part ends at the begin of the next
+ * part. */
 static inline int64_t td_share(int64_t count, int64_t index, int64_t parts)
 {
     int64_t more = count % parts; /* the first parts that are one longer */

@@ -30,14 +30,14 @@ td_status td_cpu_embedding_forward(td_device *dev, const td_embedding_shape *sha
     return TD_OK;
 }
 
-/* work: for each row of the table its first token, for each token the next one of the same row; -1 ends a
- * list. */
+/* work has two arrays: the first token of each row of the table, and for each token the next token of the
+ * same row. -1 ends a list. */
 size_t td_cpu_embedding_backward_work_bytes(const td_embedding_shape *shape)
 {
     return (size_t)(shape->vocab + shape->tokens) * sizeof(int64_t);
 }
 
-/* Sums a row's tokens in f32, a piece of columns at a time, and writes it once. */
+/* Sums the gradients of a row's tokens in f32, in pieces of PIECE columns. Writes each element once. */
 TD_INLINE void sum_tokens(td_dtype dtype, td_dtype dweight_dtype, int64_t d_model, const void *dy,
                           int64_t first, const int64_t *next, bool accumulate, void *dweight, int64_t row)
 {
@@ -60,7 +60,7 @@ TD_INLINE void sum_tokens(td_dtype dtype, td_dtype dweight_dtype, int64_t d_mode
     }
 }
 
-/* The rows [begin, end) of the table: a few sum their tokens, most become 0. */
+/* Computes rows [begin, end) of the table's gradient. Most rows have no token and become 0. */
 TD_INLINE void sum_rows(td_dtype dtype, td_dtype dweight_dtype, int64_t d_model, const void *dy,
                         const int64_t *first, const int64_t *next, bool accumulate, void *dweight,
                         int64_t begin, int64_t end)

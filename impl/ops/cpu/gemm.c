@@ -7,23 +7,23 @@
 #include <dnnl_debug.h>
 #include <omp.h>
 
-/* What the processor's own bf16 products (gemm_bf16.c) do not take runs in oneDNN's sgemm, bf16 on f32
- * copies: where the processor multiplies no bf16 itself, oneDNN's bf16 product is 2 to 2.5 times slower than
- * copying and multiplying (2.6.3 and 3.12, AVX-512 without bf16), and on processors without AVX-512 oneDNN
- * 2.6 has none.
+/* GEMMs that gemm_bf16.c does not compute run in oneDNN's sgemm. bf16 operands are copied to f32 first. On
+ * processors without bf16 instructions, copies and sgemm are 2 to 2.5 times faster than oneDNN's bf16 GEMM
+ * (2.6.3 and 3.12, AVX-512 without bf16). On processors without AVX-512, oneDNN 2.6 has no bf16 GEMM.
  *
- * work holds, in f32, the operands that all matrices share, then `slots` sets of the operands and the result
- * of one matrix. Small matrices are multiplied one a thread, each in a slot; large ones one after the other
- * with all threads on each. The size of work does not depend on who multiplies. */
+ * work holds f32 copies: first the operands that all matrices of the batch share, then `slots` slots. A slot
+ * has the operands and the result of one matrix. Small matrices run in parallel, one for each thread, each in
+ * a slot. Large matrices run one after the other, each on all threads. The size of work is the same for
+ * both. */
 typedef struct plan {
     int64_t a, b, c;       /* floats of one copy; 0: none needed */
     bool share_a, share_b; /* the copy serves all matrices */
-    int64_t slot, slots;   /* floats of a slot, and how many there are */
-    int64_t floats;        /* of work; a larger extent never needs fewer */
+    int64_t slot, slots;   /* floats of a slot, and the number of slots */
+    int64_t floats;        /* floats of work; a larger extent never needs fewer */
 } plan;
 
-/* The most scratch for multiplying several matrices at once. From 2048 x 2048 on, all threads on one matrix
- * are as fast. */
+/* The most floats of all slots together. From 2048 x 2048 on, one matrix on all threads is as fast as several
+ * matrices at once. */
 static const int64_t slots_max = ((int64_t)1 << 24) / (int64_t)sizeof(float);
 
 /* Every copy starts on a 256-byte boundary. */
@@ -44,7 +44,7 @@ static plan plan_of(const td_gemm_shape *s)
     p.share_a = s->batch == 1 || s->stride_a == 0;
     p.share_b = s->batch == 1 || s->stride_b == 0;
     p.slot = (p.share_a ? 0 : p.a) + (p.share_b ? 0 : p.b) + p.c;
-    /* Not the size of all slots: their number shrinks when a slot grows. */
+    /* slot * slots would not do: the number of slots becomes smaller when a slot becomes larger. */
     if (p.slot > 0) {
         p.floats = s->batch > slots_max / p.slot ? slots_max : p.slot * s->batch;
         if (p.floats < p.slot)
@@ -60,8 +60,8 @@ size_t td_cpu_gemm_work_bytes(const td_gemm_shape *shape)
     return (size_t)plan_of(shape).floats * sizeof(float);
 }
 
-/* A bf16 matrix with rows `pitch` apart from and to a dense f32 one; on all threads unless they are busy
- * already. */
+/* Copies a bf16 matrix to a dense f32 one (widen), or back (narrow). Rows of the bf16 matrix are `pitch`
+ * elements apart. Uses all threads, unless it is called in a parallel region. */
 static void widen(int64_t rows, int64_t cols, const td_bf16 *from, int64_t pitch, float *to)
 {
 #pragma omp parallel for schedule(static) if (!omp_in_parallel() && rows * cols >= TD_PARALLEL_MIN)
@@ -87,8 +87,8 @@ typedef struct operands {
     int64_t lda, ldb, ldc;
 } operands;
 
-/* The piece where alpha is 0: oneDNN's AVX-512 code leaves it as it was where beta is 0, too (2.6.3,
- * trans_b). */
+/* Computes a piece of c if alpha is 0. oneDNN's AVX-512 code would not write the piece, even if beta is 0
+ * (2.6.3, trans_b). */
 static void scale_piece(float beta, int64_t m, int64_t n, float *c, int64_t pitch)
 {
     for (int64_t r = 0; r < m; r++)
@@ -236,8 +236,8 @@ static td_status multiply_all(const td_gemm_shape *shape, const void *a, const v
         widen_a(shape, a, work);
     if (p.b > 0 && p.share_b)
         widen_b(shape, b, (float *)work + (p.share_a ? p.a : 0));
-    /* Two loops, instead of one with an if clause. A region that the clause switches off still makes the
-     * region in it a nested one, and gcc's runtime starts new threads for a nested region every time. */
+    /* Two loops, instead of one with an if clause. If the clause switches a region off, a region inside it
+     * still counts as nested. gcc's runtime starts new threads for every nested region. */
     if (one_a_thread) {
 #pragma omp parallel for schedule(static) reduction(max : result)
         for (int64_t matrix = 0; matrix < shape->batch; matrix++) {

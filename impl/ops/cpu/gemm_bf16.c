@@ -97,7 +97,7 @@ static void close_product(product *p)
     dnnl_engine_destroy(p->engine);
 }
 
-/* Matrices [batch, rows, cols], or their transposes; a stride of 0 is one matrix for all. */
+/* Matrices [batch, rows, cols], or their transposes. A stride of 0 means one matrix for the whole batch. */
 static dnnl_status_t describe_matrices(dnnl_memory_desc_t *out, dnnl_data_type_t type, int64_t batch,
                                        int64_t rows, int64_t cols, int64_t pitch, int64_t stride,
                                        bool transposed)
@@ -106,12 +106,12 @@ static dnnl_status_t describe_matrices(dnnl_memory_desc_t *out, dnnl_data_type_t
     const dnnl_dims_t dims = {shared ? 1 : batch, rows, cols};
     const dnnl_dims_t strides = {shared ? (transposed ? cols : rows) * pitch : stride, transposed ? 1 : pitch,
                                  transposed ? pitch : 1};
-    const int alone = batch == 1; /* leaves the first extent out */
+    const int alone = batch == 1; /* leaves out the extent of the batch */
 
     return describe(out, 3 - alone, dims + alone, type, strides + alone);
 }
 
-/* The f32 sums are multiplied by alpha, beta C is added, and then they are rounded. */
+/* The f32 sums are multiplied by alpha, beta C is added, and the result is rounded. */
 static dnnl_status_t set_attributes(dnnl_primitive_attr_t attr, const td_gemm_shape *s)
 {
     dnnl_post_ops_t ops = NULL;
@@ -162,10 +162,10 @@ static const_desc desc_of(const product *p, dnnl_query_t what)
     return dnnl_primitive_desc_query_md(p->desc, what, 0);
 }
 
-/* For that many threads. oneDNN takes the number from OpenMP, and so does its cache of primitives. The cache
- * makes all but the first of a shape cheap: 10 us, of the 1,700 that 512 x 2304 x 768 takes (AMX, one thread,
- * oneDNN 2.6.3, 2026-11). *scratch is what the product needs, each thread its own; with less than that it is
- * not made. */
+/* Opens a GEMM for `threads` threads. oneDNN and its cache of primitives ask OpenMP for the number of
+ * threads. After the first GEMM of a shape, the cache makes opening cheap: 10 us, while a GEMM of 512 x 2304
+ * x 768 takes 1,700 us (AMX, one thread, oneDNN 2.6.3, 2026-11). *scratch is the size that the GEMM needs;
+ * every thread has its own scratch. If *scratch is above `bytes`, the GEMM is not opened. */
 static dnnl_status_t open_product(const td_gemm_shape *s, int threads, size_t bytes, product *p,
                                   size_t *scratch)
 {
@@ -225,8 +225,8 @@ cleanup:
 
 /* ---- a GEMM of any shape ---- */
 
-/* If the f32 copies have fewer bytes than this, sgemm ends in about the time that oneDNN takes to prepare a
- * bf16 GEMM. */
+/* If the f32 copies have fewer bytes than this, sgemm takes about as long as oneDNN takes to prepare a bf16
+ * GEMM. */
 static const size_t least_bytes = (size_t)1 << 17;
 
 static int threads_for(const td_gemm_shape *s)
@@ -254,8 +254,8 @@ td_status td_cpu_gemm_bf16(const td_gemm_shape *shape, const void *a, const void
     product p;
 
     *done = false;
-    /* With AMX oneDNN 2.6.3 ends the process by an illegal instruction in some products of k 63, 1023 or
-     * 2047, and in none of 50,000 random ones with another remainder (2026-11). */
+    /* On processors with AMX, oneDNN 2.6.3 ends the process by an illegal instruction in some GEMMs with k
+     * 63, 1023 or 2047. None of 50,000 random GEMMs with k % 64 other than 63 did so (2026-11). */
     if (bytes < least_bytes || shape->k % 64 == 63 || !has_bf16_products())
         return TD_OK;
     result = open_product(shape, threads, bytes, &p, &scratch);

@@ -4,8 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Where the first head of a token lies on either side; the next is head_dim further in the packed row, and a
- * matrix on the split side. token counts through batch and seq. */
+/* Where the first head of a token lies: in the packed rows, and in the matrices of heads. The next head lies
+ * head_dim elements later in the packed row, and `matrix` elements later in the matrices. A token's number
+ * counts through batch and seq. */
 typedef struct place {
     int64_t packed, split, matrix;
 } place;
@@ -57,7 +58,7 @@ td_status td_cpu_rope_table(td_device *dev, int64_t positions, int64_t head_dim,
     return TD_OK;
 }
 
-/* Rotates one head by the angles whose cosines and sines are given; sign -1 turns it back. */
+/* Rotates one head by angles, given as cosines and sines. Sign -1 rotates it back. */
 TD_INLINE void rotate(td_dtype dtype, int64_t half, const float *cosine, const float *sine, float sign,
                       const void *x, int64_t from, void *y, int64_t to)
 {
@@ -73,8 +74,8 @@ TD_INLINE void rotate(td_dtype dtype, int64_t half, const float *cosine, const f
     }
 }
 
-/* One of q, k and v, from its place in the rows of tokens to matrices of its own. Without angles it is
- * copied. */
+/* Moves the heads of q, k or v from the packed rows to matrices, rotated by the angles. Without angles it
+ * copies them. */
 static void split_heads(const td_heads_shape *shape, const void *rows, const float *cosine, const float *sine,
                         void *matrices)
 {
@@ -96,7 +97,7 @@ static void split_heads(const td_heads_shape *shape, const void *rows, const flo
     }
 }
 
-/* The transpose: moves heads back to the rows of tokens, turned by the opposite angles. */
+/* The reverse: moves heads back to the packed rows, rotated by the opposite angles. */
 static void merge_heads(const td_heads_shape *shape, const void *matrices, const float *cosine,
                         const float *sine, void *rows)
 {
@@ -118,7 +119,7 @@ static void merge_heads(const td_heads_shape *shape, const void *matrices, const
     }
 }
 
-/* q, k and v are thirds of a token's row: the pitch of the shape spans them. */
+/* q, k and v are thirds of a token's row. */
 td_status td_cpu_qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
                                    const float *cosine, const float *sine, void *q, void *k, void *v)
 {

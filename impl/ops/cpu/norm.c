@@ -3,11 +3,10 @@
 
 #include <math.h>
 
-/* The sum has so many parts, which are added at the end. The number does not depend on the threads, so the
- * norm does not either. */
+/* The number of partial sums. It does not depend on the number of threads, so the norm does not either. */
 enum { PARTS = 256 };
 
-/* The square of an f32 is exact in float64, where it cannot overflow. */
+/* In float64 the square of an f32 is exact and does not overflow. */
 TD_INLINE double sum_squares(td_dtype dtype, const void *g, int64_t begin, int64_t end)
 {
     enum { LANES = 16 };

@@ -4,9 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-/* A step in the form all variants share, its constants computed in float64 and rounded once:
+/* All variants of a step in one form. The constants are computed in float64 and rounded once:
  *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= rate m / (sqrt(v) root + eps),
- * with g = gain * gradient, and p -= decay p before that or after it. */
+ * with g = gain * gradient. p -= decay p comes before or after the step. */
 typedef struct adamw_constants {
     float gain, gain1, beta2, gain2, rate, root, eps, decay;
 } adamw_constants;

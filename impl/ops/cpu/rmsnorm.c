@@ -59,9 +59,9 @@ td_status td_cpu_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape
     return TD_OK;
 }
 
-/* dweight sums over all rows. Groups of GROUP rows are summed in f32, the groups of a part in float64 in the
- * part's row of work, and the parts at the end: neither the order nor the number of parts depends on the
- * threads. */
+/* dweight sums over all rows. Groups of GROUP rows are summed in f32. The groups of a part are added in
+ * float64 in the part's row of work. The parts are added at the end. The order of sums and the number of
+ * parts do not depend on the number of threads. */
 enum { GROUP = 16, PARTS = 64 };
 
 static int64_t groups_of(const td_rmsnorm_shape *shape)
@@ -123,7 +123,7 @@ TD_INLINE void backward_row(td_dtype dtype, td_dtype x_dtype, int64_t cols, cons
         td_store(dtype, dx_rounded, i, td_load(x_dtype, dx, i));
 }
 
-/* dweight of a group comes before its dx, which may stand in the place of dy. */
+/* Adds the group to dweight before it writes dx, because dx may lie in the place of dy. */
 TD_INLINE void backward_group(td_dtype dtype, td_dtype x_dtype, const td_rmsnorm_shape *shape, const void *x,
                               const void *weight, const float *rstd, const void *dy, bool accumulate,
                               void *dx, void *dx_rounded, int64_t begin, double *sums)

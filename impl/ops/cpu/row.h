@@ -1,8 +1,8 @@
 /** Internal to ops/cpu/: the steps of a stable softmax over a row, for softmax.c and cross_entropy.c.
  *
- * A row is a piece of f32 at a time: load it, exponentiate it in place, scale it into the output. A row that
- * is longer than a piece is loaded again for each step; its exponentials are computed twice rather than taken
- * through memory, where bf16 has no room for them. */
+ * The steps work on one piece of a row in f32: load it, compute the exponentials in place, scale them into
+ * the output. A row that is longer than a piece is loaded again for each step, and its exponentials are
+ * computed twice. They cannot be kept in the output, because bf16 would round them. */
 #ifndef TD_OPS_CPU_ROW_H
 #define TD_OPS_CPU_ROW_H
 
@@ -12,16 +12,16 @@
 #include <math.h>
 #include <string.h>
 
-/** 64 KiB on the stack: the course's vocabulary is one piece. */
+/** A piece has 64 KiB on the stack, so the course's vocabulary is one piece. */
 enum { TD_ROW_PIECE = 16384 };
 
-/** Pieces are padded to whole vectors, because single elements at the end would be computed one by one. */
+/** Pieces are padded to whole vectors, because a loop computes single elements at the end one by one. */
 static inline int64_t td_row_pad(int64_t count)
 {
     return (count + TD_LANES - 1) / TD_LANES * TD_LANES;
 }
 
-/** A row of `cols` elements from index `first` on, of which the first `seen` take part. */
+/** A row of `cols` elements from index `first` on. The first `seen` elements take part in the softmax. */
 typedef struct td_row {
     int64_t first, seen, cols;
 } td_row;
@@ -39,23 +39,24 @@ static inline int64_t td_row_reach(td_row row, int64_t done)
     return padded < row.cols - done ? padded : row.cols - done;
 }
 
-/** The bits of a float as an integer whose order is the float's, and back. Positive NaN comes last, negative
- * NaN first. */
+/** Converts the bits of a float to an integer of the same order, and back. Positive NaN is the largest,
+ * negative NaN the smallest. */
 static inline int32_t td_order_key(int32_t bits)
 {
     return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
 }
 
 /** Loads the piece from column `done` on into e, and pads it with -infinity. Returns the key of its largest
- * element: integers have no exception for NaN, so the loop vectorises. A positive NaN is the largest; a
- * negative one is not, and makes the row's sum NaN. */
+ * element. A maximum of integers needs no special case for NaN, so the loop vectorises. A positive NaN is the
+ * largest. A negative NaN is not, but it makes the row's sum NaN. */
 TD_INLINE int32_t td_row_load(td_dtype dtype, const void *data, td_row row, int64_t done, float *e)
 {
     int32_t piece = (int32_t)td_row_piece(row, done), reach = (int32_t)td_row_reach(row, done);
     int32_t max = INT32_MIN;
 
     data = td_at(dtype, data, row.first + done);
-    for (int32_t i = 0; i < reach; i++) { /* 32 bits: as many indices in a vector as elements */
+    /* a 32-bit index, so that a vector has as many indices as elements */
+    for (int32_t i = 0; i < reach; i++) {
         float value = i < piece ? td_load(dtype, data, i) : -INFINITY;
         int32_t key = td_order_key((int32_t)td_f32_bits(value));
 
@@ -67,7 +68,7 @@ TD_INLINE int32_t td_row_load(td_dtype dtype, const void *data, td_row row, int6
     return max;
 }
 
-/** e[i] = exp(e[i] - max) for a whole number of vectors; returns their sum. */
+/** e[i] = exp(e[i] - max) for a whole number of vectors. Returns the sum. */
 static inline double td_row_exp(float *e, int64_t count, float max)
 {
     double total = 0.0;
@@ -88,8 +89,8 @@ static inline double td_row_exp(float *e, int64_t count, float max)
     return total;
 }
 
-/** The row's largest element and the sum of exp(element - max). Leaves the exponentials of the last piece in
- * e. */
+/** Returns the sum of exp(element - max), and the row's largest element in *max. Leaves the exponentials of
+ * the last piece in e. */
 TD_INLINE double td_row_sum(td_dtype dtype, const void *data, td_row row, float *e, float *max)
 {
     int32_t key = INT32_MIN;
@@ -109,8 +110,8 @@ TD_INLINE double td_row_sum(td_dtype dtype, const void *data, td_row row, float 
     return sum;
 }
 
-/** y = factor * exp(data - max) over the part of the row that takes part, with e as td_row_sum left it. The
- * factor comes in two floats, so that its own rounding is not in every element. */
+/** y = factor * exp(data - max) for the part of the row that is seen, with e as td_row_sum left it. The
+ * factor is split in two floats, so that its rounding does not change every element. */
 TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float *e, float max, double factor,
                             void *y)
 {
@@ -130,7 +131,7 @@ TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float 
     }
 }
 
-/** Writes zeros to the columns that the row does not see. */
+/** Writes zeros to the columns after `seen`. */
 static inline void td_row_clear(td_dtype dtype, td_row row, void *y)
 {
     if (row.seen < row.cols)

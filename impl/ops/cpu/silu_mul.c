@@ -14,7 +14,7 @@ TD_INLINE void forward_row(td_dtype dtype, int64_t cols, const void *gate, const
     }
 }
 
-/* Whether y is wanted is a constant too: decided at every element it would keep the loop from being
+/* `again` (y is wanted) is a constant too. A test at every element would keep the loop from being
  * vectorised. */
 TD_INLINE void backward_row(td_dtype dtype, bool again, int64_t cols, const void *gate, const void *up,
                             int64_t first, const void *dy, int64_t packed, void *dgate, void *dup, void *y)

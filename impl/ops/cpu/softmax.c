@@ -1,7 +1,8 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-/* Row r, the given query of its matrix; under the causal mask it sees the columns up to its own index. */
+/* Row r. `query` is its number in its matrix. Under the causal mask the row sees the columns up to that
+ * number. */
 static inline td_row row_of(const td_softmax_shape *shape, int64_t r, int64_t query)
 {
     int64_t cols = shape->cols;
@@ -10,7 +11,8 @@ static inline td_row row_of(const td_softmax_shape *shape, int64_t r, int64_t qu
     return (td_row){.first = r * cols, .seen = seen, .cols = cols};
 }
 
-/* The query of row r, and of the next row: a division takes as long as a vector of exponentials. */
+/* The query of row r, and of the next row. next_query avoids a division for every row, which takes as long as
+ * a vector of exponentials. */
 static inline int64_t query_of(const td_softmax_shape *shape, int64_t r)
 {
     return shape->causal_seq == 0 ? 0 : r % shape->causal_seq;
@@ -31,9 +33,9 @@ TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, td_row row)
     td_row_clear(dtype, row, y);
 }
 
-/* Whole vectors may run over the end of what is seen: what they leave there is cleared. The scale comes last:
- * folded into dot it would round dy and dot apart, and a row that sees one column would not have the gradient
- * 0. */
+/* Whole vectors may write beyond the columns that are seen; td_row_clear clears these elements. The
+ * multiplication by scale comes last. If dot included scale, dy and dot would be rounded differently, and a
+ * row that sees one column would not have the gradient 0. */
 TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx, td_row row)
 {
     int64_t reach = td_row_pad(row.seen) < row.cols ? td_row_pad(row.seen) : row.cols;
@@ -45,7 +47,8 @@ TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const vo
     td_row_clear(dtype, row, dx);
 }
 
-/* Causal rows grow longer: dealt out in small packs, every thread gets short and long ones. */
+/* Causal rows become longer within a matrix. Threads take small packs of rows in turn, so every thread gets
+ * short and long rows. */
 enum { PACK = 8 };
 
 TD_INLINE void forward_pack(td_dtype dtype, const td_softmax_shape *shape, const void *x, void *y,

@@ -1,5 +1,5 @@
-/** Internal to impl/: exp for the inner loops. A call inside a loop is a dozen arithmetic instructions
- * without a branch, so the compiler vectorises the loop; libm's expf would keep it scalar. */
+/** Internal to impl/: exp for inner loops. It is a dozen arithmetic instructions without a branch, so the
+ * compiler vectorises the loop around it. A call of libm's expf would keep the loop scalar. */
 #ifndef TD_OPS_CPU_VEXP_H
 #define TD_OPS_CPU_VEXP_H
 
@@ -7,13 +7,13 @@
 
 #include <math.h>
 
-/** exp(x), within 1.02 ulp (measured over every float). Results below 2^-126 become 0 (denormal numbers would
- * cost the vector unit more than they are worth beside a sum that is at least 1), results beyond the largest
- * float become infinity, NaN stays NaN.
+/** exp(x), within 1.02 ulp (measured over every float). Results below 2^-126 become 0: denormal numbers take
+ * long, and do not change a sum of at least 1. Results above the largest float become infinity. NaN stays
+ * NaN.
  *
- * x = n ln2 + r with |r| <= ln2 / 2, and exp(r) = 1 + r + r^2 q(r) with q of degree 4, fitted by us to the
- * least largest relative error (3.1e-9 before rounding). Adding 1.5 * 2^23 rounds x / ln2 to the integer n
- * and leaves n in the low bits of the sum, which are then added to the exponent of the result. */
+ * x = n ln2 + r with |r| <= ln2 / 2, and exp(r) = 1 + r + r^2 q(r) with q of degree 4. The coefficients of q
+ * are our fit: they minimise the largest relative error (3.1e-9 before rounding). Adding 1.5 * 2^23 rounds x
+ * / ln2 to the integer n. The low bits of this sum are n; they are added to the exponent of the result. */
 static inline float td_exp(float x)
 {
     const float to_integer = 0x1.8p23f;
@@ -33,7 +33,7 @@ static inline float td_exp(float x)
 
     y = td_f32_from_bits(td_f32_bits(y) + (td_f32_bits(shifted) << 23));
     y = x < -0x1.5d589ep6f ? 0.0f : y;            /* ln(2^-126) */
-    return x <= 0x1.62e42ep6f ? y : x * INFINITY; /* ln(2^128): infinity above, and NaN for NaN */
+    return x <= 0x1.62e42ep6f ? y : x * INFINITY; /* ln(2^128). Above: infinity; NaN stays NaN */
 }
 
 #endif

@@ -10,8 +10,8 @@ size_t td_ops_cuda_gemm_work_bytes(const td_gemm_shape *shape);
 td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
                            void *work);
 
-/** The SMs that an update on `count` of them takes. If CUDA does not tell the GPCs, out->all is 0, and the
- * update takes all SMs. Waits for the GPU when it is first called on a device. */
+/** The SMs for an update on `count` SMs. If CUDA does not report the GPCs, out->all is 0, and the update runs
+ * on all SMs. The first call on a device waits for the GPU. */
 td_status td_cuda_sms_of(td_device *dev, int32_t count, td_sm_set *out);
 
 #endif

@@ -15,23 +15,24 @@
  * default is no workspace. */
 #define WORK_BYTES ((size_t)32 << 20)
 
-/** All that decides how a GEMM is computed. It is compared as bytes, so it is filled in zeroed memory. */
+/** Everything that decides how a GEMM is computed. Keys are compared as bytes, so they are filled in zeroed
+ * memory. */
 typedef struct key {
-    td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether C is read */
+    td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether the GEMM reads C */
     uint32_t align_a, align_b, align_c;
-    int32_t sms; /* the SMs that it may use; 0: all */
+    int32_t sms; /* the number of SMs that the GEMM may use; 0: all */
 } key;
 
 typedef struct product {
     key key;
-    uint64_t used; /* the number of the last call that asked for it; 0: the slot is free */
+    uint64_t used; /* the number of the last call that used this product; 0: the slot is free */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
 } product;
 
-/** The functions of cuBLASLt that are called here. The library is looked for when a product first needs it,
- * so that a machine without a GPU, where it is half a gigabyte of nothing, need not have it. */
+/** The functions of cuBLASLt that this file calls. The library, half a gigabyte, is loaded by the first GEMM.
+ * So a machine without a GPU does not need it. */
 #define EACH_FUNCTION(f)                                                                                     \
     f(Create) f(Destroy) f(GetStatusString) f(Matmul) f(MatmulAlgoGetHeuristic) f(MatmulDescCreate)          \
         f(MatmulDescDestroy) f(MatmulDescSetAttribute) f(MatrixLayoutCreate) f(MatrixLayoutDestroy)          \
@@ -42,10 +43,10 @@ typedef struct library {
     EACH_FUNCTION(DECLARE)
 } library;
 
-/** The handle, and the last products with their algorithms: asking for one takes tens of microseconds. A
- * model has a few dozen; but one that sees sequences of every length would have thousands, so a set that is
- * full forgets the product that was asked for longest ago. What was queued or captured of it runs on:
- * cuBLASLt reads a description when it is called, and not again. */
+/** The handle, and the latest products with their algorithms. Choosing an algorithm takes tens of
+ * microseconds. A model has a few dozen products, but sequences of many lengths give thousands. So a full set
+ * drops the product that was used longest ago. GEMMs of it that are queued or captured are not affected:
+ * cuBLASLt reads a description only during the call. */
 enum { SETS = 64, WAYS = 8 };
 typedef struct products {
     td_cuda *cuda;
@@ -60,7 +61,7 @@ static td_status load_library(library *out)
     char name[32];
 
     snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
-    /* The library stays loaded: others in the process may use it, and it has threads and memory. */
+    /* The library stays loaded: it has threads and memory, and other code in the process may use it. */
     void *loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!loaded)
         return td_fail(TD_LIBRARY_ERROR, "no matrix products on CUDA without cuBLASLt: %s", dlerror());
@@ -105,7 +106,7 @@ static void products_destroy(void *state)
     free(all);
 }
 
-/** When the device is closed. */
+/** Called when the device is closed. */
 static void forget_products(void *state)
 {
     td_cuda *const cuda = ((products *)state)->cuda;
@@ -117,7 +118,7 @@ static void forget_products(void *state)
 
 static td_status products_of(td_device *dev, products **out)
 {
-    static const char key; /* whose address tells this state from that of others */
+    static const char key; /* its address is the name of this state */
     td_status status = TD_OK;
     products *found = td_device_state(dev, &key), *all = NULL;
 
@@ -142,7 +143,7 @@ static cudaDataType_t type_of(td_dtype dtype)
     return dtype == TD_F32 ? CUDA_R_32F : dtype == TD_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-/* A row-major matrix is the transpose of the column-major one that cuBLAS sees at its address. */
+/* At the same address, cuBLAS sees the column-major transpose of our row-major matrix. */
 static td_status make_layout(const products *all, td_dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
                              int64_t batch, int64_t stride, cublasLtMatrixLayout_t *out)
 {
@@ -234,7 +235,7 @@ cleanup:
     return status;
 }
 
-/** C^T = op(B)^T op(A)^T in cuBLAS's columns: our b is its A, our a its B. */
+/** C^T = op(B)^T op(A)^T in cuBLAS's column-major order: our b is its A, our a its B. */
 static td_status product_init(const products *all, const key *k, product *out)
 {
     td_status status = TD_OK;
@@ -290,8 +291,8 @@ cleanup:
     return status;
 }
 
-/* The largest power of two up to 256 that divides the address and the bytes between the matrices of a
- * batch. */
+/* The largest power of two up to 256 that divides the address and the bytes from one matrix of the batch to
+ * the next. */
 static uint32_t alignment(const void *pointer, int64_t stride, td_dtype dtype)
 {
     const uintptr_t bits = (uintptr_t)pointer | ((uintptr_t)stride * td_dtype_size(dtype)) | 256;
@@ -299,7 +300,7 @@ static uint32_t alignment(const void *pointer, int64_t stride, td_dtype dtype)
     return (uint32_t)(bits & (~bits + 1));
 }
 
-/* Writes the fields into zeroed memory, so that padding between fields is equal in equal keys. */
+/* Writes the fields into zeroed memory: equal keys must have equal padding. */
 static void key_make(const td_gemm_shape *s, const void *a, const void *b, const void *c, key *out)
 {
     memset(out, 0, sizeof *out);
@@ -315,7 +316,8 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     out->align_c = alignment(c, s->stride_c, s->out_dtype);
 }
 
-/** The SMs that collectives and updates leave free; 0: all, because none are reserved, or all would be. */
+/** The number of SMs that collectives and updates leave free. 0 means all: no SMs are reserved, or all would
+ * be. */
 static int32_t sms_left(const td_cuda *cuda, int32_t shared)
 {
     return shared > 0 && shared < cuda->multiprocessors ? cuda->multiprocessors - shared : 0;

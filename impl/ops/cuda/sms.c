@@ -1,4 +1,4 @@
-/* Chooses the SMs of an update so that GEMMs keep room for as many clusters as possible. */
+/* Chooses the SMs of an update so that as many clusters of GEMM blocks as possible fit on the other SMs. */
 #include "base/check.h"
 #include "device/cuda.h"
 #include "device/state.h"
@@ -7,20 +7,20 @@
 
 #include <stdlib.h>
 
-/* Blocks of the largest clusters in cuBLASLt's kernels: 2 x 4. */
+/* The number of blocks in the largest clusters of cuBLASLt's kernels: 2 x 4. */
 enum { CLUSTER = 8 };
 
 typedef struct gpcs {
     bool found;
-    int of[TD_SM_SET_MOST];   /* an SM's: its lowest SM */
-    int size[TD_SM_SET_MOST]; /* of a GPC, by its lowest SM */
+    int of[TD_SM_SET_MOST];   /* for each SM, the lowest SM of its GPC */
+    int size[TD_SM_SET_MOST]; /* SMs of a GPC, at the index of its lowest SM */
 } gpcs;
 
-/** They are looked for once a device, when no capture is running: the first steps of a trainer are queued.
- * If CUDA fails, none are found. */
+/** The GPCs of the device. They are found once, when no capture is running: the first steps of a trainer are
+ * queued. If CUDA fails, found is false. */
 static td_status gpcs_of(td_device *dev, const gpcs **out)
 {
-    static const char key; /* whose address tells this state from that of others */
+    static const char key; /* its address is the name of this state */
     td_cuda *cuda = td_device_cuda(dev);
     gpcs *found = td_device_state(dev, &key), *made = NULL;
     td_status status = TD_OK;
@@ -44,8 +44,8 @@ cleanup:
     return status;
 }
 
-/** Takes up to `most` SMs of a GPC; returns how many. The last ones: two with neighbouring numbers share what
- * clusters of two need. */
+/** Takes up to `most` SMs of a GPC, from the last one down, and returns their number. Two SMs with
+ * neighbouring numbers can hold a cluster of two, so taking neighbours together leaves more pairs. */
 static int take(const gpcs *all, int sms, int gpc, int most, td_sm_set *out)
 {
     int taken = 0;
@@ -58,8 +58,8 @@ static int take(const gpcs *all, int sms, int gpc, int most, td_sm_set *out)
     return taken;
 }
 
-/** First the SMs that a GPC has beyond a multiple of CLUSTER; then whole clusters, from the smallest GPC
- * on. */
+/** First takes the SMs of each GPC beyond a multiple of CLUSTER. Then takes whole clusters, beginning with
+ * the smallest GPC. */
 static void choose(const gpcs *all, int sms, int count, td_sm_set *out)
 {
     for (int i = 0; i < sms && count > 0; i++) {

@@ -22,25 +22,25 @@ static td_status check_most(const char *op, const char *name, int64_t count, int
     return TD_OK;
 }
 
-/* Refuses extents that the kernels count in 32 bits and that are too large. */
+/* Refuses extents above 2^30, because the kernels count them in 32 bits. */
 static td_status check_count(const char *op, const char *name, int64_t count)
 {
     return check_most(op, name, count, INT64_C(1) << 30);
 }
 
-/* A grid has up to 2^31 - 1 blocks: of a row each, or of several. */
+/* A grid has up to 2^31 - 1 blocks. A block has one row or more. */
 static td_status check_rows(const char *op, int64_t rows)
 {
     return check_most(op, "rows", rows, INT32_MAX);
 }
 
-/* Or of 256 elements each, or of more. */
+/* A block has 256 elements or more. */
 static td_status check_elements(const char *op, const char *name, int64_t count)
 {
     return check_most(op, name, count, INT32_MAX * INT64_C(256));
 }
 
-/* The stream to launch on. Its GPU is current until end(). */
+/* Returns the stream to launch on. The device's GPU is current until end(). */
 static cudaStream_t begin(td_device *dev)
 {
     td_cuda *cuda = td_device_cuda(dev);
@@ -49,7 +49,7 @@ static cudaStream_t begin(td_device *dev)
     return cuda->stream;
 }
 
-/* The status of a launch. */
+/* Returns the status of a launch. */
 static td_status end(td_device *dev, cudaError_t code, const char *op)
 {
     td_cuda_leave(td_device_cuda(dev));
@@ -244,7 +244,7 @@ static td_status cross_entropy_backward(td_device *dev, const td_cross_entropy_s
                                         const void *logits, const int64_t *targets, const float *lse,
                                         float scale, void *dlogits)
 {
-    (void)lse; /* the row is in registers: its sum costs nothing, and is more exact */
+    (void)lse; /* the kernel computes the row's sum from registers, which costs nothing and is more exact */
     return cross_entropy(dev, "cross_entropy_backward", shape, logits, targets, scale, NULL, NULL, dlogits,
                          NULL);
 }
@@ -286,7 +286,7 @@ static bool update_has_sms(td_device *dev)
     return has;
 }
 
-/** Whether the update has kernels for its SMs (wanted->all is 0 if not), and which SMs these are. */
+/** Chooses the SMs of an update. wanted->all is 0 if the device has no kernel for them. */
 static td_status sms_for(td_device *dev, const td_update_tensors *tensors, td_sm_set *wanted)
 {
     *wanted = (td_sm_set){0};

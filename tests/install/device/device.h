@@ -1,2 +1,2 @@
-/* A stranger's header, by a name that one of ours has in its source tree. */
+/* A header of a user's program. The library has a header with the same name in its source tree. */
 enum { OWN_ANSWER = 42 };

@@ -1,1 +1,1 @@
-"""Modules as parity/<module>.py are, on the fake library: one that works, one in which everything goes wrong."""
+"""Modules like parity/<module>.py for the fake library: one that works, others that fail."""

@@ -1,4 +1,5 @@
-"""Works: y = 0.5 x. Counts its runs in the file that FAKES_LOG names, and takes FAKES_SLEEP seconds for each."""
+"""A module that works: y = 0.5 x. It counts its runs in the file that FAKES_LOG names. Each run takes FAKES_SLEEP
+seconds."""
 
 import os
 import time

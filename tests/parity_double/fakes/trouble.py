@@ -1,4 +1,4 @@
-"""Goes wrong in the way that the case's `way` names; the sweep must live through all of them."""
+"""A module that fails in the way that the case's `way` names. A sweep must survive every way."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ WAYS = [
     ),
     *("torch_oom", "c_oom", "predicted", "killed", "crash", "ranks", "fine"),
 ]
-RANKED = ("rank_wrong", "rank_late", "rank_dies", "ranks")  # computed by two ranks
+RANKED = ("rank_wrong", "rank_late", "rank_dies", "ranks")  # two ranks compute these
 ALONE = ("torch_oom", "killed")
 
 
@@ -84,7 +84,7 @@ def run(case, draw, c):
 
 
 def other(way, ranks):
-    """What rank 1 does, to which rank 0 has to come as well."""
+    """The calls of rank 1. Some of them also need rank 0."""
     if way == "rank_dies" and ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if way != "rank_late" or ranks.rank == 0:

@@ -1,4 +1,4 @@
-"""A side that is timed in two processes, and is the faster in the second one. The log has a line a call: "c", or the
+"""A side that is timed in two processes and is faster in the second. The log has a line for each call: "c", or the
 process that called PyTorch's side."""
 
 import os

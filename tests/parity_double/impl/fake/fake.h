@@ -1,4 +1,4 @@
-/** A library that looks like libtandem and can go wrong on demand: what parity/core is tested with. */
+/** A library that looks like libtandem and fails on demand, for the tests of parity/core. */
 #ifndef TD_FAKE_H
 #define TD_FAKE_H
 
@@ -33,8 +33,8 @@ typedef struct td_build {
     int32_t module_count;
 } td_build;
 
-const td_build *td_build_info(void);  /* FAKE_ID: of another source of the module scale */
-const char *td_build_interface(void); /* FAKE_INTERFACE; FAKE_UNNAMED: not there */
+const td_build *td_build_info(void);  /* FAKE_ID: the id of a changed source of the module scale */
+const char *td_build_interface(void); /* FAKE_INTERFACE; FAKE_UNNAMED: the function is missing */
 
 typedef struct td_device td_device;
 
@@ -53,7 +53,7 @@ typedef struct td_stream td_stream;
 td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 void td_stream_destroy(td_stream *stream);
 td_status td_device_set_stream(td_device *dev, td_stream *stream);
-int64_t td_fake_stream(td_device *dev); /* the native stream that is set; 0: none */
+int64_t td_fake_stream(td_device *dev); /* the native stream that has been set; 0: none */
 
 int td_cpu_threads(void);
 td_status td_cpu_set_threads(int threads);
@@ -76,7 +76,7 @@ typedef struct td_fake_shape {
     int64_t count;
     td_dtype dtype;
     td_fake_order order;
-    float factor; /* 0: 0.5 */
+    float factor; /* 0 means 0.5 */
     td_fake_precision precision;
     bool causal, tf32;
     const char *attention;
@@ -86,20 +86,20 @@ typedef struct td_fake_shape {
 /** y = factor * x, [count], f32. */
 td_status td_fake_scale(td_device *dev, const td_fake_shape *shape, const float *x, float *y);
 
-/** What the shape says, as text: "count dtype order factor causal attention layers heads". */
+/** Writes the fields of the shape as text: "count dtype order factor causal attention layers heads". */
 td_status td_fake_describe(const td_fake_shape *shape, char *text, size_t bytes);
 
 typedef struct td_fake td_fake;
 
 td_status td_fake_create(td_device *dev, td_fake **out);
 void td_fake_destroy(td_fake *fake);
-int td_fake_live(void); /* objects that nobody has destroyed */
+int td_fake_live(void); /* number of objects that have not been destroyed */
 
-/** Calls back once for each number below `count` and returns the first status that is not TD_OK. */
+/** Calls the function once for each number below `count`. Returns the first status that is not TD_OK. */
 typedef td_status (*td_fake_ready)(void *user, int64_t number);
 td_status td_fake_each(int64_t count, td_fake_ready ready, void *user);
 
-/** Returns `status` with a message of its own, or writes to address 0 when told to crash. */
+/** Returns `status` with a message. If `crash` is set, writes to address 0. */
 td_status td_fake_fail(td_status status, bool crash);
 
 TD_END_DECLS
