@@ -184,8 +184,7 @@ def _parameter(name: str) -> property:
         if name in module._gathered:
             return module._gathered[name]
         model, unit = module._fsdp.model, module._fsdp.units.get(name)
-        # A hook in a backward pass sees this rank's rows. A forward that checkpoint runs again there has
-        # gradients enabled.
+        # A hook in a backward pass sees this rank's rows. In a forward of checkpoint gradients are enabled.
         reads = unit and (model._running or torch.is_grad_enabled()) and model._pass()
         return model._use(reads, unit) if reads else module._parameters[name]
 

@@ -147,8 +147,7 @@ def error_sides(case, draw, c):
     sides = attend.error_sides(case, lambda: of_deliverable(case, call()), plain, tensors)
     sides["torch_tiled"] = lambda: tiled(*tensors)
     if not forward and (case.seq_k == 1 or (case.seq == 1 and case.causal)):
-        # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two
-        # sums.
+        # A softmax over one key has no gradient: the truth is 0, and dP - D is the rounding of its two sums.
         sides["rule"] = {"dq": within(max_abs=1e-5), "dk": within(max_abs=1e-5)}
     return sides
 

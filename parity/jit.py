@@ -15,8 +15,7 @@ DTYPES = ["f32", "bf16"]
 # On a GPU: the largest tiles, and products by cuBLASLt.
 JUDGED = [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]
 LONG = 8192  # from this length on a CPU takes minutes a cell: one call, after the one that compiles
-# Score matrices that PyTorch was seen to hold at once, of seq 4096 on a CPU. Where there is no room for them
-# it is not asked.
+# Score matrices that PyTorch held at once on a CPU. If memory lacks room for them, it does not run.
 MATRICES = {
     "torch_eager": {"forward": 4, "backward": 6},
     "torch_compile": {"forward": 2, "backward": 4},

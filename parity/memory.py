@@ -16,8 +16,7 @@ POINTS = 200  # of a timeline in a record
 CONTRIBUTORS = 5
 PHASE_NAMES = ["create", "forward", "backward", "optimizer"]
 CATEGORIES = ["weights", "gradients", "optimizer state", "activations", "scratch"]
-# As the command `tandem memory` runs it, and with all that PyTorch's formula holds: the scores, and every
-# gradient until the update.
+# As `tandem memory` runs, and with all that PyTorch's formula holds: scores and every gradient.
 WAYS = {
     "c": {"attention": "flash"} | c_switches(keep="all", gradients="transient", update="along"),
     "c_naive": {"attention": "naive"} | c_switches(keep="all"),

@@ -373,7 +373,7 @@ model\t\t: 99
         parts = {"parity.bench", "parity.shared.model", "ref.bench", "ref.transformer"}
         self.assertLessEqual(parts, {*found})
         self.assertNotIn("parity.transformer", found)
-        self.assertIn("parity.bench.steps", found)
+        self.assertIn("parity.bench.drivers", found)
         self.assertEqual([name for name in found if "page" in name or "core" in name], [])
         self.assertIn("parity.transformer.rules", identity.sources_of("parity.transformer"))
         self.assertLessEqual(

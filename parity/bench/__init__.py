@@ -1,10 +1,8 @@
-"""The training step of the course's models, in C and in PyTorch from the same weights: phase by phase, each
-synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, without a wait inside. The
-forward pass alone is also compared with torch.compile's, on a CPU too."""
+"""Steps and forward passes of the course's models, in C and in PyTorch: phase by phase, as the handout asks, and on a
+GPU as a whole, captured and compiled."""
 
-from parity.bench.drivers import CDriver, TorchDriver
+from parity.bench.drivers import COLD_CONTEXT, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
 from parity.bench.page import report
-from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
 from parity.core import Case, grid
 from parity.shared.model import c_switches, extents, initial_state, torch_switches
 from parity.shared.pages import MIB
@@ -14,6 +12,7 @@ __all__ = ["cases", "report", "run"]
 
 BATCH = 4
 KEPT = {"c_keep_all": {"keep": "all"}, "c_keep_most": {"keep": "most"}, "c_checkpoint": {"keep": "inputs"}}
+LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on there are fewer of warm-up
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
 CONTEXTS = [128, 256, 512, 1024]
 # FLOP/s to expect, which decide how often a case repeats and how long it is expected to take.
@@ -113,8 +112,7 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
     numel = numel_of(size)
     element = 2 if dtype == "bf16" else 4
-    # A side's weights and the initial ones; gradients and f32 moments when training. At batch 4 activations
-    # are smaller.
+    # Weights of a side, initial ones, and if it trains gradients and f32 moments. Activations are small.
     held = numel * (2 * element + 8 if mode == "step" else element)
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
     slow = 3 if dtype == "bf16" else 1

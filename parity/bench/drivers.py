@@ -13,12 +13,17 @@ A Side calls open() or open_whole() first, then the step that it times, and clos
 
 from time import perf_counter
 
-from parity.bench.steps import PHASES
 from parity.core import Side
 from parity.core.clock import statistics
 from parity.shared.model import TandemTrainer, torch_model
 from ref import bench as ref
 from ref.transformer import fused_attention
+
+PHASES = ("forward", "backward", "optimizer")
+WARMUPS = (0, 1, 2, 5)  # steps left out before the ten that are timed
+WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
+# Of the cases that measure what warm-up changes; none of bench's CONTEXTS, so that no two cases are one.
+COLD_CONTEXT = 384
 
 
 class Driver:

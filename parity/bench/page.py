@@ -2,7 +2,7 @@
 
 import itertools
 
-from parity.bench.steps import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
+from parity.bench.drivers import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
 from parity.core.tables import Spread

@@ -7,8 +7,7 @@ import torch
 
 from parity.core.case import seed_of
 
-# How a case's dtype is stored. TF32 is a way to multiply f32; bf16_mixed has f32 weights and bf16
-# activations.
+# How a case's dtype is stored. TF32 multiplies f32; bf16_mixed has f32 weights and bf16 activations.
 DTYPES = {
     "tf32": torch.float32,
     "bf16_mixed": torch.float32,

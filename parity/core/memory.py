@@ -67,9 +67,8 @@ def limit_process() -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is the allocator's: Python's, PyTorch's, or libtandem's."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if getattr(error, "status", None) == "TD_NO_MEMORY":
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if known or getattr(error, "status", None) == "TD_NO_MEMORY":
         return True
     words = (
         "can't allocate memory",

@@ -88,8 +88,7 @@ def _with_measured(record: dict, before: Mapping) -> dict:
 
 
 def load(path: Path) -> Loaded:
-    """Reads a record file; RecordError if that is impossible. A file that does not exist has no records. A line that
-    is no record, in the sense of schema.py, is left out with a warning."""
+    """Reads a record file, which may be missing. A line that schema.py refuses is left out with a warning."""
     loaded = Loaded()
     try:
         with open(_open(path, os.O_RDONLY), "rb") as file:

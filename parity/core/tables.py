@@ -173,8 +173,6 @@ def text(value: Any, digits: int = DIGITS) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, Spread):
         return f"{text(value.mean, digits)} ± {text(value.std, 2)}"
     if isinstance(value, float):

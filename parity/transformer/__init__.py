@@ -91,8 +91,7 @@ def gpu_cases(profile, small):
     if profile == "full":
         largest = extents("2.7B")[0]
         for dtype in ["f32", "bf16_mixed"]:
-            # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and
-            # at worst the truth's weights as well.
+            # Gradients of all sides and the truth are held at once, 16 bytes a parameter, and its weights.
             how = dict(
                 seconds=25, needs_bytes=100 * 2**30, in_turn=True, config=configs(dtype, updates=False)
             )
