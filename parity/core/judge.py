@@ -1,11 +1,10 @@
 """Whether an answer is right: its errors against a float64 truth, and the rule that they must obey.
 
-docs/parity.md has the rule. parity/core/allowance.py has its limits, where they come from, and their sources. A record
-says which share of its limit an error uses.
+docs/parity.md has the rule, and parity/core/allowance.py its limits. A record says which share of its limit an error
+uses.
 
-A case of dtype TF32 rounds the inputs of products to TF32, and eps is TF32's. For shapes that do not suit the matrix
-units PyTorch multiplies in f32 without a word, which is more than the case asks for. Modules whose products follow one
-another bring a side that rounds the inputs of each product itself. Then eps is the output's again.
+A case of dtype TF32 rounds the inputs of products, and eps is TF32's. PyTorch multiplies some shapes in f32 all the
+same. So modules may bring a side that rounds the inputs of each product. Then eps is the output's again.
 """
 
 import math

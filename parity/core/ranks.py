@@ -1,8 +1,7 @@
 """Cases of several ranks: a group of processes on this host, each a rank, that compute a case together.
 
-The processes are started once for a number of ranks and then take case after case, each over a connection of its own.
-mpirun starts them where there is one, so that MPI can be among what they compare; else they are started one by one.
-Every wait has an end: a rank that dies, or does not answer, is a result of the case, and the group is ended.
+The processes are started once for a number of ranks, by mpirun if it is installed, and take case after case. Every
+wait has an end: if a rank dies or does not answer, that is the result of the case, and the group is ended.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The write-up: every question of the handouts in their order, each answered from the machine that answers it best.
 
-The machine of an answer: one that measured all that the question asks for, before one that did not; if none did, one
-with more sentences; then the handout's hardware first, H100, H200, another GPU, CPU; then one with more rows. Ranks
-that share a GPU come after the CPU.
+RULE says which machine that is. If several are equal by it, the answer with more rows is taken. Another GPU comes after
+H200, and ranks that share a GPU come after the CPU.
 """
 
 from collections.abc import Mapping, Sequence
