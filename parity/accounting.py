@@ -12,8 +12,7 @@ GIB = 2**30
 CONTEXTS = [128, 256, 512, 1024]
 LENGTHS = [256, 1024, 4096, 8192, 16384]
 RUNS_RANKS = True  # they are counted here, and none is started
-# The handout's model, and the rates of its figures: 460 TFLOP/s, and 90 GB/s each way on each axis of the
-# mesh.
+# The handout's model and rates: 460 TFLOP/s, and 90 GB/s each way on each axis of the mesh.
 XXL = {"d_model": 16384, "d_ff": 53248, "blocks": 126}
 MESH = {"flops_per_second": 4.6e14, "bytes_per_second": 2 * 9e10}
 MESH |= {"fsdp": 16, "tensor": 4, "fsdp_axes": 2, "tensor_axes": 1}

@@ -8,10 +8,9 @@ from parity.core import Case, grid
 from parity.core.comparison import ms_of
 from parity.shared import attend
 from parity.shared.attend import BATCH, HEAD_DIM, PASSES
-from parity.shared.pages import errors_by, grid_rows, mib, plot_passes, valued
+from parity.shared.pages import MIB, errors_by, grid_rows, plot_passes, valued
 from ref import accounting
 from ref import attention as ref
-from ref.ops import tf32_matmul
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 COURSE_MATRICES = 2  # that the course's four-step softmax keeps for backward
@@ -30,19 +29,15 @@ def cases(profile, device):
         for keys in grid(causal=[False, True], dtype=DTYPES[device]):
             if keys["dtype"] == "tf32" and shape["head_dim"] < 16:
                 continue  # below what a matrix unit takes PyTorch multiplies in f32
-            yield judged_case(**shape, **keys, mask="inf")
+            yield Case("pytorch_attention", **shape, **keys, mask="inf")
     for dtype in DTYPES[device]:
         shape = dict(batch=2, heads=2, seq=61, head_dim=80, causal=True)
-        yield judged_case(**shape, dtype=dtype, mask="add_1e6")
+        yield Case("pytorch_attention", **shape, dtype=dtype, mask="add_1e6")
     for nan, nan_row, dtype in itertools.product(["q", "k", "v", "dout"], [0, 77], DTYPES[device]):
         shape = dict(batch=1, heads=2, seq=130, head_dim=64, causal=True, mask="inf")
         yield Case("pytorch_attention", **shape, dtype=dtype, nan=nan, nan_row=nan_row)
     for keys in attend.handout_grid(profile, device):
         yield attend.grid_case("pytorch_attention", profile, device, **keys)
-
-
-def judged_case(**keys):
-    return Case("pytorch_attention", **keys, reference="torch_tf32" if keys["dtype"] == "tf32" else None)
 
 
 def run(case, draw, c):
@@ -54,8 +49,8 @@ def run(case, draw, c):
 
 def error_sides(case, draw, c):
     """Forward and backward in one case: o, the probabilities that backward reads, and three gradients."""
-    q, k, v, dout = tensors = attend.inputs(case, draw)
-    scores = (case.batch, case.heads, q.shape[2], k.shape[2])
+    tensors = attend.inputs(case, draw)
+    scores = (case.batch, case.heads, case.seq, case.get("seq_k", case.seq))
 
     def eager(q, k, v, dout, matmul=torch.matmul):
         outputs = attend.by_autograd(
@@ -63,15 +58,8 @@ def error_sides(case, draw, c):
         )
         return outputs | {"p": ref.probabilities(q, k, case.causal, case.mask, matmul=matmul)}
 
-    sides = {
-        "c": attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype),
-        "torch_eager": lambda: eager(q, k, v, dout),
-        "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
-    }
-    if case.dtype == "tf32":
-        sides["torch_tf32"] = lambda: eager(q, k, v, dout, tf32_matmul)
-        sides["reference"] = "torch_tf32"
-    return sides
+    call = attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype)
+    return attend.error_sides(case, call, eager, tensors)
 
 
 def timed_sides(case, draw, c):
@@ -88,7 +76,7 @@ def timed_sides(case, draw, c):
     flops = theirs.forward_flops if case["pass"] == "forward" else theirs.backward_flops_naive
 
     def side(made, counted, **more):
-        values = {f"{name}_mib": mib(nbytes) for name, nbytes in counted.items()} | more
+        values = {f"{name}_mib": nbytes / MIB for name, nbytes in counted.items()} | more
         return made.side(case["pass"], flops=flops, record={"values": values})
 
     # The smallest power of two of queries whose backward does not fit into the 80 GiB of an H100.

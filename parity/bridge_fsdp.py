@@ -127,12 +127,9 @@ class _Pass:
         self._held = {u: call for u, call in self._held.items() if u in needed}
         for u in needed:
             if u not in self._held:
-                self._held[u] = self._gather(u)
+                self._model._note(u, "gather")
+                self._held[u] = u.gather(u.compute)
         return self._held[unit].wait()
-
-    def _gather(self, unit: _Unit) -> Call:
-        self._model._note(unit, "gather")
-        return unit.gather(unit.compute)
 
     def reduce(self, unit: _Unit, gradient: Tensor) -> None:
         """At most one reduction is on its way, next to the gradient that is being computed."""
@@ -187,8 +184,7 @@ def _parameter(name: str) -> property:
         if name in module._gathered:
             return module._gathered[name]
         model, unit = module._fsdp.model, module._fsdp.units.get(name)
-        # A hook in a backward pass sees this rank's rows. A forward that checkpoint runs again there has
-        # gradients enabled.
+        # A hook in a backward pass sees this rank's rows. In a forward of checkpoint gradients are enabled.
         reads = unit and (model._running or torch.is_grad_enabled()) and model._pass()
         return model._use(reads, unit) if reads else module._parameters[name]
 
@@ -233,7 +229,8 @@ class FullyShardedDataParallel(nn.Module):
         self._running: _Pass | None = None  # forward
         self._backward: Callable[[], _Pass | None] = _nothing
         self._calls = 0
-        self._compare(zlib.crc32(_description(parameters, compute_dtype).encode()), "has another module")
+        described = [(name, [*p.shape], p.dtype, p.requires_grad) for name, p in parameters.items()]
+        self._compare(zlib.crc32(repr((compute_dtype, described)).encode()), "has another module")
         self._ranks.broadcast((tensor, 0) for tensor in (*parameters.values(), *module.buffers()))
         split = {id(m.weight) for m in module.modules() if _is_split(m)}
         self._units = {
@@ -289,8 +286,6 @@ class FullyShardedDataParallel(nn.Module):
         finally:
             self._running.close()
             self._running = before
-
-    # ---- a module's forward ----
 
     def _run(self, module: nn.Module, inputs: tuple, named: dict) -> Any:
         _, forward, units, dtype = module._fsdp
@@ -359,8 +354,6 @@ class FullyShardedDataParallel(nn.Module):
         with self._passing() as running:
             return running.fetch(unit).as_strided(*place)
 
-    # ---- passes ----
-
     def _pass(self) -> _Pass | None:
         """The pass that runs; None: a module is called by itself."""
         in_backward = torch._C._current_graph_task_id() >= 0
@@ -427,8 +420,6 @@ class FullyShardedDataParallel(nn.Module):
     def _all_reduce(self, tensor: Tensor, how: str) -> None:
         arguments = (tensor, tensor, tensor.numel(), NAMES[tensor.dtype], how)
         Call(self._ranks, "td_comm_all_reduce", tensor, *arguments).wait()
-
-    # ---- for the program ----
 
     def finish_gradient_synchronization(self) -> None:
         """Does nothing: gradients are complete when backward() returns. Programs for DataParallel call it."""
@@ -568,8 +559,3 @@ def _check(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
                 raise ValueError(
                     f"{name}.weight: sparse gradients cannot be split; make it with sparse=False"
                 )
-
-
-def _description(parameters: dict[str, nn.Parameter], compute: torch.dtype | None) -> str:
-    lines = [f"{name} {[*p.shape]} {p.dtype} {p.requires_grad}" for name, p in parameters.items()]
-    return "\n".join([str(compute), *lines])

@@ -8,14 +8,15 @@ import torch
 from parity.core import DTYPES, Case, Side, equal, grid, parity, within
 from parity.core.comparison import ms_of
 from parity.shared.pages import MIB, number, tabled
-from parity.shared.ranked import BACKENDS
+from parity.shared.ranked import BACKENDS, sides_of
 from ref import comm as ref
 
 NAME = "distributed_communication_single_node"
 
 TORCH = {"cuda": "torch_nccl", "cpu": "torch_gloo"}
 RANKS = (2, 4, 6)
-SIZES = (1, 10, 100, 1024)  # MiB of a rank's buffer
+# MiB of a rank's buffer, and how many calls follow one another in a sample of the throughput.
+SIZES = {1: 20, 10: 10, 100: 4, 1024: 2}
 EVERY = ("f32", "f16", "bf16", "f64", "i64")
 ROOT = 1
 ROW = 1009  # elements of most error cases, which no number of ranks divides
@@ -53,14 +54,9 @@ def few_error_cases(ranks):
 
 def time_cases(profile, device, ranks):
     whole = profile == "full" or device == "cuda"
-    for mib in SIZES if whole else SIZES[: (3 if profile == "quick" else 4) - ranks // 2]:
-        for calls in (1, calls_of(mib)):
+    for mib in [*SIZES][: len(SIZES) if whole else (3 if profile == "quick" else 4) - ranks // 2]:
+        for calls in (1, SIZES[mib]):
             yield time_case(device, ranks, mib * MIB, calls)
-
-
-def calls_of(mib):
-    """How many follow one another in a sample of the throughput."""
-    return 20 if mib <= 1 else 10 if mib <= 10 else 4 if mib <= 100 else 2
 
 
 def time_case(device, ranks, nbytes, calls):
@@ -85,13 +81,6 @@ def time_case(device, ranks, nbytes, calls):
 
 def run(case, draw, c):
     return timed(case, draw, c) if "bytes" in case else judged(case, draw, c)
-
-
-def torch_of(draw):
-    return TORCH[draw.device.type]
-
-
-# ---- answers ----
 
 
 def judged(case, draw, c):
@@ -124,13 +113,13 @@ def judged(case, draw, c):
         return answer(ref.reduce_scatter(x, out) if scattered else ref.all_gather(x, out))
 
     truth, exact = truth_of(case, inputs, rank)
-    sides = {f"c_{backend}": tandem(backend) for backend in BACKENDS[draw.device.type]} | {
-        torch_of(draw): eager
-    }
+    rule = within(rel_l2=ranks * 2.0**-53) if case.dtype == "f64" else parity()
+    kind = draw.device.type
+    sides = sides_of(kind, tandem) | {TORCH[kind]: eager}
     orders = itertools.cycle(itertools.permutations(range(ranks)))
     return sides | {
         "truth": {"out": truth.double().view(shape)} | ({} if scattered else {"ranks_apart": 0.0}),
-        "rule": {"out": rule_of(case, exact), "ranks_apart": equal("truth")},
+        "rule": {"out": equal("truth") if exact else rule, "ranks_apart": equal("truth")},
         "equal": lambda: {"out": in_order(case, inputs, rank, next(orders)).view(shape)},
     }
 
@@ -161,8 +150,7 @@ def my_parts(case, inputs, rank):
 
 
 def truth_of(case, inputs, rank):
-    """The true output, and whether it is known to the bit. It is if nothing is added, if integers are added, or if two
-    numbers are added, because their sum has one order."""
+    """The true output, and whether it is known to the bit: if nothing, integers, or only two numbers are added."""
     if case.collective == "broadcast":
         return inputs[ROOT % case.ranks].clone(), True
     if case.collective == "all_gather":
@@ -175,20 +163,11 @@ def truth_of(case, inputs, rank):
     return ref.reduced(parts, case.reduction), False
 
 
-def rule_of(case, exact):
-    if exact:
-        return equal("truth")
-    return within(rel_l2=case.ranks * 2.0**-53) if case.dtype == "f64" else parity()
-
-
 def in_order(case, inputs, rank, order):
     """The sum in an order of the ranks; of what is not summed, the answer itself."""
     if case.collective in ("broadcast", "all_gather") or case.reduction == "max":
         return truth_of(case, inputs, rank)[0].to(inputs[0].dtype)
     return ref.in_order(my_parts(case, inputs, rank), list(order), case.reduction)
-
-
-# ---- times ----
 
 
 def timed(case, draw, c):
@@ -221,11 +200,9 @@ def timed(case, draw, c):
         ref.all_reduce(x)
         return {}
 
-    sides = {f"c_{backend}": tandem(backend) for backend in BACKENDS[draw.device.type]}
-    return sides | {torch_of(draw): side(eager)}
+    kind = draw.device.type
+    return sides_of(kind, tandem) | {TORCH[kind]: side(eager)}
 
-
-# ---- the page ----
 
 JOINED = True  # the question asks for CPUs and GPUs: a write-up joins the machines
 SIDES = ("c_mpi", "c_gloo", "torch_gloo", "c_nccl", "torch_nccl")
@@ -261,8 +238,6 @@ def report(page, records):
 
 
 def report_sizes(page, records, name, column, unit, expected=0):
-    """A row a number of ranks and a size, a column a side."""
-
     def cells(record):
         value = number(record, column)
         words = record["status"] if record["status"] != "ok" else None

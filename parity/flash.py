@@ -14,7 +14,6 @@ from parity.shared.attend import HEAD_DIM, HEAD_DIMS
 from parity.shared.pages import by_case, errors_by, held, mark, on_gpu, peak_of, tabled, time_of
 from ref import attention as naive
 from ref import flash as ref
-from ref.ops import tf32_matmul
 
 PUBLISHED_MS = 5.364  # the leaderboard's verified record of 2025, on an H100
 
@@ -62,12 +61,11 @@ def error_cases(dtypes, few=False):
 
 def both_deliverables(**keys):
     for deliverable in ("flash_forward", "flash_backward"):
-        yield Case(deliverable, **keys, reference="torch_tf32" if keys["dtype"] == "tf32" else None)
+        yield Case(deliverable, **keys)
 
 
 def headline_cases(profile, device):
-    """The comparison by which a change is judged, in every profile. On a GPU it has the leaderboard's shape, also with
-    heads of 128."""
+    """The comparison by which a change is judged. On a GPU it has the leaderboard's shape, also with heads of 128."""
     if device == "cpu":
         shapes, repeats = [dict(batch=8, heads=1, seq=2048, head_dim=64, dtype="f32")], 5
     else:
@@ -129,15 +127,12 @@ def error_sides(case, draw, c):
     tensors = attend.inputs(case, draw)
     forward = case.deliverable == "flash_forward"
 
-    def of_deliverable(outputs):
-        return {name: value for name, value in outputs.items() if is_output_of(case, name)}
-
     def plain(q, k, v, dout, matmul=torch.matmul):
         def attention(*qkv):
             return naive.attention(*qkv, case.causal, case.mask, matmul=matmul)
 
         if not forward:
-            return of_deliverable(attend.by_autograd(attention, q, k, v, dout))
+            return of_deliverable(case, attend.by_autograd(attention, q, k, v, dout))
         wide = (x.double() if x.dtype.itemsize == 8 else x.float() for x in (q, k))
         lse = naive.logsumexp(*wide, case.causal, case.mask, matmul=matmul)
         return {"o": attention(q, k, v), "lse": lse}
@@ -146,22 +141,13 @@ def error_sides(case, draw, c):
         if forward:
             return dict(zip(("o", "lse"), ref.flash(q, k, v, case.causal, case.mask), strict=True))
         tiles = attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
-        return of_deliverable(tiles)
+        return of_deliverable(case, tiles)
 
     call = attend.judged(case, draw, c, "flash", tensors, "lse", tensors[0].shape[:3], "f32")
-    sides = {
-        "c": lambda: of_deliverable(call()),
-        "torch_eager": lambda: plain(*tensors),
-        "torch_tiled": lambda: tiled(*tensors),
-        "truth": lambda: plain(*(x.double() for x in tensors)),
-    }
-    if case.reference:
-        sides["reference"] = case.reference
-    if case.dtype == "tf32":
-        sides["torch_tf32"] = lambda: plain(*tensors, matmul=tf32_matmul)
+    sides = attend.error_sides(case, lambda: of_deliverable(case, call()), plain, tensors)
+    sides["torch_tiled"] = lambda: tiled(*tensors)
     if not forward and (case.seq_k == 1 or (case.seq == 1 and case.causal)):
-        # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two
-        # sums.
+        # A softmax over one key has no gradient: the truth is 0, and dP - D is the rounding of its two sums.
         sides["rule"] = {"dq": within(max_abs=1e-5), "dk": within(max_abs=1e-5)}
     return sides
 
@@ -169,21 +155,22 @@ def error_sides(case, draw, c):
 def nan_sides(case, draw, c):
     rows = (case.batch, case.heads, case.seq)
     sides = attend.nan_sides(case, draw, c, "flash", "lse", rows, "f32", block=128)
-
-    def of_deliverable(outputs):
-        return {name: value for name, value in outputs.items() if is_output_of(case, name)}
-
-    return sides | {"c": lambda: of_deliverable(sides["c"]()), "truth": of_deliverable(sides["truth"])}
+    mine = sides["c"]
+    return sides | {"c": lambda: of_deliverable(case, mine()), "truth": of_deliverable(case, sides["truth"])}
 
 
-def is_output_of(case, name):
-    return (case.deliverable == "flash_forward") == (name in ("o", "lse"))
+def of_deliverable(case, outputs):
+    forward = case.deliverable == "flash_forward"
+    return {name: value for name, value in outputs.items() if (name in ("o", "lse")) == forward}
 
 
 def timed_sides(case, draw, c):
     tensors = attend.inputs(case, draw)
     phase = case["pass"]
-    flops = attend.flops_of(attend.account(case, c, matrices=1), phase)
+    found = attend.account(case, c, matrices=1)
+    # Of the method, flash backward included. Both sides' speed is stated by it, whoever does more.
+    flops = {"forward": found.forward_flops, "backward": found.backward_flops}
+    flops = flops.get(phase) or sum(flops.values())
     flash = attend.TandemAttention(case, c, "flash", tensors, fleeting=case.alone)
     sides = {"torch_eager": lambda *qkv: naive.attention(*qkv, case.causal)} | libraries(case, draw.device)
     return {"c": flash.side(phase, flops=flops)} | {
@@ -243,7 +230,6 @@ def report(page, records):
 
 
 def report_grid(page, timed):
-    """A row a shape, with the three passes of each side."""
     page.section("flash_benchmarking")
     gpu = on_gpu(timed)
     grid, keys = timed.only(batch=1, heads=1), ("dtype", "head_dim", "seq")

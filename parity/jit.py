@@ -15,8 +15,7 @@ DTYPES = ["f32", "bf16"]
 # On a GPU: the largest tiles, and products by cuBLASLt.
 JUDGED = [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]
 LONG = 8192  # from this length on a CPU takes minutes a cell: one call, after the one that compiles
-# Score matrices that PyTorch was seen to hold at once, of seq 4096 on a CPU. Where there is no room for them
-# it is not asked.
+# Score matrices that PyTorch held at once on a CPU. If memory lacks room for them, it does not run.
 MATRICES = {
     "torch_eager": {"forward": 4, "backward": 6},
     "torch_compile": {"forward": 2, "backward": 4},
@@ -58,16 +57,12 @@ def run(case, draw, c):
 
 def error_sides(case, draw, c):
     """Forward and backward in one case: o and three gradients."""
-    q, k, v, dout = tensors = attend.inputs(case, draw)
+    tensors = attend.inputs(case, draw)
 
-    def eager(q, k, v, dout):
-        return attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal), q, k, v, dout)
+    def eager(*tensors):
+        return attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal), *tensors)
 
-    return {
-        "c": attend.judged(case, draw, c, "jit", tensors),
-        "torch_eager": lambda: eager(q, k, v, dout),
-        "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
-    }
+    return attend.error_sides(case, attend.judged(case, draw, c, "jit", tensors), eager, tensors)
 
 
 def timed_sides(case, draw, c):
@@ -97,8 +92,6 @@ def timed_sides(case, draw, c):
         ),
     }
 
-
-# ---- the page ----
 
 SIDES = ("c", "torch_eager", "torch_compile")
 
@@ -143,9 +136,8 @@ def answer(timed):
 
 
 def is_first(record):
-    """Whether a first call had to compile. NVRTC 12.9 and later find what they have compiled before in the driver's
-    cache, unless they are told not to: the code of a backward pass since its forward pass, that of JUDGED since their
-    errors were measured."""
+    """Whether a first call had to compile. Unless told not to, NVRTC 12.9 and later use the driver's cache: a backward
+    pass finds its forward pass's code, and a shape of JUDGED the code that its errors were measured with."""
     case = record["case"]
     before = case["pass"] == "backward" or dict(seq=case["seq"], head_dim=case["head_dim"]) in JUDGED
     kept = record.get("config", {}).get("caches", True)

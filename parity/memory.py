@@ -1,13 +1,13 @@
-"""Where the memory of a pass goes: peaks of inference, forward and a whole step in C and in PyTorch, sizes of tensors,
-and what one block saves for its backward."""
+"""Where the memory of a pass goes: peaks of passes and steps, sizes of tensors, and what one block saves."""
+
+from contextlib import closing
 
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches, train_options
+from parity.shared.model import autocast, c_switches, empty_model, extents, torch_switches, train_options
 from parity.shared.pages import MIB, extent, tabled
 from ref import memory as ref
-from ref.transformer import Transformer
 
 BATCH = 4
 CONTEXTS = [128, 256, 512]
@@ -16,8 +16,7 @@ POINTS = 200  # of a timeline in a record
 CONTRIBUTORS = 5
 PHASE_NAMES = ["create", "forward", "backward", "optimizer"]
 CATEGORIES = ["weights", "gradients", "optimizer state", "activations", "scratch"]
-# As the command `tandem memory` runs it, and with all that PyTorch's formula holds: the scores, and every
-# gradient until the update.
+# As `tandem memory` runs, and with all that PyTorch's formula holds: scores and every gradient.
 WAYS = {
     "c": {"attention": "flash"} | c_switches(keep="all", gradients="transient", update="along"),
     "c_naive": {"attention": "naive"} | c_switches(keep="all"),
@@ -89,17 +88,12 @@ def run(case, draw, c):
     return sizes(case, draw, c) if case.part == "sizes" else peaks(case, draw, c)
 
 
-# ---- sizes ----
-
-
 def sizes(case, draw, c):
-    """Bytes of the tensors that the handout asks for: of C's from its recording, of PyTorch's from its own tensors, and
-    by the arithmetic."""
+    """Bytes of the tensors that the handout asks for: from C's recording, and of PyTorch's own tensors."""
     tokens = draw.integers("tokens", (case.batch, case.context), high=case.vocab)
 
     def tandem():
-        recorded = Recording(case, c, WAYS["c_naive"], "step")
-        try:
+        with closing(Recording(case, c, WAYS["c_naive"], "step")) as recorded:
             block = recorded.block(0)
             forward = {name.split(".", 2)[-1]: nbytes for name, nbytes, _ in recorded.largest(20)}
             return {
@@ -108,8 +102,6 @@ def sizes(case, draw, c):
                 "ffn": forward["ffn.hidden"],
                 "logits": forward["logits"],
             }
-        finally:
-            recorded.close()
 
     def eager():
         found = ref.sizes(model_of(case, draw.device), tokens)
@@ -119,8 +111,6 @@ def sizes(case, draw, c):
 
 
 class Recording:
-    """One recorded pass of libtandem."""
-
     def __init__(self, case, c, switches, what):
         self.c = c
         fields = {"model": train_options(switches)["model"], "time": switches["update"], "pass": what}
@@ -142,8 +132,7 @@ class Recording:
         return [(self.c.ffi.string(of.name).decode(), of.bytes, of.count) for of in list(found)[: count[0]]]
 
     def timeline(self):
-        """The fullest moment of each of POINTS stretches of the events, in MiB: all live tensors and each category; and
-        where the phases end, as shares of the events."""
+        """The fullest moment of each of POINTS stretches, in MiB by category; and where phases end, as shares."""
         entries, count = self.c.ffi.new("td_memory_entry **"), self.c.ffi.new("int64_t *")
         self.c.td_memory_entries(self.handle, entries, count)
         live, moments, ends = [0] * len(CATEGORIES), [], {}
@@ -179,14 +168,9 @@ class Recording:
         return values
 
 
-# ---- peaks ----
-
-
 def model_of(case, device):
     """A model on the device. The values of its weights change no size."""
-    with torch.device("meta"):
-        model = Transformer(*sizes_of(case))
-    model = model.to(DTYPES[case.dtype]).to_empty(device=device)
+    model = empty_model(case, device)
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(0.01)
@@ -201,12 +185,8 @@ def tandem_side(case, c, impl):
     session, found = c.side(impl), {}
 
     def call():
-        recorded = Recording(case, session, case.config[impl], case["pass"])
-        try:
-            found["values"] = recorded.values()
-            found["series"] = recorded.timeline()
-        finally:
-            recorded.close()
+        with closing(Recording(case, session, case.config[impl], case["pass"])) as recorded:
+            found["values"], found["series"] = recorded.values(), recorded.timeline()
         return {}
 
     return Side(call, record=lambda: found)
@@ -248,16 +228,8 @@ def eager_side(case, draw):
         finally:
             made.clear()
 
-    return Side(
-        call,
-        open=open,
-        close=close,
-        holds=lambda: made["pass"].holds(),
-        record=lambda: found,
-    )
+    return Side(call, open=open, close=close, holds=lambda: made["pass"].holds(), record=lambda: found)
 
-
-# ---- the page ----
 
 # Where the code is that makes a tensor: of C's plan by its name, and of the reference by its shape's words.
 MADE_IN = {
@@ -278,7 +250,7 @@ LITTLE = 0.2  # of a step's peak: weights and optimizer state of 2.7B are 3 / 4 
 
 
 def report(page, records):
-    measured = records.only(part="peaks")
+    measured = records.only(part="peaks").ordered(lambda r: r["case"]["context"])
     f32, mixed = (measured.only(dtype=dtype) for dtype in ("f32", "bf16_mixed"))
     report_timeline(page, f32)
     page.section("memory_profiling (b)")
@@ -360,8 +332,6 @@ def report_timeline(page, f32):
 
 
 def report_peaks(page, records, name):
-    """A row a size and context, a column a pass and side."""
-
     def cells(record):
         return {f"{record['case']['pass']} {record['impl']}": record.get("peak_mib") or record["status"]}
 
@@ -400,12 +370,12 @@ def report_residual(page, f32):
     page.section("memory_profiling (d)")
     rows = []
     kept = f32.only(impl="c", **{"pass": "forward"}).where(lambda r: "residual" in values_of(r)).records
-    for record in sorted(kept, key=lambda r: r["case"]["context"]):
+    for record in kept:
         row = {name: record["case"][name] for name in ("size", "context")}
         row["batch x context x d_model x 4 bytes"] = "{batch} x {context} x {d_model} x 4".format(
             **record["case"]
         )
-        for side, of in (("C", record), ("PyTorch", twin(f32, record))):
+        for side, of in (("C", record), ("PyTorch", f32.first(impl="torch_eager", **record["case"]))):
             row[side] = in_mib(values_of(of), "residual")
         rows.append(row)
     page.table(rows, "residual", units={"C": "MiB", "PyTorch": "MiB"}, expected=1)
@@ -417,11 +387,6 @@ def report_residual(page, f32):
         }
         page.say(**told)
         page.working(**told)
-
-
-def twin(records, record):
-    """The same case of PyTorch's side."""
-    return next((r for r in records.only(impl="torch_eager").records if r["case"] == record["case"]), None)
 
 
 def numbered(values, name, capacity=CONTRIBUTORS):
@@ -436,7 +401,7 @@ def report_largest(page, f32):
     rows, theirs = [], []
     f32 = f32.only(**{"pass": "forward"})
     plain = f32.only(impl="c_naive").where(lambda r: "largest 1" in values_of(r))
-    for record in sorted(plain.records, key=lambda r: r["case"]["context"]):
+    for record in plain.records:
         case, values = record["case"], values_of(record)
         for key, each in numbered(values, "largest"):
             tensor = values[f"{key} name"]
@@ -444,7 +409,7 @@ def report_largest(page, f32):
             row |= {"each": each, "count": values[f"{key} count"]}
             rows.append(row | {"made in": MADE_IN.get(tensor.replace("layers.*.", ""), "")})
     page.table(rows, "largest", units={"each": "MiB"}, expected=3)
-    for record in sorted(f32.only(impl="torch_eager").records, key=lambda r: r["case"]["context"]):
+    for record in f32.only(impl="torch_eager").records:
         values, context = values_of(record), record["case"]["context"]
         for key, each in numbered(values, "saved", 1):
             shape = values[f"{key} name"]
@@ -455,7 +420,7 @@ def report_largest(page, f32):
     page.table(theirs, "largest_of_pytorch", units={"each": "MiB"})
     last, told = longest(plain), {}
     if last:
-        other = values_of(twin(f32, last))
+        other = values_of(f32.first(impl="torch_eager", **last["case"]))
         told = last["case"] | {"name": values_of(last)["largest 1 name"].replace("layers.*.", "")}
         told |= {"mine": in_mib(values_of(last), "largest 1"), "theirs": in_mib(other, "saved 1")}
         told["what"] = next((row["what"] for row in theirs if row["context"] == told["context"]), None)

@@ -116,7 +116,8 @@ def operations(case, c):
         for dtypes in inputs:
             name = f"{op}({', '.join(dtypes)})"
             mine[name] = result_by_tandem(c, case, op, dtypes)
-            theirs[name] = result_by_torch(case, op, dtypes)
+            dtype = ref.op_dtype(case.device, DTYPES[case.low], op, [DTYPES[name] for name in dtypes])
+            theirs[name] = "banned" if dtype is None else NAMES[dtype]
     return exact_sides("dtypes", mine, theirs)
 
 
@@ -131,11 +132,6 @@ def result_by_tandem(c, case, op, dtypes):
     inputs = c.ffi.new("td_dtype[]", [c.enum("td_dtype", dtype) for dtype in dtypes])
     device, low = c.enum("td_autocast_device", case.device), c.enum("td_dtype", case.low)
     return name_of(c, c.value("td_autocast_result", device, low, op, len(dtypes), inputs))
-
-
-def result_by_torch(case, op, dtypes):
-    dtype = ref.op_dtype(case.device, DTYPES[case.low], op, [DTYPES[name] for name in dtypes])
-    return "banned" if dtype is None else NAMES[dtype]
 
 
 def lists(case, c):

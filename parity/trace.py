@@ -3,23 +3,24 @@ handout's nsys_profile. On a CPU the same by operations."""
 
 import re
 from collections import defaultdict
+from contextlib import closing
 from statistics import median
 
 import torch
 
-from parity.core import DTYPES, Case, Side, equal, grid
+from parity.core import Case, Side, equal, grid
 from parity.core.comparison import clean
 from parity.shared.model import (
     c_switches,
+    empty_model,
     extents,
     initial_state,
     quick_start,
-    sizes_of,
     torch_model,
     torch_switches,
     train_options,
 )
-from parity.shared.pages import by_case, extent, on_gpu
+from parity.shared.pages import by_case, extent, on_gpu, tabled
 from ref import trace as ref
 from ref.transformer import SIZES
 
@@ -98,15 +99,11 @@ def run(case, draw, c):
     return flops(case, draw, c) if case.part == "flops" else profiles(case, draw, c)
 
 
-# ---- FLOPs: what a trace counts is what PyTorch counts ----
-
-
 def flops(case, draw, c):
     tokens = draw.integers("tokens", (case.batch, case.context), high=case.vocab)
 
     def tandem():
-        traced = Traced(case, c, {"attention": "naive"} | c_switches(keep="all"), 0, 1)
-        try:
+        with closing(Traced(case, c, {"attention": "naive"} | c_switches(keep="all"), 0, 1)) as traced:
             forward, step = traced.total(("forward",)), traced.total(PHASES)
             attention = c.value("td_trace_attention_of", traced.trace)
             return {
@@ -115,8 +112,6 @@ def flops(case, draw, c):
                 "scores": attention.flops[1],
                 "values": attention.flops[3],
             }
-        finally:
-            traced.close()
 
     def eager():
         state = initial_state(case, draw.normal)
@@ -124,9 +119,6 @@ def flops(case, draw, c):
         return {name: float(count) for name, count in ref.flops(model, tokens, tokens).items()}
 
     return {"c": tandem, "torch_eager": eager, "rule": {"*": equal()}}
-
-
-# ---- C's trace ----
 
 
 class Traced:
@@ -212,9 +204,6 @@ def numbered(scope, kernels):
     return found
 
 
-# ---- PyTorch's profile ----
-
-
 def class_of(c, name):
     """By the same list for both sides; operations of a CPU, which are no kernels, by their own."""
     if name.startswith("aten::"):
@@ -273,8 +262,6 @@ def torch_values(profiled, c):
     return values
 
 
-# ---- sides ----
-
 STEPS = {"cuda": 5, "cpu": 3}
 
 
@@ -292,11 +279,8 @@ def tandem_side(case, c, impl, steps):
     session, found = c.side(impl), {}
 
     def call():
-        traced = Traced(case, session, case.config[impl], case.warmup, steps)
-        try:
+        with closing(Traced(case, session, case.config[impl], case.warmup, steps)) as traced:
             found["values"], found["series"] = traced.values(), traced.series()
-        finally:
-            traced.close()
         return {}
 
     # C keeps one matrix of scores a layer.
@@ -310,10 +294,7 @@ def eager_side(case, draw, c, steps):
     def open():
         tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        dtype = DTYPES[case.dtype]
-        with torch.device("meta"):
-            model = ref.Transformer(*sizes_of(case))
-        model = model.to(dtype).to_empty(device=draw.device)
+        model = empty_model(case, draw.device)
         with torch.no_grad():
             for p in model.parameters():
                 p.normal_(0.0, 0.02)
@@ -330,8 +311,6 @@ def eager_side(case, draw, c, steps):
     return Side(call, open=open, close=made.clear, holds=holds, record=lambda: found)
 
 
-# ---- the page ----
-
 KEYS = ("size", "context")
 BOTH = ("c", "torch_eager")
 BENCHMARKED = 512  # context of the table of benchmarking_script (b)
@@ -340,24 +319,20 @@ CLASSES = ("matmul", "attention", "softmax", "reduction", "elementwise", "optimi
 
 
 def report(page, records):
-    profiled = in_order(records.only(part="profile", impl=list(BOTH)))
-    cases, shown = by_case(profiled, KEYS), profiled.where(values_of)
+    profiled = records.only(part="profile", impl=list(BOTH)).ordered(lambda r: extent(r["case"]))
+    shown = profiled.where(values_of)
     last = [{}, *by_case(shown, KEYS).values()][-1]
     both = {"mine": last.get("c"), "theirs": last.get("torch_eager")}
     both = {name: record for name, record in both.items() if record}
     case = case_of(last["c"]) if "c" in last else {}
-    report_times(page, cases, both, case)
+    report_times(page, profiled, both, case)
     report_top(page, shown.records, both, case)
     report_others(page, both, case)
-    report_share(page, cases, both, case)
-    report_softmax(page, cases, both, case)
+    report_share(page, profiled, both, case)
+    report_softmax(page, profiled, both, case)
     counted = records.only(part="flops", impl="c").records
     same = bool(counted) and all(record["status"] == "ok" for record in counted)
     page.method(gpu=on_gpu(profiled), same=same)
-
-
-def in_order(records):
-    return type(records)(sorted(records.records, key=lambda r: extent(r["case"])))
 
 
 def case_of(record):
@@ -369,25 +344,21 @@ def values_of(record):
     return found if "forward timer" in found else {}
 
 
-def rows_of(cases, cells):
+def rows_of(profiled, cells):
     """A row a case: what `cells` makes of each side, under "side what"."""
-    rows = []
-    for key, sides in cases.items():
-        row = dict(zip(KEYS, key, strict=True))
-        for impl in BOTH:
-            if values_of(sides.get(impl)):
-                row |= {f"{impl} {name}": cell for name, cell in cells(sides[impl]).items()}
-            elif impl in sides:
-                row[f"{impl} status"] = sides[impl]["status"]
-        rows.append(row)
-    return rows
+
+    def of_side(record):
+        found = cells(record) if values_of(record) else {"status": record["status"]}
+        return {f"{record['impl']} {name}": cell for name, cell in found.items()}
+
+    return tabled(profiled.records, KEYS, of_side)
 
 
 def percent(share):
     return f"{100 * share:.1f} %"
 
 
-def report_times(page, cases, both, case):
+def report_times(page, profiled, both, case):
     page.section("nsys_profile (a)")
 
     def times(record):
@@ -407,8 +378,8 @@ def report_times(page, cases, both, case):
         "scores as PyTorch's does; in benchmarking_script (b) it is fused."
     )
     order = [f"{impl} {what}" for impl in BOTH for what in ("clock (ms)", "profiler (ms)", "difference")]
-    page.table(rows_of(cases, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
-    theirs = [sides["torch_eager"] for sides in cases.values() if values_of(sides.get("torch_eager"))]
+    page.table(rows_of(profiled, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
+    theirs = profiled.only(impl="torch_eager").where(values_of).records
     page.say(
         **case,
         **{name: times(record) for name, record in both.items()},
@@ -555,7 +526,7 @@ def shares(record):
     return found
 
 
-def report_share(page, cases, both, case):
+def report_share(page, profiled, both, case):
     page.section("nsys_profile (d)")
     names = ("in forward", "in a step", "optimizer (ms)")
 
@@ -566,7 +537,7 @@ def report_share(page, cases, both, case):
 
     page.note("f32: time of matrix products over the time of all kernels.")
     order = [f"{impl} {name}" for impl in BOTH for name in names]
-    page.table(rows_of(cases, cells), "share", [*KEYS, *order, *STATUSES], expected=20)
+    page.table(rows_of(profiled, cells), "share", [*KEYS, *order, *STATUSES], expected=20)
     parts, told = {}, {}
     for name, record in both.items():
         for phase, ms in by_phase(record).items():
@@ -579,9 +550,10 @@ def report_share(page, cases, both, case):
     for name, record in both.items():
         forward, step = shares(record)
         told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}
-        key = min(key for key in cases if key[0] == record["case"]["size"])
-        least, told["least"] = cases[key].get(record["impl"]), key[1]
-        told[name]["short"] = shares(least) if values_of(least) else None
+        of_size = profiled.only(size=record["case"]["size"])
+        told["least"] = min(of_size.values("context"))
+        least = of_size.where(values_of).first(impl=record["impl"], context=told["least"])
+        told[name]["short"] = least and shares(least)
     page.say(**told, **case)
 
 
@@ -597,7 +569,7 @@ def softmax_ratio(record):
     return parts[1] / (parts[0] + parts[2]), rows * (5 * case["context"] - 2) / products
 
 
-def report_softmax(page, cases, both, case):
+def report_softmax(page, profiled, both, case):
     page.section("nsys_profile (e)")
 
     def cells(record):
@@ -605,13 +577,14 @@ def report_softmax(page, cases, both, case):
         ratio = softmax_ratio(record)
         return found | ({"softmax / products": ratio[0]} if ratio else {})
 
-    rows, panels = rows_of(cases, cells), {}
-    for row, ((size, context), sides) in zip(rows, cases.items(), strict=True):
-        for impl, ratio in ((impl, softmax_ratio(sides.get(impl))) for impl in BOTH):
-            if ratio:
-                row["FLOPs, softmax / products"] = ratio[1]
-                for name, value in ((impl, ratio[0]), ("FLOPs", ratio[1])):
-                    panels.setdefault(size, {}).setdefault(name, {})[context] = value
+    rows, panels = rows_of(profiled, cells), {}
+    for record in profiled.where(softmax_ratio).records:
+        panel = panels.setdefault(record["case"]["size"], {})
+        for name, value in zip((record["impl"], "FLOPs"), softmax_ratio(record), strict=True):
+            panel.setdefault(name, {})[record["case"]["context"]] = value
+    for row in rows:
+        of_size = panels.get(row["size"], {}).get("FLOPs", {})
+        row["FLOPs, softmax / products"] = of_size.get(row["context"])
     page.note(
         "f32, one forward pass. scores: QK^T, in PyTorch with scaling and mask, which are kernels of their own. "
         "values: PV."

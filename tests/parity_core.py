@@ -92,18 +92,10 @@ class Cases(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 Case("d", **options)
-        for ranks in (0, True, 2.0, "2"):
-            with self.assertRaisesRegex(
-                ValueError, f"ranks is {ranks!r}, needs a whole number of at least 1"
-            ):
-                Case("d", ranks=ranks)
         with self.assertRaisesRegex(ValueError, "together is 0"):
             Case("d", together=0)
-        for name in ("alternate", "again"):
-            with self.assertRaisesRegex(ValueError, f"{name} is c, torch_eager, needs in_turn"):
-                Case("d", **{name: ["c", "torch_eager"]})
-        with self.assertRaisesRegex(TypeError, "case key shape"):
-            Case("d", shape=(1, 2))
+        with self.assertRaisesRegex(ValueError, "again is c, torch_eager, needs in_turn"):
+            Case("d", again=["c", "torch_eager"])
         with self.assertRaisesRegex(ValueError, "needs rel_l2"):
             within()
 
@@ -381,7 +373,7 @@ model\t\t: 99
         parts = {"parity.bench", "parity.shared.model", "ref.bench", "ref.transformer"}
         self.assertLessEqual(parts, {*found})
         self.assertNotIn("parity.transformer", found)
-        self.assertIn("parity.bench.steps", found)
+        self.assertIn("parity.bench.drivers", found)
         self.assertEqual([name for name in found if "page" in name or "core" in name], [])
         self.assertIn("parity.transformer.rules", identity.sources_of("parity.transformer"))
         self.assertLessEqual(

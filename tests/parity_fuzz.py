@@ -247,7 +247,7 @@ class Lines(unittest.TestCase):
         list(compare.moves(pair, {key_of(after): before}, common, same_machine=False))
         self.assertIn(len({record.get("machine") for record in (before, after)}), (1, 2))
         for name in MEASURED:
-            records.ratio(name, ["torch_eager", "c"])
+            records.ratio(name)
         records.error_ratio()
         records.impls()
         keys = dict.fromkeys([*before["case"], *after["case"]])

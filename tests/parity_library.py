@@ -215,10 +215,10 @@ class RealLibrary(unittest.TestCase):
     def test_ranks_of_parity_have_the_sms_of_the_program(self):
         with Library(Path(os.environ["TANDEM_LIBRARY"])).open() as c:
             for dtype in ("f32", "tf32", "bf16", "f16", "bf16_mixed"):
-                (switches,) = switches_of(torch.device("cuda"), dtype).values()
+                (switches,) = switches_of("cuda", dtype).values()
                 self.assertEqual(switches.get("nccl_ctas", 0), c.td_ddp_nccl_ctas(dtype))
                 for shard in ("flat", "full"):
-                    (switches,) = switches_of(torch.device("cuda"), dtype, shard=shard).values()
+                    (switches,) = switches_of("cuda", dtype, shard=shard).values()
                     self.assertEqual(switches.get("nccl_ctas", 0), c.td_shard_nccl_ctas(dtype))
 
     @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")

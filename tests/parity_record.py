@@ -276,14 +276,6 @@ class RecordFiles(unittest.TestCase):
         captured = [pair[0] | {"config": {"graph": True}}, pair[1]]
         self.assertTrue(Finished(captured).covers("m", graph, 2, here))
         self.assertFalse(Finished(pair).covers("m", graph, 2, here))
-        tf32 = [record | {"reference": "torch_tf32"} for record in pair]
-        for records, reference, finished in (
-            (pair, "torch_tf32", False),  # judged before cases named their reference
-            (tf32, "torch_tf32", True),
-            (tf32, None, False),
-        ):
-            now = Case("d", measure="time", reference=reference, count=1)
-            self.assertEqual(Finished(records).covers("m", now, 2, here), finished)
         more = Case("d", measure="time", repeats=10, count=1)
         self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2, here))
         self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2, here))

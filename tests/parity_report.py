@@ -415,7 +415,7 @@ class Comparisons(unittest.TestCase):
             (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
         out = io.StringIO()
         settings = compare.Settings(**(dict(band=0.15, growth=2.0) | options))
-        console = Console(file=out, soft_wrap=True)
+        console = Console(file=out, markup=False, soft_wrap=True)
         status = compare.run(self.folder / "old", self.folder / "new" / FILE, settings, console)
         return status, out.getvalue()
 
@@ -480,7 +480,7 @@ class Comparisons(unittest.TestCase):
             old.write_text(json.dumps(timed("c", 1.0, host=HOST)))
             new.write_text(json.dumps(now))
             out = io.StringIO()
-            status = compare.run(old, new, compare.Settings(0.15, 2.0), Console(file=out))
+            status = compare.run(old, new, compare.Settings(0.15, 2.0), Console(file=out, markup=False))
             self.assertEqual(status, 1 if same else 0, more)
             self.assertEqual("compared as ratios" in out.getvalue(), not same)
         gpu = dict(device="cuda")
@@ -554,7 +554,7 @@ class Comparisons(unittest.TestCase):
     def test_a_terminal_gets_tables(self):
         out = io.StringIO()
         self.compare([record()], [record(status="failed", message="x")])
-        console = Console(file=out, force_terminal=True, width=200, color_system=None)
+        console = Console(file=out, markup=False, force_terminal=True, width=200, color_system=None)
         compare.run(self.folder / "old", self.folder / "new", compare.Settings(0.1, 2), console)
         self.assertRegex(re.sub(r"\s+", " ", out.getvalue()), r"new failure \(1\).*failed: x.*1 got worse")
 

@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import json
-import math
 import os
 import re
 import signal
@@ -223,7 +222,7 @@ class Sweeps(unittest.TestCase):
         items = [sweep.Item(name, name, case) for name in ("ops", "flash") for case in cases]
         expected = {item.name: 60.0 for item in items}
         with sweep._progress(console) as progress:
-            watch = sweep._Watch(progress, console, expected, items, verbose=False)
+            watch = sweep._Watch(progress, console, expected, verbose=False)
             for item in items:
                 watch.begin(item)
                 watch.end(item, [{"impl": "c", "status": "ok", "ratio": {"median": 0.5}}])
@@ -330,79 +329,12 @@ class Sweeps(unittest.TestCase):
         for _ in range(2):
             self.assertEqual(self.main(*one, "--redo")[0], 0)
 
-    def test_order_and_what_goes_ahead(self):
-        """Timed cases wait for the compilations before them. Other cases run meanwhile, the lower stage first."""
+    def test_the_lower_stage_runs_first(self):
         status, out, _ = self.main("run", "--module", "early")
-        self.assertEqual(status, 0, out)
-        self.assertIn("2 cases are being compiled", out)
-        self.assertIn("early/n=3: not compiled ahead of its turn", out)
-        self.assertNotIn("n=2: not compiled", out)
-        runs = self.runs()
-        self.assertEqual([line for line in runs if line[0] == "r"], [f"run {n}" for n in (4, 1, 3, 2)])
-        self.assertEqual(
-            sorted(line for line in runs if line[0] == "a"), [f"ahead of {n} on cpu" for n in (2, 3)]
-        )
-        self.assertLess(max(runs.index(f"ahead of {n} on cpu") for n in (2, 3)), runs.index("run 3"))
+        self.assertEqual((status, self.runs()), (0, ["run 3", "run 2", "run 4", "run 1"]), out)
         self.log.write_text("")
-        status, out, _ = self.main("run", "--module", "early", "--redo", "--measure", "error")
+        self.main("run", "--module", "early", "--redo", "--measure", "error")
         self.assertEqual(self.runs(), ["run 4", "run 1"])
-
-    def test_what_goes_ahead_has_its_time(self):
-        with unittest.mock.patch.object(worker, "AHEAD_S", 0.0):
-            status, out, _ = self.main("run", "--module", "early", "--measure", "time")
-        self.assertEqual(status, 0, out)
-        self.assertIn("n=2: not compiled ahead of its turn", out)
-        self.assertEqual([line for line in self.runs() if line[0] == "r"], ["run 3", "run 2"])
-
-    def order(self, busy, seconds=0.0, within=math.inf):
-        """Returns the work of run_sweep with an untimed and a timed case, each in two stages. The compilations take as
-        long as `busy` cases, or wait `seconds`."""
-        log, now = [], [0.0]
-
-        class Worker:
-            surroundings = types.MappingProxyType({"machine": "M", "build": {"library": "1"}})
-            settings = worker.Settings(Path(), 2, 1.0)
-
-            def run(self, path, case):
-                log.append(case.n)
-                return [dict(impl="c", status="ok")]
-
-        class Ahead:
-            def busy(self):
-                return len(log) < busy
-
-            def wait(self, left):
-                if self.busy():
-                    log.append("wait")
-                    now[0] += min(seconds, left)
-                return []
-
-        cases = [
-            Case("d", n=n, stage=stage, measure=measure, ahead=measure == "time", seconds=1.0)
-            for n, stage, measure in ((1, 0, "error"), (2, 1, "error"), (3, -2, "time"), (4, 0, "time"))
-        ]
-        items = sorted((sweep.Item("m", "m", case) for case in cases), key=lambda item: item.case.stage)
-        file = types.SimpleNamespace(loaded=types.SimpleNamespace(records=[]), append=lambda records: None)
-        out = io.StringIO()
-        with (
-            unittest.mock.patch.object(sweep, "Worker", lambda *_: contextlib.nullcontext(Worker())),
-            unittest.mock.patch.object(sweep, "Ahead", lambda *_: contextlib.nullcontext(Ahead())),
-            unittest.mock.patch.object(sweep.time, "monotonic", lambda: now[0]),
-        ):
-            status = sweep.run_sweep(
-                items, file, worker.Settings(Path(), 2, 1.0), Console(file=out), sweep.How(within=within)
-            )
-        return status, log
-
-    def test_stages_count_as_soon_as_nothing_goes_ahead(self):
-        self.assertEqual(self.order(busy=0), (0, [3, 1, 4, 2]))
-        self.assertEqual(self.order(busy=1), (0, [1, 3, 4, 2]))
-        self.assertEqual(self.order(busy=9), (0, [1, 2, "wait", 3, "wait", 4]))
-
-    def test_waiting_takes_time_too(self):
-        self.assertEqual(self.order(busy=3, seconds=50.0, within=51.0), (0, [1, 2, "wait", 3, 4]))
-        self.assertEqual(self.order(busy=3, seconds=50.0, within=50.5), (3, [1, 2, "wait"]))
-        self.assertEqual(self.order(busy=3, seconds=50.0, within=0.5), (3, [1, "wait"]))
 
     def test_a_case_is_judged_whenever_it_runs(self):
         for has, asked, expected in (
@@ -524,7 +456,7 @@ class Sweeps(unittest.TestCase):
     def test_a_kill_is_out_of_memory_only_where_the_system_says_so(self):
         for counts, status, words in (
             (itertools.count(), "oom", "the system killed the process: out of memory"),
-            (itertools.repeat(7), "error", "SIGKILL, and not by the system for want of memory"),
+            (itertools.repeat(7), "error", "SIGKILL, but not because memory was full"),
             (itertools.repeat(None), "error", "SIGKILL: out of memory, or somebody"),
         ):
             with (

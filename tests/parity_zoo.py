@@ -18,7 +18,7 @@ import parity_double
 import torch
 from rich.console import Console
 
-from parity.core import ranks, sweep, verdict
+from parity.core import command, ranks, sweep, verdict
 from parity.core.case import Case, Side
 from parity.core.comparison import Comparison
 from parity.core.device import Cpu
@@ -237,12 +237,14 @@ class Runs(unittest.TestCase):
                     loaded=types.SimpleNamespace(records=[]), append=lambda records: None
                 )
                 items = [sweep.Item("m", "m", Case("d"))]
+                options = command._parser().parse_args(["run"])
                 out = io.StringIO()
                 with mock.patch.object(sweep, "Worker", return_value=contextlib.nullcontext(worker)):
-                    found = sweep.run_sweep(items, file, worker.settings, Console(file=out))
+                    console = Console(file=out, width=200, markup=False)
+                    found = sweep.run_sweep(items, file, worker.settings, console, options)
                 self.assertEqual(found, status)
                 whole = [{"deliverable": "d", "module": "m", "case": {}} | record for record in records]
-                verdict.say(items, whole, Console(file=out, width=200))
+                verdict.say(items, whole, console)
                 self.assertEqual(re.search(r"^all +(\d) of 1", out.getvalue(), re.MULTILINE)[1], str(hold))
 
 

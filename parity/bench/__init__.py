@@ -1,22 +1,18 @@
-"""The training step of the course's models, in C and in PyTorch from the same weights: phase by phase, each
-synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, without a wait inside. The
-forward pass alone is also compared with torch.compile's, on a CPU too."""
+"""Steps and forward passes of the course's models, in C and in PyTorch: phase by phase, as the handout asks, and on a
+GPU as a whole, captured and compiled."""
 
-import torch
-
-from parity.bench import checkpointing
-from parity.bench.drivers import CDriver, TorchDriver
+from parity.bench.drivers import COLD_CONTEXT, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
 from parity.bench.page import report
-from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
-from parity.bench.timings import side_of
 from parity.core import Case, grid
-from parity.shared.model import c_switches, extents, initial_state, torch_model, torch_switches
-from ref import bench as ref
-from ref.transformer import SIZES, fused_attention
+from parity.shared.model import c_switches, extents, initial_state, torch_switches
+from parity.shared.pages import MIB
+from ref.transformer import SIZES
 
 __all__ = ["cases", "report", "run"]
 
 BATCH = 4
+KEPT = {"c_keep_all": {"keep": "all"}, "c_keep_most": {"keep": "most"}, "c_checkpoint": {"keep": "inputs"}}
+LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on there are fewer of warm-up
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
 CONTEXTS = [128, 256, 512, 1024]
 # FLOP/s to expect, which decide how often a case repeats and how long it is expected to take.
@@ -53,8 +49,7 @@ def cases(profile, device):
 
 
 def gpu_cases(profile):
-    """The whole step and the forward pass of every size against compiled PyTorch; the handout's grid of phases; and the
-    first steps of a cold process."""
+    """Whole steps and forward passes against compiled PyTorch, the handout's grid of phases, and first steps."""
     if profile != "full":
         yield whole("small", "bf16_mixed")
         yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed")
@@ -80,8 +75,7 @@ def gpu_cases(profile):
 
 
 def switches(impl, device, dtype, mode, timed):
-    """The settings of a side that its case does not have. run() reads them, and the record has them as "config". timed:
-    "whole", a step without a look at the clock inside, or "phases"."""
+    """The settings of a side, which are no keys of its case. timed: "whole" steps with no clock inside, or "phases"."""
     training, captured = mode != "inference", impl in ("c_graph", "c_graph_overlap", "torch_compile_graph")
     timed = "whole" if captured else timed
     if impl.startswith("torch"):
@@ -118,8 +112,7 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
     numel = numel_of(size)
     element = 2 if dtype == "bf16" else 4
-    # A side's weights and the initial ones; gradients and f32 moments when training. At batch 4 activations
-    # are smaller.
+    # Weights of a side, initial ones, and if it trains gradients and f32 moments. Activations are small.
     held = numel * (2 * element + 8 if mode == "step" else element)
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
     slow = 3 if dtype == "bf16" else 1
@@ -136,8 +129,7 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
 
 
 def gpu_step(size, context, dtype, stage=0, warmup=None):
-    """Phase by phase, on a GPU: the handout's ten timed steps after 5 warm-up steps, or after fewer if a step is
-    long."""
+    """Phase by phase, on a GPU: ten timed steps after 5 warm-up steps, or after fewer if a step is long."""
     numel = numel_of(size)
     mine, theirs = step_seconds(size, context, dtype)
     warmup, repeats = warmup or (5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1), 10
@@ -157,8 +149,7 @@ def gpu_step(size, context, dtype, stage=0, warmup=None):
 
 
 def cold(size):
-    """The first steps of a process, none of which is left out: the page looks at them as runs of ten after any number
-    of warm-up steps."""
+    """The first steps of a process. The page forms runs of ten steps after 0 or more warm-up steps from them."""
     numel = numel_of(size)
     return Case(
         "benchmarking_script",
@@ -183,31 +174,72 @@ def whole(size, dtype, mode="step"):
     queued = ["c", "torch_eager", "torch_compile"]
     captured = ["c_graph", *(["c_graph_overlap"] if training else [])]
     captured += ["torch_compile_graph"] if dtype == "bf16_mixed" else []
-    # What the headline compares. If two models fit at once, they are the first two.
-    alternate = [impl for impl in ("torch_compile_graph", "c_graph_overlap", "c_graph") if impl in captured]
     return Case(
         "torch_compile",
         measure="time memory" if training else "time",
         repeats=7,
         together=WHOLE_STEPS,
         in_turn=True,
-        alternate=alternate,
         again=queued,
         config=configs([*queued, *captured], "cuda", dtype, mode, timed="whole"),
-        ahead=True,
         stage=-2 if training else -1,
-        # With what is compiled ahead of its turn.
         seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 0.5 + steps * (7 * mine + 2 * theirs),
         needs_bytes=numel * (20 if training else 12),
         **keys_of(size, WHOLE_CONTEXT, dtype, mode, warmup=2),
     )
 
 
-def checkpoints(size, context, checkpoint_layers, device, stage=0):
-    numel, dtype = numel_of(size), "bf16_mixed" if device == "cuda" else "f32"
-    seconds = BATCH * context * 8 * numel / RATES["bf16_mixed" if device == "cuda" else device]
-    keys = keys_of(size, context, dtype, "step", warmup=2, checkpoint_layers=checkpoint_layers)
-    return checkpointing.case(keys, device, numel=numel, seconds=seconds, stage=stage)
+def checkpoints(size, context, layers, device, stage=0):
+    """Checkpoints of so many layers."""
+    numel, gpu = numel_of(size), device == "cuda"
+    dtype = "bf16_mixed" if gpu else "f32"
+    seconds = BATCH * context * 8 * numel / RATES["bf16_mixed" if gpu else device]
+    config = checkpoint_configs(gpu, dtype, layers)
+    return Case(
+        "gradient_checkpointing",
+        measure="time memory",
+        repeats=3,
+        together=10 if gpu else 1,
+        in_turn=True,
+        config=config,
+        # Warm-up, samples, a step that is weighed; on a GPU PyTorch compiles a block for each of its sides.
+        seconds=len(config) * (1 + numel / 1e9 + (34 if gpu else 11) * seconds) + (30 if gpu else 0),
+        # Of a side with checkpoints, with the initial weights. A side that keeps all may not fit.
+        needs_bytes=numel * 18,
+        stage=stage,
+        **keys_of(size, context, dtype, "step", warmup=2, checkpoint_layers=layers),
+    )
+
+
+def checkpoint_configs(gpu, dtype, layers):
+    """The sides. With checkpoints of one layer, also the sides that keep more."""
+    found = {}
+    for impl, how in KEPT.items():
+        more = {"checkpoint_layers": layers} if impl == "c_checkpoint" else {}
+        mine = c_switches(graph=gpu, gradients="transient", update="along", **how, **more)
+        found[impl] = {"attention": "flash"} | mine | {"timed": "whole"}
+    theirs = torch_switches(dtype, compiled=gpu, graph=gpu)
+    theirs |= {"attention": "fused" if gpu else "scores", "optimizer": "fused" if gpu else "loop"}
+    theirs |= {"blocks": gpu, "timed": "whole"}
+    found["torch_compile_graph" if gpu else "torch_eager"] = theirs | {"checkpoint_layers": 0}
+    found["torch_checkpoint"] = theirs | {"checkpoint_layers": layers}
+    if layers > 1:
+        found = {impl: found[impl] for impl in ("c_checkpoint", "torch_checkpoint")}
+    return found
+
+
+def activations(case, c):
+    """What activations take by the arithmetic of accounting.h, in MiB."""
+    stream = 2 if case.dtype == "bf16" else 4
+    element = 2 if case.dtype.startswith("bf16") else 4
+    size = c.struct("td_account_model", case)
+    block = c.value("td_account_block_activations", size, case.batch, case.context, element, stream, True)
+    kept = c.value("td_account_checkpointing", case.layers, case.checkpoint_layers, block.input, block.all)
+    return {
+        "all_mib": (case.layers * block.all + block.final) / MIB,
+        "most_mib": case.layers * block.most / MIB,
+        "inputs_mib": (kept + block.final) / MIB,
+    }
 
 
 def step_seconds(size, context, dtype, mode="step"):
@@ -223,37 +255,18 @@ def eager_seconds(size, mode="step"):
     return SIZES[size][2] * EAGER_LAYER_S * (1 if mode == "step" else 1 / 3)
 
 
-def ahead(case, draw):
-    """Compiles PyTorch's pass for the case, which then finds it in the cache on the disk. Which variant of a kernel is
-    the fastest is left for the case to find out, where nothing disturbs the clock."""
-
-    def zeros(name, shape, dtype, **how):  # one element, expanded: no memory
-        return torch.zeros((), device=draw.device).expand(shape)
-
-    ids, targets = inputs(case, draw)
-    model = torch_model(case, initial_state(case, zeros), attend=fused_attention)
-    autocast = case.dtype == "bf16_mixed"
-    from torch._inductor import config  # takes seconds
-
-    with config.patch(autotune_local_cache=False):
-        mode = "forward" if case["pass"] == "inference" else "backward"
-        ref.Trainer(model, ids, targets, mode=mode, autocast=autocast, best=True).whole()
-
-
 def run(case, draw, c):
     cpu = draw.device.type == "cpu"
     state = initial_state(case, draw.normal if cpu else draw.quickly)
     batch = (state, *inputs(case, draw))
     flops = model_flops(case, c)
-    values = checkpointing.predictions(case, c) if case.deliverable == "gradient_checkpointing" else {}
-    sides = {}
-    for impl, how in case.config.items():
-        driver = (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
-        # Of the sides that may alternate none keeps scores, as the case's hungriest does.
-        each = 8 if case["pass"] == "inference" else 18  # bytes a weight
-        needs = each * numel_of(case["size"]) if impl in case.alternate else None
-        sides[impl] = side_of(driver, case, how["timed"], values, flops, needs)
-    return sides
+    values = activations(case, c) if case.deliverable == "gradient_checkpointing" else {}
+    return {
+        impl: (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch).side(
+            values, flops
+        )
+        for impl in case.config
+    }
 
 
 def inputs(case, draw):

@@ -1,6 +1,6 @@
 """A driver runs the step of one side: C's or PyTorch's.
 
-A timing calls open() or open_whole() first, then the step that it times, and close() last:
+A Side calls open() or open_whole() first, then the step that it times, and close() last:
 
     open()           what phased() needs
     open_whole()     what both need; a step that is to be captured is captured here
@@ -9,30 +9,64 @@ A timing calls open() or open_whole() first, then the step that it times, and cl
     close()          gives everything back
     holds()          the tensors that live on between steps
     peaks            keys of the record that open_whole() alone can tell
-    on               the device
 """
 
 from time import perf_counter
 
-from parity.bench.steps import PHASES
+from parity.core import Side
+from parity.core.clock import statistics
 from parity.shared.model import TandemTrainer, torch_model
 from ref import bench as ref
 from ref.transformer import fused_attention
 
+PHASES = ("forward", "backward", "optimizer")
+WARMUPS = (0, 1, 2, 5)  # steps left out before the ten that are timed
+WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
+# Of the cases that measure what warm-up changes; none of bench's CONTEXTS, so that no two cases are one.
+COLD_CONTEXT = 384
 
-class CDriver:
-    """C's step: queued operation by operation, or captured once and replayed. Weights are updated after the
-    backward pass or during it."""
+
+class Driver:
+    """What both drivers have in common."""
+
+    def __init__(self, case, on, impl, state, ids, targets):
+        self.case, self.on, self.switches = case, on, case.config[impl]
+        self.state, self.ids, self.targets = state, ids, targets
+        self.training, self.captured = case["pass"] != "inference", self.switches["graph"]
+        self.times, self.peaks = ref.Times(), {}
+
+    def side(self, values, flops):
+        """The side whose phases or whole steps are timed, as its switches say. Its record has these `values`."""
+        whole, case = self.switches["timed"] == "whole", self.case
+
+        def call():
+            if whole:
+                self.whole()
+            else:
+                self.phased()
+            return {}
+
+        def record():
+            if whole:
+                return self.peaks | {"values": values}
+            # Of the timed calls: those after the warm-up, without the one that weighs the memory.
+            timed_calls = slice(case.warmup, case.warmup + case.repeats)
+            found = {phase: getattr(self.times, phase)[timed_calls] for phase in PHASES}
+            phases = {phase: statistics(samples) for phase, samples in found.items() if samples}
+            return {"phases": phases, "values": values}
+
+        how = dict(open=self.open_whole if whole else self.open, close=self.close, holds=self.holds)
+        return Side(call, flops=flops, record=record, **how)
+
+
+class CDriver(Driver):
+    """C's step, queued or captured. Weights are updated after the backward pass or during it."""
 
     def __init__(self, case, c, impl, state, ids, targets):
-        switches = case.config[impl]
-        self.state, self.ids, self.targets = state, ids, targets
-        self.training, self.captured = case["pass"] != "inference", switches["graph"]
-        self.times, self.peaks = ref.Times(), {}
         self.c = c.side(impl)
-        self.on = self.c.on
+        super().__init__(case, self.c.on, impl, state, ids, targets)
         until = {} if self.training else {"until": "forward"}
-        self.model = TandemTrainer(case, self.c, switches["attention"], switches, **until)
+        self.model = TandemTrainer(case, self.c, self.switches["attention"], self.switches, **until)
 
     def open(self):
         self.model.open().begin(self.state)
@@ -55,13 +89,11 @@ class CDriver:
 
     def phased(self):
         self.model.load(self.ids, self.targets)
+        passes = [self.model.forward]
+        passes += [self.model.backward, self.model.update] if self.training else []
         laps = [self.lap()]
-        self.model.forward()
-        laps.append(self.lap())
-        if self.training:
-            self.model.backward()
-            laps.append(self.lap())
-            self.model.update()
+        for run in passes:
+            run()
             laps.append(self.lap())
         for phase, start, end in zip(PHASES, laps, laps[1:], strict=False):
             getattr(self.times, phase).append(1e3 * (end - start))
@@ -71,33 +103,25 @@ class CDriver:
         return perf_counter()
 
 
-class TorchDriver:
-    """PyTorch's step: eager; at its best, compiled with its own fused attention and optimizer; or that one,
-    captured as a graph."""
+class TorchDriver(Driver):
+    """PyTorch's step: eager, compiled with fused attention and optimizer, or compiled and captured as a graph."""
 
     def __init__(self, case, c, impl, state, ids, targets):
-        self.case, self.switches = case, case.config[impl]
-        self.state, self.ids, self.targets = state, ids, targets
-        self.training, self.captured = case["pass"] != "inference", self.switches["graph"]
-        self.times, self.peaks = ref.Times(), {}
-        self.on = c.on
+        super().__init__(case, c.on, impl, state, ids, targets)
         self.trainer = self.replay = None
 
     def open(self):
-        attend = {"attend": fused_attention} if self.switches["attention"] == "fused" else {}
+        switches = self.switches
+        options = {"attend": fused_attention} if switches["attention"] == "fused" else {}
+        options["checkpoint_layers"] = switches.get("checkpoint_layers", 0)
         self.trainer = ref.Trainer(
-            torch_model(
-                self.case,
-                self.state,
-                **attend,
-                checkpoint_layers=self.switches.get("checkpoint_layers", 0),
-            ),
+            torch_model(self.case, self.state, **options),
             self.ids,
             self.targets,
             mode="train" if self.training else "forward",
-            autocast=self.switches["autocast"],
-            best=self.switches["compiled"],
-            blocks=self.switches.get("blocks", False),
+            autocast=switches["autocast"],
+            best=switches["compiled"],
+            blocks=switches.get("blocks", False),
             synchronize=self.on.synchronize,
         )
         self.trainer.times = self.times

@@ -2,7 +2,7 @@
 
 import itertools
 
-from parity.bench.steps import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
+from parity.bench.drivers import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
 from parity.core.tables import Spread
@@ -40,7 +40,7 @@ def in_order(records):
         side = ORDER.index(impl) if impl in ORDER else len(ORDER)
         return dtype, *extent(case), side, -case["warmup"]
 
-    return type(records)(sorted(records.records, key=place))
+    return records.ordered(place)
 
 
 def phases_of(record):
@@ -62,7 +62,7 @@ def report_phases(page, warm):
     asked = f32.only(context=asked_context(f32))
     rows, fewer = [], {"warm-up": {}, "timed": {}}
     for size, impl in dict.fromkeys((r["case"]["size"], r["impl"]) for r in asked.records):
-        record, row = first(asked, impl, size), {"size": size, "side": impl}
+        record, row = asked.first(impl=impl, size=size), {"size": size, "side": impl}
         if "ms" not in record:
             rows.append(row | {"step": record["status"]})
             continue
@@ -87,11 +87,11 @@ def report_phases(page, warm):
     for what, sizes in fewer.items():
         if sizes:
             page.lacks(f"{max(sizes.values())} {what} steps of {', '.join(sizes)}: fewer were run")
-    sizes = [size for size in asked.values("size") if clean(first(asked, "c", size))]
+    sizes = [size for size in asked.values("size") if clean(asked.first(impl="c", size=size))]
     ends, longer, spreads = {}, {}, {}
     for name, size in (("small", sizes[0]), ("large", sizes[-1])) if sizes else ():
-        ends[name] = {"size": size, "torch": phase_ms(first(asked, "torch_eager", size), "forward")}
-        ends[name] |= {phase: phase_ms(first(asked, "c", size), phase) for phase in PHASES[:2]}
+        ends[name] = {"size": size, "torch": phase_ms(asked.first(impl="torch_eager", size=size), "forward")}
+        ends[name] |= {phase: phase_ms(asked.first(impl="c", size=size), phase) for phase in PHASES[:2]}
     for record in filter(clean, asked.records):
         found = {name: of for name, of in phases_of(record).items() if name in PHASES[:2] and of.mean}
         if len(found) == 2:
@@ -127,16 +127,8 @@ def step_row(record):
     return row
 
 
-def first(records, impl, size, **keys):
-    return next((r for r in records.only(impl=impl, size=size, **keys).records), None)
-
-
-# ---- warm-up ----
-
-
 def report_warmup(page, grid):
-    """From runs whose every step was timed: the ten steps after w warm-up steps of the same run. On a CPU each w has a
-    run of its own."""
+    """The ten steps after w warm-up steps of one run, all of whose steps were timed. On a CPU each w has its run."""
     page.section("benchmarking_script (c)")
     rows, firsts = {}, {}
     for record in grid.records:
@@ -184,9 +176,6 @@ def report_warmup(page, grid):
     page.say(**told, gpu=on_gpu(grid) if told else None)
 
 
-# ---- precision ----
-
-
 def report_precision(page, warm):
     """Forward and backward with and without bf16; forward alone if no step was measured with bf16."""
     page.section("benchmarking_mixed_precision (c)")
@@ -195,7 +184,8 @@ def report_precision(page, warm):
     rows, found = [], {}
     for record in bf16.only(context=context, impl=list(BOTH)).records:
         case, impl = record["case"], record["impl"]
-        base = first(warm, impl, case["size"], context=context, dtype="f32", **{"pass": case["pass"]})
+        same = {"size": case["size"], "context": context, "pass": case["pass"]}
+        base = warm.first(impl=impl, dtype="f32", **same)
         if not (base and "ms" in base and "ms" in record):
             continue
         row = {"size": case["size"], "pass": case["pass"], "side": impl}
@@ -222,9 +212,6 @@ def report_precision(page, warm):
         ends={impl: rows for (what, impl), rows in found.items() if what == "step" and len(rows) > 1},
         gpu=on_gpu(warm) if mine else None,
     )
-
-
-# ---- compiling ----
 
 
 def report_compiled(page, compiled):
@@ -282,9 +269,6 @@ def fastest(sides, impls):
     return min((sides[impl] for impl in impls if clean(sides.get(impl))), key=ms_of, default=None)
 
 
-# ---- checkpoints ----
-
-
 def place(record):
     case = record["case"]
     return *extent(case), case.get("checkpoint_layers", 0)
@@ -332,9 +316,7 @@ def report_checkpoints(page, records):
     told = {"size": chosen[0], "context": chosen[1], "batch": case["batch"]} | said["c_checkpoint"]
     for name, of in (("", one), ("all_", base)):
         told |= {f"{name}ms": ms_of(of), f"{name or 'one_'}peak": (of or {}).get("peak_mib")}
-    lost = one and not any(
-        r["impl"] == "c_keep_all" and r["case"] == one["case"] and ms_of(r) for r in records
-    )
+    lost = one and not ms_of(base)
     page.say(**told, other=len(found) > 1, torch=said.get("torch_checkpoint"), asked=asked, lost=lost)
     page.working(**told, **arithmetic(found))
     page.bars(

@@ -216,8 +216,7 @@ class DataParallel(nn.Module):
         return self.module(*inputs, **named)
 
     def _before_adding(self, index: int, _: Tensor) -> None:
-        """Autograd is about to add to a gradient. If this pass has marked it, as with reentrant checkpointing, its
-        reduction ends first. A second average of equal gradients changes nothing."""
+        """Autograd adds to a gradient. If the pass has marked it (reentrant checkpoints), its reduction ends first."""
         if index in self._seen:
             self._finish()
 
@@ -241,7 +240,6 @@ class DataParallel(nn.Module):
             self._ranks.carry(self._model, self._passes, self._finishes)
 
     def _end(self) -> None:
-        """A backward pass ends."""
         if self._running:
             self._finish()
 

@@ -18,34 +18,28 @@ SENT = (*FLOATS, "i64")  # types that collectives know
 LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 
 
-class Place:
-    """A device of PyTorch, in the words that a Session asks for."""
+class Device:
+    """libtandem on a device of PyTorch: what is called is queued on PyTorch's current stream. A Session asks for
+    `torch`, `kind`, `name` and stream()."""
 
     def __init__(self, device: torch.device):
         self.torch, self.kind = device, device.type
         self.name = f"cuda:{device.index}" if self.kind == "cuda" else "cpu"
-
-    def stream(self) -> int | None:
-        return torch.cuda.current_stream(self.torch).cuda_stream if self.kind == "cuda" else None
-
-
-class Device:
-    """libtandem on a device of PyTorch: what is called is queued on PyTorch's current stream."""
-
-    def __init__(self, device: torch.device):
-        self._place = Place(device)
-        self.c = Session(library(), self._place)
+        self.c = Session(library(), self)
         self._lock = threading.RLock()
         self.limits: dict[str, float] = {}  # that callers named
         self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
         self.failed = False  # the ranks have; the error was raised
-        self._streams = {self._place.stream(): self.c._stream}
+        self._streams = {self.stream(): self.c._stream}
+
+    def stream(self) -> int | None:
+        return torch.cuda.current_stream(self.torch).cuda_stream if self.kind == "cuda" else None
 
     @contextlib.contextmanager
     def calls(self) -> Iterator[Session]:
         """One thread at a time, on that thread's stream."""
         with self._lock:
-            native = self._place.stream()
+            native = self.stream()
             if native is not None:
                 if native not in self._streams:
                     pointer = self.c.ffi.cast("void *", native)
@@ -82,7 +76,6 @@ def device_of(tensor: Tensor) -> Device:
 
 
 def device_of_all(parameters: dict[str, Tensor]) -> Device:
-    """The device of a module's parameters."""
     if not parameters:
         raise ValueError("the module has no parameters")
     places = sorted({str(parameter.device) for parameter in parameters.values()})

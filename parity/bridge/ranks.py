@@ -66,7 +66,9 @@ class Ranks:
         _signals()
         ffi = device.c.ffi
         self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
-        backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
+        usual = "mpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "gloo"
+        usual = "nccl" if device.kind == "cuda" else usual
+        backend = os.environ.get("TANDEM_BACKEND") or usual
         with device.calls() as c:
             where = {
                 name: os.environ.get(f"TANDEM_{name.upper()}") or None for name in ("directory", "address")
@@ -134,7 +136,7 @@ class Ranks:
             part = torch.empty(int.from_bytes(size, "little"), dtype=torch.uint8)
             if rank == self.rank:
                 part = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-            part = part.to(self.device.c.on.torch)
+            part = part.to(self.device.torch)
             self.broadcast([(part, rank)])
             parts += [part.cpu().numpy().tobytes()] if self.rank == to else []
         return parts
@@ -257,12 +259,6 @@ def _token(rank: int, run: str) -> str | None:
         words = "any program that reaches the port can join or end this run; set TANDEM_TOKEN or TANDEM_TOKEN_FILE"
         print(f"tandem: {address} is not protected: {words}", file=sys.stderr)
     return token
-
-
-def _usual_backend(device: Device) -> str:
-    if device.c.on.kind == "cuda":
-        return "nccl"
-    return "mpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "gloo"
 
 
 @functools.cache

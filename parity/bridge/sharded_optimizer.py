@@ -67,8 +67,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group.setdefault(name, value)  # defaults of the class, for schedulers to see
 
     def _part(self, group: dict) -> dict:
-        """A group with this rank's parameters alone. self.param_groups has the hyperparameters: the inner optimizer
-        gets them before each call, and changes of the call are taken back."""
+        """A group with this rank's parameters. step() copies hyperparameters from and to self.param_groups."""
         return _hyper(group) | {"params": [p for p in group["params"] if self._is_mine(p)]}
 
     def _is_mine(self, parameter: Tensor) -> bool:
@@ -95,8 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _agree(self) -> None:
-        """Before the first step of parameters: all ranks have the same ones in the same order. Without names, weights
-        and gradients tell them apart."""
+        """All ranks have the same parameters in the same order. Weights and gradients stand for names."""
         described = self._described()
         if self._agreed == len(described):
             return
@@ -130,8 +128,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
 
     def state_dict(self) -> dict:
-        """This rank's part, which only this rank of as many ranks can load; or the whole state, on the rank `to` of
-        consolidate_state_dict(), until the next step()."""
+        """This rank's part; or, after consolidate_state_dict() until the next step(), the whole state on rank `to`."""
         return self._whole or self._saved(whole=False)
 
     def _saved(self, whole: bool) -> dict:
@@ -214,7 +211,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def _hyper(group: dict) -> dict:
-    """The hyperparameters of a group."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 

@@ -10,7 +10,6 @@ No result depends on a page: after an edit of a page nothing is measured again.
     run(case, draw, c)       computes one case on every side: {impl: side, ...}, see below
     runs(case)               optional: the modules of libtandem that the case calls, besides its own and what that one
                              calls. After an edit of them the case is measured again
-    ahead(case, draw)        of cases with ahead=True: what the disk keeps, such as compiling
     report(page, records)    writes reports/<machine>/<name>.md from records alone; runs nothing
     RUNS_RANKS = True        the module counts ranks or starts them itself
 
@@ -29,15 +28,10 @@ Case(deliverable, *, measure, seconds, ..., **keys)
                  `needs_bytes` says otherwise
     in_turn      True: one side after the other is opened, measured and closed, if they do not fit together.
                  False: their calls alternate
-    alternate    sides of a case in_turn whose calls alternate still: as many from the left as memory allows. The
-                 record's `ratio` is over PyTorch's among them
     again        sides of a case in_turn that wait for the host: their times differ from process to process. They are
                  timed in a second process too. The faster time counts, and `processes` has both
     together     calls in a row that make one timed sample, which is their mean; default 1
     stage        cases of a lower stage run first, whatever their module; default 0
-    ahead        True: ahead() runs before the case, in another process. Cases that measure time or memory, or need
-                 much memory, wait until all calls of ahead() have ended
-    reference    the name of run()'s "reference", if it was another once: only records that name it count as results
     config       {impl: {"graph": True, ...}}: switches of sides. run() takes them from here, and records have them. A
                  case whose newest record has other switches is measured again
 

@@ -58,8 +58,7 @@ def allow(
     dtype: torch.dtype,
     eps: float | None = None,
 ) -> Allowance:
-    """For a finite `truth` in float64, PyTorch's answers, the reference first, and its equals. Their numbers that are
-    not finite allow nothing. `eps` replaces the dtype's own."""
+    """For a finite `truth`, PyTorch's answers, the reference first, and its equals. `eps` replaces the dtype's own."""
     u = (torch.finfo(dtype).eps if eps is None else eps) / 2
     theirs = [_off(answer, truth) for answer in torchs]
     off = [_off(equal, truth) for equal in equals]

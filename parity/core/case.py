@@ -23,7 +23,7 @@ def grid(**lists: list) -> Iterator[dict]:
 
 # How a case is measured, as core/__init__.py explains, and what holds where a module does not say.
 OPTIONS = dict(measure="error", seconds=0.2, repeats=None, alone=False, needs_bytes=0, in_turn=False)
-OPTIONS |= dict(alternate=(), again=(), together=1, stage=0, ahead=False, reference=None, config=None)
+OPTIONS |= dict(again=(), together=1, stage=0, config=None)
 
 
 class Case:
@@ -35,7 +35,7 @@ class Case:
         vars(self).update({name: given.pop(name, default) for name, default in OPTIONS.items()})
         self.keys, words = given, self.measure.split()
         self.measure = tuple(name for name in MEASURES if name in words)
-        self.alternate, self.again = tuple(self.alternate), tuple(self.again)
+        self.again = tuple(self.again)
         self.config = {impl: dict(switches) for impl, switches in (self.config or {}).items()}
         if set(words) - set(MEASURES) or not words:
             raise ValueError(f"measure is {' '.join(words)!r}, needs words of: {', '.join(MEASURES)}")
@@ -43,18 +43,8 @@ class Case:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, needs at least 1")
-        for name in ("alternate", "again"):
-            if getattr(self, name) and not self.in_turn:
-                raise ValueError(f"{name} is {', '.join(getattr(self, name))}, needs in_turn")
-        values = {f"case key {name}": value for name, value in given.items()}
-        for impl, switches in self.config.items():
-            values |= {f"{impl}'s switch {name}": value for name, value in switches.items()}
-        for name, value in values.items():
-            if not isinstance(value, (bool, int, float, str)):
-                raise TypeError(f"{name} is {value!r}, needs a bool, a number or a string")
-        ranks = given.get("ranks", 1)
-        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-            raise ValueError(f"ranks is {ranks!r}, needs a whole number of at least 1")
+        if self.again and not self.in_turn:
+            raise ValueError(f"again is {', '.join(self.again)}, needs in_turn")
 
     def __getattr__(self, key: str) -> Any:
         keys = self.__dict__.get("keys", {})
@@ -103,8 +93,6 @@ Outputs = dict[str, Any]
 
 @dataclass
 class Side:
-    """One implementation's part in a case."""
-
     call: Callable[[], Outputs]
     before: Callable[[], None] | None = None
     open: Callable[[], None] | None = None

@@ -1,7 +1,6 @@
 """python -m parity run | diverge | report | writeup | compare | list | prune."""
 
 import argparse
-import dataclasses
 import importlib
 import io
 import math
@@ -34,8 +33,8 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
     options.headers = headers
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale that lacks a letter is no reason to stop
-    # In a pipe a line stays a line, however long.
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    # In a pipe a line stays a line, however long. Names and messages may have brackets, which are no markup.
+    console = Console(soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False)
     try:
         status = options.command(package, options, console)
         sys.stdout.flush()  # here, where a full disk is still seen
@@ -68,8 +67,7 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
                 f"{file.path} holds records of {', '.join(sorted(others))}: name another --machine"
             )
         console.print(f"profile {options.profile}: {len(items)} cases")
-        how = sweep.How(**{name.name: getattr(options, name.name) for name in dataclasses.fields(sweep.How)})
-        status = sweep.run_sweep(items, file, settings, console, how)
+        status = sweep.run_sweep(items, file, settings, console, options)
     if options.report:
         whole = vars(options) | {"format": "md", "out": None, "module": []}
         write_report(package, argparse.Namespace(**whole), Console(quiet=True))
@@ -154,7 +152,7 @@ def diverge(package: str, options: argparse.Namespace, console: Console) -> int:
 
 def _say(console: Console, lines: Any) -> int:
     for line in lines:
-        console.print(str(line), markup=False, highlight=False)
+        console.print(str(line))
     return 0
 
 

@@ -59,8 +59,7 @@ def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
     console.print(
         f"{len(before.keys() & after.keys())} results in both, {len(before.keys() - after.keys())} only in {old}, "
         f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory "
-        f"{settings.band:.0%}, errors may grow by a factor of {settings.growth:g}",
-        markup=False,
+        f"{settings.band:.0%}, errors may grow by a factor of {settings.growth:g}"
     )
     if not same_machine:
         why = (
@@ -194,20 +193,18 @@ def _outcome(record: Mapping) -> str:
 
 
 def _count(found: list[Move], console: Console) -> None:
-    """How much moved, by kind and module."""
     counts = Counter((move.kind, move.case.partition("/")[0]) for move in found)
     for kind in dict.fromkeys(kind for kind, _ in counts):
         modules = {module: count for (other, module), count in counts.items() if other == kind}
         words = ", ".join(f"{module} {count}" for module, count in sorted(modules.items()))
-        console.print(f"{kind}: {sum(modules.values())} ({words})", markup=False, highlight=False)
+        console.print(f"{kind}: {sum(modules.values())} ({words})")
 
 
 def _print(kind: str, found: list[Move], console: Console) -> None:
     style = "red" if found[0].worse else None
     if not console.is_terminal:
         for move in found:
-            line = f"{kind}: {move.case} {move.impl}: {move.before} -> {move.after}"
-            console.print(line, markup=False, highlight=False)
+            console.print(f"{kind}: {move.case} {move.impl}: {move.before} -> {move.after}")
         return
     table = Table(title=f"{kind} ({len(found)})", title_style=style or "bold", title_justify="left")
     for head in ("case", "impl", "before", "after"):

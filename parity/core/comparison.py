@@ -89,8 +89,7 @@ class Rates:
         return cls(gemm, copy)
 
     def share(self, record: Mapping | None, nbytes: float = 0.0) -> str | None:
-        """How much of the tighter bound a record reaches: its FLOPs at the GEMM rate, its bytes at the copy rate. None
-        if the record has FLOPs and the machine no GEMM rate of that dtype."""
+        """How much of the tighter bound (FLOPs, bytes) a record reaches. None if its dtype has no GEMM rate here."""
         if record is None or "ms" not in record:
             return None
         flops = record.get("tflops")

@@ -50,15 +50,13 @@ class Cpu:
         """Sets how PyTorch multiplies f32 in a case of this dtype."""
 
     def get_ahead(self, queue_ms: float) -> None:
-        """Called untimed before clear_caches(), so that the host queues a call of `queue_ms` before the device begins
-        with it."""
+        """Called untimed before clear_caches(): the host then queues a call of `queue_ms` before it begins."""
 
     def clear_caches(self) -> None:
         """Called untimed before each timed call. A CPU's caches stay as they are."""
 
     def timed_ms(self, call: Callable[[], Any], together: int = 1) -> tuple[float, float]:
-        """Milliseconds of one of `together` calls in a row, of the device and of the host. The result is freed after
-        the clock was read."""
+        """The device's and the host's ms of one of `together` calls in a row. The result is freed later."""
         start = time.perf_counter_ns()
         for _ in range(together - 1):
             call()
@@ -75,8 +73,7 @@ class Cpu:
         """DeviceLost if nothing can run on the device any more."""
 
     def peak_of_torch(self, call: Callable[[], Any]) -> dict[str, int]:
-        """Peak bytes of PyTorch's allocator during the call, beyond what was allocated before: `peak`, and `requested`
-        if the allocator rounds up."""
+        """By how many bytes the call raises the allocator's `peak`, and `requested` if the allocator rounds up."""
         return {"peak": memory.peak_of_torch(call)}
 
     def held_by_torch(self) -> dict[str, int]:
@@ -135,10 +132,9 @@ class Cuda:
         torch.backends.cudnn.allow_tf32 = tf32
 
     def get_ahead(self, queue_ms: float) -> None:
-        """Keeps the GPU busy, before the first event, for longer than the host needs to queue the call. Then small
-        kernels have no gaps between them, which depend on the host alone. A call that keeps the host for more than
-        LEAD_MS is bound by the host, and gets no lead. A call that waits for the GPU loses nothing: the lead ends
-        before the first event."""
+        """Keeps the GPU busy before the first event for longer than the host needs to queue the call. So small kernels
+        have no gaps, which depend on the host alone. A call that keeps the host for more than LEAD_MS is bound by the
+        host, and gets no lead."""
         if queue_ms <= LEAD_MS:
             torch.cuda._sleep(int(min(LEAD * queue_ms, LEAD_MS) * CYCLES_PER_MS))
 
@@ -242,7 +238,6 @@ def is_shared() -> bool:
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The version of the GPU's driver."""
     with contextlib.suppress(OSError):
         if found := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", path.read_text()):
             return found[1]

@@ -19,9 +19,8 @@ FOLDED = 24  # rows of a table from which on Markdown and HTML fold it
 
 @dataclass
 class Text:
-    """A note."""
-
     words: str
+    kind: str = "small"  # or "working": the method of a document that writes it
 
 
 @dataclass
@@ -43,20 +42,13 @@ class Figure:
 
 
 @dataclass
-class Working:
-    """Steps, line by line."""
-
-    lines: str
-
-
-@dataclass
 class Section:
     """A question, its answer, and what shows it."""
 
     row: str
     question: str
     answer: list[str] = field(default_factory=list)
-    blocks: list[Text | Tabled | Figure | Working] = field(default_factory=list)
+    blocks: list[Text | Tabled | Figure] = field(default_factory=list)
     complete: bool = True  # whether everything that the question asks for was measured
     lacks: list[str] = field(default_factory=list)  # what was not
 
@@ -66,7 +58,7 @@ class Section:
         )
 
     def has_content(self) -> bool:
-        return bool(self.answer) or any(not isinstance(block, Text) for block in self.blocks)
+        return bool(self.answer) or any(getattr(block, "kind", "") != "small" for block in self.blocks)
 
 
 class Markdown:
@@ -90,9 +82,6 @@ class Markdown:
         """A text that may have `code`."""
         return words
 
-    def verbatim(self, lines: str) -> str:
-        return lines
-
     def heading(self, level: int, words: str) -> None:
         self.parts.append(f"{'#' * level} {words}\n")
 
@@ -110,7 +99,7 @@ class Markdown:
             self.small(before)
 
     def working(self, lines: str) -> None:
-        self.parts.append(self.WORKING.format(self.verbatim(lines)))
+        self.parts.append(self.WORKING.format(lines))
 
     def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
         drawn = table.render(self.form)
@@ -125,10 +114,8 @@ class Markdown:
             self.table(block.table, caption, f"{label}_{block.name}", fold)
         elif isinstance(block, Figure):
             self.picture(block)
-        elif isinstance(block, Working):
-            self.working(block.lines)
         else:
-            self.small(block.words)
+            getattr(self, block.kind)(block.words)
 
     def drawn(self, figure: Figure, form: str) -> str:
         """The picture's path from the document."""
@@ -160,8 +147,8 @@ code{background:#f2f2f2;padding:0 .2em}"""
     def inline(self, words: str) -> str:
         return CODE.sub(r"<code>\1</code>", html.escape(words, quote=False))
 
-    def verbatim(self, lines: str) -> str:
-        return html.escape(lines)
+    def working(self, lines: str) -> None:
+        super().working(html.escape(lines))
 
     def heading(self, level: int, words: str) -> None:
         self.parts.append(f"<h{level}>{self.inline(words)}</h{level}>")

@@ -7,8 +7,7 @@ import torch
 
 from parity.core.case import seed_of
 
-# How a case's dtype is stored. TF32 is a way to multiply f32; bf16_mixed has f32 weights and bf16
-# activations.
+# How a case's dtype is stored. TF32 multiplies f32; bf16_mixed has f32 weights and bf16 activations.
 DTYPES = {
     "tf32": torch.float32,
     "bf16_mixed": torch.float32,
@@ -80,7 +79,6 @@ class Draw:
                 block.copy_(before)
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """What was drawn, by name."""
         return {name: tensor for name, (tensor, _) in self._inputs.items()}
 
     def complaints(self) -> list[str]:

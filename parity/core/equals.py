@@ -88,8 +88,7 @@ class Sequential(TorchDispatchMode):
         return total
 
     def large(self, a: torch.Tensor, b: torch.Tensor, order: list[int]) -> torch.Tensor:
-        """UNIT terms at a time: this has one in UNIT of the roundings. Their squares add up, so the error of one term
-        after the other is the root of UNIT times as large."""
+        """UNIT terms at a time: a UNIT-th of the roundings. Their squares add up, so its root scales the error."""
         total = torch.zeros(a.shape[0], a.shape[1], b.shape[2], device=a.device)
         for terms in torch.tensor(order).split(UNIT):
             total += a[:, :, terms] @ b[:, terms]
@@ -144,14 +143,6 @@ def _bmm(mode, a, b):
     return mode.rounded(mode.product(a, b), a.dtype)
 
 
-def _mv(mode, a, x):
-    return _mm(mode, a, x[:, None])[:, 0]
-
-
-def _dot(mode, x, y):
-    return _mm(mode, x[None], y[:, None])[0, 0]
-
-
 def _addmm(mode, c, a, b, *, beta=1, alpha=1):
     return mode.rounded(beta * c.float() + alpha * mode.product(a[None], b[None])[0], a.dtype)
 
@@ -174,8 +165,8 @@ def _norm(mode, x, order=2, dims=None, keepdim=False, *, dtype=None):
 SUMS = {
     aten.mm.default: _mm,
     aten.bmm.default: _bmm,
-    aten.mv.default: _mv,
-    aten.dot.default: _dot,
+    aten.mv.default: lambda mode, a, x: _mm(mode, a, x[:, None])[:, 0],
+    aten.dot.default: lambda mode, x, y: _mm(mode, x[None], y[:, None])[0, 0],
     aten.addmm.default: _addmm,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,

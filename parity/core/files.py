@@ -12,8 +12,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
-            # O_EXCL follows no link. What a run of the same number left behind is in the way, and is no
-            # longer wanted.
+            # O_EXCL follows no link. A file that an earlier process of the same number left is removed.
             beside.unlink(missing_ok=True)
             file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             with open(file, "wb") as whole:

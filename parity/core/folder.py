@@ -2,8 +2,7 @@
 
 import re
 
-# Whose it is, how much memory it has and how it is plugged in: results of an H100 are in reports/h100,
-# whichever it is.
+# Words for vendor, memory and form: results of any H100 are in reports/h100.
 LEFT_OUT = re.compile(
     r"nvidia|geforce|tesla|quadro|graphics|gpu|generation|\d+gb|hbm\d+e?|pcie|sxm\d*|nvl|device",
     re.IGNORECASE,
@@ -11,8 +10,7 @@ LEFT_OUT = re.compile(
 
 
 def folder_of(name: str) -> str:
-    """The words that tell one model from another, joined: "NVIDIA GeForce RTX 5090" becomes rtx5090. A part of a GPU
-    (MIG) keeps the part's name, for its times are not the whole's."""
+    """ "NVIDIA GeForce RTX 5090" becomes rtx5090. A part of a GPU (MIG) keeps the part's name, as its times differ."""
     words = [word for word in re.split(r"[\s/_-]+", name) if not LEFT_OUT.fullmatch(word)]
     found = re.sub(r"[^a-z0-9]", "", "".join(words).lower())
     if not found:

@@ -58,8 +58,7 @@ def host_words(host: Mapping[str, Any]) -> str:
 
 
 def build_of(library: Library) -> dict[str, Any]:
-    """The build of the loaded library, from td_build_info(): version, commit, dirty, library (a hash of all sources),
-    and for build_for() compiler and modules."""
+    """The build of the loaded library, from td_build_info(). `library` is a hash of all sources."""
     info = library.lib.td_build_info()
 
     def text(pointer) -> str:
@@ -118,7 +117,7 @@ def _python(path: str) -> str:
 
 
 def _measuring(tree: ast.Module) -> ast.Module:
-    """The statements that cases(), run(), runs() and ahead() need."""
+    """The statements that cases(), run() and runs() need."""
     bound: dict[str, list[ast.stmt]] = {}
     for node in tree.body:
         names = [getattr(node, "name", "")]
@@ -130,7 +129,7 @@ def _measuring(tree: ast.Module) -> ast.Module:
             names = stored or ["run"]
         for name in names:
             bound.setdefault(name, []).append(node)
-    left, found, used = ["cases", "run", "runs", "ahead"], [], set()
+    left, found, used = ["cases", "run", "runs"], [], set()
     while left:
         for node in bound.pop(left.pop(), []):
             found.append(node)
@@ -159,15 +158,11 @@ def sources_of(path: str) -> Mapping[str, Path]:
                 imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            left += [name for name in _with_packages(imported) if _is_part(name, package)]
+            for name in imported:  # after its packages, whose files Python runs first
+                words = name.split(".")
+                names = (".".join(words[: count + 1]) for count in range(len(words)))
+                left += [name for name in names if _is_part(name, package)]
     return MappingProxyType(found)
-
-
-def _with_packages(names: Iterable[str]) -> Iterable[str]:
-    """Every name, after the names of its packages: Python runs the files of packages first."""
-    for name in names:
-        words = name.split(".")
-        yield from (".".join(words[: count + 1]) for count in range(len(words)))
 
 
 def _is_part(name: str, package: str) -> bool:

@@ -1,11 +1,10 @@
 """Whether an answer is right: its errors against a float64 truth, and the rule that they must obey.
 
-docs/parity.md has the rule. parity/core/allowance.py has its limits, where they come from, and their sources. A record
-says which share of its limit an error uses.
+docs/parity.md has the rule, and parity/core/allowance.py its limits. A record says which share of its limit an error
+uses.
 
-A case of dtype TF32 rounds the inputs of products to TF32, and eps is TF32's. For shapes that do not suit the matrix
-units PyTorch multiplies in f32 without a word, which is more than the case asks for. Modules whose products follow one
-another bring a side that rounds the inputs of each product itself. Then eps is the output's again.
+A case of dtype TF32 rounds the inputs of products, and eps is TF32's. PyTorch multiplies some shapes in f32 all the
+same. So modules may bring a side that rounds the inputs of each product. Then eps is the output's again.
 """
 
 import math
@@ -61,9 +60,8 @@ def judge(
     eps: float | None = None,
     equals: Sequence[Outputs] = (),
 ) -> dict[str, Verdict]:
-    """The verdict of each side. PyTorch's sides get their errors measured; C's are held to the rules as well, with the
-    eps of each output's dtype unless another is given. `equals` are answers of the reference's formula, each with its
-    sums in another order; they may lack outputs."""
+    """The verdict of each side. Errors of PyTorch's sides are only measured. `eps` replaces that of an output's dtype.
+    `equals`: the reference's answers with sums in other orders, which may lack outputs."""
     sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
     truth = _tensors(truth)
     judged = _Judge(sides, truth, rules, reference, eps, [_tensors(outputs) for outputs in equals])
@@ -347,7 +345,6 @@ def _rounded(truth: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _tensors(outputs: Outputs) -> Outputs:
-    """Every output as a tensor or a string."""
     if not isinstance(outputs, Mapping):
         raise ProtocolError(f"a side returned {type(outputs).__name__}, needs a dict of outputs")
     result = {}

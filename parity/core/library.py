@@ -4,6 +4,7 @@ torch must be imported before the library is loaded. Both need libgomp.so.1, and
 of torch: one OpenMP runtime and one pool of threads for both sides.
 """
 
+import contextlib
 import hashlib
 import math
 import re
@@ -132,7 +133,7 @@ class Library:
         return Session(self, on or Cpu())
 
 
-class Session:
+class Session(contextlib.AbstractContextManager):
     """What run() gets as `c`: the library with one open device, for one case. A context manager."""
 
     def __init__(self, library: Library, on: Device):
@@ -156,9 +157,6 @@ class Session:
         if self._stream is not None:
             self.on.synchronize()
             self.td_device_set_stream(self.device, None if own else self._stream)
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -200,8 +198,7 @@ class Session:
         return call
 
     def bound(self, name: str, *arguments):
-        """A call of a function that returns a td_status, with its arguments converted once, to time short calls. The
-        tensors among them must outlive it."""
+        """A call whose arguments are converted once, to time short calls. Tensors among them must outlive it."""
         function = getattr(self.library.lib, name)
         given = self._given(name, self.ffi.typeof(function), arguments)
 
@@ -233,9 +230,8 @@ class Session:
         return found[0]
 
     def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
-        """A struct filled by name from keywords, then from the case, else with 0. "bf16" becomes TD_BF16, and so for
-        every enum; "tf32" and "bf16_mixed" set dtype, tf32 and precision. A nested struct gets the same case, or a dict
-        of its keyword."""
+        """A struct filled by name from keywords, then from the case, else with 0. "bf16" becomes TD_BF16. "tf32" and
+        "bf16_mixed" set dtype, tf32 and precision. A nested struct gets the same case, or a dict of its keyword."""
         keys = dict(case) if isinstance(case, Mapping) else dict(getattr(case, "keys", ()))
         if "dtype" in keys:
             keys |= {"precision": keys["dtype"]} | WAYS.get(keys["dtype"], {})

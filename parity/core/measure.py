@@ -56,8 +56,7 @@ class Part:
         self.outputs = self.call()
 
     def answer_copied(self) -> None:
-        """Copies the outputs before the device is waited for: the copy lacks work that the call left to another
-        stream."""
+        """Copies the outputs before the device is waited for: a copy lacks work that is left to another stream."""
         self.answer()
         copied = {name: _copy(value) for name, value in self.outputs.items()}
         if not any(_same(copied, before) for before in self.copies):
@@ -84,7 +83,6 @@ def completed(records: list[dict], module: str, case: Case, threads: int) -> lis
     """The records with the keys that all sides of the case have in common, and the sides' config."""
     head = {"deliverable": case.deliverable, "module": module.rpartition(".")[2], "case": case.keys}
     tail = {"measure": " ".join(case.measure), "threads": threads, "sides": len(records)}
-    tail |= {"reference": case.reference} if case.reference else {}
     configs = {impl: {"config": switches} for impl, switches in case.config.items()}
     return [head | record | tail | configs.get(record["impl"], {}) for record in records]
 
@@ -108,16 +106,14 @@ class Measurement:
         self.others = 0
         self.held: dict[str, int] = {}  # by PyTorch before the sides of a turn were opened
         plan = dict(plan)
-        self.truth, self.rules, self.equal = (
-            plan.pop("truth", {}),
-            plan.pop("rule", {}),
-            plan.pop("equal", None),
-        )
-        self.reference = plan.pop("reference", None) or _reference(plan)
+        self.truth, self.rules = plan.pop("truth", {}), plan.pop("rule", {})
+        self.equal = plan.pop("equal", None)
+        named = plan.pop("reference", None)
+        self.named = {"reference": named} if named else {}
+        torches = [impl for impl in plan if impl.startswith("torch")]
+        self.reference = named or ("torch_eager" if "torch_eager" in torches else next(iter(torches), None))
         if is_judged(self.reference or ""):
             raise ProtocolError(f"the reference is {self.reference}, needs a side of PyTorch")
-        if case.reference not in (None, self.reference):
-            raise ProtocolError(f"run() is judged against {self.reference}, its case says {case.reference}")
         self.parts = {impl: Part(impl, self._side(impl, value)) for impl, value in plan.items()}
         unknown = set(case.config) - set(self.parts)
         if unknown:
@@ -128,17 +124,17 @@ class Measurement:
             raise ProtocolError("run() returned no side of C to judge")
 
     def run(self, budget: float) -> None:
-        if self.case.in_turn:
+        in_turn, everyone = self.case.in_turn, list(self.parts.values())
+        if in_turn:
             self.device.release()
-        turns = self.turns()
-        for parts in turns:
-            if self.case.in_turn:
+        for parts in [[part] for part in everyone] if in_turn else [everyone]:
+            if in_turn:
                 self.held = self.device.held_by_torch()
             opened = self._alive(parts)
             self._attempt_each("open", opened)
             if "error" in self.measure:
                 self.error(parts)
-                if not self.case.in_turn:
+                if not in_turn:
                     self.judge()  # before later calls overwrite the outputs
             timings = self.time(parts, budget) if "time" in self.measure else {}
             for part in self._alive(parts) if "memory" in self.measure else ():
@@ -146,25 +142,10 @@ class Measurement:
             self.compare(timings)
             self._attempt_each("close", opened)  # also of a side that failed
             self.calling("")
-            if self.case.in_turn:
+            if in_turn:
                 self.device.release()
-            if self.case.in_turn and len(parts) > 1:
-                turns += self.alone_again(parts)
-        if "error" in self.measure and self.case.in_turn:
+        if "error" in self.measure and in_turn:
             self.judge()
-
-    def turns(self) -> list[list[Part]]:
-        """The sides that are opened together, and whose calls alternate."""
-        everyone = list(self.parts.values())
-        if not self.case.in_turn:
-            return [everyone]
-        few, room = [], self.device.available_bytes() if self.case.alternate else 0
-        for part in (self.parts[impl] for impl in self.case.alternate if impl in self.parts):
-            room -= self.needs(part)
-            if room >= 0 and part.alive:
-                few.append(part)
-        first = [few] if len(few) > 1 else []
-        return first + [[part] for part in everyone if not first or part not in few]
 
     def leave(self, impls: Sequence[str]) -> None:
         """Only these sides, and only their time."""
@@ -173,7 +154,8 @@ class Measurement:
 
     def give_up(self, given_up: Mapping[str, tuple[str, str]]) -> None:
         """Sides that are known to fail: they ended an earlier process, or need more memory than there is."""
-        wanted = {impl: self.needs(part) for impl, part in self.parts.items()}
+        own = {impl: part.side.needs_bytes for impl, part in self.parts.items()}
+        wanted = {impl: self.case.needs_bytes if need is None else need for impl, need in own.items()}
         room = self.device.available_bytes() if any(wanted.values()) else 0
         for impl, part in self.parts.items():
             if impl in given_up:
@@ -181,16 +163,6 @@ class Measurement:
             elif wanted[impl] > room:
                 words = f"needs {wanted[impl] // MIB} MiB, {room // MIB} MiB are available"
                 part.status, part.message = "oom", words
-
-    def alone_again(self, parts: Iterable[Part]) -> list[list[Part]]:
-        """Turns of their own for sides that had not enough memory together: needs_bytes is not exact."""
-        found = [Part(part.impl, part.side) for part in parts if part.status == "oom"]
-        self.parts |= {part.impl: part for part in found}
-        return [[part] for part in found]
-
-    def needs(self, part: Part) -> int:
-        """Bytes that the side is known to need."""
-        return self.case.needs_bytes if part.side.needs_bytes is None else part.side.needs_bytes
 
     def error(self, parts: Iterable[Part]) -> None:
         """The outputs of each side. C is called twice, because a captured graph may do less in a later launch."""
@@ -295,10 +267,7 @@ class Measurement:
 
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
         """Statistics and rates of the samples; of sides that alternated, the ratio to the reference by sample."""
-        over = self.reference
-        if self.case.in_turn:
-            over = next((impl for impl in timings if impl.startswith("torch")), None)
-        reference = timings.get(over)
+        reference = timings.get(self.reference)
         for impl, timing in timings.items():
             part = self.parts[impl]
             if timing.failure is not None or not part.alive:
@@ -317,13 +286,13 @@ class Measurement:
             if part.side.nbytes:
                 measured["gb_s"] = part.side.nbytes / seconds / 1e9
             if is_judged(impl) and reference is not None and reference.failure is None:
-                measured["ratio"] = {"over": over, **clock.ratio(timing.samples, reference.samples)}
+                measured["ratio"] = {"over": self.reference, **clock.ratio(timing.samples, reference.samples)}
             measured["samples"] = [round(sample, 6) for sample in timing.samples]
 
     def records(self) -> list[dict]:
         found = []
         for impl, part in self.parts.items():
-            record = {"impl": impl, "status": part.status, **part.measured}
+            record = {"impl": impl, "status": part.status, **part.measured, **self.named}
             if part.message:
                 record["message"] = part.message
             if part.alive:
@@ -394,9 +363,8 @@ def measure_case(
     only: Sequence[str] = (),
     ranks: Any = None,
 ) -> list[dict]:
-    """The records of one case, without what every record of a run has in common. `only`: the time of these sides.
-    `ranks`: rank.Ranks of a case of several. `calling` hears the name of the side that runs next: the side of a crash.
-    `dump`: a folder for the tensors of judged cases."""
+    """The records of one case, without the keys that a run adds. `only`: the time of these sides. `ranks`: rank.Ranks.
+    `calling` hears the side that runs next, which a crash ends. `dump`: a folder for the tensors of judged cases."""
     device = device or Cpu()
     started = time.perf_counter()
     device.precision(case.get("dtype"))
@@ -425,12 +393,6 @@ def measure_case(
     for record in records:
         record["seconds"] = round(time.perf_counter() - started, 3)
     return completed(records, module.__name__, case, torch.get_num_threads())
-
-
-def _reference(plan: Mapping[str, Any]) -> str | None:
-    """The side that C is judged against: eager PyTorch, else the first of PyTorch's."""
-    torches = [impl for impl in plan if impl.startswith("torch")]
-    return "torch_eager" if "torch_eager" in torches else next(iter(torches), None)
 
 
 def _copy(value: Any) -> Any:

@@ -56,8 +56,7 @@ def oom_kills(vmstat: Path = Path("/proc/vmstat"), cgroups: Path = CGROUPS) -> i
 
 
 def limit_process() -> int:
-    """Lets this process grow by what is available now and no further, so that an allocation fails instead of the
-    machine. Returns that number of bytes."""
+    """Lets this process grow by the bytes that are available now, so that an allocation fails. Returns them."""
     room = available_bytes()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -68,9 +67,8 @@ def limit_process() -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is the allocator's: Python's, PyTorch's, or libtandem's."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if getattr(error, "status", None) == "TD_NO_MEMORY":
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if known or getattr(error, "status", None) == "TD_NO_MEMORY":
         return True
     words = (
         "can't allocate memory",

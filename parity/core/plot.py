@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 
+from parity.core.sides import SIDES
 from parity.core.tables import is_number
 
 STYLE = {
@@ -31,61 +32,25 @@ STYLE = {
     "grid.linewidth": 0.6,
     "legend.fontsize": 9,
 }
-# An implementation looks the same on every plot: colour and marker. C's are blue, eager PyTorch's red.
-LOOKS = {
-    "c": ("#0b5fa5", "o"),
-    "c_graph": ("#3f8fd2", "s"),
-    "c_graph_overlap": ("#05305a", "^"),
-    "c_naive": ("#7fb4e3", "v"),
-    "torch_eager": ("#d1495b", "s"),
-    "torch_eager_f32": ("#e58a97", "D"),
-    "torch_eager_seed": ("#8c1c2e", "x"),
-    "torch_compile": ("#c77f0a", "D"),
-    "torch_compile_graph": ("#8a5200", "v"),
-    "torch_flash": ("#2e8540", "^"),
-    "torch_cudnn": ("#8b5fbf", "D"),
-    "torch_efficient": ("#5b8c5a", "v"),
-    "torch_tiled": ("#777777", "x"),
-    "flash": ("#444444", "*"),
-    "FLOPs": ("#111111", "*"),
-    "c_mpi": ("#1c6fb8", "v"),
-    "c_gloo": ("#62a5dd", "^"),
-    "c_nccl": ("#0a4178", "s"),
-    "torch_gloo": ("#da6474", "x"),
-    "torch_nccl": ("#a3283b", "D"),
-    "torch_ddp": ("#d2566a", "D"),
+LOOKS = {name: (side.colour, side.marker) for name, side in SIDES.items() if side.colour}
+LOOKS |= {"flash": ("#444444", "*"), "FLOPs": ("#111111", "*")}
+# What each colour fills, of bars and areas.
+COLOURS = {
+    "#9ecae1": ("forward", "after construction"),
+    "#3182bd": ("backward", "before the update"),
+    "#d9d9d9": ("waiting for communication",),
+    "#fd8d3c": ("update of the weights", "optimizer state", "optimizer", "after it"),
+    "#d1495b": ("communication", "all-gather", "softmax"),
+    "#111111": ("waiting for weights",),
+    "#8b5fbf": ("reduce-scatter", "reduction"),
+    "#c77f0a": ("all-reduce", "attention"),
+    "#08519c": ("weights", "parameters", "matmul"),
+    "#6baed6": ("gradients",),
+    "#74c476": ("activations", "live tensors", "elementwise"),
+    "#bdbdbd": ("scratch", "buffers", "memory"),
+    "#777777": ("other",),
 }
-# What fills a bar or an area.
-FILLS = {
-    "forward": "#9ecae1",
-    "backward": "#3182bd",
-    "waiting for communication": "#d9d9d9",
-    "update of the weights": "#fd8d3c",
-    "communication": "#d1495b",
-    "waiting for weights": "#111111",
-    "all-gather": "#d1495b",
-    "reduce-scatter": "#8b5fbf",
-    "all-reduce": "#c77f0a",
-    "weights": "#08519c",
-    "parameters": "#08519c",
-    "gradients": "#6baed6",
-    "optimizer state": "#fd8d3c",
-    "activations": "#74c476",
-    "scratch": "#bdbdbd",
-    "buffers": "#bdbdbd",
-    "live tensors": "#74c476",
-    "matmul": "#08519c",
-    "attention": "#c77f0a",
-    "softmax": "#d1495b",
-    "elementwise": "#74c476",
-    "reduction": "#8b5fbf",
-    "optimizer": "#fd8d3c",
-    "after construction": "#9ecae1",
-    "before the update": "#3182bd",
-    "after it": "#fd8d3c",
-    "memory": "#bdbdbd",
-    "other": "#777777",
-}
+FILLS = {name: colour for colour, names in COLOURS.items() for name in names}
 SPARE = ("#5b8c5a", "#e58a97", "#62a5dd", "#444444")  # for what has no colour of its own
 METADATA = {
     "svg": {"Date": None, "Creator": None},
@@ -127,8 +92,7 @@ def curves(
     log: bool | str = True,
     ceilings: Mapping[str, float] | None = None,
 ) -> Any:
-    """{panel: {curve: points}} side by side. log: both axes, "x" the horizontal one alone; it is of base 2. `ceilings`
-    are dotted lines across every panel."""
+    """{panel: {curve: points}} side by side. log: both axes, or "x". `ceilings` are dotted lines across every panel."""
     size = (3.0 + 3.4 * len(panels), 4.4) if len(panels) > 1 else (7.2, 4.6)
     figure, found = _figure(1, len(panels), size, title, under, sharex=True, sharey=True)
     places = sorted({at for lines in panels.values() for pairs in lines.values() for at, _ in pairs})
@@ -216,8 +180,7 @@ def stack(
     title: str,
     under: str = "",
 ) -> Any:
-    """{panel: ({layer: values at equal distances}, {band: where it ends, 0 to 1})}: layers stacked, bands behind
-    them with their names on top, and the peak written."""
+    """{panel: ({layer: values}, {band: where it ends, 0 to 1})}: layers stacked over named bands, and the peak."""
     size = (7.2, 4.8) if len(panels) == 1 else (2.0 + 4.0 * len(panels), 4.8)
     figure, found = _figure(1, len(panels), size, title, under, sharey=True)
     drawn = {}

@@ -32,8 +32,7 @@ SPINS = 1000  # between two looks at the clock
 
 
 class Together:
-    """A barrier, and the maximum of a number, among the ranks of a host, by a page of memory that they share: within a
-    microsecond of each other, where a barrier of messages would be tens apart."""
+    """A barrier and a maximum among the ranks of a host, by a page of shared memory: within a microsecond."""
 
     def __init__(self, path: Path, rank: int, ranks: int, wait: float):
         self.rank, self.ranks, self.wait, self.count = rank, ranks, wait, 0

@@ -1,8 +1,7 @@
 """Cases of several ranks: a group of processes on this host, each a rank, that compute a case together.
 
-The processes are started once for a number of ranks and then take case after case, each over a connection of its own.
-mpirun starts them where there is one, so that MPI can be among what they compare; else they are started one by one.
-Every wait has an end: a rank that dies, or does not answer, is a result of the case, and the group is ended.
+The processes are started once for a number of ranks, by mpirun if it is installed, and take case after case. Every
+wait has an end: if a rank dies or does not answer, that is the result of the case, and the group is ended.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ def missing(case: Case, device: str) -> str:
     return f"{ranks} ranks need {ranks} GPUs, here are {gpus}" if gpus < ranks else ""
 
 
-class Group:
+class Group(contextlib.AbstractContextManager):
     """So many ranks, started and connected. A context manager."""
 
     def __init__(self, ranks: int, settings, module: str = "parity.core.rank"):
@@ -66,9 +65,6 @@ class Group:
             self.close()
             raise
         self._lost = False
-
-    def __enter__(self) -> "Group":
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -201,8 +197,7 @@ def gpu_of(rank: int) -> str:
 
 
 def combined(of_ranks: Sequence[Sequence[dict]]) -> list[dict]:
-    """One record a side: rank 0's, with the worst status and the largest error of any rank. Times are the slowest
-    rank's on all of them already."""
+    """One record a side: rank 0's, whose times are the slowest rank's, with the worst status and the largest error."""
     found = []
     for records in zip(*of_ranks, strict=True):
         worst = max(range(len(records)), key=lambda rank: (_badness(records[rank]), -rank))

@@ -4,8 +4,8 @@ The keys are those of docs/parity.md, "Records". identity.py writes `build` and 
 (why a status is not "ok"), `samples` (times in ms), `together` (calls of a sample), `first_ms` (of the first call),
 `ratio` (over the time of a side that it alternated with), `processes` (medians, if a side was timed in two processes),
 `gb_s`, `requested_mib` (a GPU's `peak_mib` before its allocator rounds), `series` (curves), `device` ("cuda"; left out
-on the CPU). A restarted sweep needs `measure`, `threads`, `seconds` (of the case), `sides` (records of the case) and
-`reference` (what C was judged against, of cases that name it).
+on the CPU). A restarted sweep needs `measure`, `threads`, `seconds` (of the case), and `sides` (records of the
+case). `reference` is the side that C is judged against, if run() names it.
 """
 
 import contextlib
@@ -88,8 +88,7 @@ def _with_measured(record: dict, before: Mapping) -> dict:
 
 
 def load(path: Path) -> Loaded:
-    """Reads a record file; RecordError if that is impossible. A file that does not exist has no records. A line that
-    is no record, in the sense of schema.py, is left out with a warning."""
+    """Reads a record file, which may be missing. A line that schema.py refuses is left out with a warning."""
     loaded = Loaded()
     try:
         with open(_open(path, os.O_RDONLY), "rb") as file:
@@ -128,7 +127,7 @@ def _open(path: Path, flags: int) -> int:
     raise OSError(errno.EINVAL, "Not a regular file")
 
 
-class RecordFile:
+class RecordFile(contextlib.AbstractContextManager):
     """A record file open for appending: one writer at a time. A context manager."""
 
     def __init__(self, folder: Path):
@@ -160,9 +159,6 @@ class RecordFile:
             return os.path.samestat(os.fstat(self._file), os.stat(self.path))
         except FileNotFoundError:
             return False
-
-    def __enter__(self) -> "RecordFile":
-        return self
 
     def __exit__(self, *_) -> None:
         os.close(self._file)
@@ -259,7 +255,6 @@ class Finished:
             return (
                 record["status"] in FINISHED
                 and record.get("threads") == threads
-                and record.get("reference") == case.reference
                 and is_here(record, here, keep)
                 and same_config
                 and set(case.measure) <= set(record.get("measure", "").split())
@@ -286,8 +281,7 @@ class Finished:
 
 
 def surroundings(library: Library, device: Device | None = None) -> dict:
-    """What core adds to every record: machine (a GPU's own name, else the processor's), host, versions, and build, of
-    which each record names its own module's part."""
+    """What core adds to every record: machine, host, versions, and build, of which a record has its module's part."""
     more = (device or Cpu()).surroundings()
     build = build_of(library)
     found = {"machine": machine_name(), "host": host(), "build": build} | more
@@ -296,9 +290,7 @@ def surroundings(library: Library, device: Device | None = None) -> dict:
 
 def machine_name() -> str:
     """The processor and how many of its hardware threads this process may use."""
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    model = found.group(1).strip() if found else platform.machine()
-    return f"{model}, {len(os.sched_getaffinity(0))} threads"
+    return "{name}, {cores} threads".format(**host())
 
 
 def versions(build: Mapping) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 from parity.core import plot, words
 from parity.core.case import BAD, ParityError, case_name, is_judged
 from parity.core.comparison import Rates
-from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
+from parity.core.document import Figure, Markdown, Section, Tabled, Text
 from parity.core.escape import escape
 from parity.core.files import write_whole
 from parity.core.handouts import QUESTIONS, deliverable_of
@@ -36,8 +36,7 @@ class ReportError(ParityError):
 
 
 class Page:
-    """What a module's report() writes to: sections, each with a question, an answer, tables and pictures. `others`: the
-    machine's records of all modules, which an answer may be compared with."""
+    """What a module's report() writes to. `others`: the machine's records of all modules, for comparisons."""
 
     def __init__(self, module: str, machine: str = "", others: Sequence[Mapping] = ()):
         self.module, self.machine = module, machine
@@ -65,7 +64,7 @@ class Page:
         """The steps to the answer, from "## <row> working" of the same file."""
         lines = words.lines(self.module, f"{self._now.row} working", values)
         if any(lines):
-            self._now.blocks.append(Working("\n".join(lines).strip("\n")))
+            self._now.blocks.append(Text("\n".join(lines).strip("\n"), "working"))
 
     def note(self, text: str) -> None:
         """A paragraph that explains the table or the picture that follows; without one it is not shown."""
@@ -91,9 +90,8 @@ class Page:
         more: bool = False,
         expected: int = 0,
     ) -> None:
-        """A table of the section. `name` is the name of its file where tables are exported. `more`: nobody asks for
-        it, and it stands on the second page. `expected`: how many rows the question asks for. Columns without a value,
-        and their units, are left out. `noisy` comes last, named by `columns` or not."""
+        """A table of the section, and its file's name if it is exported. `more`: it is on the second page. `expected`:
+        rows that the question asks for. Columns without a value are left out. `noisy` comes last."""
         rows = list(rows)
         there = [column for column in columns_of(rows) if any(has(row, column) for row in rows)]
         if expected and len(rows) < expected:
@@ -171,7 +169,6 @@ def place_of(module: str, section: Section) -> str:
 
 
 def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
-    """A CSV file."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return _write(path, out.getvalue())
@@ -207,8 +204,7 @@ def write(
     only: Sequence[str] = (),
     gone: Sequence[Mapping] = (),
 ) -> list[Path]:
-    """Rewrites every page, or those of the modules `only` without the index; returns what was written. `gone`: results
-    of removed cases, which pages leave out, and say so."""
+    """Rewrites every page, or only some, without the index. Returns the files. `gone`: results of removed cases."""
     written: list[Path] = []
     pages, broken = pages_of(modules, records, only)
     try:

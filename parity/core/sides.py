@@ -1,46 +1,63 @@
-"""The sides of a comparison by the names that tables have: what each one is."""
+"""The sides of a comparison by the names that tables have: what each one is, and how it looks on pictures."""
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from parity.core.tables import Table
 
+
+class Legend(NamedTuple):
+    """What a side is in words. A side that pictures show has the same colour and marker on all of them."""
+
+    words: str
+    colour: str = ""
+    marker: str = ""
+
+
+# C's sides are blue, eager PyTorch is red.
 SIDES = {
-    "c": "C, one operation after the other",
-    "c_graph": "C, the step captured as one CUDA graph",
-    "c_graph_overlap": "C, captured, and each layer's weights are updated during the backward pass",
-    "c_naive": "C with attention scores in memory",
-    "c_keep_all": "C, all activations are kept",
-    "c_keep_most": "C, norms and gates are computed again in backward",
-    "c_checkpoint": "C, only the inputs of checkpoints are kept",
-    "c_mpi": "C over MPI",
-    "c_gloo": "C over Gloo",
-    "c_nccl": "C over NCCL",
-    "c_mpi_whole": "C over MPI without sharding",
-    "c_gloo_whole": "C over Gloo without sharding",
-    "c_nccl_whole": "C over NCCL without sharding",
-    "c_bridge": "FullyShardedDataParallel of parity/bridge_fsdp.py: PyTorch's modules, C's collectives",
-    "torch_eager": "PyTorch as the course writes it, eager",
-    "torch_eager_f32": "PyTorch, eager, in f32",
-    "torch_eager_seed": "PyTorch, eager, with another seed",
-    "torch_compile": "torch.compile",
-    "torch_compile_graph": "torch.compile, captured as one CUDA graph",
-    "torch_checkpoint": "PyTorch with torch.utils.checkpoint",
-    "torch_flash": "PyTorch's fused attention (on GPUs FlashAttention-2)",
-    "torch_cudnn": "cuDNN's attention, called by PyTorch",
-    "torch_efficient": "PyTorch's memory-efficient attention",
-    "torch_tiled": "the tiled algorithm in plain tensor code",
-    "torch_tf32": "PyTorch with TF32 products",
-    "torch_library": "PyTorch's own fused function",
-    "torch_gloo": "torch.distributed over Gloo",
-    "torch_nccl": "torch.distributed over NCCL",
-    "torch_ddp": "PyTorch: the assignment's strategy, and DistributedDataParallel for buckets",
-    "torch_ddp_compiled": "DistributedDataParallel with compiled blocks",
-    "torch_ddp_graph": "that step captured as one CUDA graph",
-    "torch_ddp_compressed": "DistributedDataParallel that sends bf16",
-    "torch_zero": "PyTorch's ZeroRedundancyOptimizer",
-    "torch_fsdp": "PyTorch's fully_shard (FSDP2)",
-    "torch_fsdp_compiled": "fully_shard with compiled blocks and fused attention",
+    "c": Legend("C, one operation after the other", "#0b5fa5", "o"),
+    "c_graph": Legend("C, the step captured as one CUDA graph", "#3f8fd2", "s"),
+    "c_graph_overlap": Legend(
+        "C, captured, and each layer's weights are updated during the backward pass", "#05305a", "^"
+    ),
+    "c_naive": Legend("C with attention scores in memory", "#7fb4e3", "v"),
+    "c_keep_all": Legend("C, all activations are kept"),
+    "c_keep_most": Legend("C, norms and gates are computed again in backward"),
+    "c_checkpoint": Legend("C, only the inputs of checkpoints are kept"),
+    "c_mpi": Legend("C over MPI", "#1c6fb8", "v"),
+    "c_gloo": Legend("C over Gloo", "#62a5dd", "^"),
+    "c_nccl": Legend("C over NCCL", "#0a4178", "s"),
+    "c_mpi_whole": Legend("C over MPI without sharding"),
+    "c_gloo_whole": Legend("C over Gloo without sharding"),
+    "c_nccl_whole": Legend("C over NCCL without sharding"),
+    "c_bridge": Legend(
+        "FullyShardedDataParallel of parity/bridge_fsdp.py: PyTorch's modules, C's collectives"
+    ),
+    "torch_eager": Legend("PyTorch as the course writes it, eager", "#d1495b", "s"),
+    "torch_eager_f32": Legend("PyTorch, eager, in f32", "#e58a97", "D"),
+    "torch_eager_seed": Legend("PyTorch, eager, with another seed", "#8c1c2e", "x"),
+    "torch_compile": Legend("torch.compile", "#c77f0a", "D"),
+    "torch_compile_graph": Legend("torch.compile, captured as one CUDA graph", "#8a5200", "v"),
+    "torch_checkpoint": Legend("PyTorch with torch.utils.checkpoint"),
+    "torch_flash": Legend("PyTorch's fused attention (on GPUs FlashAttention-2)", "#2e8540", "^"),
+    "torch_cudnn": Legend("cuDNN's attention, called by PyTorch", "#8b5fbf", "D"),
+    "torch_efficient": Legend("PyTorch's memory-efficient attention", "#5b8c5a", "v"),
+    "torch_tiled": Legend("the tiled algorithm in plain tensor code", "#777777", "x"),
+    "torch_tf32": Legend("PyTorch with TF32 products"),
+    "torch_library": Legend("PyTorch's own fused function"),
+    "torch_gloo": Legend("torch.distributed over Gloo", "#da6474", "x"),
+    "torch_nccl": Legend("torch.distributed over NCCL", "#a3283b", "D"),
+    "torch_ddp": Legend(
+        "PyTorch: the assignment's strategy, and DistributedDataParallel for buckets", "#d2566a", "D"
+    ),
+    "torch_ddp_compiled": Legend("DistributedDataParallel with compiled blocks"),
+    "torch_ddp_graph": Legend("that step captured as one CUDA graph"),
+    "torch_ddp_compressed": Legend("DistributedDataParallel that sends bf16"),
+    "torch_zero": Legend("PyTorch's ZeroRedundancyOptimizer"),
+    "torch_fsdp": Legend("PyTorch's fully_shard (FSDP2)"),
+    "torch_fsdp_compiled": Legend("fully_shard with compiled blocks and fused attention"),
 }
 # Where C runs no model, or runs it in another way than step by step.
 SPECIAL = {
@@ -62,5 +79,5 @@ def explained(table: Table) -> set[str]:
 
 def sides_note(names: Iterable[str], module: str) -> str:
     """What each of these sides is in a module."""
-    words = (f"`{name}`: {SPECIAL.get((module, name), SIDES[name])}" for name in SIDES if name in names)
+    words = (f"`{name}`: {SPECIAL.get((module, name), SIDES[name].words)}" for name in SIDES if name in names)
     return f"Sides: {'; '.join(words)}."

@@ -2,12 +2,12 @@
 
 import importlib
 import itertools
-import math
 import os
 import pkgutil
 import re
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +25,12 @@ from parity.core.identity import build_for, host_words, same_machine
 from parity.core.ranks import runs_ranks
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
 from parity.core.view import number
-from parity.core.worker import Ahead, Settings, Worker
+from parity.core.worker import Settings, Worker
 
 PROFILES = ("quick", "standard", "full")
 NO_MODULES = ("__main__", "bridge", "bridge_fsdp", "core", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 MORE = 3  # exit status of a run that stopped in time, with cases left
-SMALL_BYTES = 2**34  # a case that needs more waits until all calls of ahead() have ended
 
 
 class SelectionError(ParityError):
@@ -89,9 +88,8 @@ def select(
     measures: Sequence[str] = MEASURES,
     device: str = "cpu",
 ) -> list[Item]:
-    """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, with the measures
-    that are asked for, in the order in which they run: by stage, then by module from the lowest up. Cases of more than
-    two ranks come last in a stage, so that their ranks are started once."""
+    """The cases of a profile on a kind of device that are asked for, by stage, then by module from the lowest up. Cases
+    of more than two ranks come last in a stage, so that their ranks are started once."""
     refuse_unknown(only, modules)
     try:
         pattern = re.compile(regex)
@@ -113,12 +111,12 @@ def select(
     if not items:
         raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
     place = places(items)
-    return sorted(items, key=lambda item: (item.case.stage, max(2, started_ranks(item)), place(item.module)))
 
+    def order(item: Item) -> tuple[int, int, int]:
+        ranks = item.case.ranks if runs_ranks(modules[item.module], item.case) else 1
+        return item.case.stage, max(2, ranks), place(item.module)
 
-def started_ranks(item: Item) -> int:
-    """How many processes compute the case together."""
-    return item.case.ranks if runs_ranks(sys.modules.get(item.path), item.case) else 1
+    return sorted(items, key=order)
 
 
 def expected_seconds(item: Item, finished: Finished) -> float:
@@ -142,34 +140,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-@dataclass(frozen=True)
-class How:
-    """How a sweep runs."""
-
-    redo: bool = False  # finished cases as well
-    within: float = math.inf  # seconds, after which no case begins
-    keep: bool = False  # results of other builds are finished too
-    any_machine: bool = False  # the file may hold another machine's records
-    fail_fast: bool = False  # no case follows one that failed
-    verbose: bool = False  # a line for every case
-
-
 def run_sweep(
-    items: Sequence[Item], file: RecordFile, settings: Settings, console: Console, how: How | None = None
+    items: Sequence[Item], file: RecordFile, settings: Settings, console: Console, options: Namespace
 ) -> int:
-    """Runs what is not finished and appends its records; 1 if a case failed or C has no result of any, else MORE if the
-    time was up before all were run, else 0."""
-    how, started = how or How(), time.monotonic()
+    """Runs what is not finished, as the options of the command `run` say, and appends its records. Returns 1 if a case
+    failed or C has no result of any, else MORE if the time was up before all were run, else 0."""
+    end = time.monotonic() + options.within
     finished = Finished(file.loaded.records)
-    timed = any(_is_measured(item) for item in items)
+    timed = any(item.case.measure != ("error",) for item in items)
     with Worker(settings, timed) as worker:
-        if not how.any_machine:
+        if not options.any_machine:
             _refuse_others(file, worker.surroundings)
         common = (finished, worker.surroundings, settings)
-        pending = [item for item in items if how.redo or not is_done(item, *common, how.keep)]
+        pending = [item for item in items if options.redo or not is_done(item, *common, options.keep)]
         if len(pending) < len(items):
             console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
-        older = 0 if how.redo else sum(is_done(item, *common, keep=True) for item in pending)
+        older = 0 if options.redo else sum(is_done(item, *common, keep=True) for item in pending)
         if older:
             console.print(
                 f"{older} cases were measured with another build and are measured again; --keep keeps them"
@@ -182,7 +168,8 @@ def run_sweep(
             console.print(
                 f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow"
             )
-        return _run_pending(pending, worker, file, console, finished, how, started)
+        expected = {item.name: expected_seconds(item, finished) for item in pending}
+        return _run_pending(pending, expected, worker, file, console, options, end)
 
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
@@ -203,39 +190,22 @@ def is_done(
 
 def _run_pending(
     pending: list[Item],
+    expected: Mapping[str, float],
     worker: Worker,
     file: RecordFile,
     console: Console,
-    finished: Finished,
-    how: How,
-    started: float,
+    options: Namespace,
+    end: float,
 ) -> int:
     counts: Counter = Counter()
     bad, none = False, True
-    expected = {item.name: expected_seconds(item, finished) for item in pending}
-    early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
-    if early:
-        console.print(f"{len(early)} cases are being compiled, beside those whose errors alone are measured")
-    with Ahead(worker.settings, early) as ahead, _progress(console) as progress:
-        watch = _Watch(progress, console, expected, pending, how.verbose)
-
-        def left() -> float:
-            return how.within - (time.monotonic() - started)
-
-        def fits(item: Item) -> bool:
+    with _progress(console) as progress:
+        watch = _Watch(progress, console, expected, options.verbose)
+        while pending and not (options.fail_fast and bad):
+            item = pending[0]
             # The first case always runs: otherwise a time that fits no case would never end.
-            return not watch.done or expected[item.name] <= left()
-
-        while pending and not (how.fail_fast and bad):
-            beside = (item for item in pending if not _waits(item) and fits(item))
-            item = next(beside, None) if ahead.busy() else None
-            if item is None:
-                for case in ahead.wait(left()):
-                    words = f"{case.name}: not compiled ahead of its turn"
-                    console.print(words, style="yellow", markup=False)
-                item = pending[0]
-                if not fits(item):
-                    break
+            if watch.done and time.monotonic() + expected[item.name] > end:
+                break
             pending.remove(item)
             watch.begin(item)
             common = here(item, worker.surroundings, worker.settings) | {"time": now()}
@@ -247,7 +217,7 @@ def _run_pending(
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
     if pending:
-        why = "a case before them is bad" if how.fail_fast and bad else "the time is up"
+        why = "a case before them is bad" if options.fail_fast and bad else "the time is up"
         console.print(f"{len(pending)} cases are left: {why}, the same command goes on from here")
     if none:
         console.print("C has no result of any case: nothing was compared", style="red")
@@ -285,16 +255,6 @@ def _refuse_others(file: RecordFile, surroundings: Mapping) -> None:
         )
 
 
-def _is_measured(item: Item) -> bool:
-    """Whether time or memory of the case are measured, which needs the whole machine."""
-    return item.case.measure != ("error",)
-
-
-def _waits(item: Item) -> bool:
-    """Whether the case must wait until all calls of ahead() have ended."""
-    return _is_measured(item) or item.case.needs_bytes > SMALL_BYTES
-
-
 @dataclass
 class _Tally:
     """The counts of one module's cases so far."""
@@ -317,20 +277,13 @@ class _Watch:
     """Prints how far the run is: one line per module, rewritten in place on a terminal; in a pipe it is printed when
     the module is done. A bad case has a line of its own; with `verbose` every case has one."""
 
-    def __init__(
-        self,
-        progress: Progress,
-        console: Console,
-        expected: Mapping[str, float],
-        items: Iterable[Item],
-        verbose: bool,
-    ):
+    def __init__(self, progress: Progress, console: Console, expected: Mapping[str, float], verbose: bool):
         self.progress, self.console, self.expected, self.verbose = progress, console, expected, verbose
         self.started = self.begun = time.monotonic()
         self.done, self.past = 0, 0.0  # cases, and the seconds they were expected to take
         self.tallies = {
             name: _Tally(total, progress.add_task(name, total=total, visible=False, words=""))
-            for name, total in Counter(item.module for item in items).items()
+            for name, total in Counter(name.partition("/")[0] for name in expected).items()
         }
 
     def begin(self, item: Item) -> None:
@@ -350,12 +303,11 @@ class _Watch:
         self._show(item.module, f", {duration(tally.seconds)}")
         if bad or self.verbose:
             line = f"[{self.done}/{len(self.expected)}] {item.name}: {'; '.join(map(_summary, records))}"
-            self.console.print(line, style="red" if bad else None, markup=False, highlight=False)
+            self.console.print(line, style="red" if bad else None)
         if tally.done == tally.total and not self.console.is_terminal:
             left = f"; about {duration(self._left())} left" if self.done < len(self.expected) else ""
             words = f"{tally.words()}, {duration(tally.seconds)}{left}"
-            line = f"{item.module:<12} {tally.total:>4} cases: {words}"
-            self.console.print(line, markup=False, highlight=False)
+            self.console.print(f"{item.module:<12} {tally.total:>4} cases: {words}")
 
     def _show(self, module: str, more: str) -> None:
         tally = self.tallies[module]

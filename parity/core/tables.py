@@ -87,8 +87,7 @@ class Table:
         return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
 
     def _latex(self, caption: str = "", label: str = "") -> str:
-        """A longtable that fits the width of a page: columns are as wide as their longest word, in the largest letters
-        in which all of them fit, and lie on their side where none is small enough."""
+        """A longtable that fits a page: the largest letters that fit, in landscape if none are small enough."""
         cells = self._cells("")
         columns_of = list(zip(self.titles, map(list, zip(*cells, strict=True)), strict=True))
         fits = (
@@ -174,8 +173,6 @@ def text(value: Any, digits: int = DIGITS) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, Spread):
         return f"{text(value.mean, digits)} ± {text(value.std, 2)}"
     if isinstance(value, float):

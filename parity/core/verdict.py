@@ -1,5 +1,4 @@
-"""What a run comes to, for the last lines of a terminal: which cases hold, what C's time is relative to PyTorch's, and
-what failed."""
+"""The last lines of a run: which cases hold, what C's time is relative to PyTorch's, and what failed."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -46,16 +45,16 @@ def say(
     heads = f"{'module':<12} {'cases hold':>12}  {'C / eager PyTorch':>17}  {'C / fastest PyTorch':>19}"
     console.print(f"\n{heads}")
     for name, row in [*rows.items(), ("all", whole)]:
-        _print(console, f"{name:<12} {f'{row.hold} of {row.cases}':>12}  {_ratios(row)}".rstrip())
+        console.print(f"{name:<12} {f'{row.hold} of {row.cases}':>12}  {_ratios(row)}".rstrip())
     if whole.fastest:
         worst, name = max(whole.fastest)
-        _print(console, f"C against the fastest PyTorch at worst: {worst:.2f} times its time, {name}")
+        console.print(f"C against the fastest PyTorch at worst: {worst:.2f} times its time, {name}")
     if pages:
-        _print(console, f"tables and pictures: {pages}")
+        console.print(f"tables and pictures: {pages}")
     for item, record in bad:
-        _print(console, f"{record['status']}: {item.name} {record['impl']}: {record['message']}", "red")
+        console.print(f"{record['status']}: {item.name} {record['impl']}: {record['message']}", style="red")
     if bad:
-        _print(console, lowest_floor(bad, place), "red")
+        console.print(lowest_floor(bad, place), style="red")
 
 
 def _holds(record: Mapping) -> bool:
@@ -83,7 +82,3 @@ def _ratios(row: Row) -> str:
     means = (geomean(found) for found in (row.eager, [ratio for ratio, _ in row.fastest]))
     eager, fastest = ("" if mean is None else f"{mean:.2f}" for mean in means)
     return f"{eager:>17}  {fastest:>19}"
-
-
-def _print(console: Console, line: str, style: str | None = None) -> None:
-    console.print(line, style=style, markup=False, highlight=False)

@@ -41,6 +41,13 @@ class Records:
     def where(self, wanted: Callable[[Mapping], bool]) -> "Records":
         return Records(filter(wanted, self.records))
 
+    def ordered(self, by: Callable[[Mapping], Any]) -> "Records":
+        return Records(sorted(self.records, key=by))
+
+    def first(self, *asked: str, **keys: Any) -> Mapping | None:
+        """The first of only()."""
+        return next(iter(self.only(*asked, **keys).records), None)
+
     def values(self, key: str) -> list:
         """The values of a case key: numbers ascending, words in the order in which they first ran."""
         found = dict.fromkeys(record["case"][key] for record in self.records if key in record["case"])
@@ -90,37 +97,25 @@ class Records:
         names = [*keys, *self.impls(), *ratios]
         return [{name: rows[at].get(name) for name in names} for at in sorted(rows, key=place)]
 
-    def ratio(self, value: str, over: str | Sequence[str] = "torch_eager", impl: str = "c") -> np.ndarray:
-        """value(impl) / value(over), for every case where both are numbers and the divisor is not 0. Over several
-        impls: over the smallest of what each case has of them."""
-        others = [over] if isinstance(over, str) else over
-        pairs = []
-        for sides in self._sides().values():
-            found = {other: number(sides[other], value) for other in others if other in sides}
-            theirs = min((other for other in found.values() if other), default=None)
-            mine = number(sides[impl], value) if impl in sides else None
-            if mine is not None and theirs:
-                pairs.append(mine / theirs)
-        return np.array(pairs, dtype=np.float64)
+    def ratio(self, value: str, over: str = "torch_eager") -> np.ndarray:
+        """C's value over that of a side, for every case in which both are numbers and the divisor is not 0."""
+        return self._ratios(value, lambda mine: over)
 
-    def error_ratio(self, over: str = "torch_eager") -> np.ndarray:
-        """C's rel_l2 over that of the side it is judged against, the record's `reference` or else `over`, for every
-        case where both are numbers and the divisor is not 0."""
-        ratios = []
-        for sides in self._sides().values():
-            mine = sides.get("c", {})
-            errors = [number(side, "rel_l2") for side in (mine, sides.get(mine.get("reference") or over, {}))]
-            if errors[0] is not None and errors[1]:
-                ratios.append(errors[0] / errors[1])
-        return np.array(ratios, dtype=np.float64)
+    def error_ratio(self) -> np.ndarray:
+        """The same of rel_l2, over the side that C is judged against: the record's `reference`, else eager PyTorch."""
+        return self._ratios("rel_l2", lambda mine: mine.get("reference", "torch_eager"))
 
-    def _sides(self) -> dict[tuple, dict[str, Mapping]]:
-        """The records of each case by impl."""
-        sides: dict[tuple, dict[str, Mapping]] = {}
+    def _ratios(self, value: str, over: Callable[[Mapping], str]) -> np.ndarray:
+        cases: dict[tuple, dict[str, Mapping]] = {}
         for record in self.records:
             case = (record["deliverable"], *record["case"].items())
-            sides.setdefault(case, {})[record["impl"]] = record
-        return sides
+            cases.setdefault(case, {})[record["impl"]] = record
+        ratios = []
+        for sides in cases.values():
+            mine = sides.get("c")
+            theirs = mine and sides.get(over(mine))
+            ratios.append(mine and theirs and _quotient(number(mine, value), number(theirs, value)))
+        return np.array([ratio for ratio in ratios if ratio is not None], dtype=np.float64)
 
 
 def number(record: Mapping, name: str) -> float | None:

@@ -1,8 +1,7 @@
 """The sentences of answers: templates (Jinja2) in parity/words/, filled with numbers from records.
 
 A file has a heading "## row" for each answer, "## row working" for its steps, and "## method ..." for how it was
-measured. A line of an answer is one sentence; one whose values are missing, because nothing was measured or because
-what was is noisy, is left out.
+measured. A line of an answer is one sentence. It is left out if its values were not measured or are noisy.
 """
 
 import math

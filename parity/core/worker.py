@@ -9,18 +9,14 @@ import os
 import select
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from parity.core.case import Case, ParityError
 from parity.core.device import DeviceLost, kind_of, open_device
-from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
 from parity.core.measure import completed, measure_case
 from parity.core.memory import oom_kills
@@ -28,7 +24,6 @@ from parity.core.ranks import Group, GroupError, combined, missing, runs_ranks
 from parity.core.record import surroundings
 
 NAME_BYTES = 64
-AHEAD_S = 300.0  # that a sweep waits at most for what goes ahead of its cases
 LOST = 70  # exit status of a process whose GPU ended its context
 
 
@@ -85,9 +80,8 @@ class Worker:
         return records
 
     def _measured(self, module: str, case: Case, only: Sequence[str] = ()) -> list[dict]:
-        """The records of a case as one process has it, or the times of the sides `only`. A side during which the
-        process died is `oom` if the system killed it for want of memory, else `error`; the case is then run again
-        without that side."""
+        """The records of a case from one process, or the times of the sides `only`. If the process dies, its side is
+        `oom` if memory was full, else `error`, and the case runs again without that side."""
         if case.alone:
             self._stop()
         given_up: dict[str, tuple[str, str]] = {}
@@ -116,8 +110,7 @@ class Worker:
         return records
 
     def _of_ranks(self, module: str, case: Case) -> list[dict]:
-        """The records of a case of several ranks, of a group that stays for later cases. On a CPU the group of two
-        stays when others come, because every module of ranks has cases of two."""
+        """The records of a case of ranks, whose group stays. On a CPU the group of two stays when others come."""
         ranks = case.ranks
         lacks = missing(case, self.settings.device)
         if lacks:
@@ -209,41 +202,7 @@ def _killed(before: int | None, after: int | None) -> tuple[str, str]:
         return "error", "the process was killed by SIGKILL: out of memory, or somebody"
     if after > before:
         return "oom", "the system killed the process: out of memory"
-    return "error", "the process was killed by SIGKILL, and not by the system for want of memory"
-
-
-class Ahead:
-    """What cases need from the disk and take long to put there, each in a process of its own: what torch.compile has
-    compiled once it finds again. They share the machine, and so run beside nothing that is timed."""
-
-    def __init__(self, settings: Settings, cases: Sequence[tuple[str, Case]]):
-        context = _processes()
-        self._running = []
-        for module, case in cases:
-            process = context.Process(target=_go_ahead, args=(module, case, settings), daemon=True)
-            _launch(process)
-            self._running.append((case, process))
-
-    def __enter__(self) -> "Ahead":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.wait(0)
-
-    def busy(self) -> bool:
-        return any(process.exitcode is None for _case, process in self._running)
-
-    def wait(self, seconds: float) -> list[Case]:
-        """Waits until all are done, `seconds` and AHEAD_S at most, and ends the others. Returns the cases that failed;
-        this costs these cases no more than time."""
-        end = time.monotonic() + min(seconds, AHEAD_S)
-        for _case, process in self._running:
-            process.join(timeout=max(0.0, end - time.monotonic()))
-            process.kill()
-            process.join()
-        failed = [case for case, process in self._running if process.exitcode != 0]
-        self._running = []
-        return failed
+    return "error", "the process was killed by SIGKILL, but not because memory was full"
 
 
 def _processes(timed: bool = True):
@@ -259,14 +218,6 @@ def _launch(process) -> None:
         process.start()
     except (EOFError, OSError) as error:  # the server was killed, or cannot fork
         raise WorkerError(f"no measuring process can be started: {error or type(error).__name__}") from error
-
-
-def _go_ahead(name: str, case: Case, settings: Settings) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(settings.threads)
-    device = open_device(settings.device)
-    device.precision(case.get("dtype"))
-    importlib.import_module(name).ahead(case, Draw(case.name, device.torch))
 
 
 def serve(pipe, start: Callable[[], tuple[Any, Callable]]) -> None:
@@ -293,8 +244,6 @@ def open_library(settings: Settings) -> Library:
 
 
 def _serve(pipe, called, settings: Settings) -> None:
-    """The worker's process."""
-
     def calling(impl: str) -> None:
         called.value = impl.encode()[: NAME_BYTES - 1]
 

@@ -1,11 +1,10 @@
 """The write-up: every question of the handouts in their order, each answered from the machine that answers it best.
 
-The machine of an answer: one that measured all that the question asks for, before one that did not; if none did, one
-with more sentences; then the handout's hardware first, H100, H200, another GPU, CPU; then one with more rows. Ranks
-that share a GPU come after the CPU.
+RULE says which machine that is. If several are equal by it, the answer with more rows is taken. Another GPU comes after
+H200, and ranks that share a GPU come after the CPU.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -49,8 +48,10 @@ class Found:
     module: str
 
     def key(self) -> tuple:
-        sentences = 0 if self.section.complete else len(self.section.answer)
-        return self.section.complete, sentences, self.machine.rank(), self.section.rows()
+        """The larger, the better, by the rule above. Machines that are joined have all that each of them has."""
+        joined, complete = " and " in self.machine.name, self.section.complete
+        sentences = 0 if complete else len(self.section.answer)
+        return joined, complete, sentences, self.machine.rank(), self.section.rows()
 
 
 def machines_of(reports: Path, names: Sequence[str], modules: Mapping[str, ModuleType]) -> list[Machine]:
@@ -96,11 +97,6 @@ def collect(found: dict[str, list[Found]], pages: Mapping[str, report.Page], mac
                 found.setdefault(section.row, []).append(Found(section, machine, name))
 
 
-def best_of(candidates: Iterable[Found]) -> Found | None:
-    """By the rule above; machines that are joined have all that either has."""
-    return max(candidates, key=lambda found: (" and " in found.machine.name, found.key()), default=None)
-
-
 def write(
     modules: Mapping[str, ModuleType],
     reports: Path,
@@ -120,7 +116,7 @@ def write(
     document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
     if not only:
         write_head(document, there)
-    chosen = {row: best_of(found.get(row, ())) for row in QUESTIONS}
+    chosen = {row: max(found.get(row, ()), key=Found.key, default=None) for row in QUESTIONS}
     for year, rows in HANDOUTS.items():
         answers = {row: chosen[row] for row in rows if wanted(row, only) and chosen[row]}
         if answers:

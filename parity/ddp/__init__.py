@@ -1,24 +1,15 @@
 """Data parallelism: gradients averaged over ranks in four ways, by libtandem and by PyTorch, in the same processes."""
 
 import functools
+from contextlib import closing
 
 import torch
 
 from parity.core import Case, Side, equal
-from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
+from parity.shared import ranked
+from parity.shared.bench_ranks import BenchRanks, gradient_bytes
 from parity.shared.model import extents
-from parity.shared.ranked import (
-    by_turns,
-    configs,
-    differ,
-    judged_step,
-    sides_of,
-    switches_of,
-    timed_step,
-    toy,
-    toy_outputs,
-)
 from ref import ddp as ref
 
 __all__ = ["cases", "report", "run"]
@@ -35,6 +26,7 @@ XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("bf16_mixed", "adamw", (25, 100, 200)),
 )
 XL_BYTES = 45 * 2**30
+BENCH_STEPS = {"cpu": 10, "cuda": 5}
 USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 100, "bf16_mixed": 100}  # the program's, but on a laptop
 
 
@@ -52,7 +44,7 @@ def cases(profile, device):
         judged = strategies if ranks == 2 or (ranks == 4 and profile != "quick") else ()
         for strategy, way in ways((0.05,), judged):
             keys = TINY | way | dict(ranks=ranks, strategy=strategy, steps=3)
-            how = dict(seconds=1.0, config=configs_of(device))
+            how = dict(seconds=1.0, config=ranked.configs(device, IMPL))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, profile, **keys)
@@ -67,7 +59,7 @@ def timed_case(device, profile, **keys):
         how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
     else:
         how = dict(seconds=4.0 * keys["ranks"], repeats=5 if profile == "quick" else 10)
-    config = configs_of(device, keys["dtype"])
+    config = ranked.configs(device, IMPL, keys["dtype"])
     if profile != "quick" and keys.get("bucket_mb") == usual_mb(device, keys["dtype"]):
         config |= at_its_best(device, keys["dtype"])
         how["seconds"] += 30.0 if device == "cuda" else 20.0  # of compiling
@@ -76,8 +68,7 @@ def timed_case(device, profile, **keys):
 
 
 def at_its_best(device, dtype):
-    """PyTorch's steps besides the eager one: compiled; on GPUs also captured as a graph; and with gradients sent in 16
-    bits if C does so."""
+    """PyTorch's other steps: compiled; on GPUs captured as a graph; and with gradients in 16 bits if C's are."""
     mixed = dtype == "bf16_mixed"
     best = dict(compiled=True, compressed=mixed)
     sides = {"torch_ddp_compressed": dict(compiled=False, compressed=True)} if mixed else {}
@@ -86,9 +77,8 @@ def at_its_best(device, dtype):
 
 
 def communication_case(device, **keys):
-    """What communication takes of C's step."""
     how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
-    config = switches_of(torch.device(device), keys["dtype"])
+    config = ranked.switches_of(device, keys["dtype"])
     return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, config=config)
 
 
@@ -120,10 +110,6 @@ def ways(sizes, strategies=STRATEGIES):
             yield strategy, {} if mb is None else {"bucket_mb": mb}
 
 
-def configs_of(device, dtype="f32"):
-    return configs(torch.device(device), IMPL, dtype)
-
-
 def usual_mb(device, dtype):
     """The bucket of timelines, and of PyTorch's other steps."""
     return USUAL_MB["cpu" if device == "cpu" else dtype]
@@ -137,11 +123,32 @@ def run(case, draw, c):
     if "model" in case:
         return toys(case, draw, c)
     if "part" in case:
-        return communication.run(case, draw, c, usual_mb(draw.device.type, case.dtype))
-    return timed_step(case, draw, c) if "warmup" in case else judged_step(case, draw, c, IMPL, {})
+        return communication(case, draw, c)
+    return (
+        ranked.timed_step(case, draw, c) if "warmup" in case else ranked.judged_step(case, draw, c, IMPL, {})
+    )
 
 
-# ---- the course's toy models ----
+def communication(case, draw, c):
+    """What communication takes of C's step, by td_bench_ranks_run of every rank. The bytes of a step's collectives are
+    judged. The records of naive, of overlap and of the usual bucket have timelines."""
+    device = draw.device.type
+    drawn = case.strategy in ("naive", "overlap") or case.get("bucket_mb") == usual_mb(device, case.dtype)
+
+    def tandem(backend):
+        found = {}
+
+        def measure():
+            with closing(BenchRanks(case, c, backend, BENCH_STEPS[device], warmup=3)) as run:
+                found["values"] = run.values()
+                if drawn:
+                    found["series"] = run.timelines()
+
+        # Measured once, when the side is opened, because a judged call runs twice.
+        return Side(lambda: {"bytes": float(found["values"]["bytes"])}, open=measure, record=lambda: found)
+
+    sides = ranked.sides_of(device, tandem)
+    return sides | {"truth": {"bytes": float(gradient_bytes(case))}, "rule": {"*": equal("truth")}}
 
 
 class Container:
@@ -205,10 +212,9 @@ def toys(case, draw, c):
         for i in range(case.steps)
     ]
 
-    made = functools.partial(toy, ref.TOYS[case.model], device=draw.device)
+    made = functools.partial(ranked.toy, ref.TOYS[case.model], device=draw.device)
 
     def losses_of(model, step, part, dtype=torch.float32):
-        """Of each micro-batch."""
         mine = (values.to(dtype)[part * each : (part + 1) * each] for values in steps[step])
         micros = case.get("micro_batches", 1)
         for i, (x, y) in enumerate(zip(*(values.chunk(micros) for values in mine), strict=True)):
@@ -234,7 +240,7 @@ def toys(case, draw, c):
                     losses[-1] += float(loss.detach())
                 ref.sgd(container.parameters, TOY_LR)
             container.close()
-            return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
+            return ranked.toy_outputs(dict(model.named_parameters()), losses, c)
 
         return call
 
@@ -251,7 +257,7 @@ def toys(case, draw, c):
             ref.sgd(parallel.parameters, TOY_LR)
             losses.append(float(loss))
         parallel.close()
-        return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
+        return ranked.toy_outputs(dict(model.named_parameters()), losses, c)
 
     def in_one(dtype=torch.float32):
         model = made(states[0], dtype=dtype)
@@ -261,12 +267,7 @@ def toys(case, draw, c):
             losses.append(ref.average_alone(model, by_rank))
             ref.sgd(ref.trained(model), TOY_LR)
         weights = dict(model.named_parameters())
-        return [toy_outputs(weights, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
+        return [ranked.toy_outputs(weights, of_rank, dtype=dtype) for of_rank in zip(*losses, strict=True)]
 
-    sides = {side: Side(tandem(backend)) for side, backend in sides_of(draw.device).items()}
-    return sides | {
-        IMPL: eager,
-        "truth": lambda: in_one(torch.float64)[rank],
-        "equal": by_turns(c, in_one),
-        "rule": {"ranks_apart": equal("truth")},
-    }
+    sides = ranked.sides_of(draw.device.type, tandem) | {IMPL: eager}
+    return ranked.judged_by_one(c, sides, in_one)

@@ -78,8 +78,6 @@ def proofs(page, errors, strategy):
     report_proofs(page, mine.records, f"proofs_{strategy}", keys)
 
 
-# ---- steps ----
-
 STEP = {"strategy": "strategy", "bucket_mb": "bucket (MiB)"}
 WAY_AND_STEP = dict(zip(WAY, WAY, strict=True)) | STEP
 
@@ -235,9 +233,6 @@ def bars_of(series):
         }
         found[f"rank {rank} sends"] = {"communication": calls}
     return found
-
-
-# ---- buckets ----
 
 
 def report_buckets(page, steps):

@@ -47,8 +47,7 @@ def error_cases(dtypes):
             yield operation("embedding_backward", **shape, dtype=dtype)
         yield operation("embedding_backward", tokens=100, vocab=53, d_model=80, accumulate=True, dtype=dtype)
 
-        # In one column alone dx is a difference of equal numbers: what eps leaves of it is noise on every
-        # side.
+        # In a single column dx is a difference of equal numbers: what eps leaves of it is noise.
         yield operation("rmsnorm_forward", rows=1, cols=1, dtype=dtype)
         for shape in [
             dict(rows=1, cols=3),

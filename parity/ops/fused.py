@@ -83,8 +83,4 @@ def round(case, draw, c):
     y = draw.poisoned(x.shape, case.out_dtype)
     dtypes = [c.enum("td_dtype", dtype) for dtype in (case.dtype, case.out_dtype)]
     tandem = into(c, "td_round", {"y": y}, case.count, dtypes[0], x, dtypes[1], y)
-
-    def function(x):
-        return {"y": x.to(y.dtype)}
-
-    return forward_sides(tandem, function, x, rule={"y": equal()})
+    return forward_sides(tandem, lambda x: {"y": x.to(y.dtype)}, x, rule={"y": equal()})

@@ -1,5 +1,7 @@
 """Operations that move numbers, embedding and the table of rotary positions, with the sides of each."""
 
+from functools import partial
+
 import torch
 
 from parity.core import Side, equal
@@ -24,11 +26,8 @@ def embedding_forward(case, draw, c):
     y = draw.poisoned((case.tokens, case.d_model), case.dtype)
     desc = c.struct("td_embedding_shape", case)
     tandem = into(c, "td_embedding_forward", {"y": y}, desc, ids, weight, y)
-
-    def torch_embedding(weight):
-        return {"y": ref.embedding(ids, weight)}
-
-    return forward_sides(tandem, torch_embedding, weight, rule={"y": equal("truth")})
+    rule = {"y": equal("truth")}
+    return forward_sides(tandem, lambda weight: {"y": ref.embedding(ids, weight)}, weight, rule=rule)
 
 
 def embedding_backward(case, draw, c):
@@ -50,9 +49,7 @@ def embedding_backward(case, draw, c):
     def finish(grads):
         return {"dweight": grads["dweight"] + before} if accumulate else grads
 
-    def function(weight):
-        return ref.embedding(ids, weight)
-
+    function = partial(ref.embedding, ids)
     return backward_sides(tandem, ["dweight"], function, [weight], dy, finish=finish)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from parity.ops.sides import Compiled, forward_sides, into, rounded
+from parity.ops.sides import compiled, forward_sides, into, rounded
 from parity.shared.model import ADAMW
 from ref import ops as ref
 
@@ -45,13 +45,8 @@ def adamw_step(case, draw, c):
         return ours
 
     def torch_adamw(p, g, m, v):
-        return dict(
-            zip(
-                "pmv",
-                ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case)),
-                strict=True,
-            )
-        )
+        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case))
+        return dict(zip("pmv", found, strict=True))
 
     if "time" not in case.measure:
         return forward_sides(tandem, torch_adamw, p, g, m, v)
@@ -59,17 +54,16 @@ def adamw_step(case, draw, c):
         "c": tandem,
         "torch_eager": torch_step(p, g, foreach=True),
         "torch_library": torch_step(p, g, fused=True),
-        "torch_compile": torch_step(p, g, compiled=True, foreach=True, capturable=p.is_cuda),
+        "torch_compile": torch_step(p, g, compiling=True, foreach=True, capturable=p.is_cuda),
     }
 
 
-def torch_step(p, g, cls=torch.optim.AdamW, copy=None, compiled=False, **how):
-    """PyTorch's optimizer on weights and gradients of one type, as under autocast. `copy` gets the weights for the next
-    forward."""
+def torch_step(p, g, cls=torch.optim.AdamW, copy=None, compiling=False, **how):
+    """PyTorch's optimizer on weights and gradients of one type. `copy` gets the weights for the next forward."""
     weight = torch.nn.Parameter(p.clone())
     weight.grad = g.to(p.dtype)
     step = cls([weight], **how).step
-    step = Compiled(step) if compiled else step
+    step = compiled(step) if compiling else step
 
     def call():
         step()
@@ -101,11 +95,9 @@ def global_norm(case, draw, c):
     dtype = c.enum("td_dtype", case.dtype)
     work = c.work(c.value("td_global_norm_work_bytes", c.device, case.count, dtype))
     tandem = into(c, "td_global_norm", {"norm": norm}, case.count, dtype, g, norm, work)
-
-    def function(g):
-        return {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}
-
-    return forward_sides(tandem, function, g)
+    return forward_sides(
+        tandem, lambda g: {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}, g
+    )
 
 
 def update_clip(case, draw, c):
@@ -135,8 +127,7 @@ def update_clip(case, draw, c):
 
 
 def adamw_update(case, draw, c):
-    """AdamW on f32 weights as two planes, the upper of which is the bf16 copy that GEMMs read, with gradients of 16
-    bits. With on_device the device counts the steps, as in a graph that is replayed."""
+    """AdamW on f32 weights as two planes. The upper plane is the bf16 copy. on_device: the device counts steps."""
     p, g = draw.normal("p", (case.count,), "f32"), draw.normal("g", (case.count,), case.grad_dtype)
     m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
     ours = {name: x.clone() for name, x in zip("pmv", (p, m, v), strict=True)}

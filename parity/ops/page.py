@@ -29,8 +29,6 @@ def report(page, records):
 
 
 def report_times(page, timed, name):
-    """A row a case: times of all sides."""
-
     def cells(record):
         shape = ", ".join(f"{k} {v}" for k, v in record["case"].items() if k not in ("op", "dtype"))
         return {"shape": shape, record["impl"]: record["ms"]["median"]}

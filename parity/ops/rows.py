@@ -87,19 +87,20 @@ def silu_mul_inputs(case, draw):
     return draw.normal("gate", shape, case.dtype, std=2.0), draw.normal("up", shape, case.dtype)
 
 
+def silu_mul_library(gate, up):
+    return F.silu(gate) * up
+
+
 def silu_mul_forward(case, draw, c):
     gate, up = silu_mul_inputs(case, draw)
     y = draw.poisoned((case.rows, case.cols), case.dtype)
     desc = c.struct("td_rows_shape", case)
     tandem = into(c, "td_silu_mul_forward", {"y": y}, desc, gate, up, y)
 
-    def torch_silu_mul(gate, up):
-        return {"y": ref.silu_mul(gate[:, : case.cols], up[:, : case.cols])}
+    def of(silu_mul):
+        return lambda gate, up: {"y": silu_mul(gate[:, : case.cols], up[:, : case.cols])}
 
-    def library(gate, up):
-        return {"y": F.silu(gate[:, : case.cols]) * up[:, : case.cols]}
-
-    return forward_sides(tandem, torch_silu_mul, gate, up, library=library)
+    return forward_sides(tandem, of(ref.silu_mul), gate, up, library=of(silu_mul_library))
 
 
 def silu_mul_backward(case, draw, c):
@@ -117,9 +118,8 @@ def silu_mul_backward(case, draw, c):
         return {name: padded(grad, gate.shape[1]) for name, grad in grads.items()}
 
     inputs = [x[:, : case.cols].contiguous() for x in (gate, up)]
-    return backward_sides(
-        tandem, ["dgate", "dup"], ref.silu_mul, inputs, dy, lambda gate, up: F.silu(gate) * up, finish
-    )
+    names = ["dgate", "dup"]
+    return backward_sides(tandem, names, ref.silu_mul, inputs, dy, silu_mul_library, finish)
 
 
 def residual_add(case, draw, c):
@@ -127,7 +127,6 @@ def residual_add(case, draw, c):
     y = draw.poisoned((case.count,), case.dtype)
     dtype = c.enum("td_dtype", case.dtype)
     tandem = into(c, "td_residual_add", {"y": y}, case.count, dtype, a, b, y)
-
     return forward_sides(tandem, lambda a, b: {"y": ref.residual_add(a, b)}, a, b, rule={"y": equal()})
 
 
@@ -140,27 +139,26 @@ def softmax_forward(case, draw, c):
     x = rows_of(case, draw, "x", case.cols, case.dtype, std=2.0)
     y = draw.poisoned(x.shape, case.dtype)
     desc = c.struct("td_softmax_shape", case)
-    function = softmax_function(case)
     tandem = into(c, "td_softmax_forward", {"y": y}, desc, x, y)
 
-    return forward_sides(
-        tandem, lambda x: {"y": function(x)}, x, library=softmax_library(case, draw.device, True)
-    )
+    def of(softmax):
+        return lambda x: {"y": softmax(x)}
+
+    library = of(softmax_library(case, draw.device))
+    return forward_sides(tandem, of(softmax_function(case)), x, library=library)
 
 
-def softmax_library(case, device, outputs=False):
+def softmax_library(case, device):
     """PyTorch's fused softmax, of scores that were masked before."""
     if "causal_seq" in case:
         visible = ref.causal_mask(case.causal_seq, case.cols, device)
         bias = torch.zeros(visible.shape, device=device).masked_fill(~visible, float("-inf"))
         bias = bias.to(DTYPES[case.dtype])
 
-    def masked(x):
-        return (x.unflatten(0, (-1, case.causal_seq)) + bias).flatten(0, 1) if "causal_seq" in case else x
-
     def library(x):
-        y = masked(x).softmax(-1)
-        return {"y": y} if outputs else y
+        if "causal_seq" in case:
+            x = (x.unflatten(0, (-1, case.causal_seq)) + bias).flatten(0, 1)
+        return x.softmax(-1)
 
     return library
 
@@ -218,12 +216,9 @@ def cross_entropy_backward(case, draw, c):
         c, "td_cross_entropy_backward", {"dlogits": dlogits}, desc, logits, targets, lse, 1.0, dlogits
     )
 
-    def function(logits):
-        return ref.cross_entropy(logits, targets)[0]
-
-    def library(logits):
-        return F.cross_entropy(logits.float(), targets)
-
-    return backward_sides(
-        tandem, ["dlogits"], function, [logits], torch.tensor(1.0, device=draw.device), library
+    one = torch.tensor(1.0, device=draw.device)
+    function, library = (
+        lambda logits: ref.cross_entropy(logits, targets)[0],
+        lambda logits: F.cross_entropy(logits.float(), targets),
     )
+    return backward_sides(tandem, ["dlogits"], function, [logits], one, library)

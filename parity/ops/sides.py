@@ -1,6 +1,6 @@
 """What every operation has in common: its sides, from one function."""
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,14 @@ EPS = float(torch.tensor(1e-5))  # RMSNorm's, as the f32 that C's struct holds
 GAP = 7.0  # fills the gap between the heads and the pitch, which no operation may change
 
 
-class Compiled:
+def compiled(function):
     """A function that torch.compile makes when it is first called: importing the compiler alone takes seconds."""
 
-    def __init__(self, function):
-        self.function, self.compiled = function, None
+    @cache
+    def made():
+        return torch.compile(function, dynamic=False)
 
-    def __call__(self, *arguments):
-        if self.compiled is None:
-            self.compiled = torch.compile(self.function, dynamic=False)
-        return self.compiled(*arguments)
+    return lambda *arguments: made()(*arguments)
 
 
 def into(c, name, outputs, *arguments):
@@ -38,7 +36,7 @@ def forward_sides(tandem, function, *inputs, rule=None, library=None):
     sides = {
         "c": tandem,
         "torch_eager": lambda: function(*inputs),
-        "torch_compile": partial(Compiled(function), *inputs),
+        "torch_compile": partial(compiled(function), *inputs),
         "truth": lambda: function(*map(wide, inputs)),
         "rule": rule or {},
     }
@@ -69,7 +67,7 @@ def backward_sides(tandem, names, function, inputs, cotangent, library=None, fin
         return exact.call()
 
     sides = {"c": tandem, "torch_eager": side(function, inputs, cotangent), "truth": truth}
-    sides["torch_compile"] = side(Compiled(function), inputs, cotangent)
+    sides["torch_compile"] = side(compiled(function), inputs, cotangent)
     if library:
         sides["torch_library"] = side(library, inputs, cotangent)
     return sides

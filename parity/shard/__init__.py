@@ -5,23 +5,11 @@ from itertools import product
 
 import torch
 
-from parity.core import Case, Side, equal, within
+from parity.core import Case, Side, within
 from parity.shard import full, memory
 from parity.shard.page import report
+from parity.shared import ranked
 from parity.shared.model import extents
-from parity.shared.ranked import (
-    by_turns,
-    configs,
-    differ,
-    judged_step,
-    sides_of,
-    switches_of,
-    timed_step,
-    torch_options,
-    toy,
-    toy_outputs,
-    whole_of,
-)
 from ref import ddp as toys
 from ref import shard as ref
 
@@ -73,8 +61,8 @@ def laptop_cases(profile):
 
 def xl_cases():
     for dtype, sizes in XL_WAYS.items():
-        mine = switches_of(torch.device("cuda"), dtype)
-        whole = {whole_of(side): switches for side, switches in mine.items()}
+        mine = ranked.switches_of("cuda", dtype)
+        whole = {ranked.whole_of(side): switches for side, switches in mine.items()}
         for mb, shard in product(sizes, KINDS):
             config = configs_of("cuda", dtype, shard) | whole
             keys = xl_size() | ways(shard, mb) | dict(ranks=2, optimizer="adamw")
@@ -95,7 +83,7 @@ def memory_cases(profile, device):
                 # What a step's operations find there: graphs have memory of CUDA's own.
                 whole = shard == "whole"
                 impl = "torch_ddp" if whole else IMPL
-                config = configs(torch.device(device), impl, dtype, queued=True, shard=shard)
+                config = ranked.configs(device, impl, dtype, queued=True, shard=shard)
                 if not whole:
                     config[IMPL] |= FUSED
                 yield Case(
@@ -109,7 +97,7 @@ def xl_size():
 
 
 def configs_of(device, dtype="f32", shard=None):
-    found = configs(torch.device(device), IMPL, dtype, shard=shard)
+    found = ranked.configs(device, IMPL, dtype, shard=shard)
     return found | {IMPL: found[IMPL] | FUSED}
 
 
@@ -132,17 +120,10 @@ def run(case, draw, c):
     if "part" in case:
         return memory.run(case, draw, c)
     if "warmup" in case:
-        return timed_step(case, draw, c, None if case.shard == "full" else zero_of)
+        return ranked.timed_step(case, draw, c, None if case.shard == "full" else memory.zero)
     if case.deliverable == full.PROOF:
-        return judged_step(case, draw, c, full.IMPL, {})
-    return judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, zero_of)
-
-
-def zero_of(_case, parameters, fused):
-    return ref.adamw(parameters, fused=fused, **torch_options())
-
-
-# ---- the course's toy models ----
+        return ranked.judged_step(case, draw, c, full.IMPL, {})
+    return ranked.judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, memory.zero)
 
 
 class Sharded:
@@ -184,7 +165,7 @@ def on_toys(case, draw, c):
         (draw.uniform(f"x {i}", (case.samples, 10), "f32"), draw.uniform(f"y {i}", (case.samples, 5), "f32"))
         for i in range(case.steps)
     ]
-    made = partial(toy, make, state, draw.device)
+    made = partial(ranked.toy, make, state, draw.device)
 
     def trained(model, optimizer, dtype=torch.float32):
         losses = []
@@ -207,7 +188,7 @@ def on_toys(case, draw, c):
             losses = trained(model, optimizer)
             values["state_bytes"] = optimizer.state_bytes()
             optimizer.close()
-            return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
+            return ranked.toy_outputs(dict(model.named_parameters()), losses, c)
 
         return Side(call, record=lambda: {"values": values})
 
@@ -218,17 +199,13 @@ def on_toys(case, draw, c):
         optimizer = ref.adamw(toys.trained(model), **TOY)
         losses = trained(model, optimizer)
         theirs["state_bytes"] = ref.state_bytes(optimizer)
-        return toy_outputs(dict(model.named_parameters()), losses, differ(c, model.parameters()))
+        return ranked.toy_outputs(dict(model.named_parameters()), losses, c)
 
     def in_one(dtype=torch.float32):
         model = made(dtype=dtype)
         losses = trained(model, torch.optim.AdamW(toys.trained(model), **TOY), dtype)
-        return toy_outputs(dict(model.named_parameters()), losses, False, dtype)
+        return [ranked.toy_outputs(dict(model.named_parameters()), losses, dtype=dtype)] * case.ranks
 
-    sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
-    return sides | {
-        IMPL: Side(zero, record=lambda: {"values": theirs}),
-        "truth": lambda: in_one(torch.float64),
-        "equal": by_turns(c, lambda: [in_one()] * case.ranks),
-        "rule": {"ranks_apart": equal("truth")},
-    }
+    sides = ranked.sides_of(draw.device.type, tandem)
+    sides[IMPL] = Side(zero, record=lambda: {"values": theirs})
+    return ranked.judged_by_one(c, sides, in_one)

@@ -6,21 +6,9 @@ from functools import partial
 import torch
 
 from parity.bridge_fsdp import FullyShardedDataParallel
-from parity.core import DTYPES, Case, Side, equal
+from parity.core import DTYPES, Case, Side
+from parity.shared import ranked
 from parity.shared.model import extents, quick_start
-from parity.shared.ranked import (
-    BACKENDS,
-    RankTrainer,
-    by_turns,
-    configs,
-    differ,
-    draw_batches,
-    sides_of,
-    switches_of,
-    toy,
-    toy_outputs,
-    whole_of,
-)
 from ref import ddp, shard
 
 IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
@@ -64,13 +52,13 @@ def cases(profile, device):
 
 
 def accounting_cases(keys, device, profile):
-    """Steps, also of C without sharding; and memory, with what passes wait for. In full PyTorch's compiled blocks,
-    too."""
+    """Steps, also of C without sharding, and memory. The profile `full` has PyTorch's compiled blocks, too."""
     gpu, dtype = device == "cuda", keys["dtype"]
     best = {COMPILED: dict(compiled=True)} if profile == "full" else {}
     where = dict(in_turn=True, needs_bytes=NEEDS_BYTES) if gpu else {}
     bucket = {"bucket_mb": BUCKET_MB[dtype if gpu else "cpu"]}
-    whole = {whole_of(side): how | bucket for side, how in switches_of(torch.device(device), dtype).items()}
+    split = ranked.switches_of(device, dtype)
+    whole = {ranked.whole_of(side): how | bucket for side, how in split.items()}
     how = dict(warmup=5 if gpu else 3, seconds=60.0 if gpu else 8.0)
     how["repeats"] = 5 if (profile, device) == ("quick", "cpu") else 10
     config = configs_of(device, dtype) | best | whole
@@ -81,20 +69,20 @@ def accounting_cases(keys, device, profile):
 
 def leaderboard_case():
     keys = {"size": "8B"} | extents("8B")[0] | EIGHT
-    switches = switches_of(torch.device("cuda"), EIGHT["dtype"], shard="full")
+    switches = ranked.switches_of("cuda", EIGHT["dtype"], shard="full")
     config = {side: how | EIGHT_SWITCHES for side, how in switches.items()}
     how = dict(measure="time", seconds=60.0, repeats=4, in_turn=True, needs_bytes=EIGHT_BYTES)
     return Case(LEADERBOARD, warmup=1, **keys, **how, config=config)
 
 
 def configs_of(device, dtype, queued=False):
-    return configs(torch.device(device), IMPL, dtype, queued, shard="full")
+    return ranked.configs(device, IMPL, dtype, queued, shard="full")
 
 
 def on_toy(case, draw, c):
     """SGD on the course's model, which computes in `compute` and keeps its weights in f32."""
     # The bridge's backend: of MPI a process has one communicator, which is C's.
-    os.environ.setdefault("TANDEM_BACKEND", BACKENDS[draw.device.type][-1])
+    os.environ.setdefault("TANDEM_BACKEND", ranked.BACKENDS[draw.device.type][-1])
     rank, each = c.ranks.rank, case.samples // case.ranks
     compute = None if case.compute == "f32" else DTYPES[case.compute]
     state = {
@@ -109,10 +97,9 @@ def on_toy(case, draw, c):
         for i in range(case.steps)
     ]
 
-    made = partial(toy, shard.Toy, state, draw.device)
+    made = partial(ranked.toy, shard.Toy, state, draw.device)
 
     def parts(step):
-        """Each rank's batch."""
         return list(zip(*(tensor.split(each) for tensor in steps[step]), strict=True))
 
     def split(wrap, weights_of, seen=lambda weights: None):
@@ -131,7 +118,7 @@ def on_toy(case, draw, c):
                 losses.append(float(loss.detach()))
             weights = weights_of(model)
             seen(weights)
-            return toy_outputs(weights, losses, differ(c, weights.values()))
+            return ranked.toy_outputs(weights, losses, c)
 
         return call
 
@@ -147,49 +134,38 @@ def on_toy(case, draw, c):
 
     def in_one(dtype=torch.float32):
         losses, weights = trained_alone(dtype)
-        return [toy_outputs(weights, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
+        return [ranked.toy_outputs(weights, of_rank, dtype=dtype) for of_rank in zip(*losses, strict=True)]
 
     values = {"weights": sum(tensor.numel() for tensor in state.values())}
 
     def compare(mine):
-        """How many weights have other bits than in one process: if that averages the ranks' gradients, and if it takes
-        the whole batch at once, as the course's test does."""
+        """Counts weights with other bits than in one process that averages gradients, or takes whole batches."""
         for name, batches in (("apart_average", parts), ("apart_whole", lambda step: [steps[step]])):
             _, weights = trained_alone(batches=batches)
             values[name] = sum(int((mine[of] != weights[of]).sum()) for of in state)
 
-    return {
-        BRIDGE: Side(
-            split(
-                lambda model: FullyShardedDataParallel(model, compute),
-                lambda model: model.gather_full_parameters(),
-                compare,
-            ),
-            record=lambda: {"values": values},
-        ),
-        IMPL: split(
-            lambda model: shard.sharded_toy(model, compute),
-            lambda model: {name: shard.whole(p.detach()) for name, p in model.named_parameters()},
-        ),
-        "truth": lambda: in_one(torch.float64)[rank],
-        "equal": by_turns(c, in_one),
-        "rule": {"ranks_apart": equal("truth")},
-    }
-
-
-def asked_flops(case, c):
-    """What the model asks of a rank: of attention what the mask leaves, backward twice forward."""
-    size = c.struct("td_account_model", case)
-    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
-    return 3 * counted.forward_matmul
+    bridge = split(
+        lambda model: FullyShardedDataParallel(model, compute),
+        FullyShardedDataParallel.gather_full_parameters,
+        compare,
+    )
+    theirs = split(
+        lambda model: shard.sharded_toy(model, compute),
+        lambda model: {name: shard.whole(p.detach()) for name, p in model.named_parameters()},
+    )
+    sides = {BRIDGE: Side(bridge, record=lambda: {"values": values}), IMPL: theirs}
+    return ranked.judged_by_one(c, sides, in_one)
 
 
 def leaderboard(case, draw, c):
     """The step of C alone: weights of its own, for all at once would not fit next to the trainer's."""
-    ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
+    ids, targets = ranked.draw_batches(case, draw, 1)[0][c.ranks.rank]
+    size = c.struct("td_account_model", case)
+    # The model asks of a rank: of attention what the mask leaves, and backward is twice forward.
+    forward = c.value("td_account_model_flops", size, case.batch, case.context, True, False).forward_matmul
 
     def tandem(backend):
-        trainer, values, found = RankTrainer(case, c, backend), {}, {}
+        trainer, values, found = ranked.RankTrainer(case, c, backend), {}, {}
 
         def begin():
             trainer.c.own_stream(True)
@@ -198,7 +174,7 @@ def leaderboard(case, draw, c):
             with quick_start(trainer.c, case.ranks):
                 trainer.begin()
             trainer.step(ids, targets)
-            values["first_loss"] = trainer.loss()
+            values["first_loss"] = float(trainer.loss())
 
         def call():
             trainer.step(ids, targets)
@@ -206,7 +182,7 @@ def leaderboard(case, draw, c):
 
         def close():
             if trainer.train is not None:
-                values["last_loss"] = trainer.loss()
+                values["last_loss"] = float(trainer.loss())
                 found["peak_mib"] = max(c.ranks.gathered(trainer.c.bytes_peak())) / 2**20
             trainer.close()
             trainer.c.own_stream(False)
@@ -215,8 +191,8 @@ def leaderboard(case, draw, c):
             call,
             open=begin,
             close=close,
-            flops=asked_flops(case, c),
+            flops=3 * forward,
             record=lambda: found | {"values": values},
         )
 
-    return {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
+    return ranked.sides_of(draw.device.type, tandem)

@@ -76,9 +76,6 @@ def report_leaderboard(page, records):
         page.method("leaderboard", **told)
 
 
-# ---- memory ----
-
-
 def held(record):
     """MiB of weights, gradients and optimizer state on the rank with the most, without buffers."""
     return sum(max(record["memory"].get(f"{part}_mib", [0.0])) for part in STATE)
@@ -121,9 +118,6 @@ def report_memory(page, mine, parts):
         "fsdp_memory",
         expected=4,
     )
-
-
-# ---- time ----
 
 
 def noisy(record):
@@ -169,8 +163,7 @@ def timed_of(records):
 
 
 def numbers_of(record):
-    """What communication takes of a step. Waits for weights and for the last gradients are exposed. The rest by which
-    the step is longer than without communication is compute that is stretched."""
+    """What communication takes of a step: exposed waits, and the rest, by which it stretches compute."""
     values = record["values"]
     exposed = values["waits"] + values["tail"]
     found = {"step": values["step"], "ideal": values["without"], "exposed_ms": exposed}

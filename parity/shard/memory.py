@@ -1,8 +1,8 @@
-"""Where each rank's memory goes at three points of a step, and what a step sends: with state that every rank has, by
-tensors, and flat."""
+"""Where each rank's memory goes at three points of a step, and what a step sends, by the way state is split."""
 
 import functools
 import gc
+from contextlib import closing
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ def run(case, draw, c):
     predicted = sharded_bytes(case, c) if case.shard == "full" else None
     state = predicted["optimizer_state"] if predicted else state_bytes(case, elements_of(case))[c.ranks.rank]
     within_of = within(rel_l2=FULL_WITHIN if predicted else STATE_WITHIN)
-    sides = {side: tandem(case, c, backend, predicted) for side, backend in sides_of(draw.device).items()}
+    sides = sides_of(draw.device.type, lambda backend: tandem(case, c, backend, predicted))
     theirs = {impl: how for impl, how in case.config.items() if impl not in sides}
     begin = (initial_state(case, draw.quickly), draw_batches(case, draw, STEPS)) if theirs else ()
     sides |= {impl: torch_side(case, draw, c, *begin, **how) for impl, how in theirs.items()}
@@ -41,24 +41,20 @@ def tandem(case, c, backend, predicted):
 
     def measure():
         found["others"] = max(0, others_running() - (case.ranks - 1))
-        run = BenchRanks(case, c, backend, steps=steps, warmup=warmup, state=case.shard)
-        try:
+        with closing(BenchRanks(case, c, backend, steps, warmup, state=case.shard)) as run:
             of_step = run.values()
             found.update(memory=run.memory(), collectives=of_step["calls"], collective_bytes=of_step["bytes"])
             if predicted:
                 arithmetic = {f"predicted {name}": nbytes for name, nbytes in predicted.items()}
                 found.update(series=run.timelines(), values=of_step | arithmetic)
             state["optimizer_state"] = float(run.ranks[c.ranks.rank].optimizer_state)
-        finally:
-            run.close()
 
     # Once, when the side is opened: a call that is judged is made twice.
     return Side(lambda: state, open=measure, record=lambda: found)
 
 
 class Account:
-    """What a trainer of PyTorch takes: on GPUs all that its allocator has given, on a CPU the tensors that live on
-    between steps, and beside them what a call takes at its peak."""
+    """Memory of a trainer of PyTorch: on GPUs its allocator's, on a CPU tensors between steps and a call's peak."""
 
     def __init__(self, device):
         # What a case before this one left would be given back meanwhile: DDP's last buckets, which the group
@@ -97,7 +93,8 @@ def torch_side(case, draw, c, state, batches, **how):
 
     def call():
         account = Account(c.on)
-        trainer = TorchTrainer(case, state, draw.device, optimizer_of(case), **how).open()
+        optimizer = None if case.shard in ("whole", "full") else zero
+        trainer = TorchTrainer(case, state, draw.device, optimizer, **how).open()
         account.look(trainer, "made")
         for batch in batches:
             backward = functools.partial(trainer.backward, *batch[c.ranks.rank])
@@ -114,11 +111,9 @@ def torch_side(case, draw, c, state, batches, **how):
     return Side(call, record=lambda: found)
 
 
-def optimizer_of(case):
-    """PyTorch's optimizer if state is split; None: TorchTrainer's own."""
-    if case.shard in ("whole", "full"):
-        return None
-    return lambda _case, parameters, fused: ref.adamw(parameters, fused=fused, **torch_options())
+def zero(_case, parameters, fused):
+    """PyTorch's optimizer whose state is split."""
+    return ref.adamw(parameters, fused=fused, **torch_options())
 
 
 def parts_of(trainer):
@@ -129,9 +124,6 @@ def parts_of(trainer):
         "gradients": sum(ref.own(p.grad).nbytes for p in parameters if p.grad is not None),
         "optimizer_state": ref.state_bytes(trainer.optimizer),
     }
-
-
-# ---- the arithmetic ----
 
 
 def sharded_bytes(case, c):
@@ -172,8 +164,7 @@ def sent_of(keys):
 
 
 def on_the_wire(keys, gradients, weights):
-    """Bytes that a rank sends in rings, in the mean over ranks: an all-reduce is twice a reduce-scatter, and what is
-    broadcast or gathered passes every rank but one."""
+    """Mean bytes that a rank sends in rings: an all-reduce sends twice what the other collectives send."""
     share = (keys["ranks"] - 1) / keys["ranks"]
     if keys["shard"] == "whole":
         return 2 * share * gradients

@@ -5,6 +5,7 @@ import math
 import torch
 
 from parity.core import Case, Side, equal, grid
+from ref.ops import tf32_matmul
 
 # C's ways to attend, by the prefix of their functions.
 WAYS = {"naive": "td_attention_naive", "flash": "td_flash", "jit": "td_jit"}
@@ -29,8 +30,7 @@ def matrix_bytes(seq):
 
 
 def grid_case(deliverable, profile, device, seq, head_dim, phase, *, compiling=0.5, longest=math.inf, **how):
-    """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU. There `longest`
-    tokens and more are timed once, after one call."""
+    """A point of the handout's grid: 100 calls, on a CPU fewer for long ones, and one from `longest` tokens on."""
     keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
     matrix, slow = matrix_bytes(seq), 3 if phase == "backward" else 1
     how["measure"] = "time memory"
@@ -49,7 +49,6 @@ def grid_case(deliverable, profile, device, seq, head_dim, phase, *, compiling=0
 
 
 def inputs(case, draw):
-    """q, k, v and dout of a case."""
     queries = (case.batch, case.heads, case.seq, case.head_dim)
     keys = (case.batch, case.heads, case.get("seq_k", case.seq), case.head_dim)
     q = draw.normal("q", queries, case.dtype)
@@ -73,6 +72,18 @@ def judged(case, draw, c, way, tensors, *saved):
         return outputs
 
     return call
+
+
+def error_sides(case, call, formula, tensors):
+    """C's call and PyTorch's formula. In TF32 the reference is a side that rounds the inputs of each product."""
+    sides = {
+        "c": call,
+        "torch_eager": lambda: formula(*tensors),
+        "truth": lambda: formula(*(x.double() for x in tensors)),
+    }
+    if case.dtype == "tf32":
+        tf32 = {"torch_tf32": lambda: formula(*tensors, matmul=tf32_matmul), "reference": "torch_tf32"}
+    return sides | (tf32 if case.dtype == "tf32" else {})
 
 
 def by_autograd(attend, q, k, v, dout):
@@ -213,15 +224,8 @@ class Eager:
 
 
 def account(case, c, matrices):
-    """libtandem's arithmetic for the case."""
     element_bytes = c.td_dtype_size(c.enum("td_dtype", case.dtype))
     return c.value(
         "td_account_attention_memory", case.batch * case.heads, case.seq, case.get("seq_k", case.seq),
         case.head_dim, element_bytes, matrices, case.causal,
     )  # fmt: skip
-
-
-def flops_of(account, phase):
-    """FLOPs by which both sides' speed is stated: of the method, flash backward included, whoever does more."""
-    flops = {"forward": account.forward_flops, "backward": account.backward_flops}
-    return flops.get(phase) or sum(flops.values())

@@ -2,7 +2,7 @@
 
 from parity.shared.model import quick_start, train_options
 from parity.shared.pages import MIB
-from parity.shared.ranked import comm_of, hyper_of
+from parity.shared.ranked import hyper_of
 
 ALIGNED = 256  # bytes: TD_ALIGNMENT
 TIMES = {
@@ -23,7 +23,8 @@ class BenchRanks:
 
     def __init__(self, case, c, backend, steps, warmup, state="whole"):
         self.c = c.ranks.session
-        fields = train_options(case.config[f"c_{backend}"])
+        switches = case.config[f"c_{backend}"]
+        fields = train_options(switches)
         config = self.c.struct(
             "td_bench_ranks_config",
             case,
@@ -35,7 +36,7 @@ class BenchRanks:
             warmup=warmup,
             steps=steps,
         )
-        comm = comm_of(case, c, backend)
+        comm = c.ranks.comm(backend, switches.get("nccl_ctas", 0))
         self.c.own_stream(True)
         try:
             with quick_start(self.c, case.ranks):
@@ -49,8 +50,7 @@ class BenchRanks:
         self.c.td_bench_ranks_result_destroy(self.result)
 
     def values(self):
-        """Medians in ms, the mean of the ranks; calls and bytes of a rank, and how many blocks of memory they go
-        from GPU to GPU of."""
+        """Medians in ms, the mean of the ranks; calls and bytes of a rank; and its NCCL windows."""
         found = {
             name: sum(getattr(rank, field).median for rank in self.ranks) / len(self.ranks)
             for name, field in TIMES.items()
@@ -74,9 +74,9 @@ class BenchRanks:
         return found | {"peak_mib": [max(rank.peak) / MIB for rank in self.ranks]}
 
     def timelines(self):
-        """{"0 passes": the ends of forward, backward and step; "0 begin", "0 end": of collectives; rank 1's}, in ms. If
-        a link gathers weights also "0 asked" and "0 there": when they were to be read, and could be; and on all ranks
-        "calls", indices of CALLS, and "read in", td_pass."""
+        """In ms: "0 passes", the ends of rank 0's passes and step; "0 begin" and "0 end" of its collectives. If a link
+        gathers weights also "0 asked" and "0 there", when a pass needed and had them; "calls", of CALLS; "read in",
+        td_pass."""
         found = {}
         for rank in range(len(self.ranks)):
             of = self.c.value("td_bench_ranks_timeline_of", self.result, rank)
@@ -91,9 +91,6 @@ class BenchRanks:
                 found["calls"] = [CALLS.index(self.c.ffi.string(span.call).decode()) for span in spans]
                 found["read in"] = [getattr(wait, "pass") for wait in waits]
         return found
-
-
-# ---- the arithmetic ----
 
 
 def elements_of(keys):

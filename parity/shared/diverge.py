@@ -37,9 +37,6 @@ AGAIN = " (recomputed)"  # of a name that comes a second time
 SAID = 60  # seconds of a case that nobody times
 
 
-# ---- the case ----
-
-
 class Outputs:
     """A td_hook that copies what each operation of C's model writes."""
 
@@ -152,9 +149,6 @@ def weights_of(model, c):
     return model.weights()
 
 
-# ---- the command ----
-
-
 def case_of(options):
     sizes = {"tiny": TINY} | {size: extents(size)[0] for size in SIZES}
     if options.size not in sizes:
@@ -189,7 +183,6 @@ def main(options, console):
 
 
 def records_of(case, settings):
-    """Of every rank."""
     if "ranks" not in case:
         with Worker(settings) as worker:
             return [worker.run(__name__, case)]
@@ -205,10 +198,6 @@ def records_of(case, settings):
 
 def say(of_ranks, options, console):
     """Prints the first output outside the rule, and returns the exit status."""
-
-    def put(line):
-        console.print(line, markup=False, highlight=False)
-
     rows = [
         (name, rank, found.get("used", math.inf), found, theirs.get(name, {}))
         for rank, (mine, theirs) in enumerate(of_ranks)
@@ -220,22 +209,26 @@ def say(of_ranks, options, console):
     for name, rank, used, mine, theirs in rows if options.all else ():
         where = f"rank {rank}  " if len(of_ranks) > 1 else ""
         errors = f"C {mine['rel_l2']:.2e}  PyTorch {theirs['rel_l2']:.2e}"
-        put(f"{where}{name:<{wide}}  {errors}  {used:7.1%} of what is allowed{'' if used <= 1 else '  <--'}")
+        console.print(
+            f"{where}{name:<{wide}}  {errors}  {used:7.1%} of what is allowed{'' if used <= 1 else '  <--'}"
+        )
     bad = [row for row in rows if not row[2] <= 1]
     what = f"{options.size} in {options.dtype}: {len(names)} outputs"
     if not bad:
         name, rank, used, *_ = max(rows, key=lambda row: row[2])
         words = f"The largest error is {used:.0%} of what is allowed: {name}"
-        put(f"{what}, and all are within the rule. {words}")
+        console.print(f"{what}, and all are within the rule. {words}")
         return 0
     name, rank, used, mine, theirs = bad[0]
     where = f" of rank {rank}" if len(of_ranks) > 1 else ""
     count = len({row[0] for row in bad})
-    put(f"{what}; {count} {'is' if count == 1 else 'are'} outside the rule. The first{where}: {name}")
+    console.print(
+        f"{what}; {count} {'is' if count == 1 else 'are'} outside the rule. The first{where}: {name}"
+    )
     for side, error in (("C", mine), ("PyTorch", theirs)):
-        put(f"  {side:<8} rel_l2 {error['rel_l2']:.3g}, largest error {error['max_abs']:.3g}")
+        console.print(f"  {side:<8} rel_l2 {error['rel_l2']:.3g}, largest error {error['max_abs']:.3g}")
     said = of_ranks[rank][0]["message"].partition(f"{name}: ")[2]
-    put(f"  {re.split('; [a-z0-9_.]+: |; and [0-9]+ more', said)[0]}")
+    console.print(f"  {re.split('; [a-z0-9_.]+: |; and [0-9]+ more', said)[0]}")
     before = [row[0] for row in rows if names[row[0]] < names[name]]
-    put(f"  the output before it: {before[-1] if before else 'none'}")
+    console.print(f"  the output before it: {before[-1] if before else 'none'}")
     return 1

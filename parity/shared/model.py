@@ -16,8 +16,6 @@ from ref import transformer as ref
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 
 
-# ---- sizes ----
-
 SIZES = {size: (*extents, 10_000) for size, extents in ref.SIZES.items()}
 SIZES["8B"] = (4096, 11008, 34, 32, 151_936)  # of the 2026 leaderboard
 SIZES["laptop"] = (256, 1024, 4, 4, 2000)  # trains in milliseconds on two cores
@@ -28,9 +26,6 @@ def extents(size):
     d_model, d_ff, layers, heads, vocab = SIZES[size]
     keys = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=vocab)
     return keys, 2 * vocab * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
-
-
-# ---- the switches that sides run with: a record's "config" ----
 
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
@@ -68,9 +63,6 @@ def torch_switches(dtype, compiled=False, graph=False):
     return dict(compiled=compiled, graph=graph, autocast=dtype == "bf16_mixed")
 
 
-# ---- a model of libtandem, by PyTorch's names ----
-
-
 def parameters(c, model):
     """name: td_parameter, in state-dict order."""
     count = c.td_transformer_parameter_count(model)
@@ -93,8 +85,7 @@ def load_state_dict(c, model, state):
 
 
 def state_dict(c, model, what="data", read=None):
-    """The model's parameters, or with what="grad" their gradients, as new tensors by name, as the model has them.
-    `read`: what fills the tensor of an index, if not td_transformer_read."""
+    """New tensors of the parameters, or with what="grad" of gradients. `read` fills that of an index."""
     read = read or functools.partial(c.td_transformer_read, model)
     state = {}
     for index, (name, parameter) in enumerate(parameters(c, model).items()):
@@ -185,12 +176,16 @@ def sizes_of(case):
     return case.d_model, case.d_ff, case.layers, case.heads, case.vocab, case.context
 
 
-def torch_model(case, state, dtype=None, **options):
-    """PyTorch's model with these weights, on their device, in the case's dtype or another. Its own initial weights are
-    not drawn: that takes seconds."""
+def empty_model(case, device, dtype=None, **options):
+    """PyTorch's model in the case's dtype or another. Its initial weights are not drawn, because that takes seconds."""
     with torch.device("meta"):
         model = ref.Transformer(*sizes_of(case), **options)
-    model = model.to(dtype or DTYPES[case.dtype]).to_empty(device=next(iter(state.values())).device)
+    return model.to(dtype or DTYPES[case.dtype]).to_empty(device=device)
+
+
+def torch_model(case, state, dtype=None, **options):
+    """PyTorch's model with these weights, on their device."""
+    model = empty_model(case, next(iter(state.values())).device, dtype, **options)
     model.load_state_dict(state)
     return model
 

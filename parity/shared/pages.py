@@ -57,8 +57,7 @@ def errors_by(records, keys: Sequence[str]) -> list[dict]:
 
 
 def held(records) -> dict:
-    """For the sentences about errors: how many cases hold, the share of the allowed error that C uses, and C's errors
-    over PyTorch's."""
+    """For sentences: how many cases hold, the share of the allowed error that C uses, and C's error over PyTorch's."""
     judged = [
         r
         for r in records.records
@@ -81,9 +80,8 @@ def setup(case) -> str:
 
 
 def report_proofs(page, records, name, columns) -> None:
-    """A row for each combination of these case keys and side of C: results that hold, and how far the weights, or their
-    updates, are from float64's at most, of C and of PyTorch. `worst`: the row in f32 in which C's are furthest;
-    `behind`: rows in which PyTorch's are nearer."""
+    """A row for each combination of the keys and side of C: results that hold, and the largest error of weights or
+    updates. `worst`: the row in f32 with C's largest error; `behind`: rows in which PyTorch's error is smaller."""
     rows, theirs = {}, {}
     for record in records:
         if record["status"] == "unsupported":
@@ -186,7 +184,3 @@ def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:
     for record in records.records:
         found.setdefault(tuple(record["case"].get(key) for key in keys), {})[record["impl"]] = record
     return found
-
-
-def mib(nbytes: float | None) -> float | None:
-    return None if nbytes is None else nbytes / MIB

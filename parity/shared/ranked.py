@@ -9,13 +9,12 @@ import torch.distributed as dist
 from parity.core import Side, equal
 from parity.shared.model import (
     ADAMW,
+    TandemTrainer,
     autocast,
     c_switches,
     initial_state,
-    load_state_dict,
     state_dict,
     torch_model,
-    train_options,
 )
 from ref import ddp as ref
 from ref import shard, transformer
@@ -28,23 +27,21 @@ NCCL_CTAS_FLAT = {False: 16, True: 24}  # td_shard_nccl_ctas
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
-def sides_of(device):
-    """{the side's name: libtandem's backend}."""
-    return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
+def sides_of(device, make):
+    """C's sides on a kind of device, by name: what make(backend) returns."""
+    return {f"c_{backend}": make(backend) for backend in BACKENDS[device]}
 
 
 def switches_of(device, dtype="f32", queued=False, shard=None):
-    """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
-    `tandem shard` have them without options, or with --queued."""
-    gpu = device.type == "cuda"
-    full = shard == "full"
+    """Switches of C's sides: those of `tandem ddp` and, if state is split, `tandem shard`, or with --queued."""
+    gpu, full = device == "cuda", shard == "full"
     gradients = "shared" if full else "transient"  # the link has memory for them
     keep = "most" if full else "all"
     how = c_switches(graph=gpu and not queued, keep=keep, gradients=gradients, update="along")
     ctas = (NCCL_CTAS_FLAT if shard in ("flat", "full") else NCCL_CTAS)[dtype in NARROW]
     if gpu and ctas > 0:
         how["nccl_ctas"] = ctas
-    return dict.fromkeys(sides_of(device), how)
+    return sides_of(device, lambda backend: how)
 
 
 def configs(device, impl, dtype="f32", queued=False, shard=None):
@@ -52,58 +49,51 @@ def configs(device, impl, dtype="f32", queued=False, shard=None):
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
 
 
-def comm_of(case, c, backend, side=None):
-    """The communicator that the steps of a side have, of C's own if it is not named."""
-    return c.ranks.comm(backend, case.config[side or f"c_{backend}"].get("nccl_ctas", 0))
-
-
 def hyper_of(case):
-    """C's hyperparameters."""
     if case.optimizer == "sgd":
         return {"kind": "sgd", "sgd": {"lr": SGD_LR}}
     return {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
 
 
-class RankTrainer:
-    """A td_train of this rank, with the links of the case: `strategy` and `bucket_mb`, and `shard` where state is
-    split, unless it is left `whole`. On the device of the communicator, whose streams are in order with it. `first`: a
-    td_hook before all others."""
+class RankTrainer(TandemTrainer):
+    """A trainer of this rank with the case's links: `strategy`, `bucket_mb`, and `shard` unless it is left `whole`. Its
+    device is the communicator's, so streams of links are in order with its own. `first`: a td_hook before all
+    others."""
 
     def __init__(self, case, c, backend, whole=False, first=None):
-        self.case, self.c, self.backend, self.ranks = case, c.ranks.session, backend, c.ranks
-        self.first = first
+        self.switches = case.config[whole_of(f"c_{backend}") if whole else f"c_{backend}"]
+        fields = dict(hyper=hyper_of(case), gain=1 / case.ranks)
+        super().__init__(case, c.ranks.session, case.get("attention", "flash"), self.switches, **fields)
+        self.backend, self.ranks, self.first = backend, c.ranks, first
         self.split = None if whole else case.get("shard")
-        self.side = whole_of(f"c_{backend}") if whole else f"c_{backend}"
-        self.captured = case.config[self.side]["graph"]
-        self.train = self.model = self.ddp = self.shard = None
+        self.ddp = self.shard = None
         self.joined = False
 
+    def comm(self):
+        return self.ranks.comm(self.backend, self.switches.get("nccl_ctas", 0))
+
     def open(self):
-        case, c = self.case, self.c
-        comm = comm_of(case, self, self.backend, self.side)
-        switches = case.config[self.side]
-        bucket_mb = switches.get("bucket_mb", case.get("bucket_mb", 0.0))
-        fields = train_options(switches, case.get("attention", "flash"))
-        config = c.struct("td_train_config", case, hyper=hyper_of(case), gain=1 / case.ranks, **fields)
+        case, c, config = self.case, self.c, self.config
+        bucket_mb = self.switches.get("bucket_mb", case.get("bucket_mb", 0.0))
+        config.hooks = c.ffi.NULL
         if self.split in (None, "tensors"):
             strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
-            self.ddp = c.create("td_ddp_link_create", comm, strategy, bucket_mb)
+            self.ddp = c.create("td_ddp_link_create", self.comm(), strategy, bucket_mb)
             config.hooks = c.td_ddp_link_hook(self.ddp)
         if self.split:
             options = c.struct("td_shard_options", bucket_mb=bucket_mb)
             options.kind = c.enum("td_shard_kind", self.split)
-            self.shard = c.create("td_shard_link_create", comm, options, config)
+            self.shard = c.create("td_shard_link_create", self.comm(), options, config)
         if self.first is not None:
             self.first.next, config.hooks = config.hooks, self.first
-        self.train = c.create("td_train_create", c.device, config)
-        self.model = c.td_train_model(self.train)
-        return self
+        return super().open()
 
     def close(self):
-        for made in (self.train, self.ddp, self.shard):
-            if made is not None:
-                self.c.destroy(made)
-        self.train = self.model = self.ddp = self.shard = None
+        super().close()
+        for link in (self.ddp, self.shard):
+            if link is not None:
+                self.c.destroy(link)
+        self.ddp = self.shard = None
         self.joined = False
 
     def begin(self, state=None):
@@ -113,8 +103,7 @@ class RankTrainer:
         if state is None:
             self.c.td_train_init(self.train, 0)
         else:
-            load_state_dict(self.c, self.model, state)
-            self.c.td_train_reset(self.train)
+            super().begin(state)
         if not self.joined and self.ddp is not None:
             self.c.td_ddp_link_attach(self.ddp, self.c.device, self.train)
         if not self.joined and self.shard is not None:
@@ -123,12 +112,9 @@ class RankTrainer:
 
     def step(self, ids, targets):
         """Ends with new weights on every rank. But a captured step gathers the weights of the step before it."""
-        self.c.td_train_step(self.train, ids, targets, *ids.shape)
-        if self.shard is not None and not self.captured:
+        super().step(ids, targets)
+        if self.shard is not None and not self.switches["graph"]:
             self.c.td_shard_link_finish(self.shard)
-
-    def loss(self):
-        return self.c.value("td_train_loss", self.train)
 
     def weights(self):
         """Whole, on every rank."""
@@ -138,7 +124,7 @@ class RankTrainer:
 
     def windows(self):
         """How many blocks of memory collectives go from GPU to GPU of."""
-        return self.c.value("td_comm_describe", comm_of(self.case, self, self.backend, self.side)).windows
+        return self.c.value("td_comm_describe", self.comm()).windows
 
     def state_bytes(self):
         """Of this rank's moments; None: they are not split."""
@@ -191,8 +177,7 @@ class TorchTrainer:
         return self
 
     def capture(self, ids, targets):
-        """The step as one graph. DistributedDataParallel must be made on the capturing stream, and run there eleven
-        times."""
+        """Captures the step. DistributedDataParallel must be made, and run eleven times, on the capturing stream."""
         with torch.cuda.stream(self.stream):
             for _ in range(EAGER_BEFORE_CAPTURE):
                 self.step(ids, targets)
@@ -248,9 +233,6 @@ def optimizer_of(case, parameters, fused=True):
     return torch.optim.AdamW(parameters, fused=fused, **torch_options())
 
 
-# ---- one process ----
-
-
 def alone(case, state, batches, dtype=None):
     """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
     model = torch_model(case, state, dtype)
@@ -296,8 +278,18 @@ def by_turns(c, alone):
     return equal
 
 
-def outputs_of(state, losses, weights, apart, dtype=torch.float32):
-    """This rank's losses, how far each weight moved, and whether the ranks are apart."""
+def judged_by_one(c, sides, in_one, rules=None):
+    """A plan with the sides of a rank. in_one(dtype) lists the answers of all ranks, as one process computes them."""
+    return sides | {
+        "truth": lambda: in_one(torch.float64)[c.ranks.rank],
+        "equal": by_turns(c, in_one),
+        "rule": {"ranks_apart": equal("truth")} | (rules or {}),
+    }
+
+
+def outputs_of(state, losses, weights, c=None, dtype=torch.float32):
+    """This rank's losses, how far each weight moved, and whether the ranks of `c`, if given, have other weights."""
+    apart = c is not None and differ(c, weights.values())
     moved = {f"update.{name}": (weights[name].double() - state[name].double()).to(dtype) for name in state}
     return {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)} | moved
 
@@ -308,8 +300,7 @@ def differ(c, tensors):
 
 
 def judged_step(case, draw, c, impl, rules, optimizer=None):
-    """`steps` steps of the case's model on every side, from the same weights. `optimizer`: PyTorch's, by the case and
-    the parameters."""
+    """Some steps of the model on every side, from the same weights. `optimizer`: PyTorch's, by case and parameters."""
     state = initial_state(case, draw.normal)
     batches = draw_batches(case, draw, case.steps)
     rank = c.ranks.rank
@@ -322,11 +313,10 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
             losses = []
             for batch in batches:
                 trainer.step(*batch[rank])
-                losses.append(trainer.loss())
+                losses.append(float(trainer.loss()))
             if trainer.state_bytes():
                 values["state_bytes"] = trainer.state_bytes()
-            weights = trainer.weights()
-            return outputs_of(state, losses, weights, differ(c, weights.values()))
+            return outputs_of(state, losses, trainer.weights(), c)
 
         return Side(call, open=trainer.open, close=trainer.close, record=lambda: {"values": values})
 
@@ -335,20 +325,15 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
         losses = [float(trainer.step(*batch[rank])) for batch in batches]
         weights = trainer.weights()
         trainer.close()
-        return outputs_of(state, losses, weights, differ(c, weights.values()))
+        return outputs_of(state, losses, weights, c)
 
     def in_one(dtype=None):
         losses, weights = alone(case, state, batches, dtype)
         of_ranks = zip(*losses, strict=True)
-        return [outputs_of(state, found, weights, False, dtype or torch.float32) for found in of_ranks]
+        return [outputs_of(state, found, weights, dtype=dtype or torch.float32) for found in of_ranks]
 
-    sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
-    return sides | {
-        impl: eager,
-        "truth": lambda: in_one(torch.float64)[rank],
-        "equal": by_turns(c, in_one),
-        "rule": {"ranks_apart": equal("truth")} | rules,
-    }
+    sides = sides_of(draw.device.type, tandem) | {impl: eager}
+    return judged_by_one(c, sides, in_one, rules)
 
 
 def toy(make, state, device, dtype=torch.float32):
@@ -358,8 +343,9 @@ def toy(make, state, device, dtype=torch.float32):
     return model
 
 
-def toy_outputs(weights, losses, apart, dtype=torch.float32):
-    """The weights by name, the losses, and whether the ranks are apart."""
+def toy_outputs(weights, losses, c=None, dtype=torch.float32):
+    """The weights by name, the losses, and whether the ranks of `c`, if it is given, have other weights."""
+    apart = c is not None and differ(c, weights.values())
     found = {f"weight.{name}": weight.detach().clone() for name, weight in weights.items()}
     return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
 
@@ -417,8 +403,7 @@ def timed_step(case, draw, c, optimizer=None):
 
         return Side(call, open=begin, close=trainer.close)
 
-    backends = sides_of(draw.device)
-    sides = {side: tandem(backend) for side, backend in backends.items()}
-    unsplit = {whole_of(side): backend for side, backend in backends.items() if whole_of(side) in case.config}
-    sides |= {side: tandem(backend, whole=True) for side, backend in unsplit.items()}
+    sides = sides_of(draw.device.type, tandem)
+    unsplit = {whole_of(f"c_{backend}"): backend for backend in BACKENDS[draw.device.type]}
+    sides |= {side: tandem(backend, whole=True) for side, backend in unsplit.items() if side in case.config}
     return sides | {side: torch_side(switches) for side, switches in case.config.items() if side not in sides}

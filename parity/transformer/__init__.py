@@ -19,18 +19,8 @@ from parity.shared.model import (
     torch_model,
     torch_switches,
 )
+from parity.transformer import rules
 from parity.transformer.page import report
-from parity.transformer.rules import (
-    EACH_WITHIN,
-    LOSSES_WITHIN,
-    OTHER_SEED,
-    ROUNDING,
-    ROUNDINGS,
-    SMALL_STEPS,
-    STEPS_WITHIN,
-    UPDATES_WITHIN,
-    WEIGHTS_WITHIN,
-)
 from ref import transformer as ref
 
 __all__ = ["cases", "report", "run"]
@@ -58,7 +48,7 @@ def cases(profile, device):
     small = extents(size)[0] | dict(batch=4 if profile == "full" or device == "cuda" else 1, context=128)
     small["seq"] = 32 if quick else 128
     # One step has its gradients compared with float64 too, which takes minutes with `small` on a CPU.
-    counts = [(1, 5)] if quick else [(SMALL_STEPS, 15 * small["batch"])]
+    counts = [(1, 5)] if quick else [(rules.SMALL_STEPS, 15 * small["batch"])]
     for steps, seconds in counts + ([(1, 240)] if profile == "full" else []):
         how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30, config=configs("f32"))
         yield Case(
@@ -77,8 +67,7 @@ def cases(profile, device):
 
 
 def several_steps_cases():
-    """Groups of which one has no decay; micro-batches and clipping; and checkpoints whose second one begins after layer
-    0."""
+    """A group without decay; micro-batches and clipping; and checkpoints of which the second begins after layer 0."""
     keys = dict(size="tiny", d_model=48, d_ff=100, heads=3, vocab=57, batch=2, context=12, seq=12, steps=3)
     for span, way in (
         (2, dict(optimizer="adamw", lr=0.01, weight_decay=0.5, decay_of_norms=0.0)),
@@ -102,8 +91,7 @@ def gpu_cases(profile, small):
     if profile == "full":
         largest = extents("2.7B")[0]
         for dtype in ["f32", "bf16_mixed"]:
-            # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and
-            # at worst the truth's weights as well.
+            # Gradients of all sides and the truth are held at once, 16 bytes a parameter, and its weights.
             how = dict(
                 seconds=25, needs_bytes=100 * 2**30, in_turn=True, config=configs(dtype, updates=False)
             )
@@ -114,8 +102,8 @@ def gpu_cases(profile, small):
     config = configs("bf16_mixed") | {
         "c_graph": c_switches(graph=True, gradients="transient"),
         "c_graph_overlap": AS_TIMED,
-        ROUNDING: torch_switches("f32"),
-        OTHER_SEED: torch_switches("bf16_mixed"),
+        rules.ROUNDING: torch_switches("f32"),
+        rules.OTHER_SEED: torch_switches("bf16_mixed"),
     }
     yield Case(
         "transformer_training", size="bytes", steps=200, seconds=45, config=config, **byte_level, **way
@@ -140,11 +128,7 @@ def run(case, draw, c):
     return one_step(case, draw, c) if case.get("pass") == "step" else exactness(case, draw, c)
 
 
-# ---- exactness ----
-
-
 def drawn_batches(case, draw, steps, sequences):
-    """Ids and targets of each step."""
     tokens = (draw.integers(f"tokens {i}", (sequences, case.seq + 1), high=case.vocab) for i in range(steps))
     return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
 
@@ -184,14 +168,11 @@ def exactness(case, draw, c):
         optimizer = torch_adamw(theirs) if updates else None
         outputs = {}
         for i, (ids, targets) in enumerate(batches):
+            theirs.zero_grad()
+            found = both_passes(theirs, ids, targets, autocast(case, draw.device))
             if i == 0:
-                outputs = first_step(theirs, ids, targets, autocast(case, draw.device))
+                outputs = found
                 kept["grad"]["torch"] = {name: outputs[f"grad.{name}"] for name in state}
-            else:
-                theirs.zero_grad()
-                with autocast(case, draw.device):
-                    loss = ref.cross_entropy(theirs(ids), targets)
-                loss.backward()
             if updates:
                 optimizer.step()
         if updates and case.dtype == "f32":
@@ -202,7 +183,7 @@ def exactness(case, draw, c):
     def first(model, context, with_gradients):
         """The first step, or its logits and its loss alone."""
         if with_gradients:
-            return first_step(model, *batches[0], context)
+            return both_passes(model, *batches[0], context)
         with torch.no_grad(), context:
             logits = model(batches[0][0])
             return {"logits": logits, "loss": ref.cross_entropy(logits, batches[0][1]).reshape(1)}
@@ -221,18 +202,17 @@ def exactness(case, draw, c):
         "truth": truth,
         "equal": equal,
         # The truth has no weights: they are held to PyTorch's.
-        "rule": {"weight.*": within(rel_l2=WEIGHTS_WITHIN)},
+        "rule": {"weight.*": within(rel_l2=rules.WEIGHTS_WITHIN)},
     }
     if not gradients_by_rule:
-        sides["rule"]["grad.*"] = within(rel_l2=EACH_WITHIN[case.dtype])
+        sides["rule"]["grad.*"] = within(rel_l2=rules.EACH_WITHIN[case.dtype])
     return sides
 
 
 def one_step(case, draw, c):
-    """One whole step in mixed precision, in each way in which it is run: the logits and the loss; its gradients, of
-    which the first moments tell where nobody sees them; and how far each weight moved. A gradient near 0 may have
-    either sign after rounding, and AdamW's first step moves its weight all the same: updates as a whole are held to
-    the truth's within UPDATES_WITHIN."""
+    """One whole step in mixed precision, each way: logits, loss, first moments, which show the gradients, and how far
+    each weight moved. AdamW's first step moves a weight fully even if rounding decides the sign of its gradient. So
+    updates are held to the truth's within UPDATES_WITHIN."""
     state = initial_state(case, draw.normal)
     (batch,) = drawn_batches(case, draw, 1, case.batch)
 
@@ -257,19 +237,16 @@ def one_step(case, draw, c):
     def by_torch(dtype=None, context=None):
         model = torch_model(case, state, dtype)
         optimizer = torch_adamw(model)
-        found = first_step(model, *batch, context)
+        found = both_passes(model, *batch, context)
         optimizer.step()
         moments = {name: optimizer.state[p]["m"] for name, p in model.named_parameters()}
         return outputs_of(found["logits"], found["loss"], moments, model.state_dict())
 
-    def eager():
-        return by_torch(context=autocast(case, draw.device))
-
     sides = {impl: tandem(impl, c.side(impl)) for impl in case.config if not impl.startswith("torch")}
     return sides | {
-        "torch_eager": eager,
+        "torch_eager": lambda: by_torch(context=autocast(case, draw.device)),
         "truth": lambda: by_torch(torch.float64),
-        "rule": {"update.*": within(rel_l2=UPDATES_WITHIN)},
+        "rule": {"update.*": within(rel_l2=rules.UPDATES_WITHIN)},
     }
 
 
@@ -320,7 +297,7 @@ def several_steps(case, draw, c):
         "truth": lambda: by_torch(torch.float64),
         "equal": by_torch,
         # AdamW's update of a gradient that is noise is noise.
-        "rule": {"update.*": within(rel_l2=STEPS_WITHIN[case.optimizer])},
+        "rule": {"update.*": within(rel_l2=rules.STEPS_WITHIN[case.optimizer])},
     }
 
 
@@ -361,7 +338,7 @@ def furthest(kept):
     return values
 
 
-def first_step(model, ids, targets, context=None):
+def both_passes(model, ids, targets, context=None):
     with context or nullcontext():
         logits = model(ids)
         loss = ref.cross_entropy(logits, targets)
@@ -380,9 +357,6 @@ def gradients(grads):
 
 def named(prefix, tensors):
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-# ---- training on text ----
 
 
 def corpus():
@@ -414,8 +388,10 @@ def train(case, draw, c):
                 # The same curve once more, to be judged by the second rule; the side whose distance is that
                 # rule's measure is moved away from PyTorch's autocast to the edge of the band.
                 base = curves.get("torch_eager", curves[impl])
-                edge = base + ROUNDINGS * (curves[impl] - base)
-                outputs[f"losses_{ROUNDINGS}_roundings"] = edge if impl == ROUNDING else curves[impl]
+                edge = base + rules.ROUNDINGS * (curves[impl] - base)
+                outputs[f"losses_{rules.ROUNDINGS}_roundings"] = (
+                    edge if impl == rules.ROUNDING else curves[impl]
+                )
             return outputs
 
         def record():
@@ -439,13 +415,10 @@ def train(case, draw, c):
         model = torch_model(case, state)
         optimizer = torch_adamw(model)
         found = []
-        for ids, targets in batches:
+        for batch in batches:
             model.zero_grad()
-            with context:
-                loss = ref.cross_entropy(model(ids), targets)
-            loss.backward()
+            found.append(both_passes(model, *batch, context)["loss"])
             optimizer.step()
-            found.append(loss.detach().reshape(1))
         return torch.cat(found)
 
     def tandem(impl, session):
@@ -456,8 +429,8 @@ def train(case, draw, c):
         "c": tandem("c", c),
         "torch_eager": side("torch_eager", lambda: by_torch(autocast(case, draw.device), state)),
         "rule": {
-            f"losses_{ROUNDINGS}_roundings": amid(ROUNDING),
-            "losses": amid(OTHER_SEED) if mixed else within(max_abs=LOSSES_WITHIN),
+            f"losses_{rules.ROUNDINGS}_roundings": amid(rules.ROUNDING),
+            "losses": amid(rules.OTHER_SEED) if mixed else within(max_abs=rules.LOSSES_WITHIN),
         },
     }
     if draw.device.type == "cuda":
@@ -468,6 +441,6 @@ def train(case, draw, c):
             return draw.normal(f"{name} of seed {case.seed + 1}", *how, **more)
 
         other = initial_state(case, anew)
-        sides[ROUNDING] = side(ROUNDING, lambda: by_torch(nullcontext(), state))
-        sides[OTHER_SEED] = side(OTHER_SEED, lambda: by_torch(autocast(case, draw.device), other))
+        sides[rules.ROUNDING] = side(rules.ROUNDING, lambda: by_torch(nullcontext(), state))
+        sides[rules.OTHER_SEED] = side(rules.OTHER_SEED, lambda: by_torch(autocast(case, draw.device), other))
     return sides
