@@ -1,20 +1,20 @@
-"""PyTorch's sharding: optimizer state by ZeroRedundancyOptimizer; weights, gradients and state by fully_shard."""
+"""PyTorch's sharding: optimizer state by ZeroRedundancyOptimizer; weights, gradients and state by fully_shard.
+
+torch.distributed.fsdp and .optim take 1.4 s to import, so only the functions that need them do it."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
 
 from ref import transformer
 
 
 def adamw(parameters: Iterable[Tensor], **options) -> torch.optim.Optimizer:
     """AdamW whose state is split among ranks. A step sends each parameter from the rank that updates it to all."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.AdamW, **options)
 
 
@@ -43,12 +43,12 @@ def loads(elements: Sequence[int], ranks: int) -> list[int]:
 
 def own(tensor: Tensor) -> Tensor:
     """This rank's part of a split tensor; any other tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a split tensor; all ranks must call this together. Any other tensor itself."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if hasattr(tensor, "to_local") else tensor
 
 
 class FullySharded:
@@ -57,6 +57,9 @@ class FullySharded:
     gradients before they are reduced; None: no casts."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
         how = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype))
         for unit in (model.token_embeddings, *model.layers):
@@ -91,6 +94,9 @@ class Toy(nn.Module):
 def sharded_toy(model: Toy, compute: torch.dtype | None) -> Toy:
     """Splits the model. Every Linear and the Embedding is a unit that is cast to `compute` and gathered; gradients are
     reduced in f32."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     mesh = init_device_mesh(model.head.weight.device.type, (dist.get_world_size(),))
     for layer in (model.embedding, model.up, model.down, model.head):
