@@ -108,7 +108,7 @@ API(td_shard_list_add)
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
     SPOIL(any->data, "no data", NULL);
-    SPOIL(any->dtype, "dtype", TD_F64, (td_dtype)77);
+    SPOIL(any->dtype, "needs f32, f16 or bf16", TD_F64, (td_dtype)77);
     if (any->grad && wrong()) {
         any->grad_dtype = TD_F64;
         impossible(TD_BAD_ARGUMENT, "grad_dtype");

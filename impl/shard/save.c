@@ -210,7 +210,6 @@ td_status td_shard_save(td_comm *comm, td_train *train, const char *path)
     td_comm_info info = {.rank = 0};
     td_status status = TD_OK;
 
-    TD_NOT_NULL(comm);
     TD_TRY(td_comm_describe(comm, &info));
     const bool first = info.rank == 0;
     status = td_saved_open(train, path, &s);
@@ -241,7 +240,6 @@ td_status td_shard_restore(td_comm *comm, td_train *train, const char *path)
     int64_t most, steps = 0;
     td_comm_info info;
 
-    TD_NOT_NULL(comm);
     TD_TRY(td_comm_describe(comm, &info));
     TD_TRY(agree(comm, td_saved_open(train, path, &s)));
     TD_TRY(meet(comm, info.ranks, &s, &most));
