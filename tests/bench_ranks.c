@@ -131,10 +131,13 @@ static void check_waits(const td_bench_ranks_config *config, const td_bench_time
     assert_true(ms->min - 1e-9 <= all && all <= ms->max + 1e-9); /* the last step is one of the steps */
 }
 
-/* Every rank's collectives lie inside its step. Strategies that wait begin them after backward. */
+/* Every rank's collectives lie inside its step. Strategies that wait begin them after backward. On a GPU
+ * events time the collectives, and the host times the step. The host reads the clock some time after the event
+ * from which the others count, so collectives seem to end later. */
 static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
                             const td_bench_ranks_summary *s)
 {
+    const double late_ms = info.backend == TD_COMM_NCCL ? 0.01 : 0;
     td_bench_timeline t;
 
     for (int rank = 0; rank < info.ranks; rank++) {
@@ -149,7 +152,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
 
             assert_non_null(span->call);
             assert_true(span->begin_ms >= (waits ? t.backward_ms : 0) && span->begin_ms <= span->end_ms);
-            assert_true(span->end_ms <= t.step_ms);
+            assert_true(span->end_ms <= t.step_ms + late_ms);
             bytes += span->bytes;
         }
         assert_int_equal(bytes, s->of[rank].bytes);
