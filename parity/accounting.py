@@ -100,17 +100,10 @@ def ddp(case, c):
     link = (case.bytes_per_second, case.seconds_per_call)
     best = c.value("td_account_ddp_optimum_find", size, *link)
     mine = fields(best, "buckets", "bucket_bytes", "seconds")
-    one = c.value("td_account_ddp_overhead", size, *link, 1.0)
-    each = c.value("td_account_ddp_overhead", size, *link, float(parameters.tensors))
-    return sides(
-        mine,
-        ref.ddp_optimum(size, *link),
-        within(rel_l2=1e-3),
-        gradients=size,
-        one=one,
-        each=each,
-        tensors=parameters.tensors,
-    )
+    more = {"gradients": size, "tensors": parameters.tensors}
+    for name, buckets in (("one", 1.0), ("each", float(parameters.tensors))):
+        more[name] = c.value("td_account_ddp_overhead", size, *link, buckets)
+    return sides(mine, ref.ddp_optimum(size, *link), within(rel_l2=1e-3), **more)
 
 
 def xxl(case, c):
@@ -175,7 +168,6 @@ def report_ddp(page, rows):
     )
     first, second = [*rows, None, None][:2]
     page.say(first=first, second=second)
-    page.working(first=first)
 
 
 def report_xxl(page, records):
@@ -198,7 +190,6 @@ def report_xxl(page, records):
             [{"part": part, "what": what, "value": form.format(**told)} for part, what, form in values], "xxl"
         )
         page.say(**told)
-        page.working(**told)
 
 
 def report_ring(page, records):
@@ -209,8 +200,7 @@ def report_ring(page, records):
         ways = [{"way": "whole buffers", "formula": "(N - 1) S / W", "time": told["alternate"]}]
         ways += [{"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]
         page.table(ways, "ring", units={"time": "ms"})
-        page.say(**told)
-        page.working(**told, **RATES)
+        page.say(**told, **RATES)
 
 
 def report_parallel(page, records):
@@ -224,12 +214,10 @@ def report_parallel(page, records):
             row |= {name: "any" if row[name] is None else f"{math.floor(row[name]):,}" for name in limits}
             units = dict.fromkeys(names, "ms")
             page.table([row], f"parallelism_{strategy}", ["strategy", *names, *limits], units)
-            page.say(**row, **LAYER)
-            page.working(**row, **LAYER, **RATES)
+            page.say(**row, **LAYER, **RATES)
     page.section("fsdp_tp_calcs")
     for row in valued(records.only("fsdp_tp_calcs")):
         limits = {name: math.floor(row[name]) for name in ("overlapped", "shared")}
         titles = {"overlapped": "devices, overlapped", "shared": "devices, shared links"}
         page.table([limits], "parallelism_both", titles)
-        page.say(**row)
-        page.working(**row, **LAYER, **RATES)
+        page.say(**row, **LAYER, **RATES)

@@ -18,14 +18,8 @@ OUR_MATRICES = 1  # that libtandem keeps: the probabilities
 
 
 def cases(profile, device):
-    for shape in [
-        dict(batch=4, heads=16, seq=1, head_dim=1),
-        dict(batch=2, heads=3, seq=16, head_dim=16),
-        dict(batch=1, heads=2, seq=127, head_dim=64),
-        dict(batch=2, heads=2, seq=129, head_dim=80),
-        dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
-        dict(batch=1, heads=2, seq=101, seq_k=37, head_dim=80),
-    ]:
+    ends = dict(batch=4, heads=16, seq=1, head_dim=1), dict(batch=1, heads=2, seq=101, seq_k=37, head_dim=80)
+    for shape in [ends[0], *attend.RAGGED, ends[1]]:
         for keys in grid(causal=[False, True], dtype=DTYPES[device]):
             if keys["dtype"] == "tf32" and shape["head_dim"] < 16:
                 continue  # below what a matrix unit takes PyTorch multiplies in f32
@@ -163,6 +157,7 @@ def answer(page, timed):
     last = max(set(theirs) & set(mine), default=None)
     kept = theirs.get(last, {})
     told = {name: kept.get(key) for name, key in (("end", "end_80_gib"), ("saved", "saved_mib"))}
+    peak = eager.value("peak_mib", impl="torch_eager", seq=last, **{"pass": "backward"}) if last else None
     page.say(
         **told,
         **{phase: clean.get((seqs[-1], phase)) if seqs else None for phase in PASSES},
@@ -170,7 +165,8 @@ def answer(page, timed):
         lost=min(ended.values("seq"), default=0),
         last=last,
         flash=mine.get(last, {}).get("flash_mib"),
+        batch=BATCH,
+        matrix=kept.get("matrix_mib"),
+        peak=peak,
+        rows=BATCH * last * HEAD_DIM * 4 / MIB if last else None,
     )
-    peak = eager.value("peak_mib", impl="torch_eager", seq=last, **{"pass": "backward"}) if last else None
-    rows = BATCH * last * HEAD_DIM * 4 / 2**20 if last else None
-    page.working(**told, batch=BATCH, seq=last, matrix=kept.get("matrix_mib"), peak=peak, rows=rows)

@@ -238,7 +238,8 @@ class FullyShardedDataParallel(nn.Module):
             for index, (name, parameter) in enumerate(parameters.items())
             if id(parameter) in split
         }
-        self._whole = [parameter for name, parameter in parameters.items() if name not in self._units]
+        self._units_of = {unit.weight: unit for unit in self._units.values()}
+        self._whole = [parameter for parameter in parameters.values() if parameter not in self._units_of]
         self._scaled = compute_dtype is torch.float16
         self._hook()
         self.forward = torch.compiler.disable(self.forward)
@@ -265,8 +266,7 @@ class FullyShardedDataParallel(nn.Module):
         """Modules with parameters of their own run through _run(). Returns whether one of them is split."""
         inner = [self._take_over(child, compute) for child in module.children()]
         own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
-        units = {unit.weight: unit for unit in self._units.values()}
-        mine = {name: units[parameter] for name, parameter in own.items() if parameter in units}
+        mine = {name: self._units_of[p] for name, p in own.items() if p in self._units_of}
         known = "_fsdp" in module.__dict__  # a module that is used in two places is met twice
         if (mine or (own and compute and not any(inner))) and not known:
             types = [parameter.dtype for parameter in own.values() if parameter.is_floating_point()]
@@ -469,10 +469,9 @@ class FullyShardedDataParallel(nn.Module):
 
     def load_full_state_dict(self, state: dict[str, Any], strict: bool = True) -> Any:
         """Takes this rank's part of a full_state_dict(), or of the state_dict() of a module in one process."""
-        units = {unit.weight: unit for unit in self._units.values()}
         mine = dict(state)
         for key, value in self.module.state_dict(keep_vars=True).items():
-            unit = units.get(value) if isinstance(value, nn.Parameter) else None
+            unit = self._units_of.get(value) if isinstance(value, nn.Parameter) else None
             if unit is None or key not in state:
                 continue
             if state[key].shape != unit.shape:
@@ -500,11 +499,10 @@ class FullyShardedDataParallel(nn.Module):
         self, optimizer: torch.optim.Optimizer, state: dict, shape_of: Callable, change: Callable
     ) -> dict:
         """The state with every tensor changed that is as large as its weight."""
-        units = {unit.weight: unit for unit in self._units.values()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         changed = {}
         for at, entries in state["state"].items():
-            unit, changed[at] = units.get(parameters[at]), dict(entries)
+            unit, changed[at] = self._units_of.get(parameters[at]), dict(entries)
             for name, value in entries.items() if unit else ():
                 if isinstance(value, Tensor) and value.dim() > 0:
                     if value.shape != shape_of(unit):

@@ -293,12 +293,7 @@ def say_grid(page, said, headline, dtype):
         for name, impl in (("eager", "torch_eager"), ("best", "torch_flash")):
             values[name] = Comparison.of(sides.get("c"), sides.get(impl))
         values |= {"what": "the backward pass takes", "seq": 2048, "dtype": "f32"}
-    page.say(
-        grid=bool(best),
-        head_dim=HEAD_DIM,
-        always=max(eager, default=0) < 1,
-        **values,
-    )
+    page.say(grid=bool(best), head_dim=HEAD_DIM, always=max(eager, default=0) < 1, **values)
 
 
 def report_leaderboard(page, records):

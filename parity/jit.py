@@ -16,10 +16,7 @@ DTYPES = ["f32", "bf16"]
 JUDGED = [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]
 LONG = 8192  # from this length on a CPU takes minutes a cell: one call, after the one that compiles
 # Score matrices that PyTorch held at once on a CPU. If memory lacks room for them, it does not run.
-MATRICES = {
-    "torch_eager": {"forward": 4, "backward": 6},
-    "torch_compile": {"forward": 2, "backward": 4},
-}
+MATRICES = {"torch_eager": {"forward": 4, "backward": 6}, "torch_compile": {"forward": 2, "backward": 4}}
 # A fused attention that the compiler recognises has its own arithmetic; every backward has a forward of its
 # own before it, untimed, so that buffers may be given away.
 CONFIG = {"torch_compile": {"mode": "default", "dynamic": False, "caches": False}}
@@ -27,13 +24,7 @@ CONFIG = {"torch_compile": {"mode": "default", "dynamic": False, "caches": False
 
 def cases(profile, device):
     quick = (profile, device) == ("quick", "cpu")
-    for shape in [
-        dict(batch=2, heads=3, seq=16, head_dim=16),
-        dict(batch=1, heads=2, seq=127, head_dim=64),
-        dict(batch=2, heads=2, seq=129, head_dim=80),
-        dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
-        dict(batch=1, heads=2, seq=300, head_dim=128),
-    ]:
+    for shape in [*attend.RAGGED, dict(batch=1, heads=2, seq=300, head_dim=128)]:
         for keys in grid(causal=[False, True], dtype=DTYPES):
             if not quick or keys["causal"] == (keys["dtype"] == "bf16"):
                 yield judged_case(device, **shape, **keys)

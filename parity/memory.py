@@ -94,7 +94,7 @@ def sizes(case, draw, c):
 
     def tandem():
         with closing(Recording(case, c, WAYS["c_naive"], "step")) as recorded:
-            block = recorded.block(0)
+            block = recorded.block
             forward = {name.split(".", 2)[-1]: nbytes for name, nbytes, _ in recorded.largest(20)}
             return {
                 "residual": block.residual_bytes,
@@ -117,12 +117,10 @@ class Recording:
         config = c.struct("td_memory_config", case, **fields)
         self.handle = c.value("td_memory_record", c.device, config)
         self.summary = c.value("td_memory_summary_of", self.handle)
+        self.block = c.value("td_memory_block_of", self.handle, 0)
 
     def close(self):
         self.c.td_memory_recording_destroy(self.handle)
-
-    def block(self, layer):
-        return self.c.value("td_memory_block_of", self.handle, layer)
 
     def largest(self, capacity):
         """[(name, bytes, count)] of the forward pass. Tensors that differ only in their layer are one."""
@@ -152,7 +150,7 @@ class Recording:
 
     def values(self):
         """What a record says of it, in bytes but for names."""
-        summary, block = self.summary, self.block(0)
+        summary, block = self.summary, self.block
         values = {"live": summary.whole.live_bytes}
         for i, name in enumerate(CATEGORIES):
             values[f"live {name}"] = summary.whole.by_category[i]
@@ -381,12 +379,8 @@ def report_residual(page, f32):
     page.table(rows, "residual", units={"C": "MiB", "PyTorch": "MiB"}, expected=1)
     last = longest(f32, impl="c", **{"pass": "forward"})
     if last:
-        told = last["case"] | {
-            "bytes": values_of(last).get("residual"),
-            "mib": in_mib(values_of(last), "residual"),
-        }
-        page.say(**told)
-        page.working(**told)
+        values = values_of(last)
+        page.say(**last["case"], bytes=values.get("residual"), mib=in_mib(values, "residual"))
 
 
 def numbered(values, name, capacity=CONTRIBUTORS):

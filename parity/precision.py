@@ -190,8 +190,9 @@ def report_sums(page, records):
     names = {"loop": "loop", "accumulator": "accumulator", "addend": "addend", "in full": "sum"}
     page.table(loops, "four_sums", names | {"printed": "printed", "error": "sum - 10"}, expected=4)
     printed, exact = ({f"loop{row['loop']}": row[name] for row in loops} for name in ("printed", "in full"))
-    page.say(**printed, same=len({row["sum"] for row in loops[2:]}) == 1 and len(loops) == 4)
-    page.working(exact=exact, f16=loops[-1]["sum"] / 1000 if loops else None, bf16=stalled_in_bf16(records))
+    same = len({row["sum"] for row in loops[2:]}) == 1 and len(loops) == 4
+    f16 = loops[-1]["sum"] / 1000 if loops else None
+    page.say(**printed, same=same, exact=exact, f16=f16, bf16=stalled_in_bf16(records))
 
 
 def report_toy_model(page, toys):

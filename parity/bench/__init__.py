@@ -56,10 +56,8 @@ def gpu_cases(profile):
         yield cold("small")
         yield checkpoints("small", 512, 1, "cuda")
         return
-    for size in GPU_SIZES:
-        yield whole(size, "bf16_mixed")
-    for size in GPU_SIZES:
-        yield whole(size, "bf16_mixed", mode="inference")
+    for keys in grid(mode=["step", "inference"], size=GPU_SIZES):
+        yield whole(**keys, dtype="bf16_mixed")
     for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
         yield checkpoints(*keys, "cuda", stage=1)
     for layers in (1, 2, 4):  # the handout's question

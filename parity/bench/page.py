@@ -317,8 +317,8 @@ def report_checkpoints(page, records):
     for name, of in (("", one), ("all_", base)):
         told |= {f"{name}ms": ms_of(of), f"{name or 'one_'}peak": (of or {}).get("peak_mib")}
     lost = one and not ms_of(base)
-    page.say(**told, other=len(found) > 1, torch=said.get("torch_checkpoint"), asked=asked, lost=lost)
-    page.working(**told, **arithmetic(found))
+    told |= {"other": len(found) > 1, "torch": said.get("torch_checkpoint"), "asked": asked, "lost": lost}
+    page.say(**told, **arithmetic(found))
     page.bars(
         "checkpoints",
         {

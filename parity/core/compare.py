@@ -140,11 +140,8 @@ def _config(before: Mapping, after: Mapping) -> Iterable:
     was, now = before.get("config", {}), after.get("config", {})
     if "build" in before and "build" in after and was != now:
         names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
-        yield "other config", *(_switches(config, names) for config in (was, now)), False
-
-
-def _switches(config: Mapping, names: Iterable[str]) -> str:
-    return ", ".join(f"{name} {json.dumps(config[name])}" for name in names if name in config)
+        switches = ([f"{n} {json.dumps(of[n])}" for n in names if n in of] for of in (was, now))
+        yield "other config", *map(", ".join, switches), False
 
 
 def _error(before: Mapping, after: Mapping, growth: float) -> Iterable:

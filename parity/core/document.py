@@ -109,13 +109,17 @@ class Markdown:
     def picture(self, figure: Figure) -> None:
         self.parts.append(f"![{figure.title}]({self.drawn(figure, 'svg')})\n")
 
-    def block(self, block: Any, caption: str, label: str, fold: bool = False) -> None:
-        if isinstance(block, Tabled):
-            self.table(block.table, caption, f"{label}_{block.name}", fold)
-        elif isinstance(block, Figure):
-            self.picture(block)
-        else:
-            getattr(self, block.kind)(block.words)
+    def section(self, section: Section, caption: str = "", label: str = "", fold: bool = False) -> None:
+        """All of it but its heading. The caption and the label are for its tables."""
+        if section.answer:
+            self.text(" ".join(section.answer))
+        for block in section.blocks:
+            if isinstance(block, Tabled):
+                self.table(block.table, caption, f"{label}_{block.name}", fold)
+            elif isinstance(block, Figure):
+                self.picture(block)
+            else:
+                getattr(self, block.kind)(block.words)
 
     def drawn(self, figure: Figure, form: str) -> str:
         """The picture's path from the document."""

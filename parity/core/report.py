@@ -57,11 +57,9 @@ class Page:
         self.section("", text)
 
     def say(self, **values: Any) -> None:
-        """The answer, from the templates of parity/words/<module>.j2 for the section's row."""
+        """The answer, from the templates of parity/words/<module>.j2 for the section's row, and from "## <row> working"
+        the steps to it."""
         self._now.answer += words.sentences(self.module, self._now.row, values)
-
-    def working(self, **values: Any) -> None:
-        """The steps to the answer, from "## <row> working" of the same file."""
         lines = words.lines(self.module, f"{self._now.row} working", values)
         if any(lines):
             self._now.blocks.append(Text("\n".join(lines).strip("\n"), "working"))
@@ -229,12 +227,8 @@ def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequ
     document, more = Markdown(folder, title=page.module), Markdown(folder)
     document.parts.append(_summary(records))
     for section in page.shown():
-        heading = heading_of(section)
-        document.heading(2, heading)
-        if section.answer:
-            document.text(" ".join(section.answer))
-        for block in section.blocks:
-            document.block(block, "", "")
+        document.heading(2, heading_of(section))
+        document.section(section)
     if page.more:
         document.heading(2, "Further tables")
         links = (

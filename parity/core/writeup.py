@@ -164,10 +164,7 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     section, machine = found.section, found.machine
     document.heading(2, row)
     document.text(f"*{section.question}*" if document.form == "md" else section.question)
-    if section.answer:
-        document.text(" ".join(section.answer))
-    for block in section.blocks:
-        document.block(block, f"{row}: {section.question}", found.module, fold=True)
+    document.section(section, f"{row}: {section.question}", found.module, fold=True)
     case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
     mine = [record for record in mine if record["deliverable"] == case] or mine
     device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""

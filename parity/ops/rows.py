@@ -17,11 +17,13 @@ def rows_of(case, draw, name, cols, dtype, std=1.0):
     return x * sizes[torch.arange(case.rows, device=x.device) % 3, None]
 
 
-def rmsnorm_inputs(case, draw):
-    """x and the weight, which in mixed precision are wider than the rest."""
+def rmsnorm_arguments(case, draw, c):
+    """Of the forward call: the shape, x, weight, y and rstd. In mixed precision x and weight are f32."""
     wider = case.get("x_dtype", case.dtype)
     x = rows_of(case, draw, "x", case.cols, wider)
-    return x, draw.normal("weight", (case.cols,), wider, mean=1.0, std=0.1)
+    weight = draw.normal("weight", (case.cols,), wider, mean=1.0, std=0.1)
+    y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
+    return c.struct("td_rmsnorm_shape", case, eps=EPS), x, weight, y, rstd
 
 
 def rmsnorm_function(x, weight):
@@ -33,10 +35,9 @@ def rmsnorm_library(x, weight):
 
 
 def rmsnorm_forward(case, draw, c):
-    x, weight = rmsnorm_inputs(case, draw)
-    y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
-    desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
-    tandem = into(c, "td_rmsnorm_forward", {"y": y}, desc, x, weight, y, rstd)
+    arguments = rmsnorm_arguments(case, draw, c)
+    _, x, weight, y, _ = arguments
+    tandem = into(c, "td_rmsnorm_forward", {"y": y}, *arguments)
 
     def of(norm):
         return lambda x, weight: {"y": rounded(norm(x, weight), y.dtype)}
@@ -45,21 +46,20 @@ def rmsnorm_forward(case, draw, c):
 
 
 def rmsnorm_backward(case, draw, c):
-    x, weight = rmsnorm_inputs(case, draw)
+    arguments = rmsnorm_arguments(case, draw, c)
+    desc, x, weight, _, rstd = arguments
     wider, mixed = case.get("x_dtype", case.dtype), "x_dtype" in case
     dy = draw.normal("dy", x.shape, case.dtype)
     before_dx = draw.normal("before dx", x.shape, wider)
     summed = case.get("dweight_dtype", case.dtype)
     before_dweight = draw.normal("before dweight", weight.shape, summed)
-    y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
     dx, dweight = draw.poisoned(x.shape, wider), draw.poisoned(weight.shape, summed)
     outputs = {"dx": dx, "dweight": dweight}
     if mixed:
         outputs["dx_rounded"] = draw.poisoned(x.shape, case.dtype)
-    desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
     work = c.work(c.value("td_rmsnorm_backward_work_bytes", c.device, desc))
     add = case.get("accumulate", False)
-    c.td_rmsnorm_forward(c.device, desc, x, weight, y, rstd)
+    c.td_rmsnorm_forward(c.device, *arguments)
 
     def tandem():
         if add:
@@ -180,19 +180,20 @@ def softmax_backward(case, draw, c):
     return backward_sides(tandem, ["dx"], function, [x / scale], dy, library)
 
 
-def cross_entropy_inputs(case, draw):
+def cross_entropy_arguments(case, draw, c):
+    """Of the forward call: the shape, logits, targets, loss, lse and work."""
     logits = rows_of(case, draw, "logits", case.vocab, case.dtype, std=2.0)
-    return logits, draw.integers("targets", (case.rows,), high=case.vocab)
-
-
-def cross_entropy_forward(case, draw, c):
-    logits, targets = cross_entropy_inputs(case, draw)
+    targets = draw.integers("targets", (case.rows,), high=case.vocab)
     loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
     desc = c.struct("td_cross_entropy_shape", case)
     work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
-    tandem = into(
-        c, "td_cross_entropy_forward", {"loss": loss, "lse": lse}, desc, logits, targets, loss, lse, work
-    )
+    return desc, logits, targets, loss, lse, work
+
+
+def cross_entropy_forward(case, draw, c):
+    arguments = cross_entropy_arguments(case, draw, c)
+    _, logits, targets, loss, lse, _ = arguments
+    tandem = into(c, "td_cross_entropy_forward", {"loss": loss, "lse": lse}, *arguments)
 
     def torch_cross_entropy(logits):
         loss, lse = ref.cross_entropy(logits, targets)
@@ -206,12 +207,10 @@ def cross_entropy_forward(case, draw, c):
 
 
 def cross_entropy_backward(case, draw, c):
-    logits, targets = cross_entropy_inputs(case, draw)
-    loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
+    arguments = cross_entropy_arguments(case, draw, c)
+    desc, logits, targets, _, lse, _ = arguments
     dlogits = draw.poisoned(logits.shape, case.dtype)
-    desc = c.struct("td_cross_entropy_shape", case)
-    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
-    c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
+    c.td_cross_entropy_forward(c.device, *arguments)
     tandem = into(
         c, "td_cross_entropy_backward", {"dlogits": dlogits}, desc, logits, targets, lse, 1.0, dlogits
     )

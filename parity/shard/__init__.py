@@ -22,8 +22,6 @@ STATES = ("whole", *KINDS)
 ACCOUNTING = "optimizer_state_sharding_accounting"
 TOY_STEPS, SAMPLES = 10, 32
 TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-# Of 55 rows of 36 weights three ranks and four leave a rest that has weights, not padding alone.
-TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
 BUCKET_MB = 25
 LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 LAPTOP_MB = 4  # of the cases that count sent bytes: several calls a step
@@ -43,7 +41,7 @@ def cases(profile, device):
         if ranks not in (2, 3, 4):
             continue
         for shard in KINDS if ranks == 2 or profile == "full" else KINDS[-1:]:
-            keys = TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
+            keys = full.TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
             yield Case("optimizer_state_sharding", seconds=1.0, config=configs_of(device), **keys)
     yield from full.cases(profile, device)
     yield from memory_cases(profile, device)
@@ -81,11 +79,7 @@ def memory_cases(profile, device):
                 )
                 how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
                 # What a step's operations find there: graphs have memory of CUDA's own.
-                whole = shard == "whole"
-                impl = "torch_ddp" if whole else IMPL
-                config = ranked.configs(device, impl, dtype, queued=True, shard=shard)
-                if not whole:
-                    config[IMPL] |= FUSED
+                config = configs_of(device, dtype, shard, queued=True)
                 yield Case(
                     ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
                 )
@@ -96,8 +90,10 @@ def xl_size():
     return {"size": "xl"} | extents("xl")[0] | {"batch": 2, "context": 128}
 
 
-def configs_of(device, dtype="f32", shard=None):
-    found = ranked.configs(device, IMPL, dtype, shard=shard)
+def configs_of(device, dtype="f32", shard=None, queued=False):
+    if shard == "whole":
+        return ranked.configs(device, "torch_ddp", dtype, queued, shard)
+    found = ranked.configs(device, IMPL, dtype, queued, shard)
     return found | {IMPL: found[IMPL] | FUSED}
 
 

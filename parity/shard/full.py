@@ -14,15 +14,10 @@ from ref import ddp, shard
 IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
 PROOF, ACCOUNTING, LEADERBOARD = "fsdp", "fsdp_accounting", "leaderboard"
 TOY_STEPS, TOY_LR, SAMPLES, SEQ, VOCAB = 3, 0.01, 24, 8, 100  # 24 samples: 2, 3 and 4 ranks divide them
-
-
-# Three ranks leave a rest of each unit, which all of them update.
+# Three ranks and four leave a rest of each unit. With 55 rows of 36 weights it is not padding alone.
 TINY = dict(size="tiny", d_model=36, d_ff=100, layers=3, heads=3, vocab=55, batch=2, context=12)
-XL = (
-    ("xl", "f32", 2, 128),
-    ("xl", "bf16_mixed", 4, 512),
-    ("2.7B", "bf16_mixed", 4, 512),
-)  # batch of a rank, context
+# Size, dtype, batch of a rank, context.
+XL = ("xl", "f32", 2, 128), ("xl", "bf16_mixed", 4, 512), ("2.7B", "bf16_mixed", 4, 512)
 BUCKET_MB = {"cpu": 4, "f32": 25, "bf16_mixed": 100}  # of C's steps without sharding
 NEEDS_BYTES = 40 * 2**30
 # The leaderboard's step of 2026: each of two GPUs has one of its two sequences. A layer computes for so

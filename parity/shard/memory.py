@@ -10,9 +10,9 @@ import torch.distributed as dist
 from parity.core import Side, within
 from parity.core.clock import others_running
 from parity.shared.bench_ranks import BenchRanks, elements_of, gradient_bytes
-from parity.shared.model import initial_state
+from parity.shared.model import initial_state, torch_options
 from parity.shared.pages import MIB
-from parity.shared.ranked import TorchTrainer, draw_batches, sides_of, torch_options
+from parity.shared.ranked import TorchTrainer, draw_batches, sides_of
 from ref import shard as ref
 
 STEPS = 2  # memory is measured in the last one: PyTorch's optimizer has no state before its first step

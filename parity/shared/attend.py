@@ -14,6 +14,13 @@ PASSES = ("forward", "backward")
 BATCH = 8  # the handout's, without a head dimension
 HEAD_DIM = 64  # of curves, and of tables of one head size
 HEAD_DIMS = [16, 32, 64, 128]
+# Shapes that tiles do not divide, for the errors of naive and compiled attention.
+RAGGED = (
+    dict(batch=2, heads=3, seq=16, head_dim=16),
+    dict(batch=1, heads=2, seq=127, head_dim=64),
+    dict(batch=2, heads=2, seq=129, head_dim=80),
+    dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
+)
 SEQS = {"cpu": [256, 1024], "cuda": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]}
 
 

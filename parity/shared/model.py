@@ -14,8 +14,6 @@ from parity.core import DTYPES, NAMES
 from ref import transformer as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
-
-
 SIZES = {size: (*extents, 10_000) for size, extents in ref.SIZES.items()}
 SIZES["8B"] = (4096, 11008, 34, 32, 151_936)  # of the 2026 leaderboard
 SIZES["laptop"] = (256, 1024, 4, 4, 2000)  # trains in milliseconds on two cores
@@ -195,10 +193,13 @@ def autocast(case, device):
     return torch.autocast(device.type, torch.bfloat16, enabled=case.dtype == "bf16_mixed")
 
 
+def torch_options(adamw=ADAMW):
+    options = {name: adamw[name] for name in ("lr", "eps", "weight_decay")}
+    return options | {"betas": (adamw["beta1"], adamw["beta2"])}
+
+
 def torch_adamw(model):
-    betas = (ADAMW["beta1"], ADAMW["beta2"])
-    rest = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
-    return ref.AdamW(model.parameters(), betas=betas, variant="course2025", **rest)
+    return ref.AdamW(model.parameters(), variant="course2025", **torch_options())
 
 
 @contextlib.contextmanager

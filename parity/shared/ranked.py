@@ -15,6 +15,7 @@ from parity.shared.model import (
     initial_state,
     state_dict,
     torch_model,
+    torch_options,
 )
 from ref import ddp as ref
 from ref import shard, transformer
@@ -222,11 +223,6 @@ class TorchTrainer:
         return {name: shard.whole(p.detach()) for name, p in self.parallel.model.named_parameters()}
 
 
-def torch_options():
-    options = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
-    return options | {"betas": (ADAMW["beta1"], ADAMW["beta2"])}
-
-
 def optimizer_of(case, parameters, fused=True):
     if case.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=SGD_LR)
@@ -288,15 +284,15 @@ def judged_by_one(c, sides, in_one, rules=None):
 
 
 def outputs_of(state, losses, weights, c=None, dtype=torch.float32):
-    """This rank's losses, how far each weight moved, and whether the ranks of `c`, if given, have other weights."""
-    apart = c is not None and differ(c, weights.values())
+    """What every proof compares, and how far each weight moved."""
     moved = {f"update.{name}": (weights[name].double() - state[name].double()).to(dtype) for name in state}
-    return {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)} | moved
+    return losses_and_apart(losses, weights, c, dtype) | moved
 
 
-def differ(c, tensors):
-    """Whether the ranks have other bits in these tensors."""
-    return not c.ranks.same(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+def losses_and_apart(losses, weights, c, dtype):
+    """This rank's losses, and whether the ranks of `c`, if it is given, have other bits in their weights."""
+    apart = c is not None and not c.ranks.same(torch.cat([w.detach().reshape(-1) for w in weights.values()]))
+    return {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
 
 
 def judged_step(case, draw, c, impl, rules, optimizer=None):
@@ -344,10 +340,9 @@ def toy(make, state, device, dtype=torch.float32):
 
 
 def toy_outputs(weights, losses, c=None, dtype=torch.float32):
-    """The weights by name, the losses, and whether the ranks of `c`, if it is given, have other weights."""
-    apart = c is not None and differ(c, weights.values())
+    """What every proof compares, and the weights by name."""
     found = {f"weight.{name}": weight.detach().clone() for name, weight in weights.items()}
-    return found | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
+    return found | losses_and_apart(losses, weights, c, dtype)
 
 
 def whole_of(side):

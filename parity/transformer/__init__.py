@@ -17,6 +17,7 @@ from parity.shared.model import (
     state_dict,
     torch_adamw,
     torch_model,
+    torch_options,
     torch_switches,
 )
 from parity.transformer import rules
@@ -321,9 +322,7 @@ def torch_optimizer(case, model, adamw):
     norms = [p for p in model.parameters() if p.dim() == 1]
     others = [p for p in model.parameters() if p.dim() > 1]
     groups = [{"params": others}, {"params": norms, "weight_decay": case.decay_of_norms}]
-    betas = (adamw["beta1"], adamw["beta2"])
-    rest = {name: adamw[name] for name in ("lr", "eps", "weight_decay", "variant")}
-    return ref.AdamW(groups, betas=betas, **rest)
+    return ref.AdamW(groups, variant=adamw["variant"], **torch_options(adamw))
 
 
 def furthest(kept):
