@@ -132,8 +132,8 @@ static void check_waits(const td_bench_ranks_config *config, const td_bench_time
 }
 
 /* Every rank's collectives lie inside its step. Strategies that wait begin them after backward. On a GPU
- * events time the collectives, and the host times the step. The host reads the clock some time after the event
- * from which the others count, so collectives seem to end later. */
+ * events time the collectives, and the host times the step. The host reads the clock some time after the
+ * event from which the others count, so collectives seem to end later. */
 static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
                             const td_bench_ranks_summary *s)
 {
