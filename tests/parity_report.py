@@ -308,6 +308,16 @@ class Pages(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "two tables of scale are called 'times'"):
             self.write("csv")
 
+    def test_pages_of_a_module_without_records_are_removed(self):
+        self.write()
+        pages = [*self.folder.glob("scale*")]
+        self.assertIn(self.folder / "scale.md", pages)
+        others = [self.folder / name for name in ("records.jsonl", "scaled.md")]
+        for path in others:
+            path.write_text("not a page of this module")
+        report.write({"scale": self.module}, [], self.folder)
+        self.assertEqual([path for path in (*pages, *others) if path.exists()], others)
+
     def test_one_module_s_pages_without_the_index(self):
         paths = report.write({"scale": self.module}, View.records.records, self.folder, only=["scale"])
         self.assertEqual([path.name for path in paths], ["scale.md", "scale_time.svg"])

@@ -212,6 +212,14 @@ def write(
         if form != "md":
             written += export(pages.values(), folder / "tables", form)
         if not only:
+            for name in modules:
+                if not of_module(records, name):  # its records were pruned
+                    for stale in (
+                        folder / f"{name}.md",
+                        folder / f"{name}{GRIDS}",
+                        *folder.glob(f"{name}_*.svg"),
+                    ):
+                        stale.unlink(missing_ok=True)
             written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
         raise RecordError(
