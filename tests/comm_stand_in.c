@@ -603,7 +603,7 @@ TD_TEST(launches_wait_for_earlier_launches)
 
 /* Rank 0 waits for its GPU while rank 1 goes on to the next launch. If rank 1's host could queue 60 graphs,
  * rank 0 would wait 3 s for them, longer than the deadline. */
-static void launch_behind(const char *folder)
+static void launch_while_a_rank_waits(const char *folder)
 {
     enum { LAUNCHES = 60 };
 
@@ -621,7 +621,7 @@ static void launch_behind(const char *folder)
 
 TD_TEST(a_rank_that_waits_for_its_gpu_is_not_late)
 {
-    run_ranks(launch_behind, 0);
+    run_ranks(launch_while_a_rank_waits, 0);
 }
 
 static void die_in_replays(const char *folder)

@@ -308,10 +308,11 @@ class Pages(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "two tables of scale are called 'times'"):
             self.write("csv")
 
-    def test_pages_of_a_module_without_records_are_removed(self):
+    def test_pages_of_a_module_without_records_are_removed_from_a_machine_s_folder(self):
         self.write()
         pages = [*self.folder.glob("scale*")]
-        self.assertIn(self.folder / "scale.md", pages)
+        report.write({"scale": self.module}, [], self.folder)  # a folder of the user, by --out
+        self.assertEqual([*self.folder.glob("scale*")], pages)
         others = [self.folder / name for name in ("records.jsonl", "scaled.md")]
         for path in others:
             path.write_text("not a page of this module")

@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(<!-- results, by ci/check/results\.py --write -->\n)(?:\|.*\n)*(<!-- end -->)")
-NAMES = {"cpu": "2 CPU cores", "h100": "H100", "h100x2": "2 H100", "h200": "H200", "h200x2": "2 H200"}
+NAMES = {"cpu": "2 CPU cores", "h100": "H100", "h100x2": "2 H100"}
 SIDES = {
     "torch_compile": "torch.compile",
     "torch_compile_graph": "compiled, CUDA graph",

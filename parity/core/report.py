@@ -212,8 +212,8 @@ def write(
         if form != "md":
             written += export(pages.values(), folder / "tables", form)
         if not only:
-            for name in modules:
-                if not of_module(records, name):  # its records were pruned
+            for name in modules if (folder / "records.jsonl").exists() else ():
+                if not of_module(records, name):  # they were pruned
                     for stale in (
                         folder / f"{name}.md",
                         folder / f"{name}{GRIDS}",

@@ -34,7 +34,7 @@ def sides_of(device, make):
 
 
 def switches_of(device, dtype="f32", queued=False, shard=None):
-    """Switches of C's sides: those of `tandem ddp` and, if state is split, `tandem shard`, or with --queued."""
+    """The switches of C's sides: the defaults of `tandem ddp` and `tandem shard`. `queued`: as with --queued."""
     gpu, full = device == "cuda", shard == "full"
     gradients = "shared" if full else "transient"  # the link has memory for them
     keep = "most" if full else "all"
