@@ -7,6 +7,7 @@ from pathlib import Path
 
 import columns
 import floors
+import lines
 import readme
 import results
 import rooms
@@ -314,6 +315,22 @@ class Columns(unittest.TestCase):
         )
         self.assertEqual(len(columns.too_wide(Path("a.py"), f"# {wide}\n{code}\n")), 1)
         self.assertEqual(columns.too_wide(Path("a.h"), "x" * 110), [])
+
+
+class Lines(unittest.TestCase):
+    def test_blank_lines_comments_and_docstrings_do_not_count(self) -> None:
+        c = '/* a\n\n b */ int x; // c\n\nconst char *s = "/*";\n// d\nint y; /* e */\n'
+        python = '"""a\n\nb"""\n\n# c\ndef f():\n    """d"""\n    return """\ne"""  # f\n'
+        found = lines.count({"impl/a.c": c, "tests/b.py": python, "docs/c.md": "d\n", "setup.py": "1\n"})
+        self.assertEqual(found, {"impl": 3, "tests": 3})
+
+    def test_a_folder_above_its_number_is_named(self) -> None:
+        limits = lines.allowed("# folder lines\nimpl 3\nci 5\n")
+        self.assertEqual(lines.too_many(lines.Counter(impl=3, ci=5), limits), [])
+        self.assertEqual(
+            lines.too_many(lines.Counter(impl=4, new=1), limits),
+            ["impl: 4 code lines, ci/lines.txt allows 3", "new: 1 code lines, ci/lines.txt allows 0"],
+        )
 
 
 if __name__ == "__main__":
