@@ -69,6 +69,9 @@ on() {
         'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"' "host$host" "$work/hosts.$host" "$@"
 }
 
+# In a chroot, for one, / is no mount point.
+said=$(on 0 true 2>&1) || skip "no command runs in a network namespace of this system: $said"
+
 # ranks COUNT COMMAND...: runs ranks on the hosts of `where` in turn. Their output is in work/said.RANK.
 where=(0 1)
 ranks() {

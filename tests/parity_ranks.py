@@ -67,7 +67,7 @@ class Groups(unittest.TestCase):
 
     def test_ranks_that_cannot_start(self):
         with self.assertRaisesRegex(ranks.GroupError, "a rank ended with status 2 before it was ready"):
-            ranks.Group(1, self.settings, "json.tool")  # its argument is a folder
+            ranks.Group(1, self.settings, "calendar")  # its argument is no year
         with self.assertRaisesRegex(
             ranks.GroupError, "could not start: FileNotFoundError: no library at /none"
         ):

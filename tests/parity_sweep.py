@@ -584,6 +584,8 @@ class Sweeps(unittest.TestCase):
         broken, pipe = os.pipe()
         os.close(broken)
         full = os.open("/dev/full", os.O_WRONLY)
+        # Python then buffers standard output, and flushes it again when it ends.
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         try:
             for command, out, words in (
                 (self.arguments("list"), full, "error: [Errno 28] No space left on device"),
@@ -591,7 +593,11 @@ class Sweeps(unittest.TestCase):
             ):
                 with self.subTest(command=command[0]):
                     done = subprocess.run(
-                        [sys.executable, "-c", code, *command], stdout=out, stderr=subprocess.PIPE, text=True
+                        [sys.executable, "-c", code, *command],
+                        stdout=out,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        env=buffered,
                     )
                     self.assertEqual(done.returncode, 2, done.stderr)
                     self.assertIn(words, done.stderr)

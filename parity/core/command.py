@@ -41,6 +41,7 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
         return status
     except (ParityError, OSError) as error:  # OSError: standard output that is full or closed, for one
         print(f"error: {error}", file=sys.stderr)
+        _give_up_on_stdout()
     except SystemExit:  # how rich takes it that nobody reads standard output any more, with status 1
         pass
     except Exception:  # 1 has a meaning: a case failed, something got worse
@@ -50,6 +51,14 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
         print(words, file=sys.stderr)
         return 130
     return 2
+
+
+def _give_up_on_stdout() -> None:
+    """Python flushes standard output once more when it ends. If that fails too, the exit status would be 120."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(package: str, options: argparse.Namespace, console: Console) -> int:

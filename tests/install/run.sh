@@ -18,7 +18,9 @@ die() {
 
 "$cmake" --install "$build" --prefix "$work/first" >"$work/log" || die "cannot install: $(cat "$work/log")"
 mv "$work/first" "$work/prefix" # no installed file may contain its first path
-if grep -rIl "$work/first\|$3" "$work/prefix"; then
+# Whole paths only: the clone /tmp/a is neither in /tmp/ab nor in /opt/tmp/a.
+exact() { printf '%s' "$1" | sed 's/[][\.*^$]/\\&/g'; }
+if grep -rIlE "(^|[^[:alnum:]_.-]|-[IL])($(exact "$work/first")|$(exact "$3"))($|[^[:alnum:]_.-])" "$work/prefix"; then
     die "installed text names a folder of this build"
 fi
 
