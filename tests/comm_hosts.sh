@@ -37,6 +37,9 @@ clean() {
 command -v ip >/dev/null || skip "no iproute2"
 trap clean EXIT
 ip netns add "${hosts[0]}" 2>/dev/null || skip "this system makes no network namespaces"
+# In a chroot, for one, / is no mount point.
+said=$(ip netns exec "${hosts[0]}" unshare --uts --mount true 2>&1) ||
+    skip "no command runs in a network namespace of this system: $said"
 ip netns add "${hosts[1]}"
 ip link add "$name-0" type veth peer name "$name-1" 2>/dev/null || skip "this system has no veth"
 for i in 0 1; do
@@ -68,9 +71,6 @@ on() {
     ip netns exec "${hosts[host]}" unshare --uts --mount sh -c \
         'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"' "host$host" "$work/hosts.$host" "$@"
 }
-
-# In a chroot, for one, / is no mount point.
-said=$(on 0 true 2>&1) || skip "no command runs in a network namespace of this system: $said"
 
 # ranks COUNT COMMAND...: runs ranks on the hosts of `where` in turn. Their output is in work/said.RANK.
 where=(0 1)
