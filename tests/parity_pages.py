@@ -3,8 +3,8 @@ the committed records and invented records of a GPU. A seeded choice removes and
 
 import contextlib
 import itertools
-import random
 import os
+import random
 import re
 import shutil
 import subprocess
