@@ -15,7 +15,6 @@ its module runs, and again before its backward. At that moment the gather of the
 import contextlib
 import functools
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.bridge import DataParallel
 from parity.bridge.device import FLOATS, check_type, device_of_all
-from parity.bridge.ranks import Call, Ranks, ranks_of
+from parity.bridge.ranks import Call, Ranks, digest, ranks_of
 from parity.core.draw import NAMES
 
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
@@ -39,9 +38,14 @@ class _Unit:
     none. `anchor` replaces the weight in autograd's graph: it has the shape, and no memory."""
 
     def __init__(
-        self, index: int, name: str, weight: nn.Parameter, ranks: Ranks, compute: torch.dtype | None
+        self,
+        number: tuple[int, int],
+        name: str,
+        weight: nn.Parameter,
+        ranks: Ranks,
+        compute: torch.dtype | None,
     ):
-        self.index, self.name, self.weight, self._ranks = index, name, weight, ranks
+        self._number, self.name, self.weight, self._ranks = number, name, weight, ranks
         self.shape, self.dtype, self.compute = weight.shape, weight.dtype, compute or weight.dtype
         self.rows = -(-len(weight) // ranks.ranks)
         self.own = slice(ranks.rank * self.rows, (ranks.rank + 1) * self.rows)
@@ -79,10 +83,14 @@ class _Unit:
         return self._call("td_comm_reduce_scatter", result, rows, part, count, kind, "average")
 
     def _call(self, name: str, *arguments: Any) -> Call:
+        """Ranks compare which model's and which weight's call it is: another weight may be as large."""
         try:
-            return Call(self._ranks, name, *arguments)
+            with self._ranks.device.calls():  # no other thread's call takes the number
+                self._ranks.carry("weight", *self._number)
+                return Call(self._ranks, name, *arguments)
         except RuntimeError as error:
-            error.add_note(f"in the collective of {self.name}")
+            words = "every rank calls the same modules in the same order, also an expert without tokens"
+            error.add_note(f"in the collective of {self.name}: {words}")
             raise
 
     @staticmethod
@@ -127,14 +135,12 @@ class _Pass:
         self._held = {u: call for u, call in self._held.items() if u in needed}
         for u in needed:
             if u not in self._held:
-                self._model._note(u, "gather")
                 self._held[u] = u.gather(u.compute)
         return self._held[unit].wait()
 
     def reduce(self, unit: _Unit, gradient: Tensor) -> None:
         """At most one reduction is on its way, next to the gradient that is being computed."""
         self._settle()
-        self._model._note(unit, "reduce")
         self._reducing = unit, unit.reduce(gradient)
 
     def _settle(self) -> None:
@@ -214,7 +220,9 @@ class FullyShardedDataParallel(nn.Module):
     on every rank. The optimizer must treat each element by itself, as SGD and AdamW do.
 
     loss.backward() averages gradients over all ranks and adds them to `.grad`: micro-batches are several backward
-    passes. Every rank calls the same modules in the same order."""
+    passes. Every rank calls the same modules in the same order, also without gradients: a call of another module is an
+    error on every rank before its weight is used. So a mixture of experts runs each expert on each rank, also an expert
+    without tokens."""
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None):
         super().__init__()
@@ -228,13 +236,13 @@ class FullyShardedDataParallel(nn.Module):
         self._orders: dict[str, list[_Unit]] = {}
         self._running: _Pass | None = None  # forward
         self._backward: Callable[[], _Pass | None] = _nothing
-        self._calls = 0
         described = [(name, [*p.shape], p.dtype, p.requires_grad) for name, p in parameters.items()]
-        self._compare(zlib.crc32(repr((compute_dtype, described)).encode()), "has another module")
+        self._compare(repr((compute_dtype, described)).encode(), "has another module")
         self._ranks.broadcast((tensor, 0) for tensor in (*parameters.values(), *module.buffers()))
+        number = next(self._ranks.models)
         split = {id(m.weight) for m in module.modules() if _is_split(m)}
         self._units = {
-            name: _Unit(index, name, parameter, self._ranks, compute_dtype)
+            name: _Unit((number, index), name, parameter, self._ranks, compute_dtype)
             for index, (name, parameter) in enumerate(parameters.items())
             if id(parameter) in split
         }
@@ -377,22 +385,16 @@ class FullyShardedDataParallel(nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(running.finish)
         return running
 
-    def _note(self, unit: _Unit, what: str) -> None:
-        self._calls = zlib.crc32(f"{what} {unit.index}".encode(), self._calls)
-
-    def _compare(self, mine: int, words: str, more: bytes = b"") -> list[bytes]:
-        """Fails on every rank if a rank has another number than rank 0. Returns what the ranks gave as `more`."""
-        everyone = self._ranks.exchange(mine.to_bytes(4) + more)
-        other = next((rank for rank, theirs in enumerate(everyone) if theirs[:4] != everyone[0][:4]), None)
+    def _compare(self, mine: bytes, words: str) -> None:
+        """Fails on every rank if a rank has other bytes than rank 0."""
+        everyone = self._ranks.exchange(digest(mine))
+        other = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
         if other is not None:
             raise RuntimeError(f"rank {other} {words} than rank 0")
-        return [theirs[4:] for theirs in everyone]
 
     def _average(self) -> None:
         """Averages the gradients of parameters that every rank has. One that no rank used has none."""
-        calls, self._calls = self._calls, 0
-        words = "called other modules, or in another order,"
-        used = self._compare(calls, words, bytes(p.grad is not None for p in self._whole))
+        used = self._ranks.exchange(bytes(p.grad is not None for p in self._whole))
         parameters = [p for p, *flags in zip(self._whole, *used, strict=True) if any(flags)]
         for dtype in dict.fromkeys(p.dtype for p in parameters):
             alike = [p for p in parameters if p.dtype == dtype]

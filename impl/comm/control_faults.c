@@ -282,7 +282,7 @@ bool td_control_check_number(td_control *control, int64_t number)
         td_control_fault(
             control, NULL,
             "%s came to %s in another state than rank %d: hyperparameters, batch x seq, the order of "
-            "parameters or the number of passes differ",
+            "parameters or modules, or the number of passes differ",
             td_control_name_rank(control, odd, who), first, usual);
         return true;
     }
