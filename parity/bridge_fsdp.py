@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from parity.bridge import DataParallel
-from parity.bridge.device import FLOATS, check_type, device_of_all
+from parity.bridge.device import FLOATS, check_type, check_unwrapped, device_of_all
 from parity.bridge.ranks import Call, Ranks, digest, ranks_of
 from parity.core.draw import NAMES
 
@@ -51,6 +50,7 @@ class _Unit:
         self.own = slice(ranks.rank * self.rows, (ranks.rank + 1) * self.rows)
         self.anchor = weight.new_empty((), dtype=self.compute).expand(self.shape).requires_grad_()
         weight.data = weight.data[self.own].clone(memory_format=torch.contiguous_format)
+        weight.split_among_ranks = True
         self._kept = weight.shape, weight.dtype, weight.device
 
     def gather(self, dtype: torch.dtype) -> Call:
@@ -224,6 +224,8 @@ class FullyShardedDataParallel(nn.Module):
     error on every rank before its weight is used. So a mixture of experts runs each expert on each rank, also an expert
     without tokens."""
 
+    wraps_for_ranks = True
+
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None):
         super().__init__()
         self.module = module
@@ -252,6 +254,14 @@ class FullyShardedDataParallel(nn.Module):
         self._hook()
         self.forward = torch.compiler.disable(self.forward)
         self._take_over(module, compute_dtype)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> None:
+        """torch's DistributedDataParallel asks for this when it wraps a module."""
+        raise RuntimeError(
+            "the module is wrapped already, by FullyShardedDataParallel: DistributedDataParallel would send rank 0's "
+            "rows to all ranks"
+        )
 
     def _hook(self) -> None:
         model = weakref.ref(self)
@@ -542,6 +552,7 @@ def _is_split(module: nn.Module) -> bool:
 
 
 def _check(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    check_unwrapped(module)
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter {name} has no shape yet: run the module once before it is wrapped")
@@ -550,8 +561,6 @@ def _check(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
         if parameter.grad is not None:
             raise ValueError(f"parameter {name} has a gradient: set it to None before the module is wrapped")
     for name, inner in module.named_modules():
-        if isinstance(inner, FullyShardedDataParallel | DataParallel) or "_fsdp" in inner.__dict__:
-            raise ValueError(f"{name or 'the module'} is wrapped already")
         if _is_split(inner):
             if getattr(inner, "max_norm", None) is not None:
                 raise ValueError(f"{name}.weight: an Embedding with max_norm writes to its weight in forward")

@@ -5,6 +5,7 @@ compared with one process that averages the gradients of all ranks' batches."""
 
 import contextlib
 import copy
+import functools
 import io
 import re
 import runpy
@@ -450,6 +451,13 @@ def read_weights_of_others(ranks, rank):
     torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
 
 
+def borrower(weight):
+    """A module with the parameter of another one."""
+    module = nn.Linear(8, 8)
+    module.weight = weight
+    return module
+
+
 def misuse(ranks, rank):
     model = get_fsdp(seeded(layers))
     x = torch.ones(2, 8, requires_grad=True)
@@ -490,6 +498,24 @@ def misuse(ranks, rank):
     says("no parameters", lambda: get_fsdp(nn.ReLU()))
     says("compute_dtype is torch.int8", lambda: get_fsdp(layers(), torch.int8))
     says("1 is wrapped already", lambda: get_fsdp(nn.Sequential(nn.ReLU(), get_fsdp(layers()))))
+    net = bridge.DataParallel(layers())
+    inner, optimizer = get_fsdp(seeded(layers)), functools.partial(bridge.ShardedOptimizer, lr=0.1)
+    before = fsdp_gather_full_params(inner)
+    for words, wrap in (
+        ("the module is wrapped already", lambda: bridge.DataParallel(inner)),
+        ("0.0 is wrapped already", lambda: bridge.DataParallel(nn.Sequential(nn.Sequential(inner)))),
+        ("0 is wrapped already", lambda: bridge.DataParallel(inner.module)),
+        ("the module is wrapped already", lambda: nn.parallel.DistributedDataParallel(inner)),
+        ("the module is wrapped already", lambda: get_fsdp(inner)),
+        ("weight is split among the ranks", lambda: get_fsdp(borrower(inner.module[0].weight))),
+        ("weight is split among the ranks", lambda: bridge.DataParallel(borrower(inner.module[0].weight))),
+        ("0.1 is wrapped already", lambda: get_fsdp(nn.Sequential(nn.Sequential(nn.ReLU(), net)))),
+        ("0 is wrapped already", lambda: bridge.DataParallel(nn.Sequential(net))),
+        ("parameter 0 of group 0 is split among", lambda: optimizer(inner.parameters(), torch.optim.SGD)),
+    ):
+        says(words, wrap)
+    after = fsdp_gather_full_params(inner)
+    assert all(torch.equal(before[name], after[name]) for name in before)
     says(
         "0.weight: an Embedding with max_norm",
         lambda: get_fsdp(nn.Sequential(nn.Embedding(4, 4, max_norm=1))),

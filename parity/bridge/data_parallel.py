@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.bridge.device import Device, check_type, device_of_all
+from parity.bridge.device import Device, check_type, check_unwrapped, device_of_all
 from parity.bridge.ranks import ranks_within
 from parity.core.draw import NAMES
 from parity.core.library import Session
@@ -70,6 +70,8 @@ class DataParallel(nn.Module):
     forward pass with gradients, all ranks together. close() or the end of the object gives back what the library
     holds."""
 
+    wraps_for_ranks = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -81,6 +83,7 @@ class DataParallel(nn.Module):
         seconds: float | None = None,
     ):
         super().__init__()
+        check_unwrapped(module)
         self.module = module
         self._options = {"strategy": strategy, "bucket_mb": bucket_mb, "broadcast_buffers": broadcast_buffers}
         self._limits = {"open_seconds": open_seconds, "seconds": seconds}

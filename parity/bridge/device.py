@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parity.core.draw import NAMES
 from parity.core.library import Library, Session, TandemError
@@ -88,3 +88,19 @@ def check_type(name: str, parameter: Tensor) -> None:
     """TypeError if gradients of the parameter's type cannot be sent."""
     if NAMES.get(parameter.dtype) not in FLOATS:
         raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """ValueError if a wrapper of this package has the module or a part of it: two would average one gradient, and a
+    broadcast would replace this rank's rows of a split weight by rank 0's."""
+    for name, inner in module.named_modules():
+        if getattr(type(inner), "wraps_for_ranks", False) or "_fsdp" in inner.__dict__:
+            raise ValueError(f"{name or 'the module'} is wrapped already")
+    for name, parameter in module.named_parameters():
+        check_whole(name, parameter)
+
+
+def check_whole(name: str, parameter: Tensor) -> None:
+    """ValueError if the parameter holds only this rank's rows."""
+    if getattr(parameter, "split_among_ranks", False):
+        raise ValueError(f"{name} is split among the ranks by FullyShardedDataParallel")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.bridge.device import device_of
+from parity.bridge.device import check_whole, device_of
 from parity.bridge.ranks import digest, ranks_within, sampled
 
 
@@ -45,6 +45,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         params = group["params"]
+        for index, parameter in enumerate(params):
+            check_whole(f"parameter {index} of group {len(self.param_groups) - 1}", parameter)
         if self._loads is None:
             self._ranks = ranks_within(device_of(params[0]), **self._limits)
             with self._ranks.device.calls() as c:
