@@ -12,6 +12,10 @@ export PATH="$venv/bin:$PATH"
 # none). If the environment forbade that, each of hundreds of processes would compile PyTorch again.
 unset PYTHONDONTWRITEBYTECODE
 
+# Open MPI and LaTeX need a home folder, and the environment of a container may name none.
+[ -n "${HOME:-}" ] || HOME=$(getent passwd "$(id -u)" | cut -d: -f6)
+export HOME
+
 # Whether cmake is at least the 3.24 that CMakeLists.txt asks for. Ubuntu 22.04 has an older one.
 new_cmake() { printf '3.24\n%s\n' "$(cmake --version | sed -n '1s/[^0-9]*//p')" | sort -CV; }
 

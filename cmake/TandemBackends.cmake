@@ -35,8 +35,8 @@ function(td_backend name what sources found)
 endfunction()
 
 # td_compiles(NAME LANGUAGE FOLDERS LIBRARIES LINES...) sets <name>_found to whether a program of these lines
-# compiles and links. A package may have a header without the headers that it includes. Each configuration tries
-# a failed program again, because somebody may have installed what was missing.
+# compiles and links. A package may have a header without the headers that it includes. Each configuration
+# tries a failed program again, because somebody may have installed what was missing.
 include(CheckCSourceCompiles)
 include(CheckCXXSourceCompiles)
 function(td_compiles name language folders libraries)

@@ -3,7 +3,6 @@ the committed records and invented records of a GPU. A seeded choice removes and
 
 import contextlib
 import itertools
-import os
 import random
 import re
 import shutil
@@ -221,10 +220,7 @@ class Exports(Apart):
         whole = "\n".join([*head, r"\begin{document}", inputs, r"\end{document}"])
         (self.folder / "latex" / "all.tex").write_text(whole)
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-        # LaTeX keeps the fonts that it draws in a folder of HOME, which a bare environment lacks.
-        variables = {"HOME": str(self.folder), **os.environ}
-        where = self.folder / "latex"
-        run = subprocess.run(command, cwd=where, env=variables, capture_output=True, encoding="latin-1")
+        run = subprocess.run(command, cwd=self.folder / "latex", capture_output=True, encoding="latin-1")
         self.assertEqual(run.returncode, 0, run.stdout[-2000:])
         over = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide", run.stdout)]
         self.assertLess(max(over, default=0.0), 5.0)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that every C file of impl/ compiles for aarch64, without warnings; nothing is linked or run. It uses
-# this machine's headers of libraries. Files that include headers of CUDA, NCCL, CUPTI or NVTX are left out if a
-# file with these headers alone does not compile. Files in templates/ are not complete.
+# this machine's headers of libraries. Files that include headers of CUDA, NCCL, CUPTI or NVTX are left out if
+# a file with these headers alone does not compile. Files in templates/ are not complete.
 source "$(dirname "$0")/../common.sh"
 
 cc=aarch64-linux-gnu-gcc
