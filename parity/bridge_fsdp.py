@@ -250,7 +250,6 @@ class FullyShardedDataParallel(nn.Module):
         }
         self._units_of = {unit.weight: unit for unit in self._units.values()}
         self._whole = [parameter for parameter in parameters.values() if parameter not in self._units_of]
-        self._scaled = compute_dtype is torch.float16
         self._hook()
         self.forward = torch.compiler.disable(self.forward)
         self._take_over(module, compute_dtype)
@@ -415,16 +414,20 @@ class FullyShardedDataParallel(nn.Module):
             self._all_reduce(flat, "average")
             for p, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
                 p.grad.copy_(part.view_as(p))
-        if self._scaled:
-            self._spread()
+        self._spread()
 
     def _spread(self) -> None:
-        """If a gradient is not finite on one rank, all become NaN on all: a GradScaler skips the step on each rank."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        poison = sum((0 * g.sum(dtype=torch.float64) for g in gradients), self._zero())
+        """If a gradient is not finite on one rank, all become NaN on all: a GradScaler skips the step on each rank. A
+        scaler may be in use with every type, so this does not depend on the types."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.numel()]
+        poison = self._zero()
+        for dtype in dict.fromkeys(g.dtype for g in gradients):  # one call needs one type
+            most = torch._foreach_norm([g for g in gradients if g.dtype == dtype], torch.inf)
+            poison += 0 * torch.stack(most).sum(dtype=torch.float64)
         self._all_reduce(poison, "sum")
-        for gradient in gradients:
-            gradient.add_(poison.to(gradient.dtype))
+        if poison.is_cuda or poison != 0:  # NaN is not 0; a GPU need not be waited for
+            for gradient in gradients:
+                gradient.add_(poison.to(gradient.dtype))
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=next(self.parameters()).device)

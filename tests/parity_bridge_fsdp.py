@@ -573,21 +573,40 @@ def other_modules(ranks, rank):
 
 
 def overflow(ranks, rank):
-    """If a gradient overflows in the rows of one rank, a GradScaler skips the step on every rank."""
-    model = get_fsdp(seeded(lambda: layers(2)), torch.float16)
-    (one,) = optimizers(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    for most, scale in ((1e6, 0.5), (1.0, 0.5)):
-        before = fsdp_gather_full_params(model)
-        one.zero_grad()
-        out = model(torch.arange(16.0).view(2, 8))
-        scaler.scale((out.float() * torch.tensor([most, *[1.0] * 7])).sum()).backward()
-        assert all(p.grad.isnan().all() if most > 1 else p.grad.isfinite().all() for p in model.parameters())
-        scaler.step(one)
-        scaler.update()
-        assert scaler.get_scale() == scale
-        moved = [not torch.equal(before[name], p) for name, p in fsdp_gather_full_params(model).items()]
-        assert all(moved) if most == 1 else not any(moved), moved
+    """If a gradient overflows in the rows of one rank, a GradScaler skips the step on every rank: if FSDP computes in
+    f16, if autocast does, if the module is of f16, and in f32."""
+
+    def net(dtype=torch.float32):
+        return seeded(
+            lambda: nn.Sequential(nn.Linear(8, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 8))
+        ).to(dtype)
+
+    f16, f32 = torch.float16, torch.float32
+    for model, cast, most in (
+        (get_fsdp(net(), f16), None, 1e6),
+        (get_fsdp(net()), f16, 1e6),
+        (get_fsdp(net(f16)), None, 1e6),
+        (get_fsdp(net()), None, 1e38),
+    ):
+        one = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        dtype = next(model.parameters()).dtype
+        for weight, scale in ((most, 4.0), (1.0, 4.0)):
+            before = fsdp_gather_full_params(model)
+            one.zero_grad()
+            with torch.autocast("cpu", cast or f16, enabled=cast is not None):
+                out = model(torch.arange(16.0, dtype=dtype).view(2, 8))
+            # Only the last row of the last weight overflows: it is the last rank's.
+            scaler.scale((out.to(f32) * torch.tensor([*[1.0] * 7, weight])).sum()).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            assert all(g.isnan().all() if weight > 1 else g.isfinite().all() for g in gradients)
+            if dtype is f16:  # PyTorch's scaler refuses gradients of f16
+                continue
+            scaler.step(one)
+            scaler.update()
+            assert scaler.get_scale() == scale, (scaler.get_scale(), cast, dtype)
+            moved = [not torch.equal(before[name], p) for name, p in fsdp_gather_full_params(model).items()]
+            assert any(moved) if weight == 1 else not any(moved), moved
 
 
 class Parts(nn.Module):
