@@ -29,6 +29,7 @@ from parity.core.draw import NAMES
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 # MultiheadAttention reads the weight of this one and never calls it.
 WHOLE = {"NonDynamicallyQuantizableLinear"}
+CHECKED = 100  # so many backward passes are between two comparisons of parameters that every rank has
 COMPUTE = (None, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -147,8 +148,13 @@ class _Pass:
         if self._reducing is None:
             return
         (unit, call), self._reducing = self._reducing, None
-        part, gradient = call.wait(), unit.weight.grad
-        unit.weight.grad = part if gradient is None else gradient.add_(part)
+        part, weight = call.wait(), unit.weight
+        for hook in (weight._backward_hooks or {}).values():
+            changed = hook(part)
+            part = part if changed is None else changed
+        weight.grad = part if weight.grad is None else weight.grad.add_(part)
+        for hook in (weight._post_accumulate_grad_hooks or {}).values():
+            hook(weight)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -250,9 +256,16 @@ class FullyShardedDataParallel(nn.Module):
         }
         self._units_of = {unit.weight: unit for unit in self._units.values()}
         self._whole = [parameter for parameter in parameters.values() if parameter not in self._units_of]
+        self._passes = 0  # backward passes
         self._hook()
         self.forward = torch.compiler.disable(self.forward)
         self._take_over(module, compute_dtype)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise TypeError(
+            "a FullyShardedDataParallel is neither copied nor pickled, because each rank has a part: "
+            "use full_state_dict() and load_full_state_dict()"
+        )
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> None:
@@ -265,16 +278,17 @@ class FullyShardedDataParallel(nn.Module):
     def _hook(self) -> None:
         model = weakref.ref(self)
 
-        def reduce(unit: _Unit, anchor: Tensor) -> None:
+        def reduce(unit: Callable[[], _Unit], anchor: Tensor) -> None:
             gradient, anchor.grad = anchor.grad, None
-            model()._backward_pass().reduce(unit, gradient)
+            model()._backward_pass().reduce(unit(), gradient)
 
         def average(_: Tensor) -> None:
             if model() is not None:
                 model()._backward_pass()  # at whose end it does
 
         for unit in self._units.values():
-            unit.anchor.register_post_accumulate_grad_hook(functools.partial(reduce, unit))
+            # The garbage collector does not see what a hook holds: the unit would keep itself alive.
+            unit.anchor.register_post_accumulate_grad_hook(functools.partial(reduce, weakref.ref(unit)))
         for parameter in self._whole:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(average)
@@ -415,6 +429,24 @@ class FullyShardedDataParallel(nn.Module):
             for p, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
                 p.grad.copy_(part.view_as(p))
         self._spread()
+        self._passes += 1
+        if self._passes % CHECKED == 0:
+            self._check_whole()
+
+    def _check_whole(self) -> None:
+        """Fails on every rank if a parameter that every rank has is not the same on all. All ranks together."""
+        names = {p: name for name, p in self.module.named_parameters()}
+        mine = b"".join(
+            digest(p.detach().cpu().view(-1).view(torch.uint8).numpy().tobytes()) for p in self._whole
+        )
+        everyone = self._ranks.exchange(mine) if mine else []
+        for rank, theirs in enumerate(everyone):
+            for at, parameter in enumerate(self._whole):
+                if theirs[8 * at : 8 * at + 8] != everyone[0][8 * at : 8 * at + 8]:
+                    raise RuntimeError(
+                        f"{names[parameter]} of rank {rank} differs from rank 0's. Clip gradients with the wrapper's "
+                        "clip_grad_norm_, and give each rank the same hyperparameters and the same file"
+                    )
 
     def _spread(self) -> None:
         """If a gradient is not finite on one rank, all become NaN on all: a GradScaler skips the step on each rank. A
@@ -466,6 +498,7 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, on every rank, by the names that the module had. Every rank calls it."""
+        self._check_whole()
         return {
             name: self._units[name].gather(p.dtype).wait().clone()
             if name in self._units

@@ -6,6 +6,7 @@ compared with one process that averages the gradients of all ranks' batches."""
 import contextlib
 import copy
 import functools
+import gc
 import io
 import re
 import runpy
@@ -13,6 +14,7 @@ import tempfile
 import unittest
 import unittest.mock
 import warnings
+import weakref
 from multiprocessing.util import _run_finalizers
 from pathlib import Path
 
@@ -609,6 +611,41 @@ def overflow(ranks, rank):
             assert any(moved) if weight == 1 else not any(moved), moved
 
 
+def hooks_and_ends(ranks, rank):
+    """Hooks on split parameters run, as on others. A wrapper that nobody uses any more is freed."""
+    model, seen = get_fsdp(seeded(layers)), []
+    for name, p in model.module.named_parameters():
+        p.register_hook(lambda grad: grad * 2)
+        p.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((name, p.grad is not None)))
+    alone = seeded(layers)
+    average_in_one_process(alone, ranks, lambda rank: 2 * alone(torch.ones(2, 8)).sum())
+    model(torch.ones(2, 8)).sum().backward()
+    assert sorted(seen) == sorted((name, True) for name, _ in model.module.named_parameters()), seen
+    for name, p in alone.named_parameters():
+        unit = model._units.get(name)
+        mine = model.module.get_parameter(name).grad
+        torch.testing.assert_close(mine, p.grad[unit.own] if unit else p.grad)
+    anchors = [weakref.ref(unit.anchor) for unit in model._units.values()]
+    del model, unit, p, mine
+    gc.collect()
+    assert anchors and all(anchor() is None for anchor in anchors)
+
+
+def whole_parameters_that_differ(ranks, rank):
+    model = get_fsdp(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))))
+    words = "neither copied nor pickled, because each rank has a part"
+    says(words, lambda: copy.deepcopy(model))
+    says(words, lambda: torch.save(model, io.BytesIO()))
+    with unittest.mock.patch.object(bridge_fsdp, "CHECKED", 2):
+        for _ in range(2):  # the first pass compares nothing
+            model(torch.ones(2, 8)).sum().backward()
+        with torch.no_grad():
+            model.module[0].bias[3] += rank * 1e-6
+        model(torch.ones(2, 8)).sum().backward()
+        says("0.bias of rank 1 differs from rank 0's", lambda: model(torch.ones(2, 8)).sum().backward())
+    says("0.bias of rank 1 differs from rank 0's", model.full_state_dict)
+
+
 class Parts(nn.Module):
     """Reads a parameter that belongs to no unit."""
 
@@ -697,7 +734,9 @@ CASES = {
         compiled,
         fail,
         read_weights_of_others,
+        hooks_and_ends,
         misuse,
+        whole_parameters_that_differ,
         overflow,
         use_other_parameters,
         example,
