@@ -251,22 +251,14 @@ static void set_capture(run *r, bool capture)
         r->shard->captured = capture;
 }
 
-/** Later steps do not communicate. TD_BENCH_STATE_FULL keeps its link in the chain, because passes read the
- * weights in the link's buffers. */
+/** Later steps do not communicate. */
 static void silence(run *r)
 {
-    const td_hook *const links[] = {td_ddp_link_hook(r->ddp), r->shard ? &r->shard->reduce : NULL,
-                                    r->shard ? &r->shard->gather : NULL};
-
     r->silent = true;
-    if (r->config->state == TD_BENCH_STATE_FULL) {
+    if (r->ddp)
+        td_ddp_link_hook(r->ddp)->silent = true;
+    if (r->shard)
         td_shard_silence(r->shard);
-        return;
-    }
-    for (td_hook *hook = &r->probe.before; hook; hook = hook->next)
-        for (int i = 0; i < 3; i++)
-            if (hook->next && hook->next == links[i])
-                hook->next = links[i]->next;
 }
 
 /* ---- steps ---- */

@@ -634,11 +634,6 @@ void td_shard_full_hook(td_shard_link *link)
     link->gather = (td_hook){.updated = on_updated};
 }
 
-void td_shard_silence(td_shard_link *link)
-{
-    link->full.silent = true;
-}
-
 /* ---- outside of passes ---- */
 
 /** The order in which a pass needs the units that are split. Several ranges of a unit follow each other. */

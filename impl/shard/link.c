@@ -174,6 +174,14 @@ cleanup:
     return status;
 }
 
+void td_shard_silence(td_shard_link *link)
+{
+    const bool full = link->split.kind == TD_SHARD_FULL;
+
+    link->full.silent = full;
+    link->reduce.silent = link->gather.silent = !full;
+}
+
 /* ---- joining a trainer ---- */
 
 td_status td_shard_check_joined(const td_shard_link *link)

@@ -129,8 +129,8 @@ void td_shard_full_free(td_shard_link *link);
 /** The bytes of all buffers on the device. */
 size_t td_shard_buffers_bytes(const td_shard_buffers *buffers);
 
-/** From here on steps of TD_SHARD_FULL communicate nothing, to time them without communication. They compute
- * with the numbers in the buffers. */
+/** From here on steps communicate nothing, to time them without communication. With TD_SHARD_FULL they
+ * compute with the numbers in the buffers. */
 void td_shard_silence(td_shard_link *link);
 
 /** td_shard_gather with TD_SHARD_FULL. */
