@@ -81,47 +81,83 @@ static void name_run(td_launch *out, const char *first, const char *second)
     td_key_text(key, out->run);
 }
 
-td_status td_launch_read(td_launch *out)
+enum { MPIRUN, LOOP, SRUN, LAUNCHERS };
+
+static const struct {
+    const char *launcher, *rank, *ranks, *local_rank, *local_ranks, *run, *part;
+} launchers[LAUNCHERS] = {
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_NO_SUCH_PART"},
+    {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+     "SLURM_JOB_ID", "SLURM_STEP_ID"},
+};
+
+/** out->ranks = 0 if the launcher's variables are not set. A job of Slurm sets SLURM_PROCID even if no srun
+ * started the process. */
+static td_status read_rank(int which, td_launch *out)
 {
-    static const struct {
-        const char *launcher, *rank, *ranks, *local_rank, *local_ranks, *run, *part;
-    } launchers[] = {
-        {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_NO_SUCH_PART"},
-        {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
-         "MASTER_PORT"},
-        {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
-         "SLURM_JOB_ID", "SLURM_STEP_ID"},
-    };
     td_status status = TD_OK;
 
-    *out = (td_launch){.launcher = "none", .rank = -1, .ranks = 1, .local_rank = -1};
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers && out->rank < 0; i++) {
-        /* A job of Slurm sets SLURM_PROCID even if no srun started the process. */
-        const char *rank = getenv(launchers[i].rank), *ranks = getenv(launchers[i].ranks);
-        if (!rank || !ranks)
+    *out = (td_launch){.launcher = launchers[which].launcher, .rank = -1, .local_rank = -1};
+    if (!getenv(launchers[which].rank) || !getenv(launchers[which].ranks))
+        return TD_OK;
+    TD_TRY(read_number(launchers[which].rank, &out->rank));
+    TD_TRY(read_number(launchers[which].ranks, &out->ranks));
+    TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, needs to be below %s, which is %d",
+             launchers[which].rank, (int)out->rank, launchers[which].ranks, (int)out->ranks);
+cleanup:
+    return status;
+}
+
+/** Sets *which to the innermost launcher; LAUNCHERS: none. */
+static td_status choose(td_launch *out, int *which)
+{
+    const bool torchrun = getenv(launchers[LOOP].run) != NULL;
+    const int order[LAUNCHERS] = {torchrun ? LOOP : MPIRUN, torchrun ? MPIRUN : LOOP, SRUN};
+    td_status status = TD_OK;
+    td_launch other;
+
+    *which = LAUNCHERS;
+    for (int i = 0; i < LAUNCHERS; i++) {
+        TD_TRY(read_rank(order[i], &other));
+        if (other.ranks > 0 && *which == LAUNCHERS) {
+            *which = order[i];
+            *out = other;
             continue;
-        out->launcher = launchers[i].launcher;
-        TD_TRY(read_number(launchers[i].rank, &out->rank));
-        TD_TRY(read_number(launchers[i].ranks, &out->ranks));
-        TD_TRY(read_number(launchers[i].local_rank, &out->local_rank));
-        TD_TRY((i < 2 ? read_number : read_tasks)(launchers[i].local_ranks, &out->local_ranks));
-        name_run(out, getenv(launchers[i].run), getenv(launchers[i].part));
-        TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, needs to be below %s, which is %d",
-                 launchers[i].rank, (int)out->rank, launchers[i].ranks, (int)out->ranks);
+        }
+        const bool differs = out->rank != other.rank || out->ranks != other.ranks;
+        TD_CHECK(other.ranks <= 1 || (out->ranks > 1 && !(*which == MPIRUN && order[i] == LOOP && differs)),
+                 "%s and %s say rank %d of %d, %s and %s say rank %d of %d: unset the variables of the "
+                 "launcher that did not start this process",
+                 launchers[*which].rank, launchers[*which].ranks, (int)out->rank, (int)out->ranks,
+                 launchers[order[i]].rank, launchers[order[i]].ranks, (int)other.rank, (int)other.ranks);
     }
-    for (int i = 0; i < 2 && out->rank < 0; i++) {
+cleanup:
+    return status;
+}
+
+td_status td_launch_read(td_launch *out)
+{
+    td_status status = TD_OK;
+    int which;
+
+    *out = (td_launch){.launcher = "none", .ranks = 1, .local_ranks = 1};
+    TD_TRY(choose(out, &which));
+    for (int i = 0; i < SRUN && which == LAUNCHERS; i++) {
         const char *const names[] = {launchers[i].rank, launchers[i].ranks};
         const int set = getenv(names[0]) ? 0 : 1;
 
         TD_CHECK(!getenv(names[set]), "%s is '%.40s', and %s is not set: a rank needs both", names[set],
                  getenv(names[set]), names[!set]);
     }
-    if (out->rank < 0) {
-        out->rank = out->local_rank = 0;
-        out->local_ranks = 1;
+    if (which == LAUNCHERS) {
         name_run(out, NULL, NULL);
+        goto cleanup;
     }
+    TD_TRY(read_number(launchers[which].local_rank, &out->local_rank));
+    TD_TRY((which == SRUN ? read_tasks : read_number)(launchers[which].local_ranks, &out->local_ranks));
+    name_run(out, getenv(launchers[which].run), getenv(launchers[which].part));
     if (out->local_rank < 0 && (out->local_ranks == 0 || out->local_ranks == out->ranks))
         out->local_rank = out->rank;
 cleanup:

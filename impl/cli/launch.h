@@ -6,8 +6,11 @@
  *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_NODEID, SLURM_JOB_ID,
  *                       SLURM_STEP_ID, SLURM_STEP_TASKS_PER_NODE
  *
- * The first launcher whose rank and number of ranks are set counts. Without any there is one rank. For the
- * first two launchers it is an error if only one of these two variables is set. */
+ * A launcher may start another launcher, and its variables are then set, too. The innermost launcher counts:
+ * torchrun (RANK with TORCHELASTIC_RUN_ID), else mpirun, else a loop, else srun. It is an error if it says
+ * that there is one rank where another launcher says more, and if mpirun and a loop say two things. Without
+ * any launcher there is one rank. If only one of RANK and WORLD_SIZE is set, or of mpirun's two, this is an
+ * error. */
 #ifndef TD_CLI_LAUNCH_H
 #define TD_CLI_LAUNCH_H
 
@@ -22,7 +25,7 @@ typedef struct td_launch {
 } td_launch;
 
 /** TD_BAD_ARGUMENT: a variable that is no whole number, a rank without a number of ranks or the reverse, a
- * rank that is not below the number of ranks. */
+ * rank that is not below the number of ranks, launchers that contradict each other. */
 td_status td_launch_read(td_launch *out);
 
 /** Changes how SIGINT and SIGTERM end the program: the communicators of all ranks are aborted, so that the

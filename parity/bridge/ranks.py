@@ -21,7 +21,7 @@ from parity.bridge.device import LIMITS, SENT, Device
 from parity.core.draw import NAMES
 
 # What mpirun, torchrun and srun set: the rank, how many there are, and what names the run.
-LAUNCHERS = (
+MPIRUN, LOOP, SRUN = LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
     ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
@@ -66,7 +66,7 @@ class Ranks:
         _signals()
         ffi = device.c.ffi
         self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
-        usual = "mpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "gloo"
+        usual = "mpi" if _launched()[:1] == [(MPIRUN, rank, ranks)] else "gloo"
         usual = "nccl" if device.kind == "cuda" else usual
         backend = os.environ.get("TANDEM_BACKEND") or usual
         with device.calls() as c:
@@ -223,6 +223,14 @@ def _from_words(words: Tensor, like: Tensor) -> Tensor:
     return raw.view(like.dtype).view(like.shape)
 
 
+def _launched() -> list[tuple[tuple[str, ...], int, int]]:
+    """The launchers whose variables are set, with the rank and the number of ranks; the innermost is the first.
+    impl/cli/launch.h has the rule."""
+    order = (LOOP, MPIRUN, SRUN) if "TORCHELASTIC_RUN_ID" in os.environ else LAUNCHERS
+    there = [launcher for launcher in order if set(launcher[:2]) <= set(os.environ)]
+    return [(launcher, int(os.environ[launcher[0]]), int(os.environ[launcher[1]])) for launcher in there]
+
+
 def who() -> tuple[int, int, str]:
     """This rank, how many there are, and a name for this run that no other has."""
     if dist.is_available() and dist.is_initialized():
@@ -230,11 +238,18 @@ def who() -> tuple[int, int, str]:
         names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
         dist.broadcast_object_list(names, src=0)
         return rank, ranks, names[0]
-    for rank, ranks, *names in LAUNCHERS:
-        if rank in os.environ and ranks in os.environ:
-            run = ".".join(os.environ.get(name, "") for name in names).encode()
-            return int(os.environ[rank]), int(os.environ[ranks]), hashlib.sha256(run).hexdigest()[:16]
-    for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
+    for launcher, rank, ranks in (found := _launched())[:1]:
+        for other, its_rank, its_ranks in found[1:]:
+            differs = (launcher, other) == (MPIRUN, LOOP) and (rank, ranks) != (its_rank, its_ranks)
+            if its_ranks > 1 and (ranks == 1 or differs):
+                said = f"{' and '.join(launcher[:2])} say rank {rank} of {ranks}, "
+                said += f"{' and '.join(other[:2])} say rank {its_rank} of {its_ranks}"
+                raise RuntimeError(
+                    f"{said}: unset the variables of the launcher that did not start this process"
+                )
+        run = ".".join(os.environ.get(name, "") for name in launcher[2:]).encode()
+        return rank, ranks, hashlib.sha256(run).hexdigest()[:16]
+    for pair in (pair[:2] for pair in (MPIRUN, LOOP) if set(pair[:2]) & set(os.environ)):
         raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"

@@ -118,7 +118,8 @@ class Group(contextlib.AbstractContextManager):
         folder = Path(self._folder.name)
         listener = multiprocessing.connection.Listener(str(folder / "parent"), "AF_UNIX", backlog=self.ranks)
         command = [sys.executable, "-m", module, str(folder)]
-        environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(sys.path)}
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
+        environment = kept | {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": os.pathsep.join(sys.path)}
         mpirun = shutil.which("mpirun") if kind_of(settings.device) == "cpu" else None
         with listener:
             if mpirun:

@@ -13,6 +13,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+import launchers
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -96,14 +97,14 @@ def example():
 
 
 class Ranks(OnRanks):
-    def test_ranks_of_a_launcher(self):
-        for variables, expected in (
-            ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "29500"}, (1, 4)),
-            ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "RANK": "3"}, (0, 2)),
-        ):
-            with unittest.mock.patch.dict(os.environ, variables, clear=True):
-                rank, ranks, run = bridge.ranks.who()
-                self.assertEqual((rank, ranks), expected)
+    def test_ranks_of_launchers(self):
+        for variables, expected in launchers.TABLE:
+            with self.subTest(variables), unittest.mock.patch.dict(os.environ, variables, clear=True):
+                if isinstance(expected, str):
+                    self.assertRaisesRegex(RuntimeError, expected, bridge.ranks.who)
+                    continue
+                *found, run = bridge.ranks.who()
+                self.assertEqual(tuple(found), expected)
                 self.assertRegex(run, "^[0-9a-f]{16}$")
 
     def test_the_example_of_the_readme(self):
