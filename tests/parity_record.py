@@ -12,7 +12,21 @@ import unittest.mock
 from pathlib import Path
 
 from parity.core.case import Case
+from parity.core.files import write_whole
 from parity.core.record import ASIDE, FILE, Finished, Loaded, RecordError, RecordFile, load, prune
+
+
+class Files(unittest.TestCase):
+    def test_only_regular_files_are_replaced(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        os.mkfifo(folder / "fifo")
+        (folder / "device").symlink_to("/dev/null")
+        for name in ("fifo", "device"):
+            before = (folder / name).lstat()
+            with self.assertRaisesRegex(OSError, f"not a regular file: '.*{name}'"):
+                write_whole(folder / name, "text")
+            self.assertEqual((folder / name).lstat(), before)
+        self.assertEqual(sorted(os.listdir(folder)), ["device", "fifo"])
 
 
 class RecordFiles(unittest.TestCase):
