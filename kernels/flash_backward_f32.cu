@@ -286,6 +286,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
 
 template <int D> cudaError_t backward_of_width(cudaStream_t stream, const backward_args &args, bool by_keys)
 {
+    static_assert(grid_of<D>::C.residents * (backward_bytes<D>() + 1024) <= 228 * 1024, "fits an H100's SM");
     return launch(by_keys ? td_attention_flash_backward_f32<D, true>
                           : td_attention_flash_backward_f32<D, false>,
                   (int64_t)args.blocks.tiles * args.blocks.parts * args.heads, grid_of<D>::THREADS,

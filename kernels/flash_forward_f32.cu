@@ -156,6 +156,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
 
 template <int D> cudaError_t forward_of_width(cudaStream_t stream, const forward_args &args)
 {
+    static_assert(grid_of<D>::C.residents * (forward_bytes<D>() + 1024) <= 228 * 1024, "fits an H100's SM");
     return launch(td_attention_flash_forward_f32<D>,
                   (int64_t)args.blocks.tiles * args.blocks.parts * args.heads, grid_of<D>::THREADS,
                   forward_bytes<D>(), stream, args);
