@@ -63,10 +63,10 @@ struct tiling {
  * `across`th column of the scores. Of every 4 * across columns of the outputs it has 4 neighbours. Reads of
  * shared memory bound these GEMMs: a thread's 8 x 8 block of scores needs 16 reads for 256 multiplications, 4
  * x 8 needs 24. Backward, measured on an H100, batch 8, seq 16384, not causal (2026-11-27): at width 16, 8
- * across would compute 32 columns of the outputs, and takes 20.3 ms instead of 12.0. At width 32, 128 rows take
- * 20.5 ms, 64 take 23.7. At width 64, registers limit the tile: 128 rows take 63 ms with 4 warps and 42 with 8,
- * 64 take 40. At width 128, shared memory does: two blocks of 64 x 32 take 82 ms, one of 64 x 64 takes 85, or
- * 101 with 4 warps.
+ * across would compute 32 columns of the outputs, and takes 20.3 ms instead of 12.0. At width 32, 128 rows
+ * take 20.5 ms, 64 take 23.7. At width 64, registers limit the tile: 128 rows take 63 ms with 4 warps and 42
+ * with 8, 64 take 40. At width 128, shared memory does: two blocks of 64 x 32 take 82 ms, one of 64 x 64
+ * takes 85, or 101 with 4 warps.
  *
  * Hopper. In forward a tile of queries has `rows` for each of its warpgroups, see hopper_plan. */
 constexpr tiling TILINGS[] = {
