@@ -437,14 +437,15 @@ class FullyShardedDataParallel(nn.Module):
         """Fails on every rank if a parameter that every rank has is not the same on all. All ranks together."""
         names = {p: name for name, p in self.module.named_parameters()}
         mine = b"".join(
-            digest(p.detach().cpu().view(-1).view(torch.uint8).numpy().tobytes()) for p in self._whole
+            digest(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()) for p in self._whole
         )
         everyone = self._ranks.exchange(mine) if mine else []
         for rank, theirs in enumerate(everyone):
             for at, parameter in enumerate(self._whole):
                 if theirs[8 * at : 8 * at + 8] != everyone[0][8 * at : 8 * at + 8]:
+                    name = names.get(parameter, "a parameter that was replaced")
                     raise RuntimeError(
-                        f"{names[parameter]} of rank {rank} differs from rank 0's. Clip gradients with the wrapper's "
+                        f"{name} of rank {rank} differs from rank 0's. Clip gradients with the wrapper's "
                         "clip_grad_norm_, and give each rank the same hyperparameters and the same file"
                     )
 

@@ -632,7 +632,9 @@ def hooks_and_ends(ranks, rank):
 
 
 def whole_parameters_that_differ(ranks, rank):
-    model = get_fsdp(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))))
+    net = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+    net[1].unused = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # not contiguous
+    model = get_fsdp(net)
     words = "neither copied nor pickled, because each rank has a part"
     says(words, lambda: copy.deepcopy(model))
     says(words, lambda: torch.save(model, io.BytesIO()))
