@@ -73,7 +73,7 @@ class Gpt(nn.Module):
             nn.ModuleDict(
                 {
                     "norm": nn.LayerNorm(d),
-                    "qkv": nn.Linear(d, 3 * d),
+                    "qkv": nn.Linear(d, 3 * d, bias=False),  # the gradient of a key's bias is only rounding
                     "out": nn.Linear(d, d),
                     "mlp": nn.Sequential(
                         nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d)
