@@ -232,7 +232,6 @@ def accumulate(ranks, rank):
 
 def beside_data_parallel(ranks, rank):
     whole, model = seeded(Gpt), get_fsdp(seeded(Gpt))
-    whole.unused.requires_grad_(False)  # DataParallel gives it a gradient of 0, FSDP gives none
     naive = bridge.DataParallel(whole, "naive")
     one, other = optimizers(model, naive)
     for step in range(10):

@@ -51,7 +51,7 @@ typedef struct td_ddp_tensor {
     void *low;           /* the low planes; only if dtype is TD_F32. NULL: data has the numbers */
     void *grad;          /* NULL: the container allocates it (td_ddp_gradient). Ignored if frozen */
     /* The number of elements in the memory at grad: at least the product of shape, which 0 stands for. The
-     * elements after the gradient must be 0. They are sent too, so that one call can send gradients that are
+     * elements after the gradient are sent and reduced too, so that one call can send gradients that are
      * adjacent in memory. */
     int64_t grad_elements;
     bool frozen;  /* it has no gradient */

@@ -15,6 +15,8 @@ from parity.bridge.ranks import ranks_within
 from parity.core.draw import NAMES
 from parity.core.library import Session
 
+ALIGNMENT = 256  # TD_ALIGNMENT
+
 
 def _weakly(method: Callable, *first: Any) -> Callable:
     """Calls the method with its first arguments, or does nothing after its object is gone."""
@@ -37,13 +39,11 @@ def _memory_order(name: str, tensor: Tensor) -> list[int]:
     return order
 
 
-def _release(device: Device, ddp: Any, hooks: list, parameters: list, gradients: list) -> None:
-    """Gives back what a DataParallel holds. The object itself may be gone."""
+def _release(device: Device, ddp: Any, hooks: list, gradients: list) -> None:
+    """Gives back what a DataParallel holds. The object itself may be gone. The memory of gradients stays as long as a
+    tensor over it."""
     for hook in hooks:
         hook.remove()
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None and parameter.grad is gradient:
-            parameter.grad = gradient.clone()
     gradients[:] = [None] * len(gradients)
     with device.calls() as c:
         c.td_ddp_destroy(ddp)
@@ -56,15 +56,16 @@ class DataParallel(nn.Module):
                each gradient as soon as it is complete; "bucketed": each bucket as soon as its last gradient is complete
     bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
     broadcast_buffers   every forward pass with gradients begins with rank 0's buffers, except within no_sync()
+    unused_as_zero      a parameter that no rank used gets the gradient 0. False: its `.grad` stays None
 
     Every rank gets rank 0's parameters and buffers. Parameters may lie in memory in any order of dimensions, without
-    gaps. `.grad` is a view of the memory that is sent, also after zero_grad(set_to_none=True). The gradient of a
-    parameter that a pass did not use is 0.
+    gaps. `.grad` is a view of the memory that is sent, also after zero_grad(set_to_none=True). A rank that did not use
+    a parameter counts as a gradient of 0. If a GPU's rank did not use one, it waits for the GPU at the end of the pass.
 
     Each backward pass ends the reduction that it began. If this rank used no parameter in a pass, it must call
-    finish_gradient_synchronization() before the optimizer. Backward passes within no_sync() only add up. The next
-    forward pass drops a backward pass that an exception ended. If a parameter was replaced, frozen or unfrozen, or has
-    another type, the next pass names it.
+    finish_gradient_synchronization() before the optimizer. Gradients of forward passes within no_sync() only add up.
+    The next forward pass drops a backward pass that an exception ended. If a parameter was replaced, frozen or
+    unfrozen, or has another type, the next pass names it.
 
     Copies (copy.deepcopy, AveragedModel, torch.save) are of the module alone. They join the ranks in their first
     forward pass with gradients, all ranks together. close() or the end of the object gives back what the library
@@ -79,6 +80,7 @@ class DataParallel(nn.Module):
         bucket_mb: float | None = None,
         *,
         broadcast_buffers: bool = True,
+        unused_as_zero: bool = False,
         open_seconds: float | None = None,
         seconds: float | None = None,
     ):
@@ -86,6 +88,7 @@ class DataParallel(nn.Module):
         check_unwrapped(module)
         self.module = module
         self._options = {"strategy": strategy, "bucket_mb": bucket_mb, "broadcast_buffers": broadcast_buffers}
+        self._options["unused_as_zero"] = unused_as_zero
         self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._join()
 
@@ -107,31 +110,33 @@ class DataParallel(nn.Module):
         self._model = next(self._ranks.models)
         self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
         self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
-        self._last = True
+        self._last = True  # outside of no_sync()
+        self._decided: bool | None = None  # whether the last forward pass was
+        self._sends = True  # the backward pass reduces
         self._running = False  # a backward pass has marked gradients
         self._ended = False  # one has since the last finish_gradient_synchronization()
         self._seen: set[int] = set()  # what it has marked
+        self._lay_out()
         with self._ranks.device.calls() as c:
             self._ddp = self._create(c, parameters)
         self._send_buffers()
-        self._gradients = [
-            self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
-        ]
         self._agreed = [
             (p.shape, p.dtype, p.device, None if g is None else g.data_ptr())
             for p, g in zip(self._parameters_of, self._gradients, strict=True)
         ]
         self._hooks = []
+        self._adding = []  # autograd's nodes that add to gradients; autograd itself does not keep them
         for index, parameter in enumerate(self._parameters_of):
             if parameter.requires_grad:
                 before, after = (_weakly(f, index) for f in (self._before_adding, self._ready))
-                self._hooks.append(parameter.register_hook(before))
+                with torch.enable_grad():
+                    self._adding.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])
+                self._hooks.append(self._adding[-1].register_prehook(before))
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(after))
-        held = (self._ranks.device, self._ddp, self._hooks, self._parameters_of, self._gradients)
+        held = (self._ranks.device, self._ddp, self._hooks, self._gradients)
         self._at_exit = Finalize(self, _release, held, exitpriority=2)
         self._compare_orders(list(parameters))
         self._joins = False
-        self._place_gradients()
 
     def _compare_orders(self, names: list[str]) -> None:
         """The library has compared shapes as they lie in memory. Orders may differ still if extents are alike."""
@@ -147,10 +152,33 @@ class DataParallel(nn.Module):
     def _send_buffers(self) -> None:
         self._ranks.broadcast((buffer, 0) for buffer in self.module.buffers() if buffer.numel())
 
+    def _lay_out(self) -> None:
+        """Makes the gradients' memory, the last first, as they become ready. After each is a flag: 1 if this rank
+        used the parameter, else 0. The flag is averaged with the gradient, so it tells whether a rank did."""
+        trained = [(i, p) for i, p in enumerate(self._parameters_of) if p.requires_grad][::-1]
+        sizes = [-(-(p.numel() + 1) * p.element_size() // ALIGNMENT) * ALIGNMENT for _, p in trained]
+        self._block = self._ranks.device.block(sum(sizes)).zero_()
+        self._parts: list[Tensor | None] = [None] * len(self._parameters_of)
+        for (index, p), part in zip(trained, self._block.split(sizes), strict=True):
+            self._parts[index] = part.view(p.dtype)
+        self._gradients = [
+            None if part is None else part.as_strided(p.shape, p.stride())
+            for p, part in zip(self._parameters_of, self._parts, strict=True)
+        ]
+        self._flags = {}  # by type, where they are in the block
+        for dtype in {p.dtype for _, p in trained}:
+            places = [self._flag(i).storage_offset() for i, p in trained if p.dtype == dtype]
+            self._flags[dtype] = torch.tensor(places, device=self._block.device)
+
+    def _flag(self, index: int) -> Tensor:
+        return self._parts[index][self._parameters_of[index].numel()]
+
     def _create(self, c: Session, parameters: dict):
         tensors = c.ffi.new("td_ddp_tensor[]", len(parameters))
         names = []
-        for tensor, (name, parameter), order in zip(tensors, parameters.items(), self._orders, strict=True):
+        for tensor, (name, parameter), order, part in zip(
+            tensors, parameters.items(), self._orders, self._parts, strict=True
+        ):
             check_type(name, parameter)
             names.append(c.ffi.new("char[]", name.encode()))
             tensor.name, tensor.dims = names[-1], parameter.dim()
@@ -158,7 +186,9 @@ class DataParallel(nn.Module):
                 tensor.shape[dim] = extent
             tensor.dtype = tensor.grad_dtype = c.enum("td_dtype", NAMES[parameter.dtype])
             tensor.data = c.ffi.cast("void *", parameter.data_ptr())
-            tensor.frozen = not parameter.requires_grad
+            tensor.frozen = part is None
+            if part is not None:
+                tensor.grad, tensor.grad_elements = c.ffi.cast("void *", part.data_ptr()), part.numel()
         config = c.struct(
             "td_ddp_config",
             bucket_mb=self._options["bucket_mb"] or 0.0,
@@ -168,23 +198,14 @@ class DataParallel(nn.Module):
         )
         return c.value("td_ddp_create", c.device, self._ranks.comm, config)
 
-    def _gradient(self, index: int, parameter: Tensor) -> Tensor:
-        with self._ranks.device.calls() as c:
-            address = c.value("td_ddp_gradient", self._ddp, index)
-            order = self._orders[index]
-            found = c.tensor(address, parameter.permute(order).shape, NAMES[parameter.dtype])
-            return found.permute([order.index(dim) for dim in range(len(order))])
-
-    def _place_gradients(self) -> None:
-        """Puts gradients into the memory that is sent, as 0 if zero_grad() dropped them."""
-        for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
-            if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                gradient.zero_()
-            else:
-                gradient.copy_(parameter.grad)
-            parameter.grad = gradient
+    def _place(self, index: int) -> None:
+        """Puts a gradient into the memory that is sent, as 0 if there is none."""
+        parameter, gradient = self._parameters_of[index], self._gradients[index]
+        if parameter.grad is None:
+            gradient.zero_()
+        elif parameter.grad is not gradient:
+            gradient.copy_(parameter.grad)
+        parameter.grad = gradient
 
     def _check(self, ending: bool = False) -> None:
         """Nothing has changed since all ranks agreed. A frozen parameter matters only at the end of a pass."""
@@ -218,17 +239,15 @@ class DataParallel(nn.Module):
                 self._send_buffers()
         return self.module(*inputs, **named)
 
-    def _before_adding(self, index: int, _: Tensor) -> None:
+    def _before_adding(self, index: int, _: tuple) -> None:
         """Autograd adds to a gradient. If the pass has marked it (reentrant checkpoints), its reduction ends first."""
         if index in self._seen:
             self._finish()
+        self._place(index)
 
     def _ready(self, index: int, parameter: Tensor) -> None:
         """A gradient is complete. Autograd calls this within the backward pass."""
-        gradient = self._gradients[index]
-        if parameter.grad is not gradient:  # made outside of forward()
-            gradient.copy_(parameter.grad)
-            parameter.grad = gradient
+        self._place(index)  # with create_graph autograd has replaced it
         with self._ranks.device.calls() as c:
             if not self._running:
                 self._begin(c)
@@ -238,9 +257,13 @@ class DataParallel(nn.Module):
         self._seen.add(index)
 
     def _begin(self, c: Session) -> None:
-        c.td_ddp_begin(self._ddp, self._last)
-        if self._last:  # the first gradients that are sent name the pass, so that it meets no other
-            self._ranks.carry(self._model, self._passes, self._finishes)
+        self._sends = self._last if self._decided is None else self._decided
+        c.td_ddp_begin(self._ddp, self._sends)
+        if self._sends:  # the first gradients that are sent name the pass, so that it meets no other
+            options = self._options["unused_as_zero"]
+            self._ranks.carry(self._model, self._passes, self._finishes, options)
+            for dtype, places in self._flags.items():
+                self._block.view(dtype).index_fill_(0, places, 1)
 
     def _end(self) -> None:
         if self._running:
@@ -248,31 +271,44 @@ class DataParallel(nn.Module):
 
     def _finish(self) -> None:
         self._check(ending=True)
-        self._place_gradients()
+        unused = []
         with self._ranks.device.calls() as c:
             if not self._running:
                 self._begin(c)
             self._running = False
-            for index, gradient in enumerate(self._gradients if self._last else ()):
-                if gradient is not None and index not in self._seen:
-                    c.td_ddp_ready(self._ddp, index)
+            for index, gradient in enumerate(self._gradients if self._sends else ()):
+                if gradient is None or index in self._seen:
+                    continue
+                if self._parameters_of[index].grad is not None or self._options["unused_as_zero"]:
+                    self._place(index)
+                else:
+                    gradient.zero_()
+                    self._flag(index).zero_()
+                    unused.append(index)
+                c.td_ddp_ready(self._ddp, index)
             self._seen.clear()
             c.td_ddp_finish(self._ddp)
-        self._ended = self._last
-        self._passes += self._last
+        if unused:
+            used = torch.stack([self._flag(index).float() for index in unused]).tolist()
+            for index in itertools.compress(unused, used):
+                self._parameters_of[index].grad = self._gradients[index]
+        self._ended = self._sends
+        self._passes += self._sends
+        self._decided = self._decided or None  # a later pass within no_sync() only adds up
 
     def finish_gradient_synchronization(self) -> None:
         """Takes part in the other ranks' reduction, if this rank's backward pass used no parameter."""
         if self._joins:
             self._join()
         self._check()
+        self._decided = None
         if self._running or not self._ended:
             self._finish()
         self._ended = False
         self._finishes += 1
 
     def on_train_batch_start(self) -> None:
-        """As forward(): drops a backward pass that an exception ended, and places the gradients."""
+        """As forward(): drops a backward pass that an exception ended. The next one reduces, but not in no_sync()."""
         if self._joins:
             self._join()
         if self._ddp is None:  # closed
@@ -283,11 +319,11 @@ class DataParallel(nn.Module):
                 c.td_ddp_begin(self._ddp, False)  # waits for what is on its way
             self._running = False
             self._seen.clear()
-        self._place_gradients()
+        self._decided = self._last
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it gradients of backward passes only add up, for all micro-batches but the last."""
+        """Gradients of forward passes within it only add up, for all micro-batches but the last."""
         self._last = False
         try:
             yield
@@ -295,7 +331,7 @@ class DataParallel(nn.Module):
             self._last = True
 
     def close(self) -> None:
-        """Gives back what the library holds; `.grad` is a copy then. All ranks together."""
+        """Gives back what the library holds, but for the gradients. All ranks together."""
         if self._ddp is not None:
             self._ddp = None
             self._at_exit()

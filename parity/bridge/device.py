@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,20 @@ class Device:
 
     def stream(self) -> int | None:
         return torch.cuda.current_stream(self.torch).cuda_stream if self.kind == "cuda" else None
+
+    def block(self, nbytes: int) -> Tensor:
+        """Bytes of the library's memory, which is freed with the last tensor over it."""
+
+        def free(address: Any) -> None:
+            with (
+                contextlib.suppress(TandemError),
+                self.calls() as c,
+            ):  # at the end of the process CUDA may have gone
+                c.td_device_free(c.device, address)
+
+        with self.calls() as c:
+            address = c.ffi.gc(c.value("td_device_alloc", c.device, nbytes), free)
+            return c.tensor(address, (nbytes,), "u8")
 
     @contextlib.contextmanager
     def calls(self) -> Iterator[Session]:

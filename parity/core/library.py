@@ -282,17 +282,17 @@ class Session(contextlib.AbstractContextManager):
             self.td_device_free(self.device, block)
 
     def tensor(self, address, shape, dtype: str) -> torch.Tensor:
-        """A tensor over memory that C owns. It must not outlive the case."""
+        """A tensor over memory that C owns. It must not outlive the case, or it keeps an address of ffi.gc() alive."""
         kind = DTYPES[dtype]
         nbytes = math.prod(shape) * kind.itemsize
         if nbytes == 0:
             return torch.empty(tuple(shape), dtype=kind, device=self.on.torch)
+        held = address if isinstance(address, self.ffi.CData) else self.ffi.cast("char *", address)
         if self.on.kind == "cpu":
-            view = torch.frombuffer(
-                self.ffi.buffer(self.ffi.cast("char *", address), nbytes), dtype=torch.uint8
-            )
+            view = torch.frombuffer(self.ffi.buffer(held, nbytes), dtype=torch.uint8)
         else:
-            view = torch.as_tensor(_Memory(self._number(address), nbytes), device=self.on.torch)
+            memory = _Memory(self._number(address), nbytes, held)
+            view = torch.as_tensor(memory, device=self.on.torch)
         return view.view(kind).view(tuple(shape))
 
     def bytes_peak(self) -> int:
@@ -357,7 +357,8 @@ class Session(contextlib.AbstractContextManager):
 class _Memory:
     """Bytes on a GPU, for PyTorch, by the CUDA array interface."""
 
-    def __init__(self, address: int, nbytes: int):
+    def __init__(self, address: int, nbytes: int, held: Any):
+        self.held = held
         place = {"data": (address, False), "shape": (nbytes,)}
         self.__cuda_array_interface__ = {"typestr": "|u1", "version": 3} | place
 

@@ -283,6 +283,65 @@ def beside_pytorchs(rank, device):
     refused_or_freed(rank, device)
 
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x, chosen):
+        return sum(self.experts[i](x).square().sum() for i in chosen)
+
+
+def unused_parameters_and_no_sync(rank, device):
+    """Gradients, and which parameters have none, are as in PyTorch's DistributedDataParallel."""
+    x = torch.arange(8.0, device=device).view(2, 4) + rank
+
+    def same():
+        model(x, (0,)).backward()
+
+    def one_each():
+        model(x, (rank,)).backward()
+
+    def in_micro_batches():
+        with model.no_sync():
+            model(x, (1,)).backward()
+        model(x, (2 * rank,)).backward()
+
+    def forward_outside():
+        loss = model(x, (0, 1))
+        with model.no_sync():
+            loss.backward()
+
+    def forward_within():
+        with model.no_sync():
+            loss = model(x, (0, 1))
+        loss.backward()
+
+    for strategy in ("overlap", "flat"):
+        nets = []
+        torch.manual_seed(0)
+        net = Experts().to(device)
+        for make in (
+            lambda net: bridge.DataParallel(net, strategy),  # noqa: B023
+            lambda net: DistributedDataParallel(net, find_unused_parameters=True),
+            lambda net: bridge.DataParallel(net, strategy, unused_as_zero=True),  # noqa: B023
+        ):
+            nets.append(copy.deepcopy(net))
+            model = make(nets[-1])
+            for case in (same, one_each, in_micro_batches, forward_outside, forward_within):
+                model.zero_grad()
+                case()
+                nets[-1].seen = getattr(nets[-1], "seen", []) + [
+                    (case.__name__, name, None if p.grad is None else p.grad.clone())
+                    for name, p in nets[-1].named_parameters()
+                ]
+        for mine, theirs, zero in zip(*(net.seen for net in nets), strict=True):
+            assert (mine[2] is None) == (theirs[2] is None), (mine, theirs)
+            if theirs[2] is not None:
+                torch.testing.assert_close(mine[2], theirs[2], msg=f"{mine}, {theirs}")
+            assert mine[0] == "forward_within" or zero[2].any() == (mine[2] is not None), (zero, mine)
+
+
 def refused_or_freed(rank, device):
     net = nn.Sequential(nn.Conv2d(4, 4, 4))  # equal extents in any order
     if rank == 0:
@@ -306,12 +365,15 @@ def refused_or_freed(rank, device):
     model(torch.ones(2, 6, device=device)).sum().backward()
     model.finish_gradient_synchronization()
     assert live() > before
-    gone = weakref.ref(model)
+    gone, held = weakref.ref(model), net.weight.grad[1:]
     del model
-    assert live() == before and gone() is None
-    assert torch.equal(net.weight.grad, torch.full_like(net.weight, 2))  # the module's own by now
+    assert live() > before and gone() is None
+    assert torch.equal(net.weight.grad, torch.full_like(net.weight, 2))  # its memory is there yet
     net(torch.ones(1, 6, device=device)).sum().backward()
-    assert torch.equal(net.weight.grad, torch.full_like(net.weight, 3))
+    assert torch.equal(held, torch.full_like(held, 3))
+    net.zero_grad()
+    del held
+    assert live() == before
 
 
 def refuse(rank, device):
@@ -344,6 +406,9 @@ class DataParallel(OnRanks):
 
     def test_what_pytorchs_takes_refuses_and_frees(self):
         self.start(beside_pytorchs)
+
+    def test_unused_parameters_and_no_sync(self):
+        self.start(unused_parameters_and_no_sync)
 
     def test_parameters_that_change(self):
         self.start(parameters_that_change)
