@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from parity.core import Case, Side, equal, grid
-from parity.core.comparison import clean
+from parity.core.comparison import clean, same_place
 from parity.shared.model import (
     c_switches,
     empty_model,
@@ -402,6 +402,7 @@ def benchmarked(records, profiled):
     for record in profiled:
         case = {name: record["case"][name] for name in ("size", "context", "batch", "dtype", "pass")}
         timed = records.only("benchmarking_script", impl=record["impl"], **case).where(clean).records
+        timed = [r for r in timed if same_place(r, record)]
         means = [r["phases"]["forward"]["mean"] for r in timed if "forward" in r.get("phases", {})]
         if means and case["context"] == BENCHMARKED:
             window = record["values"]["forward window"]

@@ -18,15 +18,18 @@ import parity_double
 import torch
 from rich.console import Console
 
-from parity.core import command, ranks, sweep, verdict
+from parity import flash
+from parity.core import command, ranks, report, sweep, verdict, writeup
 from parity.core.case import Case, Side
 from parity.core.comparison import Comparison
 from parity.core.device import Cpu
 from parity.core.library import Library
 from parity.core.measure import measure_case
+from parity.core.record import Loaded
 from parity.core.schema import SchemaError, check
 from parity.core.view import Records
 from parity.core.worker import Settings
+from parity.shared import pages
 
 torch.set_num_threads(1)  # the tensors are small
 N, RANKS = 64, 2
@@ -211,6 +214,54 @@ class Fields(unittest.TestCase):
             self.assertEqual(Comparison.of(c, eager) is not None, bool(count))
 
 
+# ---- what pages say of records ----
+
+ELSEWHERE = dict(machine="B200", versions={"torch": "1.0.0"})
+
+
+def result(impl="c", **more):
+    return RECORD | dict(impl=impl, time="2026-11-27T10:00:00Z", machine="H100", sides=2) | more
+
+
+class Sentences(unittest.TestCase):
+    def test_a_nan_is_an_infinite_error(self):
+        right, wrong = dict(max_abs=1e-7, rel_l2=1e-7, used=0.1), dict(max_abs=None, rel_l2=None, used=None)
+        zero_truth = dict(max_abs=0.0, rel_l2=None, used=0.1)
+        for error, rel_l2, used in ((right, 1e-7, 0.1), (wrong, math.inf, math.inf), (zero_truth, 0.0, 0.1)):
+            records = Records([result(case={"dtype": "f32"}, error=error)])
+            (row,) = pages.errors_by(records, ["dtype"])
+            self.assertEqual((row["relative error, c"], pages.held(records)["used"]), (rel_l2, used))
+
+    def test_every_length_needs_a_clean_comparison(self):
+        wide, slow = MS | {"std": 1.0}, MS | dict.fromkeys(("median", "mean", "min", "max"), 9.0)
+        for theirs, words in ((MS, None), (wide, None), (slow, "every length")):
+            sides = {"c": result(), "torch_eager": result("torch_eager", ms=theirs)}
+            found = Comparison.of(*sides.values())
+            page = types.SimpleNamespace(note=mock.Mock(), table=mock.Mock(), say=mock.Mock())
+            flash.say_grid(page, {("f32", 64, 512, "both"): dict(eager=found, fused=None)}, (), "f32")
+            self.assertEqual(page.say.call_args.kwargs["where"], words)
+
+    def test_sides_of_different_runs_are_not_compared(self):
+        for cheat in ({"time": "2026-11-27T09:00:00Z"}, *({key: value} for key, value in ELSEWHERE.items())):
+            with self.subTest(json.dumps(cheat)):
+                stale, c = result("torch_eager", **cheat), result()
+                self.assertEqual(Loaded([stale, c]).newest(), [c])
+                if "time" not in cheat:
+                    self.assertIsNone(Comparison.of(c, stale))
+                    self.assertEqual(len(Records([c, stale]).ratio("ms")), 0)
+
+    def test_a_page_is_of_one_card(self):
+        old = [result(device="cuda", deliverable=str(i)) for i in range(2)]
+        new = result(device="cuda", machine="H200", time="2026-11-28T10:00:00Z")
+        self.assertEqual(report.of_module([*old, new], "m"), [new])
+
+    def test_every_commit_is_named(self):
+        builds = [dict(commit=f"{i:040x}", dirty=not i) for i in range(0, 9 << 150, 1 << 150)]
+        words = writeup.builds_of([result(build=build) for build in builds])
+        self.assertEqual(words.count(","), len(builds) - 1)
+        self.assertEqual(words.count(" with changes"), 1)
+
+
 # ---- runs ----
 
 UNSUPPORTED = {"impl": "c", "status": "unsupported", "message": "no"}
@@ -221,6 +272,7 @@ RUNS = (
     ([{"impl": "c", "status": "ok", "message": "not judged: torch_eager is oom"}], 0, 0),
     ([{"impl": "torch_eager", "status": "ok"}], 1, 0),
     ([], 1, 0),
+    ([{"impl": "c", "status": "ok"}, {"impl": "torch_eager", "status": "error", "message": "no"}], 1, 0),
 )
 
 
@@ -244,7 +296,8 @@ class Runs(unittest.TestCase):
                     found = sweep.run_sweep(items, file, worker.settings, console, options)
                 self.assertEqual(found, status)
                 whole = [{"deliverable": "d", "module": "m", "case": {}} | record for record in records]
-                verdict.say(items, whole, console)
+                bad = verdict.say(items, whole, console)
+                self.assertEqual(bad, sum(record["status"] == "error" for record in records))
                 self.assertEqual(re.search(r"^all +(\d) of 1", out.getvalue(), re.MULTILINE)[1], str(hold))
 
 

@@ -81,8 +81,8 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
         whole = vars(options) | {"format": "md", "out": None, "module": []}
         write_report(package, argparse.Namespace(**whole), Console(quiet=True))
     pages = _folder(options) / "README.md" if options.report else None
-    verdict.say(items, file.loaded.newest(), console, pages)
-    return status
+    bad = verdict.say(items, file.loaded.newest(), console, pages)
+    return status or int(bad > 0)
 
 
 def write_report(package: str, options: argparse.Namespace, console: Console) -> int:

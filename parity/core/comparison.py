@@ -29,9 +29,10 @@ class Comparison:
 
     @classmethod
     def of(cls, mine: Mapping | None, theirs: Mapping | None) -> "Comparison | None":
-        """Of two records; None unless both have a time that is not noisy. The range of the ratio is that of its
-        quartiles if samples were paired, else it comes from the fastest and slowest samples."""
-        if not (clean(mine) and clean(theirs)):
+        """Of two records; None unless both have a time that is not noisy, from one machine with the same versions. The
+        range of the ratio is that of its quartiles if samples were paired, else it comes from the fastest and slowest
+        samples."""
+        if not (clean(mine) and clean(theirs) and same_place(mine, theirs)):
             return None
         ms, other = mine["ms"], theirs["ms"]
         paired = mine.get("ratio", {})
@@ -40,6 +41,11 @@ class Comparison:
         else:
             low, high = ms["min"] / other["max"], ms["max"] / other["min"]
         return cls(ms["median"], other["median"], low, high)
+
+
+def same_place(mine: Mapping, theirs: Mapping) -> bool:
+    """Whether two records are of one machine with the same versions."""
+    return all(mine.get(key) == theirs.get(key) for key in ("machine", "device", "host", "versions"))
 
 
 def noisy(record: Mapping) -> bool:

@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ from parity.core.schema import SchemaError, check, parse
 FILE = "records.jsonl"
 ASIDE = "records.torn"
 FINISHED = ("ok", "oom", "unsupported")
+# Equal in all records of a case that one run wrote.
+RUN = ("time", "machine", "device", "host", "versions", "build")
 # What a record has of each measure besides the error.
 MEASURED = {
     "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "processes", "samples"),
@@ -62,14 +64,31 @@ class Loaded:
     torn_at: int | None = None  # where a last line without its end begins
 
     def newest(self) -> list[dict]:
-        """The newest record of each (module, case, impl), in the order in which the cases first appeared. If that run
-        did not measure time or memory, they are taken from the newest run of this machine and configuration that did;
+        """The records of the newest run of each case, in the order in which the cases first appeared. If that run did
+        not measure time or memory, they are taken from the newest run of this machine and configuration that did;
         `earlier` then has the build and time of that run."""
-        latest: dict[tuple, dict] = {}
-        for record in self.records:
-            key = key_of(record)
-            latest[key] = _with_measured(record, latest[key]) if key in latest else record
-        return list(latest.values())
+        found = []
+        for records in by_case(self.records).values():
+            latest: dict[str, dict] = {}
+            for record in records:
+                before = latest.get(record["impl"])
+                latest[record["impl"]] = _with_measured(record, before) if before else record
+            sides = {record["impl"] for record in newest_run(records)}
+            found += [record for impl, record in latest.items() if impl in sides]
+        return found
+
+
+def by_case(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
+    """{(module, case): its records in order}."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for record in records:
+        found.setdefault(key_of(record)[:2], []).append(record)
+    return found
+
+
+def newest_run(records: Sequence[dict]) -> list[dict]:
+    """Of one case's records, those of its last run: fewer than `sides` if the run was cut off."""
+    return [record for record in records if all(record.get(key) == records[-1].get(key) for key in RUN)]
 
 
 def _with_measured(record: dict, before: Mapping) -> dict:
@@ -238,15 +257,12 @@ class Finished:
     """Which cases a sweep need not repeat."""
 
     def __init__(self, records: Iterable[Mapping]):
-        self._cases: dict[tuple[str, str], list[Mapping]] = {}
-        for record in records:
-            module, case, _ = key_of(record)
-            self._cases.setdefault((module, case), []).append(record)
+        self._cases = by_case(records)
 
     def covers(self, module: str, case, threads: int, here: Mapping, keep: bool = False) -> bool:
         """Whether the newest run of the case is whole, failed nowhere, measured what is asked for, and is of the
         configuration, machine and build that records of `here` would name. `keep`: of any build."""
-        records = self._newest_run(module, case.name)
+        records = newest_run(self._cases.get((module, case.name), ()))
         if not records or len(records) != records[0].get("sides", -1):
             return False
 
@@ -270,14 +286,8 @@ class Finished:
 
     def seconds(self, module: str, case) -> float | None:
         """How long the newest run of the case took."""
-        records = self._newest_run(module, case.name)
+        records = newest_run(self._cases.get((module, case.name), ()))
         return records[0].get("seconds") if records else None
-
-    def _newest_run(self, module: str, case: str) -> list[Mapping]:
-        """The records that the last run of the case appended together, fewer than its `sides` if it was cut off."""
-        records = self._cases.get((module, case), [])
-        together = records[-records[-1].get("sides", 1) :] if records else []
-        return [record for record in together if record.get("time") == records[-1].get("time")]
 
 
 def surroundings(library: Library, device: Device | None = None) -> dict:

@@ -173,7 +173,10 @@ def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
 
 
 def of_module(records: Iterable[Mapping], name: str) -> list[Mapping]:
-    return [record for record in records if record["module"] == name]
+    """A module's records: on GPUs those of the card that the newest names, because cards are not compared."""
+    mine = [record for record in records if record["module"] == name]
+    newest = max(mine, key=lambda record: record.get("time", ""), default={})
+    return [r for r in mine if r.get("machine") == newest.get("machine")] if "device" in newest else mine
 
 
 def pages_of(
@@ -185,7 +188,8 @@ def pages_of(
         mine = of_module(records, name)
         if not mine or (only and name not in only):
             continue
-        page = Page(name, machine_of(mine, "plain"), records)
+        machines = {record.get("machine") for record in mine}
+        page = Page(name, machine_of(mine, "plain"), [r for r in records if r.get("machine") in machines])
         try:
             module.report(page, Records(mine))
             pages[name] = page
@@ -421,8 +425,11 @@ def builds_of(records: Sequence[Mapping]) -> Iterable[str]:
 
 
 def _build(build: Mapping) -> str:
-    changed = " with changes" if build.get("dirty") else ""
-    return f"{build['library']} (tandem {build['version']}, commit {build['commit']}{changed})"
+    return f"{build['library']} (tandem {build['version']}, commit {commit_of(build)})"
+
+
+def commit_of(build: Mapping, digits: int | None = None) -> str:
+    return build["commit"][:digits] + (" with changes" if build.get("dirty") else "")
 
 
 def _write(path: Path, content: str) -> Path:

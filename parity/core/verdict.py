@@ -24,10 +24,8 @@ class Row:
     fastest: list[tuple[float, str]] = field(default_factory=list)  # over the fastest side's, and the case
 
 
-def say(
-    items: Sequence[Item], newest: Sequence[Mapping], console: Console, pages: Path | None = None
-) -> None:
-    """Prints a line a module, the worst case, where the pages are, and at the end what failed."""
+def say(items: Sequence[Item], newest: Sequence[Mapping], console: Console, pages: Path | None = None) -> int:
+    """Prints a line a module, the worst case, where the pages are, and at the end what failed. Returns how many."""
     records = defaultdict(list)
     for record in newest:
         records[key_of(record)[:2]].append(record)
@@ -55,6 +53,7 @@ def say(
         console.print(f"{record['status']}: {item.name} {record['impl']}: {record['message']}", style="red")
     if bad:
         console.print(lowest_floor(bad, place), style="red")
+    return len(bad)
 
 
 def _holds(record: Mapping) -> bool:

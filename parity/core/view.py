@@ -1,11 +1,13 @@
 """Records as a page looks at them: one row a (case, impl), sides next to each other, ratios."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parity.core.case import is_judged
+from parity.core.comparison import noisy, same_place
 from parity.core.tables import is_number
 
 # Name of a number -> where the record has it. `ms` alone is the median.
@@ -75,7 +77,8 @@ class Records:
 
     def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> list[dict[str, Any]]:
         """A row for each combination of the case keys, with a number for each impl; where a number is missing, the
-        status in words. With `base`, also "c / base" for every C impl. ValueError if two cases meet in a cell."""
+        status in words. With `base`, also "c / base" for every C impl. `noisy` names sides whose times are noisy.
+        ValueError if two cases meet in a cell."""
         rows: dict[tuple, dict[str, Any]] = {}
         for record in self.records:
             head = {key: record["case"].get(key) for key in keys}
@@ -83,6 +86,8 @@ class Records:
             if record["impl"] in row:
                 raise ValueError(f"two cases of {record['impl']} agree in {', '.join(keys)}; name more keys")
             found = number(record, value)
+            if value in SPEEDS and noisy(record):
+                row["noisy"] = ", ".join(filter(None, [row.get("noisy"), record["impl"]]))
             row[record["impl"]] = (
                 (record["status"] if record["status"] != "ok" else None) if found is None else found
             )
@@ -94,7 +99,12 @@ class Records:
         ratios = {f"{impl} / {base}": impl for impl in filter(is_judged, self.impls()) if base}
         for row in rows.values():
             row |= {title: _quotient(row.get(impl), row.get(base)) for title, impl in ratios.items()}
-        names = [*keys, *self.impls(), *ratios]
+        names = [
+            *keys,
+            *self.impls(),
+            *ratios,
+            *(["noisy"] if any("noisy" in row for row in rows.values()) else []),
+        ]
         return [{name: rows[at].get(name) for name in names} for at in sorted(rows, key=place)]
 
     def ratio(self, value: str, over: str = "torch_eager") -> np.ndarray:
@@ -114,12 +124,14 @@ class Records:
         for sides in cases.values():
             mine = sides.get("c")
             theirs = mine and sides.get(over(mine))
-            ratios.append(mine and theirs and _quotient(number(mine, value), number(theirs, value)))
+            together = mine and theirs and same_place(mine, theirs)
+            ratios.append(_quotient(number(mine, value), number(theirs, value)) if together else None)
         return np.array([ratio for ratio in ratios if ratio is not None], dtype=np.float64)
 
 
 def number(record: Mapping, name: str) -> float | None:
-    """A number of a record by column name, or by key with dots. A wrong answer has no speed."""
+    """A number of a record by column name, or by key with dots. A wrong answer has no speed. The error
+    of a NaN, which a record has as null, is infinite."""
     path = MEASURED.get(name, tuple(name.split(".")))
     if path[0] in SPEEDS and record["status"] != "ok":
         return None
@@ -128,6 +140,8 @@ def number(record: Mapping, name: str) -> float | None:
         if not isinstance(value, Mapping) or key not in value:
             return None
         value = value[key]
+    if path[0] == "error" and value is None:  # rel_l2 is null as well if the truth is 0
+        return math.inf if name == "used" or record["error"].get("max_abs") is None else None
     return value if is_number(value) else None
 
 

@@ -21,14 +21,17 @@ class MissingError(ValueError):
 
 
 def number(value: Any) -> Any:
-    """A float in three significant digits or as a whole number, with commas. MissingError for what is no number."""
+    """A float in three significant digits or as a whole number, with commas; "infinite" for infinity. MissingError for
+    what is no number."""
     if value is None or isinstance(value, jinja2.Undefined):
         raise MissingError
     if isinstance(value, Spread):
         return text(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise MissingError
+            if math.isnan(value):
+                raise MissingError
+            return "infinite"
         if value.is_integer():
             return f"{value:,.0f}"
         digits = 2 - math.floor(math.log10(abs(value)))
@@ -38,7 +41,7 @@ def number(value: Any) -> Any:
 
 def percent(value: float | None) -> str:
     """0.283 becomes "28 %", and 0.0163 "1.6 %"."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         raise MissingError
     shown = f"{100 * value:.0f}" if abs(value) >= 0.0995 or value == 0 else f"{100 * value:.2g}"
     return f"{shown} %"

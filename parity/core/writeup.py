@@ -179,8 +179,8 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
 def builds_of(records: Sequence[Mapping]) -> str:
     """The commits of C that the records are of, the newest last."""
     built = sorted((r for r in records if "build" in r), key=lambda r: r.get("time", ""))
-    commits = [*dict.fromkeys(record["build"]["commit"][:10] for record in built)]
-    return f"tandem {', '.join(commits[-3:])}" if commits else "tandem from before records named a build"
+    commits = [*dict.fromkeys(report.commit_of(record["build"], 10) for record in built)]
+    return f"tandem {', '.join(commits)}" if commits else "tandem from before records named a build"
 
 
 def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from parity.core.comparison import geomean, noisy
 from parity.core.view import number
 
@@ -48,7 +46,7 @@ def errors_by(records, keys: Sequence[str]) -> list[dict]:
         subset = type(records)(group)
         row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))}
         for impl in subset.impls():
-            errors = [r["error"]["rel_l2"] or 0.0 for r in subset.only(impl=impl).records]
+            errors = [number(r, "rel_l2") or 0.0 for r in subset.only(impl=impl).records]
             row[f"relative error, {impl}"] = max(errors)
         used = [number(r, "used") for r in group if number(r, "used") is not None]
         row |= {"error ratio": geomean(subset.error_ratio())}
@@ -70,7 +68,7 @@ def held(records) -> dict:
         "held": sum(r["status"] == "ok" for r in judged),
         "judged": len(judged) or None,
         "used": max(used, default=None),
-        "ratio": geomean(ratio for ratio in records.error_ratio() if np.isfinite(ratio)),
+        "ratio": geomean(records.error_ratio()),
     }
 
 
@@ -123,11 +121,11 @@ def apart_of(record) -> float | None:
     """The largest difference of a weight or an update from float64's; losses, which are larger, do not count."""
     outputs = record.get("error", {}).get("outputs", {})
     found = [
-        error["max_abs"]
+        number({"error": error}, "max_abs")
         for name, error in outputs.items()
-        if name.startswith(("weight", "update")) and error["max_abs"] is not None
+        if name.startswith(("weight", "update"))
     ]
-    return max(found, default=record.get("error", {}).get("max_abs"))
+    return max(found, default=number(record, "max_abs"))
 
 
 def mark(row, record, name: str = "") -> None:

@@ -1,5 +1,6 @@
 """The page of transformer."""
 
+from parity.core.view import number
 from parity.shared.pages import by_case, held, valued
 from parity.transformer.rules import LOSSES_WITHIN, OTHER_SEED, ROUNDING, SMALL_STEPS
 
@@ -17,13 +18,13 @@ def report(page, records):
         row = {key: case[key] for key in ("size", "d_model", "heads", "layers", "seq", "dtype", "attention")}
         other = exact.first(impl="torch_eager", **case) or {}
         mine, theirs = (of.get("error", {}).get("outputs", {}) for of in (record, other))
-        row |= {name: mine.get(name, {}).get("rel_l2") for name in ("logits", "loss")}
+        row |= {name: far(mine.get(name, {})) for name in ("logits", "loss")}
         for what, worst, outputs in (
             ("gradients", "worst gradient", mine),
             ("PyTorch's", "PyTorch's worst", theirs),
         ):
-            each = [found["rel_l2"] for name, found in outputs.items() if name.startswith("grad.")]
-            row |= {what: outputs.get("gradients", {}).get("rel_l2"), worst: max(each, default=None)}
+            each = [far(found) for name, found in outputs.items() if name.startswith("grad.")]
+            row |= {what: far(outputs.get("gradients", {})), worst: max(each, default=None)}
         for what, title in (("grad", "gradient"), ("weight", "weight")):
             row[f"{title} from PyTorch's"] = record.get("values", {}).get(f"furthest_{what}_rel_l2")
         rows.append(row)
@@ -32,6 +33,10 @@ def report(page, records):
     page.say(**held(exact), steps=SMALL_STEPS, far=after.get("furthest_weight_rel_l2"))
     page.method("errors", steps=SMALL_STEPS)
     report_training(page, records.only("transformer_training"))
+
+
+def far(error):
+    return number({"error": error}, "rel_l2")
 
 
 def report_errors(page, rows):
