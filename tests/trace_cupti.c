@@ -250,6 +250,43 @@ TD_BODY(kernels_belong_to_the_range_that_launched_them)
     assert_true(all.activities == 4 && all.sum_ms == 140 / 1e6);
 }
 
+/* A table counts the time in which kernels of one name overlap once. It shows in which part nothing else ran,
+ * also no kernel of another phase. A dependent launch waits next to the kernel before it. */
+TD_BODY(tables_count_overlapping_kernels_once)
+{
+    td_trace_kernel rows[4];
+    td_trace_total total;
+    int64_t count;
+
+    begin();
+    push("step");
+    push("backward");
+    const uint64_t at = fake->now + 1000;
+    call(1);
+    kernel("nvjet_gemm", 1, at + 50, at + 150, 0);
+    kernel("nvjet_gemm", 1, at + 100, at + 190, 0);
+    kernel("td_elem_waits", 1, at + 140, at + 200, 0);
+    push("optimizer");
+    call(2);
+    kernel("td_optimizer_adamw", 2, at, at + 100, 0);
+    pop();
+    pop();
+    pop();
+    (void)end();
+    td_assert_ok(td_trace_kernels(trace, 1u << TD_TRACE_BACKWARD, 4, rows, &count));
+    assert_int_equal(count, 2);
+    assert_string_equal(rows[0].name, "nvjet_gemm"); /* 50 to 190, alone 100 to 140 */
+    assert_true(rows[0].total_ns == 140 && rows[0].alone_ns == 40 && rows[0].share == 140. / 150);
+    assert_true(rows[0].ns.mean == 95);
+    assert_true(rows[1].total_ns == 60 && rows[1].alone_ns == 10 && rows[1].share == 60. / 150);
+    td_assert_ok(td_trace_kernels(trace, TD_TRACE_ALL_PHASES, 4, rows, &count));
+    assert_int_equal(count, 3);
+    assert_true(rows[1].total_ns == 100 && rows[1].alone_ns == 50 && rows[1].share == 0.5);
+    td_assert_ok(td_trace_total_of(trace, 1u << TD_TRACE_BACKWARD, &total));
+    assert_true(total.by_class_ms[TD_OP_MATMUL] == 140 / 1e6 && total.busy_ms == 150 / 1e6);
+    assert_true(total.sum_ms == 250 / 1e6);
+}
+
 /* The kernels of a replay only have the id of the launch. The node of each kernel determines its range. */
 TD_BODY(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in)
 {
@@ -699,6 +736,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(kernels_belong_to_the_range_that_launched_them),
+        TEST(tables_count_overlapping_kernels_once),
         TEST(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in),
         TEST(a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next),
         TEST(copies_and_fills_are_there),

@@ -172,23 +172,26 @@ cleanup:
     return status;
 }
 
-/** The columns of Nsight Systems' cuda_gpu_kern_sum, in its order, and two more. */
+/** The columns of Nsight Systems' cuda_gpu_kern_sum, in its order, and three more. */
 static td_status print_kernels(const run *r, const char *pass, unsigned phases, FILE *out)
 {
     td_status status = TD_OK;
-    td_table table = {.align = "rrrrrrrrllr",
+    td_table table = {.align = "rrrrrrrrllrr",
                       .heads = "Time (%)\tTotal Time (ns)\tInstances\tAvg (ns)\tMed (ns)\tMin (ns)\tMax "
-                               "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass"};
+                               "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass\tAlone (ns)"};
     td_trace_kernel *rows = NULL;
     int64_t count;
 
     TD_TRY(take_kernels(r, phases, r->args->top, &rows, &count));
-    fprintf(out, "%s of %s by their time\n\n", r->info.gpu ? "Kernels" : "Operations", pass);
+    fprintf(out,
+            "%s of %s by their time. Total: the time in which at least one instance ran; Time: its share of "
+            "the busy time; Alone: the part of Total in which nothing else ran\n\n",
+            r->info.gpu ? "Kernels" : "Operations", pass);
     for (int64_t i = 0; i < count; i++)
-        td_table_row(&table, "%.1f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%s\t%s\t%g",
+        td_table_row(&table, "%.1f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%s\t%s\t%g\t%.0f",
                      100 * rows[i].share, rows[i].total_ns, rows[i].instances, rows[i].ns.mean,
                      rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std, rows[i].name,
-                     td_op_class_name(rows[i].op_class), rows[i].per_pass);
+                     td_op_class_name(rows[i].op_class), rows[i].per_pass, rows[i].alone_ns);
 cleanup:
     free(rows);
     return td_table_end(&table, status, out);
@@ -232,7 +235,7 @@ static td_status print_top(const run *r, FILE *out)
         fprintf(out, "%s.\n", strcmp(first, second) == 0 ? "It is the same" : "It is another");
     }
     fprintf(out, "Forward has %g GEMMs, which take %.1f %% of its time; the whole %s has %g GEMMs.\n\n",
-            forward->operations[TD_OP_MATMUL], percent(forward->by_class_ms[TD_OP_MATMUL], forward->sum_ms),
+            forward->operations[TD_OP_MATMUL], percent(forward->by_class_ms[TD_OP_MATMUL], forward->busy_ms),
             r->passes[r->count - 1].name, all->operations[TD_OP_MATMUL]);
 cleanup:
     return status;
@@ -249,7 +252,7 @@ static td_status print_others(const run *r, FILE *out)
     TD_TRY(take_kernels(r, FORWARD, 1000, &rows, &count));
     fprintf(out, "(c) Classes of forward other than GEMM with at least 1 %% of its time\n\n");
     for (int i = 0; i < TD_OP_CLASSES; i++) {
-        const double share = percent(r->forward.by_class_ms[i], r->forward.sum_ms);
+        const double share = percent(r->forward.by_class_ms[i], r->forward.busy_ms);
         int64_t first = 0;
 
         while (first < count && (int)rows[first].op_class != i)
@@ -270,10 +273,11 @@ static td_status print_classes(const run *r, FILE *out)
     td_table table = {.align = "lrrrrr",
                       .heads = "class\tforward ms\tof forward %\tall ms\tof all %\tdifference in points"};
 
-    fprintf(out, "(d) Classes, in forward alone and in the whole %s\n\n", r->passes[r->count - 1].name);
+    fprintf(out, "(d) Classes, in forward alone and in the whole %s; %%: of the busy time\n\n",
+            r->passes[r->count - 1].name);
     for (int i = 0; i < TD_OP_CLASSES; i++) {
-        const double in_forward = percent(r->forward.by_class_ms[i], r->forward.sum_ms),
-                     in_all = percent(all->by_class_ms[i], all->sum_ms);
+        const double in_forward = percent(r->forward.by_class_ms[i], r->forward.busy_ms),
+                     in_all = percent(all->by_class_ms[i], all->busy_ms);
 
         if (all->by_class_ms[i] > 0)
             td_table_row(&table, "%s\t%.3f\t%.1f\t%.3f\t%.1f\t%+.1f", td_op_class_name((td_op_class)i),
@@ -422,6 +426,7 @@ static td_status set_kernels(td_record *record, const run *r, unsigned phases)
         TD_TRY(td_record_set_string(record, path, td_op_class_name(rows[i].op_class)));
         TD_TRY(set_number(record, what, "share", rows[i].share));
         TD_TRY(set_number(record, what, "ms", rows[i].total_ns / 1e6 / (double)r->info.steps));
+        TD_TRY(set_number(record, what, "alone_ms", rows[i].alone_ns / 1e6 / (double)r->info.steps));
         TD_TRY(set_number(record, what, "per_pass", rows[i].per_pass));
     }
 cleanup:

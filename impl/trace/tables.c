@@ -71,7 +71,6 @@ static void count_activity(const td_trace *trace, const td_trace_activity *activ
     const int64_t operation = operation_of(trace, activity->range);
 
     out->sum_ms += duration(activity);
-    out->by_class_ms[activity->op_class] += duration(activity);
     out->activities++;
     out->by_class[activity->op_class] += !td_trace_is_reduction_of_split(activity->name);
     /* Count the operation of a replayed graph once per step. */
@@ -88,7 +87,7 @@ td_status td_trace_total_of(const td_trace *trace, unsigned phases, td_trace_tot
 {
     td_trace_total total = {.window_ms = 0};
     int64_t *seen_in = NULL;
-    window *windows = NULL;
+    window *windows = NULL; /* of each step: one for each class, and one for all */
     td_status status = TD_OK;
 
     TD_TRY(td_trace_check(trace));
@@ -97,14 +96,16 @@ td_status td_trace_total_of(const td_trace *trace, unsigned phases, td_trace_tot
     const int64_t steps = trace->info.steps;
     seen_in = room_for(trace->range_count, sizeof *seen_in, &status);
     TD_TRY(status);
-    windows = room_for(steps, sizeof *windows, &status);
+    windows = room_for(steps, (TD_OP_CLASSES + 1) * sizeof *windows, &status);
     TD_TRY(status);
     for (int64_t i = 0; i < trace->activity_count; i++) {
         const td_trace_activity *activity = &trace->activities[i];
 
         if (!td_trace_counts(activity, phases))
             continue;
-        add_to_window(&windows[activity->step], activity);
+        window *of_step = windows + activity->step * (TD_OP_CLASSES + 1);
+        add_to_window(&of_step[activity->op_class], activity);
+        add_to_window(&of_step[TD_OP_CLASSES], activity);
         count_activity(trace, activity, seen_in, &total);
     }
     for (int64_t i = 0; i < trace->range_count; i++) {
@@ -116,8 +117,12 @@ td_status td_trace_total_of(const td_trace *trace, unsigned phases, td_trace_tot
             total.host_ms += (double)(range->end_ns - range->begin_ns);
     }
     for (int64_t i = 0; i < steps; i++) {
-        total.window_ms += (double)(windows[i].end - windows[i].begin);
-        total.busy_ms += (double)windows[i].busy;
+        const window *of_step = windows + i * (TD_OP_CLASSES + 1);
+
+        total.window_ms += (double)(of_step[TD_OP_CLASSES].end - of_step[TD_OP_CLASSES].begin);
+        total.busy_ms += (double)of_step[TD_OP_CLASSES].busy;
+        for (int j = 0; j < TD_OP_CLASSES; j++)
+            total.by_class_ms[j] += (double)of_step[j].busy;
     }
 
     const double n = (double)steps, ms = 1e6 * n;
@@ -146,6 +151,7 @@ typedef struct sample {
     const char *name;
     double ns;
     td_op_class op_class;
+    int64_t activity; /* index; not used for a range */
 } sample;
 
 static int by_name(const void *a, const void *b)
@@ -173,7 +179,6 @@ static td_status sum_up(const sample *samples, int64_t count, double *times, td_
     *row = (td_trace_kernel){.name = samples->name, .instances = count};
     for (int64_t i = 0; i < count; i++) {
         times[i] = samples[i].ns;
-        row->total_ns += samples[i].ns;
         of_class = i > 0 && samples[i].op_class == samples[i - 1].op_class ? of_class + samples[i].ns
                                                                            : samples[i].ns;
         if (of_class > most) {
@@ -184,49 +189,96 @@ static td_status sum_up(const sample *samples, int64_t count, double *times, td_
     return td_stats_compute(times, count, &row->ns);
 }
 
+/** The begin or the end of an activity. */
+typedef struct event {
+    int64_t ns, row; /* row: of the table; 0: the activity does not count */
+    int change;      /* 1 or -1 */
+} event;
+
+static int by_time(const void *a, const void *b)
+{
+    const event *x = a, *y = b;
+
+    return x->ns != y->ns ? (x->ns < y->ns ? -1 : 1) : 0;
+}
+
+/** Sets total_ns, alone_ns and share of rows 1 to count. running: [count + 1] zeros. */
+static void sweep(const event *events, int64_t event_count, int64_t *running, td_trace_kernel *rows,
+                  int64_t count)
+{
+    int64_t active = 0, sum = 0; /* the number of rows that run, and the sum of their indices */
+    double busy = 0;
+
+    for (int64_t i = 0; i < event_count; i++) {
+        const int64_t row = events[i].row, before = running[row];
+        const double ns = i > 0 ? (double)(events[i].ns - events[i - 1].ns) : 0;
+
+        if (active > 1 || (active == 1 && running[0] == 0))
+            busy += ns;
+        if (active == 1)
+            rows[sum].alone_ns += ns;
+        running[row] += events[i].change;
+        const int began = (running[row] > 0) - (before > 0);
+        active += began;
+        sum += began * row;
+        rows[row].total_ns -= began * (double)(events[i].ns - events[0].ns);
+    }
+    for (int64_t i = 1; i <= count; i++)
+        rows[i].share = busy > 0 ? rows[i].total_ns / busy : 0;
+}
+
 td_status td_trace_kernels(const td_trace *trace, unsigned phases, int64_t capacity, td_trace_kernel *rows,
                            int64_t *count)
 {
     td_trace_kernel *all = NULL;
+    event *events = NULL;
     sample *samples = NULL;
-    double *times = NULL, total = 0;
-    int64_t taken = 0, names = 0;
+    double *times = NULL;
+    int64_t taken = 0, names = 0, *running = NULL;
     td_status status = TD_OK;
 
     TD_TRY(td_trace_check(trace));
     TD_TRY(td_trace_check_phases(phases));
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
     TD_NOT_NULL(rows, count);
-    samples = room_for(trace->activity_count, sizeof *samples, &status);
+    const int64_t activities = trace->activity_count;
+    samples = room_for(activities, sizeof *samples, &status);
     TD_TRY(status);
-    times = room_for(trace->activity_count, sizeof *times, &status);
+    times = room_for(activities, sizeof *times, &status);
     TD_TRY(status);
-    for (int64_t i = 0; i < trace->activity_count; i++) {
+    events = room_for(activities, 2 * sizeof *events, &status);
+    TD_TRY(status);
+    for (int64_t i = 0; i < activities; i++) {
         const td_trace_activity *activity = &trace->activities[i];
 
-        if (td_trace_counts(activity, phases)) {
-            samples[taken++] = (sample){activity->name, duration(activity), activity->op_class};
-            total += duration(activity);
-        }
+        events[2 * i] = (event){activity->begin_ns, 0, 1};
+        events[2 * i + 1] = (event){activity->end_ns, 0, -1};
+        if (td_trace_counts(activity, phases))
+            samples[taken++] = (sample){activity->name, duration(activity), activity->op_class, i};
     }
     qsort(samples, (size_t)taken, sizeof *samples, by_name);
-    all = room_for(taken, sizeof *all, &status);
+    all = room_for(taken + 1, sizeof *all, &status);
     TD_TRY(status);
     for (int64_t i = 0, end; i < taken; i = end) {
-        for (end = i + 1; end < taken && strcmp(samples[end].name, samples[i].name) == 0;)
-            end++;
+        names++;
+        for (end = i; end < taken && strcmp(samples[end].name, samples[i].name) == 0; end++)
+            events[2 * samples[end].activity].row = events[2 * samples[end].activity + 1].row = names;
         TD_TRY(sum_up(samples + i, end - i, times, &all[names]));
         all[names].per_pass = (double)(end - i) / (double)trace->info.steps;
-        all[names].share = total > 0 ? all[names].total_ns / total : 0;
-        names++;
     }
-    qsort(all, (size_t)names, sizeof *all, by_total);
-    memcpy(rows, all, (size_t)(names < capacity ? names : capacity) * sizeof *rows);
+    running = room_for(names + 1, sizeof *running, &status);
+    TD_TRY(status);
+    qsort(events, (size_t)(2 * activities), sizeof *events, by_time);
+    sweep(events, 2 * activities, running, all, names);
+    qsort(all + 1, (size_t)names, sizeof *all, by_total);
+    memcpy(rows, all + 1, (size_t)(names < capacity ? names : capacity) * sizeof *rows);
     *count = names;
 cleanup:
     free(all);
+    free(events);
     free(samples);
     free(times);
+    free(running);
     return status;
 }
 
@@ -268,7 +320,7 @@ static td_status project(const td_trace *trace, int64_t step, projection *of, sa
         if (!td_grow(samples, *count, room, 1024, sizeof **samples))
             return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", *count + 1);
         (*samples)[(*count)++] =
-            (sample){trace->ranges[i].name, (double)(of[i].end - of[i].begin), TD_OP_OTHER};
+            (sample){trace->ranges[i].name, (double)(of[i].end - of[i].begin), TD_OP_OTHER, -1};
         activities[i] += of[i].activities;
     }
     return TD_OK;

@@ -138,7 +138,7 @@ typedef struct td_trace_total {
     double busy_ms;                    /* the part of the window in which at least one activity ran */
     double sum_ms;                     /* sum of the activities' durations */
     double host_ms;                    /* host time of the ranges with the phases' labels */
-    double by_class_ms[TD_OP_CLASSES]; /* sum_ms by class */
+    double by_class_ms[TD_OP_CLASSES]; /* the time in which at least one activity of the class ran */
     /* Numbers of activities; the second kernel of a split-K GEMM is not counted. */
     double activities, by_class[TD_OP_CLASSES];
     double operations[TD_OP_CLASSES]; /* number of operations */
@@ -155,9 +155,10 @@ typedef struct td_trace_kernel {
     td_op_class op_class; /* the class with most of the time */
     int64_t instances;
     double per_pass; /* instances per step */
-    double share;    /* part of the summed time of all activities, 0 to 1 */
-    double total_ns; /* sum over all steps */
-    td_stats ns;
+    double total_ns; /* the time in which at least one of them ran, in all steps */
+    double alone_ns; /* the part of total_ns in which no other activity ran, of any phase */
+    double share;    /* total_ns over the phases' busy time, 0 to 1; shares may add up to more than 1 */
+    td_stats ns;     /* durations, which include a kernel's waits for another kernel */
 } td_trace_kernel;
 
 /** Fills rows with the names that take the most time, longest first. *count = the number of all names, which
