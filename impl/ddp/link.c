@@ -135,6 +135,7 @@ td_status td_ddp_link_create(td_comm *comm, td_ddp_strategy strategy, double buc
     TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
     link->hook =
         (td_hook){.begin = on_begin, .needed = on_needed, .done = on_done, .final = on_final, .end = on_end};
+    link->hook.late = strategy == TD_DDP_NAIVE || strategy == TD_DDP_FLAT;
     link->comm = comm;
     link->strategy = strategy;
     link->bucket_mb = bucket_mb;

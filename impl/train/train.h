@@ -73,9 +73,9 @@ TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td
  * If it is 0, the best number comes from a table of measured cards and models, or from a formula for others.
  *
  * The result is 0 if updates run on all SMs: the device has no kernels for fewer SMs; there is no optimizer;
- * update_sms is TD_UPDATE_ALL_SMS; updates begin after the last GEMM (clipping, or TD_UPDATE_AFTER with
- * update_sms 0). With TD_UPDATE_AFTER and update_sms above 0, GEMMs leave the same SMs free as with
- * TD_UPDATE_ALONG, so that both give the same bits. TD_BAD_ARGUMENT: a NULL.
+ * update_sms is TD_UPDATE_ALL_SMS; updates begin after the last GEMM (clipping; or update_sms 0 with
+ * TD_UPDATE_AFTER or with a hook that is `late`). With TD_UPDATE_AFTER and update_sms above 0, GEMMs leave
+ * the same SMs free as with TD_UPDATE_ALONG, so that both give the same bits. TD_BAD_ARGUMENT: a NULL.
  * TD_UNSUPPORTED: config->update_sms is above 0, and the device has no kernels for fewer SMs than all. */
 TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out);
 

@@ -65,9 +65,12 @@ static int32_t best(const td_device *dev, const td_train_config *config)
 
 td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out)
 {
+    bool late = false;
     td_status status = TD_OK;
 
     TD_NOT_NULL(dev, config, out);
+    for (const td_hook *hook = config->hooks; hook; hook = hook->next)
+        late |= hook->late;
     const bool has_sms = td_update_has_sms(dev);
     TD_FAIL_IF(config->update_sms > 0 && !has_sms, TD_UNSUPPORTED,
                "update_sms is %d, but %s cannot update on a part of its SMs", (int)config->update_sms,
@@ -78,7 +81,7 @@ td_status td_train_update_sms(td_device *dev, const td_train_config *config, int
         goto cleanup;
     if (config->update_sms > 0)
         *out = config->update_sms;
-    else if (config->time == TD_UPDATE_ALONG)
+    else if (config->time == TD_UPDATE_ALONG && !late)
         *out = best(dev, config);
 cleanup:
     return status;

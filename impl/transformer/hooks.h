@@ -108,6 +108,7 @@ struct td_hook {
     td_hook *next;     /* the link after this one; NULL: none */
     const void *owner; /* the trainer that has the link; NULL: none */
     bool silent;       /* none of its functions is called, as if the link was not in the chain */
+    bool late;         /* the link passes gradients on in `end` only */
 
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
