@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from parity.bridge.device import FLOATS, check_type, check_unwrapped, device_of_all
+from parity.bridge.device import FLOATS, adder_of, check_type, check_unwrapped, device_of_all
 from parity.bridge.ranks import Call, Ranks, digest, ranks_of
 from parity.core.draw import NAMES
 
@@ -116,6 +116,10 @@ class _Saved(functools.partial):
     """What autograd saves in place of a gathered weight, or of a view of it: a call that gathers the weight again."""
 
 
+class _Later(functools.partial):
+    """A hook on a whole parameter, called at the end of the pass."""
+
+
 class _Pass:
     """The weights that a pass has gathered: the one in use, and the one that was next in the last such pass."""
 
@@ -125,6 +129,7 @@ class _Pass:
         self._last = model._orders.get(kind, [])
         self._held: dict[_Unit, Call] = {}
         self._reducing: tuple[_Unit, Call] | None = None
+        self.later: list[Callable[[], None]] = []  # hooks that need the averages
 
     def fetch(self, unit: _Unit) -> Tensor:
         """The whole weight. Gathers of earlier weights are dropped first, then the next weight's gather begins."""
@@ -164,6 +169,8 @@ class _Pass:
         self.close()
         self._settle()
         self._model._average()
+        for hook in self.later:
+            hook()
 
     def complete(self) -> None:
         """The next pass of this kind expects this order."""
@@ -282,16 +289,28 @@ class FullyShardedDataParallel(nn.Module):
             gradient, anchor.grad = anchor.grad, None
             model()._backward_pass().reduce(unit(), gradient)
 
-        def average(_: Tensor) -> None:
+        def average(parameter: Callable[[], Tensor], _: tuple) -> None:
+            """Begins the pass, at whose end it averages. Hooks on the parameter run after that."""
             if model() is not None:
-                model()._backward_pass()  # at whose end it does
+                model()._backward_pass()
+                hooks = parameter()._post_accumulate_grad_hooks or {}
+                hooks.update(
+                    (key, _Later(after, hook)) for key, hook in hooks.items() if type(hook) is not _Later
+                )
+
+        def after(hook: Callable, parameter: Tensor) -> None:
+            running = model() and model()._backward()
+            if running:
+                running.later.append(functools.partial(hook, parameter))
+            else:
+                hook(parameter)
 
         for unit in self._units.values():
             # The garbage collector does not see what a hook holds: the unit would keep itself alive.
             unit.anchor.register_post_accumulate_grad_hook(functools.partial(reduce, weakref.ref(unit)))
-        for parameter in self._whole:
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(average)
+        self._adding = [adder_of(parameter) for parameter in self._whole if parameter.requires_grad]
+        for adder in self._adding:
+            adder.register_prehook(functools.partial(average, weakref.ref(adder.variable)))
 
     def _take_over(self, module: nn.Module, compute: torch.dtype | None) -> bool:
         """Modules with parameters of their own run through _run(). Returns whether one of them is split."""

@@ -611,21 +611,31 @@ def overflow(ranks, rank):
 
 
 def hooks_and_ends(ranks, rank):
-    """Hooks on split parameters run, as on others. A wrapper that nobody uses any more is freed."""
-    model, seen = get_fsdp(seeded(layers)), []
-    for name, p in model.module.named_parameters():
+    """Hooks run, on split parameters too, and see the averages. A wrapper that nobody uses any more is freed."""
+    make, seen = lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)), {}
+    alone, inner = seeded(make), seeded(make)
+    xs = [torch.arange(16.0).view(2, 8) * (rank + 1) for rank in range(ranks)]
+
+    def see(name, p):
+        seen[name] = p.grad.clone()
+
+    def hook(name, p):
         p.register_hook(lambda grad: grad * 2)
-        p.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((name, p.grad is not None)))
-    alone = seeded(layers)
-    average_in_one_process(alone, ranks, lambda rank: 2 * alone(torch.ones(2, 8)).sum())
-    model(torch.ones(2, 8)).sum().backward()
-    assert sorted(seen) == sorted((name, True) for name, _ in model.module.named_parameters()), seen
+        p.register_post_accumulate_grad_hook(functools.partial(see, name))
+
+    hook("1.bias", inner[1].bias)  # before it is wrapped
+    model = get_fsdp(inner)
+    for name, p in inner.named_parameters():
+        if name != "1.bias":
+            hook(name, p)
+    average_in_one_process(alone, ranks, lambda rank: 2 * alone(xs[rank]).square().sum())
+    model(xs[rank]).square().sum().backward()
     for name, p in alone.named_parameters():
         unit = model._units.get(name)
-        mine = model.module.get_parameter(name).grad
-        torch.testing.assert_close(mine, p.grad[unit.own] if unit else p.grad)
+        torch.testing.assert_close(seen[name], p.grad[unit.own] if unit else p.grad, rtol=1e-4, atol=1e-4)
+        assert torch.equal(seen[name], inner.get_parameter(name).grad)
     anchors = [weakref.ref(unit.anchor) for unit in model._units.values()]
-    del model, unit, p, mine
+    del model, inner, unit, p
     gc.collect()
     assert anchors and all(anchor() is None for anchor in anchors)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.bridge.device import Device, check_type, check_unwrapped, device_of_all
+from parity.bridge.device import Device, adder_of, check_type, check_unwrapped, device_of_all
 from parity.bridge.ranks import ranks_within
 from parity.core.draw import NAMES
 from parity.core.library import Session
@@ -125,12 +125,11 @@ class DataParallel(nn.Module):
             for p, g in zip(self._parameters_of, self._gradients, strict=True)
         ]
         self._hooks = []
-        self._adding = []  # autograd's nodes that add to gradients; autograd itself does not keep them
+        self._adding = []
         for index, parameter in enumerate(self._parameters_of):
             if parameter.requires_grad:
                 before, after = (_weakly(f, index) for f in (self._before_adding, self._ready))
-                with torch.enable_grad():
-                    self._adding.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])
+                self._adding.append(adder_of(parameter))
                 self._hooks.append(self._adding[-1].register_prehook(before))
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(after))
         held = (self._ranks.device, self._ddp, self._hooks, self._gradients)

@@ -99,6 +99,12 @@ def device_of_all(parameters: dict[str, Tensor]) -> Device:
     return device_of(next(iter(parameters.values())))
 
 
+def adder_of(parameter: Tensor) -> torch.autograd.graph.Node:
+    """Autograd's node that adds to the parameter's `.grad`. Who has a hook on it keeps it."""
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
 def check_type(name: str, parameter: Tensor) -> None:
     """TypeError if gradients of the parameter's type cannot be sent."""
     if NAMES.get(parameter.dtype) not in FLOATS:
