@@ -274,14 +274,6 @@ class FullyShardedDataParallel(nn.Module):
             "use full_state_dict() and load_full_state_dict()"
         )
 
-    @property
-    def _ddp_params_and_buffers_to_ignore(self) -> None:
-        """torch's DistributedDataParallel asks for this when it wraps a module."""
-        raise RuntimeError(
-            "the module is wrapped already, by FullyShardedDataParallel: DistributedDataParallel would send rank 0's "
-            "rows to all ranks"
-        )
-
     def _hook(self) -> None:
         model = weakref.ref(self)
 

@@ -502,11 +502,26 @@ def misuse(ranks, rank):
     net = bridge.DataParallel(layers())
     inner, optimizer = get_fsdp(seeded(layers)), functools.partial(bridge.ShardedOptimizer, lr=0.1)
     before = fsdp_gather_full_params(inner)
+    torchs, whole = nn.parallel.DistributedDataParallel, layers()
+    early, late = optimizer(whole.parameters(), torch.optim.SGD), get_fsdp(whole)
+    late(x).sum().backward()
     for words, wrap in (
         ("the module is wrapped already", lambda: bridge.DataParallel(inner)),
         ("0.0 is wrapped already", lambda: bridge.DataParallel(nn.Sequential(nn.Sequential(inner)))),
         ("0 is wrapped already", lambda: bridge.DataParallel(inner.module)),
-        ("the module is wrapped already", lambda: nn.parallel.DistributedDataParallel(inner)),
+        ("the module is wrapped already", lambda: torchs(inner)),
+        ("0 is wrapped already", lambda: torchs(nn.Sequential(inner))),
+        ("0.1 is wrapped already", lambda: torchs(nn.Sequential(nn.Sequential(nn.ReLU(), net)))),
+        ("0 is wrapped already", lambda: get_fsdp(nn.Sequential(torchs(layers())))),
+        (
+            "0.0 is wrapped already",
+            lambda: bridge.DataParallel(nn.Sequential(nn.Sequential(torchs(layers())))),
+        ),
+        ("parameter 0 of group 0 is split among", early.step),
+        (
+            "is ShardedOptimizer, which splits",
+            lambda: optimizer(layers().parameters(), bridge.ShardedOptimizer),
+        ),
         ("the module is wrapped already", lambda: get_fsdp(inner)),
         ("weight is split among the ranks", lambda: get_fsdp(borrower(inner.module[0].weight))),
         ("weight is split among the ranks", lambda: bridge.DataParallel(borrower(inner.module[0].weight))),

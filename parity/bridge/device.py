@@ -16,6 +16,10 @@ from parity.core.library import Library, Session, TandemError
 
 FLOATS = ("f64", "f32", "f16", "bf16")
 SENT = (*FLOATS, "i64")  # types that collectives know
+# Finalizers call these. They are looked up before, because the first look-up of a name takes a lock of cffi,
+# and the garbage collector may run a finalizer while the same thread has this lock.
+AT_ENDS = ("td_ddp_destroy", "td_device_free", "td_device_set_stream", "td_work_queue_wait")
+PYTORCHS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 
 
@@ -31,6 +35,8 @@ class Device:
         self.limits: dict[str, float] = {}  # that callers named
         self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
         self.failed = False  # the ranks have; the error was raised
+        for name in AT_ENDS:
+            getattr(self.c, name)
         self._streams = {self.stream(): self.c._stream}
 
     def stream(self) -> int | None:
@@ -111,17 +117,38 @@ def check_type(name: str, parameter: Tensor) -> None:
         raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
 
 
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a wrapper of this package has it."""
+    return getattr(type(module), "wraps_for_ranks", False) or "_fsdp" in module.__dict__
+
+
+def is_pytorchs(module: nn.Module) -> bool:
+    """Whether it is a wrapper of PyTorch's, or fully_shard has it."""
+    return any(k.__name__ in PYTORCHS and k.__module__.startswith("torch.") for k in type(module).__mro__)
+
+
 def check_unwrapped(module: nn.Module) -> None:
-    """ValueError if a wrapper of this package has the module or a part of it: two would average one gradient, and a
-    broadcast would replace this rank's rows of a split weight by rank 0's."""
+    """ValueError if a wrapper has the module or a part of it: two would average one gradient, and a broadcast would
+    replace this rank's rows of a split weight by rank 0's."""
     for name, inner in module.named_modules():
-        if getattr(type(inner), "wraps_for_ranks", False) or "_fsdp" in inner.__dict__:
+        if is_wrapped(inner) or is_pytorchs(inner):
             raise ValueError(f"{name or 'the module'} is wrapped already")
     for name, parameter in module.named_parameters():
         check_whole(name, parameter)
 
 
+def _registered(parent: nn.Module, _: str, module: nn.Module | None) -> None:
+    """PyTorch's wrappers do not ask what they wrap."""
+    if module is not None and is_pytorchs(parent):
+        for name, inner in module.named_modules():
+            if is_wrapped(inner):
+                raise ValueError(f"{name or 'the module'} is wrapped already: {type(parent).__name__} cannot")
+
+
+torch.nn.modules.module.register_module_module_registration_hook(_registered)
+
+
 def check_whole(name: str, parameter: Tensor) -> None:
     """ValueError if the parameter holds only this rank's rows."""
-    if getattr(parameter, "split_among_ranks", False):
-        raise ValueError(f"{name} is split among the ranks by FullyShardedDataParallel")
+    if getattr(parameter, "split_among_ranks", False) or hasattr(parameter, "device_mesh"):
+        raise ValueError(f"{name} is split among the ranks already")

@@ -32,6 +32,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         seconds: float | None = None,
         **options: Any,
     ):
+        if {kind.__name__ for kind in optimizer_cls.__mro__} & {
+            "ShardedOptimizer",
+            "ZeroRedundancyOptimizer",
+        }:
+            raise TypeError(
+                f"optimizer_cls is {optimizer_cls.__name__}, which splits its state among the ranks itself"
+            )
         self._class, self._options = optimizer_cls, options
         self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._inner: torch.optim.Optimizer | None = None
@@ -45,8 +52,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         params = group["params"]
-        for index, parameter in enumerate(params):
-            check_whole(f"parameter {index} of group {len(self.param_groups) - 1}", parameter)
+        self._check_whole()
         if self._loads is None:
             self._ranks = ranks_within(device_of(params[0]), **self._limits)
             with self._ranks.device.calls() as c:
@@ -68,6 +74,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for name, value in self._inner.param_groups[-1].items():
             group.setdefault(name, value)  # defaults of the class, for schedulers to see
 
+    def _check_whole(self) -> None:
+        for number, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                check_whole(f"parameter {index} of group {number}", parameter)
+
     def _part(self, group: dict) -> dict:
         """A group with this rank's parameters. step() copies hyperparameters from and to self.param_groups."""
         return _hyper(group) | {"params": [p for p in group["params"] if self._is_mine(p)]}
@@ -82,6 +93,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._whole = None
+        self._check_whole()  # a module may be wrapped after the optimizer is made
         self._agree()
         groups = [
             [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups

@@ -343,6 +343,10 @@ def unused_parameters_and_no_sync(rank, device):
 
 
 def refused_or_freed(rank, device):
+    model = bridge.DataParallel(nn.Linear(6, 6).to(device))
+    with model._ranks.device.c.ffi._lock:  # as if the garbage collector runs while cffi looks up a function
+        del model
+        gc.collect()
     net = nn.Sequential(nn.Conv2d(4, 4, 4))  # equal extents in any order
     if rank == 0:
         net.to(memory_format=torch.channels_last)
