@@ -45,7 +45,7 @@ constexpr shortest shortest_backward(kind k)
 /** Makes more than one part only if the tiles leave SMs idle: then as many parts as fill the GPU once. A
  * causal mask makes blocks unequal. Then there are up to four times as many parts, so that the times of the
  * SMs become equal. */
-cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t slots, bool causal,
+cut cut_of(kind k, int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t slots, bool causal,
            shortest least)
 {
     constexpr int64_t MOST = 32; /* each lane of the warp that adds up the parts has one part */
@@ -60,8 +60,8 @@ cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t 
     const int64_t per = whole(steps, parts);
     /* Under a causal mask the first tile is the longest. If the blocks fill the GPU only a few times, the
      * long tiles of all heads come first. The short tiles then end at about the same time. Longer
-     * sequences go head by head, because the tiles of a head read the same memory. */
-    const bool by_tile = causal && tiles < 32 && blocks < 8 * slots;
+     * sequences go head by head on tensor cores, because the tiles of a head read the same memory. */
+    const bool by_tile = causal && (tiles < 32 || k == kind::f32) && blocks < 8 * slots;
     return {(int)tiles, (int)whole(steps, per), (int)per, by_tile ? (int)heads : 0};
 }
 
@@ -77,7 +77,7 @@ cut cut_forward(int sms, const td_attention_shape *shape)
     const kind k = kind_of_shape(shape);
     const tiling c = tiling_of(pass::forward, k, width_of(shape->head_dim));
 
-    return cut_of(whole(shape->seq, c.rows), shape->batch * shape->heads, 1, whole(shape->seq_k, c.others),
+    return cut_of(k, whole(shape->seq, c.rows), shape->batch * shape->heads, 1, whole(shape->seq_k, c.others),
                   (int64_t)sms * c.residents, shape->causal, shortest_forward(k));
 }
 
@@ -87,7 +87,7 @@ cut cut_backward(int sms, const td_attention_shape *shape, bool by_keys, int cap
     const int width = width_of(shape->head_dim, capability);
     const tiling c = tiling_of(pass::backward, k, width, capability);
 
-    return cut_of(whole(by_keys ? shape->seq_k : shape->seq, c.rows), shape->batch * shape->heads,
+    return cut_of(k, whole(by_keys ? shape->seq_k : shape->seq, c.rows), shape->batch * shape->heads,
                   width / c.columns, whole(by_keys ? shape->seq : shape->seq_k, c.others),
                   (int64_t)sms * c.residents, shape->causal, shortest_backward(k));
 }

@@ -63,7 +63,7 @@ __device__ inline void add_dq(const backward_args &args, float *dq, const float 
 #pragma unroll 1
     for (int first = 0; first < G::ROWS; first += PART) {
         float added[Q][G::M][4] = {};
-#pragma unroll 4
+#pragma unroll 16
         for (int key = first; key < first + PART; key++) {
             float x[Q];
             if constexpr (Q == 4) {
@@ -261,17 +261,15 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
             fetch_moving(moving_b, from_b, pitch_b, j + 1);
         share<G>(p_tile + down * G::P_PITCH + across, ds);
         add_tile<G>(first_sum, p_tile + down * G::P_PITCH, moving_a + 4 * across);
+        __syncthreads(); /* all warps have read the first tile, and written dS^T */
+        if (j + 1 < end)
+            fetch_moving(moving_a, from_a, pitch_a, j + 1);
         if constexpr (BY_KEYS) {
-            if (args.dq_sums) {
-                __syncthreads(); /* all warps have written dS^T */
+            if (args.dq_sums)
                 add_dq<G>(args,
                           args.dq_sums + ((int64_t)here.head * moving_rows + first_moving) * args.head_dim,
                           p_tile, fixed_a, down, across, moving_rows - first_moving);
-            }
         }
-        __syncthreads();
-        if (j + 1 < end)
-            fetch_moving(moving_a, from_a, pitch_a, j + 1);
     }
 
     const int64_t heads_rows = (int64_t)args.heads * fixed_rows * args.head_dim;

@@ -44,7 +44,7 @@ __device__ inline void half_products(float (&s)[G::R][G::N], const float *a, con
 #pragma unroll
         for (int n = 0; n < G::N; n++)
             s[r][n] = 0.0f;
-#pragma unroll 1
+#pragma unroll(G::D > 32 ? 4 : 1)
     for (int c = 0; c < G::HALF; c += 4) {
         float4 x[G::R], y[G::N];
 #pragma unroll
@@ -83,7 +83,7 @@ template <typename G> __device__ inline void products(float (&s)[G::R][G::N], co
 template <typename G>
 __device__ inline void add_products(float (&sum)[G::R][G::M][4], const float *p, const float *v)
 {
-#pragma unroll 1
+#pragma unroll(G::D > 32 ? 4 : 2)
     for (int k = 0; k < G::PART; k += 4) {
         float4 x[G::R];
 #pragma unroll

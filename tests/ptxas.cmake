@@ -49,7 +49,7 @@ foreach(file IN LISTS files)
   endif()
 endforeach()
 
-set(spilling "forward 64 ")
+set(spilling "forward 64 " "backward 64 1")
 foreach(pass forward backward)
   compile("${SOURCE}/kernels/flash_${pass}_f32.cu")
   string(REGEX MATCHALL "entry function '[^']+'|[0-9]+ bytes spill stores" facts "${said}")
