@@ -113,19 +113,6 @@ if(TANDEM_HAVE_CUDA)
   list(APPEND CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")
 endif()
 
-# NVRTC compiles attention when it is first called with a shape (impl/jit/). The build needs nothing of it.
-# The library is loaded from the loader's folders. This build also searches the folder in which it was found.
-# PyPI's package is enough.
-find_library(TANDEM_NVRTC NAMES nvrtc libnvrtc.so.13 HINTS "${toolkit}/lib64" /usr/local/cuda/lib64 ${cublas_wheels}
-             PATH_SUFFIXES lib)
-mark_as_advanced(TANDEM_NVRTC)
-if(TANDEM_NVRTC)
-  get_filename_component(nvrtc_folder "${TANDEM_NVRTC}" DIRECTORY)
-  list(APPEND CMAKE_BUILD_RPATH "${nvrtc_folder}")
-elseif(TANDEM_HAVE_CUDA)
-  message(STATUS "NVRTC: not found; attention that is compiled at run time needs libnvrtc.so.13 (PyPI: nvidia-cuda-nvrtc)")
-endif()
-
 # Only NCCL's header is needed. The library is loaded at its first use, from the loader's folders. This build
 # also searches the folder in which it was found. PyPI's package has both.
 file(GLOB nccl_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/nccl")

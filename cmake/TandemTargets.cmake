@@ -83,15 +83,6 @@ function(td_add_module name)
   set_property(GLOBAL APPEND PROPERTY TD_MODULES td_${name})
 endfunction()
 
-# Makes a C source with the text of a file of impl/ as the characters of `name`.
-function(td_embed file name)
-  add_custom_command(OUTPUT "${PROJECT_BINARY_DIR}/impl/${name}.c" VERBATIM
-    COMMAND "${CMAKE_COMMAND}" "-DIN=${CMAKE_CURRENT_SOURCE_DIR}/${file}" "-DNAME=${name}"
-            "-DOUT=${PROJECT_BINARY_DIR}/impl/${name}.c" -P "${PROJECT_SOURCE_DIR}/cmake/embed.cmake"
-    DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${file}" "${PROJECT_SOURCE_DIR}/cmake/embed.cmake"
-    COMMENT "Writing ${name}.c")
-endfunction()
-
 function(td_add_engine name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
   add_library(tandem_${name} MODULE ${ARG_SOURCES})

@@ -13,7 +13,6 @@ FLOORS = (
     "ops",
     "attention",
     "flash",
-    "jit",
     "transformer",
     "ddp",
     "shard",

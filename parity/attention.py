@@ -1,20 +1,25 @@
-"""Attention with the score matrix materialised: answers, times, and what it must hold in memory."""
+"""Attention with the score matrix materialised, beside compiled and fused attention: answers, times, memory."""
 
 import itertools
+from statistics import median
 
 import torch
 
 from parity.core import Case, grid
-from parity.core.comparison import ms_of
+from parity.core.comparison import Comparison, geomean, ms_of
 from parity.shared import attend
 from parity.shared.attend import BATCH, HEAD_DIM, PASSES
-from parity.shared.pages import MIB, errors_by, grid_rows, plot_passes, valued
+from parity.shared.pages import MIB, by_case, errors_by, grid_rows, plot_passes, valued
 from ref import accounting
 from ref import attention as ref
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 COURSE_MATRICES = 2  # that the course's four-step softmax keeps for backward
 OUR_MATRICES = 1  # that libtandem keeps: the probabilities
+# Score matrices that compiled attention held at once on a CPU. It does not run if memory lacks room for them.
+COMPILED_MATRICES = {"forward": 2, "backward": 4}
+# Each backward pass has a forward pass of its own before it, untimed, so that buffers may be given away.
+CONFIG = {"torch_compile": {"mode": "default", "dynamic": False, "caches": False}}
 
 
 def cases(profile, device):
@@ -31,7 +36,8 @@ def cases(profile, device):
         shape = dict(batch=1, heads=2, seq=130, head_dim=64, causal=True, mask="inf")
         yield Case("pytorch_attention", **shape, dtype=dtype, nan=nan, nan_row=nan_row)
     for keys in attend.handout_grid(profile, device):
-        yield attend.grid_case("pytorch_attention", profile, device, **keys)
+        # PyTorch compiles each for seconds.
+        yield attend.grid_case("pytorch_attention", profile, device, **keys, compiling=8.0, config=CONFIG)
 
 
 def run(case, draw, c):
@@ -59,7 +65,9 @@ def error_sides(case, draw, c):
 def timed_sides(case, draw, c):
     tensors = attend.inputs(case, draw)
     tandem = attend.TandemAttention(case, c, "naive", tensors, fleeting=case.alone)
+    fused = attend.TandemAttention(case, c, "flash", tensors, fleeting=case.alone)
     eager = attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
+    compiled = ref.Compiled(case.causal)
     ours, theirs = (attend.account(case, c, matrices) for matrices in (OUR_MATRICES, COURSE_MATRICES))
     kept = accounting.attention_saved_bytes(case.batch * case.heads, case.seq, case.head_dim)["total"]
     # Autograd keeps q, k and v; o is the caller's, and counts as in the arithmetic.
@@ -73,16 +81,29 @@ def timed_sides(case, draw, c):
         values = {f"{name}_mib": nbytes / MIB for name, nbytes in counted.items()} | more
         return made.side(case["pass"], flops=flops, record={"values": values})
 
+    def swapping():
+        return {"values": {"swapped": compiled.swapped}} if compiled.swapped is not None else {}
+
+    needs = COMPILED_MATRICES[case["pass"]] * attend.matrix_bytes(case.seq) if case.alone else None
+
     # The smallest power of two of queries whose backward does not fit into the 80 GiB of an H100.
     end = c.value("td_account_attention_oom", case.batch, case.head_dim, 4, 80 * 2**30)
-    return {"c": side(tandem, mine), "torch_eager": side(eager, his, end_80_gib=end)}
+    return {
+        "c": side(tandem, mine),
+        "c_flash": fused.side(case["pass"], flops=flops),
+        "torch_eager": side(eager, his, end_80_gib=end),
+        "torch_compile": attend.Eager(compiled, tensors).side(
+            case["pass"], flops=flops, needs_bytes=needs, record=swapping
+        ),
+    }
 
 
 SIDES = ("c", "torch_eager")
 
 
 def report(page, records):
-    timed = records.where(lambda r: "pass" in r["case"])
+    grid = records.where(lambda r: "pass" in r["case"])
+    timed = grid.where(lambda r: r["impl"] in SIDES)
     page.section("pytorch_attention")
     report_grid(page, timed)
     report_ends(page, timed)
@@ -104,6 +125,7 @@ def report(page, records):
     )
     plot_passes(page, curves, f"Attention with its scores in memory, batch {BATCH}, head_dim {HEAD_DIM}, f32")
     page.table(errors_by(records, ["causal", "dtype"]), "errors", more=True)
+    report_compiled(page, grid)
     page.method()
 
 
@@ -170,3 +192,40 @@ def answer(page, timed):
         peak=peak,
         rows=BATCH * last * HEAD_DIM * 4 / MIB if last else None,
     )
+
+
+def report_compiled(page, grid):
+    """torch_compile (a): times of both passes and all sides, and whether the compiler put a fused attention in place
+    of the formula."""
+    page.section("torch_compile (a)")
+
+    def more(record):
+        return {"swapped": "*"} if record.get("values", {}).get("swapped") else {}
+
+    impls = ("c", "c_flash", "torch_eager", "torch_compile")
+    rows, times = grid_rows(grid, more), [f"{phase} {impl}" for phase in PASSES for impl in impls]
+    swapped = " `*` under `swapped`: torch.compile put a fused attention in place of the formula."
+    swapped = swapped if any("swapped" in row for row in rows) else ""
+    page.note(f"Batch {BATCH}, no head dimension, no mask, f32; ms.{swapped}")
+    page.table(
+        rows, "compiled", ["seq", "head_dim", *times, "swapped"], dict.fromkeys(times, "ms"), expected=20
+    )
+    curves = grid.only(head_dim=HEAD_DIM)
+    title = f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32"
+    plot_passes(page, curves, title, "compiled_time")
+    compiled = grid.only(impl="torch_compile", **{"pass": "forward"}).records
+    first = [r["first_ms"] for r in compiled if "first_ms" in r]
+    page.say(**compared(grid), first=median(first) if first else None)
+
+
+def compared(grid):
+    """Of the longest length of one head size, and of all shapes in the mean."""
+    gains, found = {phase: [] for phase in PASSES}, {}
+    for (seq, head_dim, phase), sides in sorted(by_case(grid, ("seq", "head_dim", "pass")).items()):
+        gain = Comparison.of(sides.get("torch_compile"), sides.get("torch_eager"))
+        if gain:
+            gains[phase].append(gain.ratio)
+            if head_dim == HEAD_DIM and phase == "forward":
+                fused = Comparison.of(sides.get("c_flash"), sides.get("c"))
+                found = {"seq": seq, "gain": gain, "fused": fused}
+    return found | {f"{phase}_mean": geomean(ratios) for phase, ratios in gains.items()}

@@ -20,7 +20,6 @@ COMMANDS = [
     "bench",
     "attention",
     "flash",
-    "jit",
     "trace",
     "memory",
     "precision",
@@ -61,11 +60,11 @@ class Program(Cli):
             r"^  (\w+)  +\w", self.succeed("--help").partition("\nExamples:")[0], re.MULTILINE
         )
         self.assertEqual(sorted(listed), sorted(COMMANDS))
-        self.assertIn(f"'jitt' is no command; there are {', '.join(listed)}\n", run("jitt").stderr)
+        self.assertIn(f"'benchh' is no command; there are {', '.join(listed)}\n", run("benchh").stderr)
 
     def test_every_help_has_examples_that_run(self):
         small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
-        small |= {"memory": MODEL, "trace": TINY, "ddp": TINY, "shard": TINY, "jit": small["flash"]}
+        small |= {"memory": MODEL, "trace": TINY, "ddp": TINY, "shard": TINY}
         for command in [[], *([name] for name in COMMANDS)]:
             text = self.succeed(*command, "--help")
             shown = text.partition("\nExamples:\n")[2]
@@ -86,7 +85,6 @@ class Program(Cli):
         """The dtypes that the help lists for the CPU are tried."""
         for command, small in (
             ("flash", SHORT),
-            ("jit", [*SHORT, "--seq", "16"]),
             ("attention", SHORT),
             ("bench", TINY),
             ("memory", MODEL),
@@ -186,7 +184,7 @@ class Program(Cli):
             ("bench --gradients lost", "tandem bench: --gradients: 'lost' needs to be transient or held"),
             (
                 "bench --attention fast",
-                "tandem bench: --attention: attention is 'fast', needs naive, flash or jit",
+                "tandem bench: --attention: attention is 'fast', needs naive or flash",
             ),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
             ("bench --json=", "tandem bench: --json: '' is no file name"),
@@ -205,9 +203,6 @@ class Program(Cli):
             ("flash --dtype int8", "tandem flash: --dtype: 'int8' needs to be f32, tf32, bf16 or f16"),
             ("flash --dtype f64", "tandem flash: --dtype: 'f64' needs to be f32, tf32, bf16 or f16"),
             ("attention --dtype bf16_mixed", "--dtype: 'bf16_mixed' needs to be f32, tf32, bf16 or f16"),
-            ("jit --compiler=", "tandem jit: --compiler: '' is no name"),
-            ("bench --cache=", "tandem bench: --cache: '' is no name"),
-            ("flash --cache none", "tandem flash: unrecognized option '--cache'"),
             ("account --json=", "tandem account: --json: '' is no file name"),
             ("sizes --device cpu", "tandem sizes: unrecognized option '--device'"),
             ("precision --count -1", "tandem precision: --count: '-1' needs to be at least 0"),
@@ -307,7 +302,6 @@ class Program(Cli):
         self.refuse(1, "tandem bench: update_sms is 8, but cpu", "bench", *TINY, "--update-sms", "8")
         self.refuse(1, "tandem ddp: update_sms is 8, but cpu", "ddp", *TINY, "--update-sms", "8")
         self.refuse(1, "tandem flash: dtype is f16", "flash", *SHORT, "--dtype", "f16")
-        self.refuse(1, "tandem jit: no compiler '/no/cc'", "jit", *SHORT, "--compiler", "/no/cc")
         self.refuse(1, "but the machine or a control group allows", "allreduce", "--mib", "1000000")
 
     def test_files_that_cannot_be_written_are_refused_before_the_measurement(self):
@@ -428,48 +422,14 @@ class Program(Cli):
         first |= {"accumulator": "f32", "addend": "f32", "method": "sequential"}
         self.assertEqual((loops[0]["case"], loops[0]["values"]["exactly"]), (first, 10.000133514404297))
 
-    def test_compiled_code_is_kept(self):
-        cache = self.folder / "cache"
-        call = ["jit", *SHORT, "--seq", "16", "--cache", str(cache)]
-        self.assertRegex(
-            self.succeed(*call), r"\ncompiled 2 passes in \d+ ms, loaded 0 in [\d.]+ ms, found /\S+ .* in"
-        )
-        self.assertRegex(self.succeed(*call), r"\ncompiled 0 passes in 0 ms, loaded 2 in [\d.]+ ms")
-        entry, _ = cache.iterdir()  # a file for each pass
-        entry.write_text("no code")
-        text = self.succeed(*call)
-        self.assertRegex(text, r"compiled 1 pass in")
-        self.assertIn(f"note: '{entry}' is not compiled code, or was cut short", text)
-        self.assertIn("compiled 2 passes ", self.succeed(*call[:-1], "none"))
-        self.assertIn("note: cannot make", self.succeed(*call[:-1], str(entry / "below")))
-        done = run(*call, "--compiler", "false")  # it has printed the head of its table
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("tandem jit: compiler '/usr/bin/false' failed (1)", done.stderr)
-        self.refuse(1, "no compiler 'no-such'", "bench", *TINY, "--attention", "jit", "--compiler", "no-such")
-
-    def test_the_folder_of_compiled_code_is_the_users_own(self):
-        home = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME")}
-        for variables, kept in (
-            ({"XDG_CACHE_HOME": str(self.folder / "xdg"), "HOME": "/nowhere"}, "xdg/tandem"),
-            ({"XDG_CACHE_HOME": "no/path", "HOME": str(self.folder)}, ".cache/tandem"),
-            ({}, None),
-        ):
-            call = [program(), "jit", *SHORT, "--seq", "16"]
-            done = subprocess.run(call, env=home | variables, capture_output=True, text=True, timeout=60)
-            self.assertEqual((done.returncode, done.stderr), (0, ""), variables)
-            self.assertNotIn("note:", done.stdout)
-            if kept:
-                self.assertEqual(len(list((self.folder / kept).iterdir())), 2)
-
     def test_a_model_attends_in_every_way(self):
         """The same weights and tokens give the same loss."""
         losses = set()
-        for attention in ("naive", "flash", "jit"):
+        for attention in ("naive", "flash"):
             text = self.succeed("bench", *TINY, "--attention", attention)
             losses.add(re.search(r"loss ([\d.]+ to [\d.]+)", text)[1])
-            self.assertEqual("\ncompiled 2 passes " in text, attention == "jit")
         self.assertEqual(len(losses), 1)
-        text = self.succeed("memory", *MODEL, "--attention", "jit")
+        text = self.succeed("memory", *MODEL, "--attention", "flash")
         self.assertRegex(text, r"the scores of a layer +\| never in memory")
 
     def test_full_disks_are_failures(self):

@@ -89,8 +89,8 @@ API_PARSE(td_keep, td_keep_parse, "name|keep", "most", "all", "inputs", "attenti
 
 API(td_transformer_attention)
 {
-    static const char *const names[] = {"naive", "flash", "jit"};
-    const char *name = text("name|attention", 3, names);
+    static const char *const names[] = {"naive", "flash"};
+    const char *name = text("name|attention", 2, names);
 
     return td_transformer_attention(name, out("out", sizeof(const td_attention_impl *)));
 }

@@ -3,8 +3,6 @@
  * none. */
 #include "base/record.h"
 #include "bench/bench.h"
-#include "jit/jit.h"
-#include "jit/kernels.h"
 #include "memory/memory.h"
 #include "trace/trace.h"
 
@@ -147,42 +145,10 @@ static void write_record(const char *path)
 }
 
 /* head_dim 20 and 96: their scales need many digits. */
-static td_attention_shape shape_of(int64_t head_dim)
-{
-    return (td_attention_shape){.batch = 1,
-                                .heads = 1,
-                                .seq = 16,
-                                .seq_k = 16,
-                                .head_dim = head_dim,
-                                .dtype = TD_F32,
-                                .causal = head_dim == 20,
-                                .scale = 0.25f / (float)head_dim};
-}
-
-static void write_cuda_source(const char *path)
-{
-    FILE *file = fopen(path, "w");
-
-    assert_non_null(file);
-    for (int64_t head_dim = 20; head_dim <= 96; head_dim += 76) {
-        const td_attention_shape shape = shape_of(head_dim);
-
-        for (int backward = 0; backward < 2; backward++) {
-            char *text = td_jit_kernels_source(&shape, backward);
-
-            assert_non_null(text);
-            fputs(text, file);
-            free(text);
-        }
-    }
-    fclose(file);
-}
-
 TD_TEST(text_is_the_same_in_every_locale)
 {
-    static void (*const writers[])(const char *path) = {
-        write_trace,          write_trace_picture, write_snapshot,   write_events,
-        write_memory_picture, write_record,        write_cuda_source};
+    static void (*const writers[])(const char *path) = {write_trace,  write_trace_picture,  write_snapshot,
+                                                        write_events, write_memory_picture, write_record};
     char command[160], path[2][64];
 
     for (int i = 0; i < (int)(sizeof writers / sizeof *writers); i++) {
@@ -195,27 +161,6 @@ TD_TEST(text_is_the_same_in_every_locale)
         snprintf(command, sizeof command, "cmp %s %s", path[0], path[1]);
         if (system(command) != 0)
             fail_msg("writer %d depends on the locale", i);
-    }
-}
-
-/* Code that is compiled in one locale is found in another: the source and the key are the same. */
-TD_TEST(code_of_the_cpu_is_found_in_every_locale)
-{
-    const td_jit_options options = {.cache = folder};
-    td_jit_info info;
-
-    for (int comma = 0; comma < 2; comma++) {
-        const td_attention_shape shape = shape_of(20);
-        td_device *jit;
-
-        set_locale(comma == 0); /* code with a comma would not compile */
-        td_assert_ok(td_device_open("cpu", &jit));
-        td_assert_ok(td_jit_configure(jit, &options));
-        td_assert_ok(td_jit_prepare(jit, &shape));
-        td_assert_ok(td_jit_info_of(jit, &info));
-        assert_int_equal(info.compiled, comma == 0 ? 2 : 0); /* passes */
-        assert_int_equal(info.loaded, comma == 0 ? 0 : 2);
-        td_device_close(jit);
     }
 }
 

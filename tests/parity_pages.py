@@ -16,7 +16,7 @@ from unittest.mock import MagicMock, patch
 import pandas as pd
 import typst
 
-from parity import bench, jit, memory, trace
+from parity import bench, memory, trace
 from parity.bench import drivers
 from parity.core import grid, plot, report, sweep, words
 from parity.core.clock import statistics
@@ -42,13 +42,13 @@ IMPLS = {
     "memory": ["c", "c_naive", "torch_eager"],
     "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
-    "jit": ["c", "torch_eager", "torch_compile"],
+    "attention": ["c", "c_flash", "torch_eager", "torch_compile"],
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_80_gib
 bytes largest mean
-furthest_grad_rel_l2 furthest_weight_rel_l2 swapped compile_ms find_ms""".split()
+furthest_grad_rel_l2 furthest_weight_rel_l2 swapped""".split()
 
 
 # A number that is no part of a name such as bf16, 2.7B or H100.
@@ -346,38 +346,6 @@ class BenchOnAGpu(unittest.TestCase):
         c = SimpleNamespace(on=SimpleNamespace())  # it has neither structs nor a session
         drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
         self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)
-
-
-class JitOnACpu(unittest.TestCase):
-    def test_the_handout_s_grid_is_whole_and_its_long_cells_are_few_calls(self):
-        timed = [case for case in jit.cases("full", "cpu") if "time" in case.measure]
-        self.assertEqual({case.seq for case in timed}, {256, 1024, 4096, 8192, 16384})
-        self.assertEqual({case.repeats for case in timed if case.seq >= jit.LONG}, {1})
-        self.assertTrue(all(case.alone for case in timed if case.seq >= 4096))
-        quick = [case["pass"] for case in jit.cases("quick", "cpu") if "pass" in case]
-        self.assertEqual(sorted(quick), ["backward", "forward"])
-
-
-class JitOnAGpu(unittest.TestCase):
-    def test_code_that_the_driver_kept_is_no_first_call(self):
-        # the second pass used the code that the first had compiled
-        first = {"forward": 1500.0, "backward": 40.0}
-        for caches in (True, False):
-            records = [
-                plain("jit", case, impl, [1.0])
-                | {"first_ms": first[case["pass"]]}
-                | ({} if caches else {"config": case.config.get(impl, {})})
-                for case in jit.cases("quick", "cuda")
-                if "time" in case.measure and case.head_dim == 64
-                for impl in ("c", "torch_compile")
-            ]
-            page = Page("jit")
-            jit.report(page, Records(records))
-            found = next(b for s in page.sections for b in s.blocks if getattr(b, "name", "") == "first")
-            rows = {(row[0], row[1]): row[2:4] for row in found.table.rows}
-            self.assertEqual(rows["c", "forward"], [2 if caches else 3, 1500])  # 1024 was judged before
-            self.assertEqual(("c", "backward") in rows, not caches)
-            self.assertEqual(rows["torch_compile", "backward"], [3, 40.0])
 
 
 def plain(module, case, impl, samples=()):

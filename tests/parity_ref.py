@@ -6,7 +6,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 
-from ref import accounting, attention, bench, ddp, flash, jit, memory, ops, precision, trace, transformer
+from ref import accounting, attention, bench, ddp, flash, memory, ops, precision, trace, transformer
 
 
 def seeded(name: str) -> torch.Generator:
@@ -173,7 +173,7 @@ class RefTest(unittest.TestCase):
     def test_compiled_attention(self):
         q, k, v = (normal(name, 2, 1, 24, 16) for name in "qkv")
         for causal in (False, True):
-            compiled = jit.Compiled(causal)
+            compiled = attention.Compiled(causal)
             self.assertIsNone(compiled.swapped)
             theirs = gradients(lambda *qkv, causal=causal: attention.attention(*qkv, causal), q, k, v)
             self.same(gradients(compiled, q, k, v), theirs)

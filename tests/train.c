@@ -336,7 +336,7 @@ TD_TEST(a_trainer_keeps_no_string_of_its_config)
     td_train *train = make(&config, 7);
     memset(name, 'x', strlen(name));
     td_assert_ok(td_train_settings(train, settings));
-    assert_string_equal(settings[6].name, "attention (0 flash, 1 naive, 2 jit)");
+    assert_string_equal(settings[6].name, "attention (0 flash, 1 naive)");
     assert_true(settings[6].value == 1);
     td_train_destroy(train);
 }

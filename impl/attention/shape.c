@@ -33,9 +33,9 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
     if (resolved.scale == 0.0f)
         resolved.scale = (float)(1.0 / sqrt((double)resolved.head_dim));
     resolved.o_bshd = shape->o_bshd && shape->heads > 1;
-    const int64_t element = (int64_t)td_dtype_size(shape->dtype);
-    const int64_t q[] = {resolved.batch, resolved.heads, resolved.seq, resolved.head_dim, element};
-    const int64_t k[] = {resolved.batch, resolved.heads, resolved.seq_k, resolved.head_dim, element};
+    /* Each row may be padded to 16 bytes, as td_gemm counts. */
+    const int64_t q[] = {resolved.batch, resolved.heads, resolved.seq, resolved.head_dim, 16};
+    const int64_t k[] = {resolved.batch, resolved.heads, resolved.seq_k, resolved.head_dim, 16};
     TD_TRY(td_product("bytes of q", 5, q, &bytes));
     TD_TRY(td_product("bytes of k", 5, k, &bytes));
     *out = resolved;

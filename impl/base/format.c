@@ -2,7 +2,6 @@
 
 #include <locale.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 int td_vformat(char *text, size_t room, const char *format, va_list args)
 {
@@ -14,19 +13,4 @@ int td_vformat(char *text, size_t room, const char *format, va_list args)
     uselocale(before);
     freelocale(c);
     return length;
-}
-
-char *td_format(const char *format, ...)
-{
-    va_list args, again;
-
-    va_start(args, format);
-    va_copy(again, args);
-    const int length = td_vformat(NULL, 0, format, args);
-    char *text = malloc((size_t)length + 1);
-    if (text)
-        (void)td_vformat(text, (size_t)length + 1, format, again);
-    va_end(again);
-    va_end(args);
-    return text;
 }

@@ -1,4 +1,4 @@
-/** Internal to impl/: text that programs read (JIT sources, pictures, records, traces, cache keys). Numbers
+/** Internal to impl/: text that programs read (pictures, records, traces). Numbers
  * have a '.' as decimal point in every locale of the process. */
 #ifndef TD_BASE_FORMAT_H
 #define TD_BASE_FORMAT_H
@@ -9,8 +9,5 @@
 /** vsnprintf in the C locale. */
 int td_vformat(char *text, size_t room, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
-
-/** The formatted text; the caller frees it with free(). NULL: no memory. */
-char *td_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -4,7 +4,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
-#include "cli/compile.h"
 #include "cli/options.h"
 #include "cli/output.h"
 
@@ -40,7 +39,6 @@ static const struct argp_option options[] = {
 
 typedef struct arguments {
     td_common common;
-    td_compile_options compile;
     td_attention_shape shape; /* seq: the current length */
     int64_t lengths[MOST_LENGTHS];
     int length_count;
@@ -69,7 +67,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &args->common;
-        state->child_inputs[1] = &args->compile;
         return 0;
     case KEY_BATCH:
         args->shape.batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
@@ -314,8 +311,7 @@ static void print_head(const td_attend *attend, const arguments *args, td_device
 
 td_status td_attend_run(const td_attend *attend, int argc, char **argv)
 {
-    const struct argp_child children[] = {
-        {&td_common_argp, 0, NULL, 3}, {attend->compiled ? &td_compile_argp : NULL, 0, NULL, 4}, {0}};
+    const struct argp_child children[] = {{&td_common_argp, 0, NULL, 3}, {0}};
     const struct argp argp = {.options = options, .parser = parse, .doc = attend->doc, .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .shape = {.batch = 1, .heads = 1, .head_dim = 64, .dtype = TD_F32},
@@ -333,16 +329,12 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     out = td_common_tables(&args.common);
     TD_TRY(td_common_begin(&args.common, &dev));
-    if (attend->compiled)
-        TD_TRY(td_compile_begin(&args.compile, dev));
     samples = malloc(2 * (size_t)args.iters * sizeof *samples);
     TD_FAIL_IF(!samples, TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
     status = measure_lengths(attend, &args, dev, samples, &table);
     if (table.count > 0)
         print_head(attend, &args, dev, out);
     td_table_write(&table, out);
-    if (attend->compiled && status == TD_OK)
-        status = td_compile_print(dev, out);
 cleanup:
     status = td_table_end(&table, status, NULL);
     free(samples);

@@ -1,4 +1,4 @@
-/** The timing that `tandem attention`, `tandem flash` and `tandem jit` share. */
+/** The timing that `tandem attention` and `tandem flash` share. */
 #ifndef TD_CLI_ATTEND_H
 #define TD_CLI_ATTEND_H
 
@@ -16,7 +16,6 @@ typedef struct td_attend {
     const td_attention_impl *impl;
     const char *deliverable, *module; /* in the records */
     const char *doc;                  /* of --help */
-    bool compiled;                    /* at run time: the command has the options of td_compile_argp */
 } td_attend;
 
 /** Times forward and backward for every length of --seq, and prints a row for each pass. If a length does not

@@ -109,7 +109,6 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     if (args->config.mode != TD_BENCH_FORWARD)
         fprintf(out, "; loss %.4f to %.4f", summary->first_loss, summary->last_loss);
     fprintf(out, "\n");
-    TD_TRY(td_compile_print(dev, out));
 cleanup:
     return td_table_end(&table, status, NULL);
 }
@@ -180,7 +179,6 @@ td_status td_command_bench(int argc, char **argv)
     args.step = td_step_defaults(&args.config);
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
-    TD_TRY(td_compile_begin(&args.step.model.compile, dev));
     TD_TRY(td_step_choose(&args.step, dev));
     status = td_step_run(&args.config, dev, &result);
     if (status == TD_NO_MEMORY) /* no memory is a result: the records say oom */

@@ -13,7 +13,6 @@ td_status td_command_attention(int argc, char **argv);
 td_status td_command_bench(int argc, char **argv);
 td_status td_command_ddp(int argc, char **argv);
 td_status td_command_flash(int argc, char **argv);
-td_status td_command_jit(int argc, char **argv);
 td_status td_command_memory(int argc, char **argv);
 td_status td_command_precision(int argc, char **argv);
 td_status td_command_shard(int argc, char **argv);

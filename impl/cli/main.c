@@ -46,7 +46,6 @@ static const struct command {
     {"bench", "time a Transformer: forward, backward, optimizer", td_command_bench},
     {"attention", "time attention with the score matrix in memory", td_command_attention},
     {"flash", "time FlashAttention-2", td_command_flash},
-    {"jit", "time attention compiled for its shape", td_command_jit},
     {"trace", "show what runs in a step, kernel by kernel", td_command_trace},
     {"memory", "record the memory of a step, tensor by tensor", td_command_memory},
     {"precision", "add in low precision; show what autocast does to each component", td_command_precision},

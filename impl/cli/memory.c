@@ -423,7 +423,6 @@ td_status td_command_memory(int argc, char **argv)
     args.model.model = args.pass.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
-    TD_TRY(td_compile_begin(&args.model.compile, dev));
     status = run(&args, dev, &recording);
     if (status == TD_NO_MEMORY) /* no memory is a result: the record says oom */
         append_record(&args, NULL, NULL, dev);

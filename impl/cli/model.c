@@ -28,8 +28,8 @@ static const struct argp_option options[] = {
     {"vocab", KEY_VOCAB, "N", 0, "tokens in the vocabulary (default: by --size)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
      "f32 (the default), bf16, or bf16_mixed for f32 weights and bf16 GEMMs; on cuda also tf32 and f16", 0},
-    {"attention", KEY_ATTENTION, "NAME", 0,
-     "flash (the default), naive (with the score matrix in memory), or jit (compiled for its shape)", 0},
+    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default), or naive (with the score matrix in memory)",
+     0},
     {0}};
 
 static void take_size(const struct argp_state *state, td_model_options *of)
@@ -57,9 +57,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     const td_attention_impl *attention;
 
     switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &of->compile;
-        return 0;
     case KEY_SIZE:
         of->option = arg;
         return 0;
@@ -95,9 +92,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* Its group comes after the model's: argp prints a heading above the options that follow it. */
-static const struct argp_child children[] = {{&td_compile_argp, 0, NULL, 1}, {0}};
-const struct argp td_model_argp = {.options = options, .parser = parse, .children = children};
+const struct argp td_model_argp = {.options = options, .parser = parse};
 
 bool td_option_either(const struct argp_state *state, const char *option, const char *text, const char *first,
                       const char *second)

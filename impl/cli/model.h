@@ -4,7 +4,6 @@
 #define TD_CLI_MODEL_H
 
 #include "base/record.h"
-#include "cli/compile.h"
 #include "transformer/transformer.h"
 
 #include <argp.h>
@@ -16,7 +15,6 @@ typedef struct td_model_options {
     const char *option;           /* --size; the caller sets "small" */
     const char *size;             /* out: NULL if an extent differs from the named size */
     td_model_size extents;        /* given by options; 0: of the named size */
-    td_compile_options compile;
 } td_model_options;
 
 extern const struct argp td_model_argp;

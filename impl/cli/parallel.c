@@ -545,9 +545,7 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--heads", (double)size->heads},
         {"--vocab", (double)size->vocab},
         {"--dtype (a number of td_precision)", c->model.precision},
-        {"--attention (0 flash, 1 jit, 2 naive)", *attention == 'f'   ? 0
-                                                  : *attention == 'j' ? 1
-                                                                      : 2},
+        {"--attention (0 flash, 1 naive)", *attention != 'f'},
         {"--batch", (double)c->model.batch},
         {"--context", (double)c->model.context},
         {"--micro-batches", (double)c->micro_batches},
@@ -617,7 +615,6 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
         args.ranks.comm.nccl_ctas = args.config.state >= TD_BENCH_STATE_FLAT ? td_shard_nccl_ctas(grad_dtype)
                                                                              : td_ddp_nccl_ctas(grad_dtype);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
-    TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
     args.config.graph = gpu && !args.pass.queued;
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)

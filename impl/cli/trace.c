@@ -594,7 +594,6 @@ td_status td_command_trace(int argc, char **argv)
     args.config.timed = TD_TIMED_PHASES;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &r.dev));
-    TD_TRY(td_compile_begin(&args.step.model.compile, r.dev));
     TD_TRY(td_step_choose(&args.step, r.dev));
     TD_TRY(measure_and_tell(&r));
 cleanup:

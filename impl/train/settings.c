@@ -50,7 +50,7 @@ void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setti
 
 td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
 {
-    static const char *const attentions[] = {"flash", "naive", "jit"};
+    static const char *const attentions[] = {"flash", "naive"};
     const td_train_config *config = td_train_config_of(train);
     const td_model_size *size = &config->model.size;
     td_status status = TD_OK;
@@ -58,7 +58,7 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
     int64_t steps;
 
     TD_TRY(td_train_steps(train, &steps));
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 2; i++)
         if (strcmp(config->model.attention, attentions[i]) == 0)
             attention = i;
     memcpy(out,
@@ -68,7 +68,7 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
                           {"heads", (double)size->heads},
                           {"vocab", (double)size->vocab},
                           {"precision", config->model.precision},
-                          {"attention (0 flash, 1 naive, 2 jit)", attention},
+                          {"attention (0 flash, 1 naive)", attention},
                           {"rope_theta", config->model.rope_theta > 0 ? config->model.rope_theta : 10000},
                           {"micro_batches", (double)config->micro_batches},
                           {"gain", (double)config->gain},

@@ -4,7 +4,6 @@
 #include "base/check.h"
 #include "base/names.h"
 #include "flash/flash.h"
-#include "jit/jit.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 static const struct {
     const char *name;
     const td_attention_impl *impl;
-} attends[] = {{"naive", &td_attention_naive}, {"flash", &td_attention_flash}, {"jit", &td_attention_jit}};
+} attends[] = {{"naive", &td_attention_naive}, {"flash", &td_attention_flash}};
 
 /** The extents of a tensor. */
 typedef enum extent {

@@ -70,7 +70,7 @@ TD_API const char *td_keep_name(td_keep keep);
  * known names. */
 TD_API td_status td_keep_parse(const char *name, td_keep *out);
 
-/** *out = the implementation of attention with this name: "flash", "naive" or "jit". TD_BAD_ARGUMENT: a NULL,
+/** *out = the implementation of attention with this name: "flash" or "naive". TD_BAD_ARGUMENT: a NULL,
  * or an unknown name; the message lists the known names. */
 TD_API td_status td_transformer_attention(const char *name, const td_attention_impl **out);
 

@@ -271,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", "sequences of a rank (default: %(default)s)", type=count, default=2)
     add("--context", "tokens of a sequence (default: %(default)s)", type=count, default=16)
     add("--dtype", choices=["f32", "tf32", "bf16", "bf16_mixed"], default="f32")
-    add("--attention", choices=["flash", "naive", "jit"], default="flash")
+    add("--attention", choices=["flash", "naive"], default="flash")
     add("--keep", "what forward keeps for backward", choices=["most", "all", "inputs"], default="most")
     add("--checkpoint", "of a checkpoint; implies --keep inputs", type=count, metavar="LAYERS")
     add("--optimizer", "sgd shows a wrong scale of gradients", choices=["adamw", "sgd"], default="adamw")

@@ -23,6 +23,7 @@ SIDES = {
         "C, captured, and each layer's weights are updated during the backward pass", "#05305a", "^"
     ),
     "c_naive": Legend("C with attention scores in memory", "#7fb4e3", "v"),
+    "c_flash": Legend("C's fused attention", "#3f8fd2", "D"),
     "c_keep_all": Legend("C, all activations are kept"),
     "c_keep_most": Legend("C, norms and gates are computed again in backward"),
     "c_checkpoint": Legend("C, only the inputs of checkpoints are kept"),
@@ -63,7 +64,6 @@ SIDES = {
 SPECIAL = {
     ("attention", "c"): "C, attention with its scores in memory",
     ("flash", "c"): "C's fused attention",
-    ("jit", "c"): "C's attention, compiled at run time for the shape",
     ("memory", "c"): "C with flash attention; each layer's weights are updated during backward",
     ("memory", "c_naive"): "C with attention scores in memory; all weights are updated after backward",
     ("ops", "c"): "C",

@@ -1,14 +1,12 @@
 """What attention and flash have in common: the two sides of any way to attend."""
 
-import math
-
 import torch
 
 from parity.core import Case, Side, equal, grid
 from ref.ops import tf32_matmul
 
 # C's ways to attend, by the prefix of their functions.
-WAYS = {"naive": "td_attention_naive", "flash": "td_flash", "jit": "td_jit"}
+WAYS = {"naive": "td_attention_naive", "flash": "td_flash"}
 GRADIENTS = ("dq", "dk", "dv")
 PASSES = ("forward", "backward")
 BATCH = 8  # the handout's, without a head dimension
@@ -36,8 +34,8 @@ def matrix_bytes(seq):
     return 4 * BATCH * seq**2
 
 
-def grid_case(deliverable, profile, device, seq, head_dim, phase, *, compiling=0.5, longest=math.inf, **how):
-    """A point of the handout's grid: 100 calls, on a CPU fewer for long ones, and one from `longest` tokens on."""
+def grid_case(deliverable, profile, device, seq, head_dim, phase, *, compiling=0.5, **how):
+    """A point of the handout's grid: 100 calls, on a CPU fewer for long ones."""
     keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
     matrix, slow = matrix_bytes(seq), 3 if phase == "backward" else 1
     how["measure"] = "time memory"
@@ -46,11 +44,8 @@ def grid_case(deliverable, profile, device, seq, head_dim, phase, *, compiling=0
         seconds = compiling + repeats * matrix / 2**33 * 0.1 * slow
         how |= dict(in_turn=matrix >= 2**33, stage=3)
     else:
-        long = seq >= longest
-        repeats = {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 1 if long else 3
-        if long:
-            how["measure"], keys["warmup"] = "time", 1
-        seconds = compiling + (repeats + (1 if long else 3)) * 2 * slow * max(matrix, 2**23) / 2**28
+        repeats = {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 3
+        seconds = compiling + (repeats + 3) * 2 * slow * max(matrix, 2**23) / 2**28
         how["alone"] = matrix >= 2**28
     return Case(deliverable, seconds=seconds, repeats=repeats, **how, **keys, **{"pass": phase})
 

@@ -167,13 +167,13 @@ def grid_rows(timed, more: Callable[[Mapping], dict] = lambda record: {}) -> lis
     return tabled(timed.records, ("seq", "head_dim"), cells, order=lambda key: key)
 
 
-def plot_passes(page, curves, title):
+def plot_passes(page, curves, title, name="time"):
     """Times of both passes by the length."""
     panels = {}
     for phase in ("forward", "backward"):
         of = curves.only(**{"pass": phase})
         panels[phase] = {impl: of.curve("seq", "ms", impl) for impl in of.impls()}
-    page.plot("time", panels, x="seq", y="ms", title=title)
+    page.plot(name, panels, x="seq", y="ms", title=title)
 
 
 def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:
