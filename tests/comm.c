@@ -511,6 +511,20 @@ TD_TEST(every_rank_says_what_differs)
 }
 
 /* Counts that do not fit an int. The environment asks for this test, because it needs gigabytes. */
+/* An exchange has room for 4096 settings. */
+TD_TEST(the_last_of_many_settings_is_compared)
+{
+    td_setting settings[5000];
+
+    for (int i = 0; i < 5000; i++)
+        settings[i] = (td_setting){"settings", i};
+    td_assert_ok(td_comm_agree(comm, 5000, settings));
+    settings[4999] = (td_setting){"last", info.rank};
+    if (info.ranks > 1)
+        td_assert_refused(td_comm_agree(comm, 5000, settings), TD_BAD_ARGUMENT,
+                          "last: rank 1 has 1, where rank 0 has 0");
+}
+
 TD_TEST(more_elements_than_an_int_counts)
 {
     const int64_t count = (INT64_C(1) << 31) + 3;

@@ -305,50 +305,78 @@ TD_TEST(ranges_are_of_whole_parameters)
     td_ddp_link_destroy(link);
 }
 
-/* Differences of rank 1's trainer that change an update. */
+/* Each field of a trainer's config that ranks compare: another value on rank 1, and the words that name it.
+ * tests/link_fields.py compares this list with the headers. */
+#define FIELDS                                                                                               \
+    ROW(config.model.size.d_model, 24, "d_model: rank 1 has 24, where rank 0 has 12")                        \
+    ROW(config.model.size.d_ff, 24, "d_ff: rank 1 has 24, where rank 0 has 20")                              \
+    ROW(config.model.size.layers, 4, "layers: rank 1 has 4, where rank 0 has 3")                             \
+    ROW(config.model.size.heads, 3, "heads: rank 1 has 3, where rank 0 has 2")                               \
+    ROW(config.model.size.vocab, 31, "vocab: rank 1 has 31, where rank 0 has 29")                            \
+    ROW(config.model.precision, TD_PRECISION_BF16_MIXED, "precision: rank 1 has")                            \
+    ROW(config.model.attention, "naive", "attention (0 flash, 1 naive): rank 1 has 1")                       \
+    ROW(config.model.rope_theta, 500, "rope_theta: rank 1 has 500, where rank 0 has 10000")                  \
+    ROW(config.model.keep, TD_KEEP_ATTENTION, "attention): rank 1 has 3, where rank 0 has 2")                \
+    ROW(config.model.checkpoint_layers, 2, "checkpoint_layers: rank 1 has 2, where rank 0 has 1")            \
+    ROW(config.model.kept_layers, 2, "kept_layers: rank 1 has 2, where rank 0 has 1")                        \
+    ROW(config.model.f32_gradients, true, "f32_gradients: rank 1 has 1, where rank 0 has 0")                 \
+    ROW(config.model.transient_gradients, true, "transient_gradients: rank 1 has 1, where rank 0 has 0")     \
+    ROW(config.until, TD_TRAIN_BACKWARD, "until: rank 1 has 1, where rank 0 has 0")                          \
+    ROW(config.time, TD_UPDATE_AFTER, "time (0 along, 1 after): rank 1 has 1, where rank 0 has 0")           \
+    ROW(config.gain, 0.75f, "gain: rank 1 has 0.75, where rank 0 has")                                       \
+    ROW(config.clip, 1, "clip: rank 1 has 1, where rank 0 has 0")                                            \
+    ROW(config.micro_batches, 2, "micro_batches: rank 1 has 2, where rank 0 has 1")                          \
+    ROW(config.hyper.kind, TD_OPTIMIZER_SGD, "optimizer (0 adamw, 1 sgd): rank 1 has 1")                     \
+    ROW(config.hyper.adamw.variant, TD_ADAMW_COURSE2026, "adamw's variant: rank 1 has 1")                    \
+    ROW(config.hyper.adamw.lr, 0.5, "lr: rank 1 has 0.5, where rank 0 has 0.001")                            \
+    ROW(config.hyper.adamw.beta1, 0.5, "beta1: rank 1 has 0.5")                                              \
+    ROW(config.hyper.adamw.beta2, 0.5, "beta2: rank 1 has 0.5")                                              \
+    ROW(config.hyper.adamw.eps, 0.5, "eps: rank 1 has 0.5")                                                  \
+    ROW(config.hyper.adamw.weight_decay, 0.5, "weight_decay: rank 1 has 0.5")                                \
+    ROW(config.hyper.sgd.lr, 0.25, "lr: rank 1 has 0.25, where rank 0 has 0.5")                              \
+    ROW(config.groups, all, "a hash of the groups' ranges and hyperparameters: rank 1 has")                  \
+    ROW(config.group_count, 1, "groups of the optimizer: rank 1 has 1, where rank 0 has 2")                  \
+    ROW(groups[1].range.begin, 65, "a hash of the groups' ranges and hyperparameters: rank 1 has")           \
+    ROW(groups[1].range.end, 127, "a hash of the groups' ranges and hyperparameters: rank 1 has")            \
+    ROW(groups[1].hyper.adamw.lr, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")       \
+    ROW(steps, 1, "steps so far: rank 1 has 1, where rank 0 has 0")
+
 TD_TEST(trainers_that_differ_are_named)
 {
-    static const char *const words[] = {"d_ff: rank 1 has 24, where rank 0 has 20",
-                                        "heads: rank 1 has 3, where rank 0 has 2",
-                                        "rope_theta: rank 1 has 500, where rank 0",
-                                        "micro_batches: rank 1 has 2, where rank 0 has 1",
-                                        "gain: rank 1 has 1, where rank 0 has",
-                                        "clip: rank 1 has 1, where rank 0 has 0",
-                                        "optimizer (0 adamw, 1 sgd): rank 1 has 1",
-                                        "lr: rank 1 has 0.0",
-                                        "weight_decay: rank 1 has 0, where rank 0 has",
-                                        "groups of the optimizer: rank 1 has 2, where rank 0 has 1",
-                                        "precision: rank 1 has",
-                                        "steps so far: rank 1 has 1, where rank 0 has 0"};
-    const setting s = {.name = "models", .strategy = TD_DDP_FLAT};
+#define ROW(field, value, words) {#field, words},
+    static const struct {
+        const char *field, *words;
+    } rows[] = {FIELDS};
+#undef ROW
 
-    for (int i = 0; i < (int)(sizeof words / sizeof *words) && info.ranks > 1; i++) {
+    for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && info.ranks > 1; i++) {
+        const setting s = {.name = rows[i].field,
+                           .strategy = TD_DDP_FLAT,
+                           .kind = strstr(rows[i].field, "sgd.") ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW};
         td_train *train, *alone = NULL;
-        td_optimizer_group groups[2];
         td_ddp_link *link;
+        int64_t steps = 0;
+        int row = 0;
 
         td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
         td_train_config config = config_of(&s, td_ddp_link_hook(link));
-        const bool odd = info.rank == 1;
-        config.model.size.d_ff = i == 0 && odd ? 24 : 20;
-        config.model.size.heads = i == 1 && odd ? 3 : 2;
-        config.model.rope_theta = i == 2 && odd ? 500 : 0;
-        config.micro_batches = i == 3 && odd ? 2 : 1;
-        config.gain = i == 4 && odd ? 1 : 1.0f / (float)info.ranks;
-        config.clip = i == 5 && odd ? 1 : 0;
-        config.hyper.kind = i == 6 && odd ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
-        config.hyper.adamw.lr *= i == 7 && odd ? 10 : 1;
-        config.hyper.adamw.weight_decay *= i == 8 && odd ? 0 : 1;
-        config.model.precision = i == 10 && odd ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32;
-        groups[0] = (td_optimizer_group){{0, 64}, config.hyper};
-        groups[1] = (td_optimizer_group){{64, 128}, config.hyper};
-        if (i == 9) {
+        config.model.keep = TD_KEEP_INPUTS;
+        config.micro_batches = 1;
+        td_optimizer_group groups[2] = {{{0, 64}, config.hyper}, {{64, 128}, config.hyper}}, all[2];
+        memcpy(all, groups, sizeof all);
+        all[1].range.end = 192;
+        if (strstr(rows[i].field, "group")) {
             config.groups = groups;
-            config.group_count = odd ? 2 : 1;
+            config.group_count = 2;
         }
+#define ROW(field, value, words)                                                                             \
+    if (row++ == i && info.rank == 1)                                                                        \
+        field = value;
+        FIELDS
+#undef ROW
         td_assert_ok(td_train_create(dev, &config, &train));
         td_assert_ok(td_train_init(train, 7));
-        if (i == 11 && odd) { /* this rank has resumed from a file; the others have not */
+        if (steps > 0) { /* this rank has resumed from a file; the others have not */
             config.hooks = NULL;
             td_assert_ok(td_train_create(dev, &config, &alone));
             td_assert_ok(td_train_init(alone, 7));
@@ -358,7 +386,7 @@ TD_TEST(trainers_that_differ_are_named)
             td_train_destroy(alone);
             assert_int_equal(remove("ddp-link-resumed.safetensors"), 0);
         }
-        td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT, words[i]);
+        td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT, rows[i].words);
         td_train_destroy(train);
         td_ddp_link_destroy(link);
     }
@@ -368,8 +396,8 @@ TD_TEST(trainers_that_differ_are_named)
  * ends the communicator, so each case has a separate one. */
 TD_TEST(steps_that_differ_are_refused)
 {
-    enum { RATE, ONE_GROUP, SHAPE, INIT, RESET, CASES };
-    static const char *const names[CASES] = {"rate", "group", "shape", "init", "reset"};
+    enum { RATE, ONE_GROUP, SHAPE, SHORT, INIT, RESET, CASES };
+    static const char *const names[CASES] = {"rate", "group", "shape", "short", "init", "reset"};
 
     for (int i = 0; i < CASES; i++)
         for (int parts = 0; parts < 2; parts++) { /* with one micro-batch, and with two */
@@ -402,9 +430,9 @@ TD_TEST(steps_that_differ_are_refused)
             if (info.rank == 1 && i == RESET)
                 td_assert_ok(td_train_reset(train));
             int64_t *ids = tokens_of("ids", 2, info.rank);
-            td_assert_refused(
-                td_train_step(train, ids, ids, info.rank == 1 && i == SHAPE ? 1 : BATCH, CONTEXT),
-                TD_RANK_FAILED, "in another state than rank 0");
+            td_assert_refused(td_train_step(train, ids, ids, info.rank == 1 && i == SHAPE ? 1 : BATCH,
+                                            info.rank == 1 && i == SHORT ? CONTEXT / 2 : CONTEXT),
+                              TD_RANK_FAILED, "in another state than rank 0");
             td_fence_free(ids);
             td_train_destroy(train);
             td_ddp_link_destroy(link);

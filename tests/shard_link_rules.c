@@ -235,45 +235,56 @@ TD_TEST(the_device_is_shared_while_collectives_are_on_their_way)
     listen_to_steps(true);
 }
 
+/* As the rows of tests/ddp_link.c, for what is compared only here. The last rows are repeated: a link that
+ * changes the config must compare them too. */
+#define FIELDS                                                                                               \
+    ROW(options.kind, TD_SHARD_FLAT, "link: kind (0 tensors, 1 flat, 2 full): rank 1 has 1")                 \
+    ROW(options.bucket_mb, 0.001, "link: bucket_mb: rank 1 has 0.001")                                       \
+    ROW(options.prefetch, 2, "link: prefetch: rank 1 has 2, where rank 0 has 1")                             \
+    ROW(options.keep_weights, true, "link: keep_weights: rank 1 has 1")                                      \
+    ROW(options.reduce_last, true, "link: reduce_last: rank 1 has 1")                                        \
+    ROW(options.keep_gradients, true, "link: gradients share places: rank 1 has 0, where rank 0 has 1")      \
+    ROW(config.capture, true, "capture: rank 1 has 1, where rank 0 has 0")                                   \
+    ROW(config.micro_batches, 2, "micro_batches: rank 1 has 2, where rank 0 has 1")                          \
+    ROW(config.hyper.adamw.lr, 0.5, "lr: rank 1 has 0.5, where rank 0 has 0.001")                            \
+    ROW(groups[1].range.end, 127, "a hash of the groups' ranges and hyperparameters: rank 1 has")
+
 TD_TEST(links_that_differ_are_named)
 {
-    const shard_setting s = {.name = "differ", .kind = TD_SHARD_FLAT};
-    td_train_config config = shard_config_of(&s);
-    td_shard_link *link;
-    td_train *train;
+#define ROW(field, value, words) {#field, words},
+    static const struct {
+        const char *field, *words;
+    } rows[] = {FIELDS};
+#undef ROW
 
-    if (shard_info.ranks == 1)
-        return;
-    td_assert_ok(shard_link(TD_SHARD_FLAT, shard_info.rank == 1 ? 0.001 : 0, &config, &link));
-    td_assert_ok(td_train_create(shard_dev, &config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT,
-                      "link: pieces: rank 1 has");
-    td_train_destroy(train);
-    td_shard_link_destroy(link);
+    for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && shard_info.ranks > 1; i++) {
+        const shard_setting s = {.name = "differ", .adamw = true, .micro_batches = 1};
+        const bool full = strstr(rows[i].field, "options.");
+        td_shard_options options = {.kind = strstr(rows[i].field, "bucket") ? TD_SHARD_FLAT
+                                            : full                          ? TD_SHARD_FULL
+                                                                            : TD_SHARD_TENSORS};
+        td_train_config config = shard_config_of(&s);
+        td_optimizer_group groups[2] = {{{0, 64}, config.hyper}, {{64, 128}, config.hyper}};
+        td_shard_link *link;
+        td_train *train;
+        int row = 0;
 
-    for (int i = 0; i < 3; i++) {
-        static const char *const words[] = {"lr: rank 1 has", "micro_batches: rank 1 has 2",
-                                            "a hash of the groups"};
-        td_optimizer_group groups[2];
-        shard_setting of = {.name = "differ", .kind = TD_SHARD_TENSORS};
-
-        config = shard_config_of(&of);
         config.model.transient_gradients = false;
-        config.micro_batches = i == 1 && shard_info.rank == 1 ? 2 : 1;
-        config.hyper.adamw.lr *= i == 0 && shard_info.rank == 1 ? 10 : 1;
-        config.hyper.sgd.lr = config.hyper.adamw.lr; /* more ranks than two use SGD */
-        groups[0] = groups[1] = (td_optimizer_group){{0, 64}, config.hyper};
-        groups[1].range = (td_range){64, 128};
-        groups[1].hyper.adamw.weight_decay = groups[1].hyper.sgd.lr = shard_info.rank == 1 ? 0.5 : 0.25;
-        if (i == 2) {
+        if (strstr(rows[i].field, "groups")) {
             config.groups = groups;
             config.group_count = 2;
         }
-        td_assert_ok(shard_link(of.kind, 0, &config, &link));
+#define ROW(field, value, words)                                                                             \
+    if (row++ == i && shard_info.rank == 1)                                                                  \
+        field = value;
+        FIELDS
+#undef ROW
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
+        if (config.capture)
+            td_as_if_gpu_once();
         td_assert_ok(td_train_create(shard_dev, &config, &train));
         td_assert_ok(td_train_init(train, 7));
-        td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, words[i]);
+        td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, rows[i].words);
         td_train_destroy(train);
         td_shard_link_destroy(link);
     }

@@ -31,7 +31,7 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
  * link is joined already. */
 td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
 
-enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 7 };
+enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 6 };
 
 /** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0: td_train_settings, then the link's own
  * [count], at most TD_LINK_SETTINGS. */

@@ -62,13 +62,12 @@ static td_status make(td_shard_link *link, const td_train_config *config)
     td_group_settings(count, groups, link->settings);
     memcpy(link->settings + TD_GROUP_SETTINGS,
            (td_setting[]){{"link: kind (0 tensors, 1 flat, 2 full)", o->kind},
-                          {"link: pieces", (double)link->split.piece_count},
-                          {"link: buckets", (double)link->split.buckets.count},
+                          {"link: bucket_mb", o->bucket_mb},
                           {"link: prefetch", (double)o->prefetch},
                           {"link: keep_weights", o->keep_weights},
                           {"link: reduce_last", o->reduce_last},
                           {"link: gradients share places", link->split.shares}},
-           7 * sizeof *link->settings);
+           6 * sizeof *link->settings);
 cleanup:
     return status;
 }

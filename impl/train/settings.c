@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "train/state.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,14 +53,15 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
 {
     static const char *const attentions[] = {"flash", "naive"};
     const td_train_config *config = td_train_config_of(train);
-    const td_model_size *size = &config->model.size;
+    const td_transformer_config *model = &config->model;
+    const td_model_size *size = &model->size;
     td_status status = TD_OK;
     double attention = 0;
     int64_t steps;
 
     TD_TRY(td_train_steps(train, &steps));
     for (int i = 0; i < 2; i++)
-        if (strcmp(config->model.attention, attentions[i]) == 0)
+        if (strcmp(model->attention, attentions[i]) == 0)
             attention = i;
     memcpy(out,
            (td_setting[]){{"d_model", (double)size->d_model},
@@ -67,13 +69,20 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
                           {"layers", (double)size->layers},
                           {"heads", (double)size->heads},
                           {"vocab", (double)size->vocab},
-                          {"precision", config->model.precision},
+                          {"precision", model->precision},
                           {"attention (0 flash, 1 naive)", attention},
-                          {"rope_theta", config->model.rope_theta > 0 ? config->model.rope_theta : 10000},
+                          {"rope_theta", model->rope_theta > 0 ? model->rope_theta : 10000},
+                          {"keep (0 most, 1 all, 2 inputs, 3 attention)", model->keep},
+                          {"checkpoint_layers", fmax(1, (double)model->checkpoint_layers)},
+                          {"kept_layers", fmax(1, (double)model->kept_layers)},
+                          {"transient_gradients", model->transient_gradients},
                           {"micro_batches", (double)config->micro_batches},
+                          {"f32_gradients", model->f32_gradients}, /* micro_batches may set it */
                           {"gain", (double)config->gain},
                           {"clip", (double)config->clip},
                           {"until", config->until},
+                          {"time (0 along, 1 after)", config->time},
+                          {"capture", config->capture},
                           {"update_sms", td_train_sms(train)},
                           {"steps so far", (double)steps}},
            TD_TRAIN_SETTINGS * sizeof *out);

@@ -44,10 +44,11 @@ td_status td_train_check_link(const td_train *train, const td_hook *link);
 
 /* ---- settings that ranks compare (td_comm_agree) ---- */
 
-enum { TD_TRAIN_SETTINGS = 14, TD_GROUP_SETTINGS = 9 };
+enum { TD_TRAIN_SETTINGS = 21, TD_GROUP_SETTINGS = 9 };
 
-/** All that decides an update, except groups: model, precision, gain, clip, micro-batches, and the number of
- * steps so far. Waits for the device, which has that number. */
+/** All that decides an update or the order of collectives, except groups and the shape of a batch: the
+ * model, its passes, gain, clip, micro-batches, and the number of steps so far. Waits for the device, which
+ * has that number. */
 td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS]);
 
 /** The number of groups, the first group's hyperparameters, and a hash of all groups. */
