@@ -8,10 +8,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from parity.core import DTYPES as DTYPE_SIZES
 from parity.core import Case, grid, within
+from parity.core.cards import peak_of
 from parity.core.comparison import Comparison, geomean, ms_of
 from parity.shared import attend
 from parity.shared.attend import HEAD_DIM, HEAD_DIMS
-from parity.shared.pages import by_case, errors_by, held, mark, on_gpu, peak_of, tabled, time_of
+from parity.shared.pages import by_case, errors_by, held, mark, on_gpu, tabled, time_of
 from ref import attention as naive
 from ref import flash as ref
 

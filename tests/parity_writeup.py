@@ -64,9 +64,9 @@ class Comparisons(unittest.TestCase):
     def test_the_bound_is_the_tighter_of_both_rates(self):
         rates = Rates.of(
             [
-                {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 800.0},
-                {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 400.0},
-                {"case": {"op": "copy", "dtype": "f32"}, "gb_s": 4000.0},
+                timed("c", [1.0], tflops=800.0) | {"case": {"op": "gemm", "dtype": "bf16"}},
+                timed("c", [1.0], tflops=400.0) | {"case": {"op": "gemm", "dtype": "bf16"}},
+                timed("c", [1.0], gb_s=4000.0) | {"case": {"op": "copy", "dtype": "f32"}},
             ]
         )
         record = timed("c", [1.0], tflops=400.0) | {"case": {"dtype": "bf16_mixed"}}

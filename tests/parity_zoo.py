@@ -21,7 +21,7 @@ from rich.console import Console
 from parity import flash
 from parity.core import command, ranks, report, sweep, verdict, writeup
 from parity.core.case import Case, Side
-from parity.core.comparison import Comparison
+from parity.core.comparison import Comparison, Rates
 from parity.core.device import Cpu
 from parity.core.library import Library
 from parity.core.measure import measure_case
@@ -175,15 +175,29 @@ class Sides(unittest.TestCase):
 
 # ---- records ----
 
-MS = {"median": 2.0, "mean": 2.0, "std": 0.1, "min": 1.9, "max": 2.1, "p95": 2.1, "n": 3}
+MS = {"median": 2.0, "mean": 2.0, "std": 0.1, "min": 1.9, "max": 2.1, "p95": 2.09, "n": 3}
 US = {name: value if name == "n" else 1e3 * value for name, value in MS.items()}
 RECORD = dict(deliverable="d", module="m", case={}, impl="c", status="ok", ms=MS, samples=[1.9, 2.0, 2.1])
+GPU = {"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "case": {"dtype": "bf16"}}
 
 FIELDS = (
     ({}, ""),
     ({"ms": US}, "ms.median"),
     ({"samples": [1900.0, 2000.0, 2100.0]}, "ms.median"),
     ({"ms": MS | {"max": 2.1e-3}}, "ms.median"),
+    *(
+        ({"ms": MS | {key: value}}, f"ms.{key}")
+        for key, value in (("mean", 2.05), ("min", 1.8), ("max", 2.2))
+    ),
+    ({"ms": MS | {"p95": 2.05}}, "ms.p95"),
+    *(({"samples": None, "ms": MS | {key: 9.0}}, f"ms.{key}") for key in ("mean", "std", "p95")),
+    ({"ms": MS | {"std": 1e-4}}, "ms.std"),
+    ({"samples": None, "ms": dict.fromkeys(MS, 1e-9) | {"std": 0.0, "n": 3}}, "ms.min"),
+    ({"phases": {"forward": MS | {"mean": 2000.0}}}, "forward.mean"),
+    ({"peak_mib": -1.0}, "peak_mib"),
+    ({"peak_mib": 1.0, "case": dict(vocab=10_000, d_model=2560, d_ff=10_240, layers=32)}, "peak_mib"),
+    *((GPU | {key: value}, key) for key, value in (("tflops", 990.0), ("gb_s", 3353.0), ("peak_mib", 1e9))),
+    (GPU | {"tflops": 989.0, "gb_s": 3300.0, "peak_mib": 8e4}, ""),
     ({"samples": [2.0]}, "ms.n"),
     ({"ratio": {"over": "c", "median": 1.0}}, "ratio.over"),
     ({"status": "error", "message": "died", "ratio": {"over": "torch_eager", "median": 1.0}}, "ratio"),
@@ -198,7 +212,7 @@ class Fields(unittest.TestCase):
             with self.subTest(json.dumps(cheat)):
                 found = ""
                 try:
-                    check(RECORD | cheat)
+                    check({key: value for key, value in (RECORD | cheat).items() if value is not None})
                 except SchemaError as error:
                     found = str(error).split()[0]
                 self.assertEqual(found, field)
@@ -212,6 +226,38 @@ class Fields(unittest.TestCase):
             self.assertEqual((len(row.eager), len(row.fastest)), (count, count))
             self.assertEqual(len(Records([c, eager]).ratio("ms")), count)
             self.assertEqual(Comparison.of(c, eager) is not None, bool(count))
+
+
+# ---- records of one run, and rates ----
+
+FASTER = {key: value / 1000 if key != "n" else value for key, value in MS.items()}
+EAGER = {"impl": "torch_eager", "tflops": 603.0}
+PAIRS = (
+    ({"tflops": 603.0}, ""),
+    ({"ms": FASTER, "samples": None, "tflops": 603.0}, "tflops"),
+    (GPU | {"ms": FASTER, "samples": None}, "ms.median"),
+    ({"ratio": {"over": "torch_eager", "median": 1.0}}, ""),
+    ({"ratio": {"over": "torch_eager", "median": 0.5}}, "ratio.median"),
+)
+
+
+class Together(unittest.TestCase):
+    def test_sides_that_contradict_each_other_are_left_out(self):
+        for cheat, field in PAIRS:
+            with self.subTest(json.dumps(cheat)):
+                place = {key: cheat[key] for key in GPU if key in cheat}
+                found = Loaded([RECORD | cheat, RECORD | EAGER | place])
+                found.records = [{k: v for k, v in r.items() if v is not None} for r in found.records]
+                found.leave_out_contradictions(Path("file"))
+                self.assertEqual(len(found.records), 0 if field else 2)
+                self.assertIn(f": {field}", "".join(found.warnings) or ": ")
+
+    def test_a_rate_is_right_quiet_and_possible(self):
+        gemm = RECORD | GPU | {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 500.0}
+        for cheat in ({"status": "failed"}, {"tflops": 1000.0}, {"ms": MS | {"std": 1.0}}):
+            rates = Rates.of([gemm, gemm | {"tflops": 900.0} | cheat])
+            self.assertEqual(rates.share(gemm), "100 %")
+        self.assertEqual(rates.share(gemm | {"tflops": 505.0}), "101 % (more than possible)")
 
 
 # ---- what pages say of records ----

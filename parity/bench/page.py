@@ -3,11 +3,12 @@
 import itertools
 
 from parity.bench.drivers import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
+from parity.core.cards import peak_of
 from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
 from parity.core.tables import Spread
 from parity.shared.model import extents
-from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, peak_of, tabled
+from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, tabled
 
 COMPILED = ("torch_compile", "torch_compile_graph")
 ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COMPILED)

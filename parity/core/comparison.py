@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from parity.core.cards import impossible
+
 NOISY = 0.20  # std / mean from which on no sentence is formed
 # Bytes that AdamW moves for a parameter of f32: weight, gradient and two moments are read, three are written.
 ADAMW_BYTES = 28
@@ -77,7 +79,7 @@ def geomean(values: Iterable[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Rates:
-    """The fastest that a machine was measured at: TFLOP/s of a GEMM by dtype, GB/s of a copy."""
+    """The fastest that a machine was measured at, without noise: TFLOP/s of a GEMM by dtype, GB/s of a copy."""
 
     gemm: Mapping[str, float]
     copy: float
@@ -86,8 +88,10 @@ class Rates:
     def of(cls, records: Iterable[Mapping]) -> "Rates":
         gemm: dict[str, float] = {}
         copy = 0.0
-        for record in records:
+        for record in filter(clean, records):
             case = record["case"]
+            if impossible(record):
+                continue
             if case.get("op") == "gemm" and record.get("tflops"):
                 gemm[case["dtype"]] = max(gemm.get(case["dtype"], 0.0), record["tflops"])
             if case.get("op") == "copy" and record.get("gb_s"):
@@ -95,7 +99,8 @@ class Rates:
         return cls(gemm, copy)
 
     def share(self, record: Mapping | None, nbytes: float = 0.0) -> str | None:
-        """How much of the tighter bound (FLOPs, bytes) a record reaches. None if its dtype has no GEMM rate here."""
+        """How much of the tighter bound (FLOPs, bytes) a record reaches. More than all of it is marked. None if its
+        dtype has no GEMM rate here."""
         if record is None or "ms" not in record:
             return None
         flops = record.get("tflops")
@@ -105,4 +110,5 @@ class Rates:
         shares = [flops / rate] if flops else []
         if nbytes and self.copy:
             shares.append(nbytes / record["ms"]["median"] / 1e6 / self.copy)
-        return f"{100 * max(shares):.0f} %" if shares else None
+        most = f"{100 * max(shares):.0f}" if shares else "0"
+        return f"{most} %{' (more than possible)' if int(most) > 100 else ''}" if shares else None

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import errno
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -30,7 +31,7 @@ from parity.core.device import Cpu, Device
 from parity.core.files import write_whole
 from parity.core.identity import build_of, host, is_here
 from parity.core.library import Library
-from parity.core.schema import SchemaError, check, parse
+from parity.core.schema import SchemaError, check, disagreement, parse
 
 FILE = "records.jsonl"
 ASIDE = "records.torn"
@@ -63,6 +64,22 @@ class Loaded:
     warnings: list[str] = field(default_factory=list)
     torn_at: int | None = None  # where a last line without its end begins
 
+    def leave_out_contradictions(self, path: Path) -> None:
+        """Sides of one run whose numbers contradict each other; nobody knows which is right."""
+        runs: dict[tuple, list[dict]] = {}
+        for record in self.records:
+            if "ms" in record:
+                runs.setdefault((*key_of(record)[:2], record.get("time")), []).append(record)
+        wrong = []
+        for mine, theirs in (pair for run in runs.values() for pair in itertools.permutations(run, 2)):
+            if words := disagreement(mine, theirs):
+                self.warnings.append(
+                    f"{path}: {' '.join(key_of(mine))}: left out with {theirs['impl']}: {words}"
+                )
+                wrong += [id(mine), id(theirs)]
+        if wrong:
+            self.records = [record for record in self.records if id(record) not in wrong]
+
     def newest(self) -> list[dict]:
         """The records of the newest run of each case, in the order in which the cases first appeared. If that run did
         not measure time or memory, they are taken from the newest run of this machine and configuration that did;
@@ -87,8 +104,9 @@ def by_case(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
 
 
 def newest_run(records: Sequence[dict]) -> list[dict]:
-    """Of one case's records, those of its last run: fewer than `sides` if the run was cut off."""
-    return [record for record in records if all(record.get(key) == records[-1].get(key) for key in RUN)]
+    """Of one case's records, those of its last run, one a side: fewer than `sides` if the run was cut off."""
+    run = [record for record in records if all(record.get(key) == records[-1].get(key) for key in RUN)]
+    return [*{record["impl"]: record for record in run}.values()]
 
 
 def _with_measured(record: dict, before: Mapping) -> dict:
@@ -130,6 +148,7 @@ def load(path: Path) -> Loaded:
                 loaded.torn_at = position
                 loaded.warnings.append(f"{path}, line {number}: cut off in the middle of a record, left out")
         position += len(line) + 1
+    loaded.leave_out_contradictions(path)
     return loaded
 
 

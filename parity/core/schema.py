@@ -2,14 +2,19 @@
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from parity.core.cards import impossible
+from parity.core.clock import statistics
+
 MOST_DEPTH = 16  # objects and lists inside each other; ours have 4
 MOST_WHOLE = 2**63
 SHOWN = 40  # characters of a wrong value in a message
+SAME = 1e-3  # by how much of it a number may differ from what samples or other numbers say: they are rounded
 TOO_DEEP = f"it nests deeper than {MOST_DEPTH}"
 
 
@@ -63,6 +68,7 @@ POSITIVE = Kind("a number above 0", REAL, lambda value: value > 0)
 COUNT = Kind("a whole number of at least 1", int, lambda value: value >= 1)
 # A number that was not finite is written as null.
 MEASURED = Kind("a number or null", (*REAL, NULL))
+SIZE = Kind("a number of at least 0 or null", (*REAL, NULL), lambda value: value is None or value >= 0)
 FLAG = Kind("true or false", bool, flag=True)
 SCALAR = Kind("a number, a string, true, false or null", (*REAL, str, NULL), flag=True)
 KEY = Kind("a number, a string, true or false", (*REAL, str), flag=True)
@@ -92,7 +98,7 @@ RECORD = Keys(
         "host": HOST,
         "others": NUMBER,
         **dict.fromkeys(("threads", "sides", "together"), COUNT),
-        **dict.fromkeys(("seconds", "first_ms", "tflops", "gb_s", "peak_mib", "requested_mib"), MEASURED),
+        **dict.fromkeys(("seconds", "first_ms", "tflops", "gb_s", "peak_mib", "requested_mib"), SIZE),
         "ms": STATISTICS,
         "ratio": Keys(may={"over": NAME, "median": NUMBER, "p25": NUMBER, "p75": NUMBER}),
         "error": Keys(may=ERROR | {"outputs": Each(Keys(may=ERROR))}),
@@ -209,14 +215,41 @@ def _agrees(record: Mapping) -> None:
         raise SchemaError(f"ratio is there, status {status} has none")
     if record.get("ratio", {}).get("over") == record["impl"]:
         raise SchemaError(f"ratio.over is {_shown(record['impl'])}, needs another side")
-    if ms and not ms["min"] <= ms["median"] <= ms["max"]:
-        raise SchemaError(f"ms.median is {ms['median']}, needs {ms['min']} to {ms['max']}")
+    for name, found in {"ms": ms, **record.get("phases", {})}.items() if ms else ():
+        for key in ("median", "mean", "p95"):
+            if not found["min"] * (1 - SAME) <= found[key] <= found["max"] * (1 + SAME):
+                raise SchemaError(f"{name}.{key} is {found[key]}, needs {found['min']} to {found['max']}")
+        if found["std"] > (found["max"] - found["min"]) * (1 + SAME):
+            raise SchemaError(
+                f"{name}.std is {found['std']}, the samples lie {found['min']} to {found['max']}"
+            )
     if ms and samples and None not in samples:
         if len(samples) != ms["n"]:
             raise SchemaError(f"ms.n is {ms['n']}, there are {len(samples)} samples")
-        middle = statistics.median(samples)
-        if not math.isclose(ms["median"], middle, rel_tol=1e-3, abs_tol=1e-6):
-            raise SchemaError(f"ms.median is {ms['median']}, that of the samples {middle}")
+        for key, value in statistics(samples).items():
+            if not math.isclose(ms[key], value, rel_tol=SAME, abs_tol=1e-6):
+                raise SchemaError(f"ms.{key} is {ms[key]}, that of the samples {value}")
+    if words := impossible(record):
+        raise SchemaError(words)
+
+
+def disagreement(mine: Mapping, theirs: Mapping) -> str:
+    """What two sides of a run of a case contradict each other in, in words that begin with the key; "" if nothing. All
+    sides count the FLOPs of the method."""
+    if not ("ms" in mine and "ms" in theirs):
+        return ""
+    flops = [r["tflops"] * r["ms"]["median"] if r.get("tflops") else None for r in (mine, theirs)]
+    if all(flops) and not math.isclose(*flops, rel_tol=SAME):
+        return f"tflops times ms is {flops[0]:.6g}, and {flops[1]:.6g} of {theirs['impl']}"
+    if flops[1] and not flops[0] and (words := impossible(mine, flops[1])):
+        return words
+    ratio, pairs = mine.get("ratio", {}), [r.get("samples", ()) for r in (mine, theirs)]
+    paired = ratio.get("over") == theirs["impl"] and "median" in ratio and len(pairs[0]) == len(pairs[1])
+    if paired and pairs[0] and all(min(samples) > 0 for samples in pairs if None not in samples):
+        middle = float(np.median(np.divide(*pairs)))
+        if not math.isclose(ratio["median"], middle, rel_tol=SAME + 1e-6 / min(map(min, pairs))):
+            return f"ratio.median is {ratio['median']:.6g}, that of the samples {middle:.6g}"
+    return ""
 
 
 def _word(key: str | int) -> str:

@@ -1,9 +1,10 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
+from parity.core.cards import peak_of
 from parity.core.comparison import NOISY, loaded, ms_of
 from parity.ddp.page import MINE, bars_of
 from parity.shared.bench_ranks import CALLS
-from parity.shared.pages import MIB, extent, peak_of, report_proofs, setup, tabled
+from parity.shared.pages import MIB, extent, report_proofs, setup, tabled
 from parity.shared.ranked import whole_of
 
 SHAPE = ("size", "dtype", "batch", "context", "ranks")

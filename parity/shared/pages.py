@@ -8,16 +8,6 @@ from parity.core.view import number
 
 MIB = 2**20
 
-# Dense matrix products by the vendor's data sheets (SXM), TFLOP/s: the peaks by which utilisation is stated.
-PEAKS = {name: {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9} for name in ("H100", "H200")}
-
-
-def peak_of(record) -> float | None:
-    """The peak of the dtype in which the record's GEMMs are computed, in TFLOP/s; None if PEAKS has no such machine."""
-    dtype = record["case"].get("dtype", "").removesuffix("_mixed")
-    found = [peaks for name, peaks in PEAKS.items() if name in record.get("machine", "")]
-    return found[0].get(dtype) if found else None
-
 
 def extent(case) -> tuple[int, int]:
     """Orders cases by the size of their model, then by context."""

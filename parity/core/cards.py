@@ -1,0 +1,61 @@
+"""What GPUs can do by their vendor's data sheets: no result may be faster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Card:
+    """Dense matrix products in TFLOP/s by dtype, and the memory."""
+
+    tflops: Mapping[str, float]
+    gb_s: float
+    mib: int
+
+
+HOPPER = {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9}
+CARDS = {"H100 80GB HBM3": Card(HOPPER, 3352, 81_920), "NVIDIA H200": Card(HOPPER, 4800, 144_384)}
+SHORTEST_MS = 1e-4  # of a call, on any machine
+# What a library may do for f32 if the variable is set: products of other dtypes.
+EMULATED = "CUBLAS_EMULATE_SINGLE_PRECISION"
+
+
+def card_of(record: Mapping) -> Card | None:
+    return next((card for name, card in CARDS.items() if name in record.get("machine", "")), None)
+
+
+def peak_of(record: Mapping) -> float | None:
+    """The peak of the dtype in which the record's GEMMs are computed, in TFLOP/s; None if CARDS has no such machine."""
+    card, dtype = card_of(record), str(record["case"].get("dtype", "")).removesuffix("_mixed")
+    return card.tflops.get(dtype) if card and EMULATED not in record.get("versions", {}) else None
+
+
+def weights_mib(case: Mapping) -> float:
+    """The weights of a case's model on one device; 0 of a case without a whole model there."""
+    if "ranks" in case or not {"vocab", "d_model", "d_ff", "layers"} <= set(case):
+        return 0.0
+    d_model, layer = case["d_model"], 4 * case["d_model"] + 3 * case["d_ff"] + 2
+    count = 2 * case["vocab"] * d_model + case["layers"] * d_model * layer + d_model
+    return count * (2 if case.get("dtype") in ("bf16", "f16") else 4) / 2**20
+
+
+def impossible(record: Mapping, flops: float | None = None) -> str:
+    """What no machine can have done, in words that begin with the key; "" if nothing. `flops` of one call in units of
+    1e9, if another side tells."""
+    card, peak, ms = card_of(record), peak_of(record), record.get("ms")
+    tflops = record.get("tflops")
+    if ms and ms["min"] < SHORTEST_MS:
+        return f"ms.min is {ms['min']:g}, needs {SHORTEST_MS:g} at least"
+    if peak and ms and flops and flops / ms["median"] > peak:
+        return f"ms.median is {ms['median']:g}, the data sheet's {peak} TFLOP/s take {flops / peak:.4g}"
+    for key, value, most in (
+        ("tflops", tflops, peak),
+        ("gb_s", record.get("gb_s"), card and card.gb_s),
+        ("peak_mib", record.get("peak_mib"), card and card.mib),
+    ):
+        if value is not None and most is not None and value > most:
+            return f"{key} is {value:g}, the card's data sheet has {most:g}"
+    weights = weights_mib(record["case"])
+    if record.get("peak_mib") is not None and record["peak_mib"] < 0.99 * weights:
+        return f"peak_mib is {record['peak_mib']:g}, the weights alone are {weights:.4g}"
+    return ""
