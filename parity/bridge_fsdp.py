@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.bridge.device import FLOATS, adder_of, check_type, check_unwrapped, device_of_all
@@ -31,6 +32,177 @@ SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 WHOLE = {"NonDynamicallyQuantizableLinear"}
 CHECKED = 100  # so many backward passes are between two comparisons of parameters that every rank has
 COMPUTE = (None, torch.float32, torch.float16, torch.bfloat16)
+
+
+# These look at all elements of a parameter at once, so they are wrong on a part of its rows.
+JOINT = {"Adafactor", "LAMB", "LARS", "LBFGS", "Lamb", "Muon", "SOAP", "Shampoo"}
+
+
+class _Place(NamedTuple):
+    """Where this rank's rows are in the whole tensor."""
+
+    ranks: Ranks
+    shape: torch.Size
+    first: int
+
+
+class _Shard(Tensor):
+    """This rank's rows in a state_dict(). torch.distributed.checkpoint saves each rank's rows, and loads them from
+    files of any number of ranks; it asks for the size of the whole tensor. Copies are shards too. torch.save saves a
+    plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(tensor: Tensor, whole: torch.Size, first: int, reads: bool = True) -> "_Shard":
+        shard = tensor.detach().as_subclass(_Shard)
+        shard._about = torch.Size(whole), first, reads
+        return shard
+
+    def plain(self) -> Tensor:
+        return self.as_subclass(Tensor)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._about[0] if dim is None else self._about[0][dim]
+
+    def to(self, *arguments: Any, **named: Any) -> "_Shard":
+        return _Shard.of(self.plain().to(*arguments, **named), *self._about)
+
+    def __deepcopy__(self, memo: dict) -> "_Shard":
+        memo[id(self)] = copied = _Shard.of(self.plain().clone(), *self._about)
+        return copied
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return self.plain().__reduce_ex__(protocol)
+
+    def new_empty(self, *size: Any, **named: Any) -> "_Shard":
+        """async_save() copies a tensor so: new_empty(), set_() with the whole size, then the attributes."""
+        return _Shard.of(self.plain().new_empty(self.shape, **named), *self._about)
+
+    def set_(self, storage: Any, offset: int, size: torch.Size, stride: tuple) -> "_Shard":
+        return super().set_(storage, offset, self.shape, stride)
+
+    def _chunks(self) -> list[tuple]:
+        """Where its elements are in the whole tensor: none, or one block."""
+        whole, first, _ = self._about
+        return [(torch.Size([first, *[0] * (len(whole) - 1)]), self.shape)] if self.numel() else []
+
+    def __create_chunk_list__(self) -> list:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # needs seconds to import
+
+        return [ChunkStorageMetadata(*chunk) for chunk in self._chunks() if self._about[2]]
+
+    def __create_write_items__(self, name: str, _: Any) -> list:
+        from torch.distributed.checkpoint import metadata, planner
+
+        kind = metadata.TensorProperties.create_from_tensor(self.plain())
+        return [
+            planner.WriteItem(
+                metadata.MetadataIndex(name, offsets),
+                planner.WriteItemType.SHARD,
+                tensor_data=planner.TensorWriteData(
+                    metadata.ChunkStorageMetadata(offsets, sizes), kind, self.size()
+                ),
+            )
+            for offsets, sizes in self._chunks()
+        ]
+
+    def __get_tensor_shard__(self, _: Any) -> Tensor:
+        return self.plain()
+
+
+class _Rows(Tensor):
+    """This rank's rows of a gradient. PyTorch's norms of it, as in clip_grad_norm_, are norms of the whole gradient:
+    all ranks together."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if function in NORMS:
+                return NORMS[function](*arguments, **named or {})
+            result = function(*arguments, **named or {})
+            return _rows(result, arguments[0]._place) if function in SAME else result
+
+
+def _rows(tensor: Tensor, place: _Place) -> _Rows:
+    rows = tensor.as_subclass(_Rows)
+    rows._place = place
+    return rows
+
+
+def _foreach_norm(tensors: list[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    power = float(ord)
+    if power < 0:
+        raise ValueError(f"the norm of order {power} of rows that are split among the ranks is not known")
+    filled = [t if t.numel() else t.new_zeros(1) for t in tensors]  # an empty one has no maximum
+    norms = [*torch._foreach_norm(filled, power, dtype=torch.float64)]
+    split = [i for i, tensor in enumerate(tensors) if isinstance(tensor, _Rows)]
+    ranks, total = tensors[split[0]]._place.ranks, torch.stack([norms[i] for i in split])
+    finite = 0 < power < torch.inf
+    total = ranks.all_reduce(total.pow(power) if finite else total, "max" if power == torch.inf else "sum")
+    for i, norm in zip(split, total.pow(1 / power) if finite else total, strict=True):
+        norms[i] = norm
+    return [norm.to(dtype or tensor.dtype) for norm, tensor in zip(norms, tensors, strict=True)]
+
+
+def _vector_norm(
+    x: Tensor, ord: float | str | None = 2, dim: Any = None, keepdim: bool = False, **named: Any
+) -> Tensor:
+    if dim is not None or keepdim or (isinstance(ord, str) and ord != "fro") or named.get("out") is not None:
+        raise ValueError(
+            "of rows that are split among the ranks only the norm of all elements is known: dim=None"
+        )
+    return _foreach_norm([x], 2 if ord in (None, "fro") else ord, named.get("dtype"))[0]
+
+
+def _norm(x: Tensor, p: float | str | None = "fro", *rest: Any, **named: Any) -> Tensor:
+    return _vector_norm(x, p, *rest, **named)
+
+
+def _linalg_norm(x: Tensor, ord: float | str | None = None, *rest: Any, **named: Any) -> Tensor:
+    return _vector_norm(x, "of a matrix" if ord is not None and x.dim() > 1 else ord, *rest, **named)
+
+
+NORMS = {
+    torch._foreach_norm: _foreach_norm,
+    torch.linalg.vector_norm: _vector_norm,
+    torch.linalg.norm: _linalg_norm,
+    torch.norm: _norm,
+    Tensor.norm: _norm,
+}
+SAME = {Tensor.detach, Tensor.data.__get__, Tensor.float, Tensor.double, Tensor.to}
+torch.utils._foreach_utils._foreach_supported_types.append(_Rows)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before each step of every optimizer."""
+    if not any(hasattr(p, "split_among_ranks") for group in optimizer.param_groups for p in group["params"]):
+        return
+    if {kind.__name__ for kind in type(optimizer).__mro__} & JOINT:
+        raise TypeError(
+            f"{type(optimizer).__name__} needs whole parameters, and FullyShardedDataParallel has split them by rows: "
+            "use an optimizer that treats each element by itself, or DataParallel"
+        )
+    if _after_state_dict not in optimizer._optimizer_state_dict_post_hooks.values():
+        optimizer.register_state_dict_post_hook(_after_state_dict)
+
+
+def _after_state_dict(optimizer: torch.optim.Optimizer, state: dict) -> dict:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def part(parameter: Tensor, value: Any) -> Any:
+        place = getattr(parameter, "split_among_ranks", None)
+        alike = place and isinstance(value, Tensor) and value.dim() and value.shape == parameter.shape
+        return _Shard.of(value, *place[1:]) if alike else value
+
+    entries = {
+        at: {name: part(parameters[at], value) for name, value in entry.items()}
+        for at, entry in state["state"].items()
+    }
+    return state | {"state": entries}
+
+
+register_optimizer_step_pre_hook(_before_step)
 
 
 class _Unit:
@@ -51,7 +223,9 @@ class _Unit:
         self.own = slice(ranks.rank * self.rows, (ranks.rank + 1) * self.rows)
         self.anchor = weight.new_empty((), dtype=self.compute).expand(self.shape).requires_grad_()
         weight.data = weight.data[self.own].clone(memory_format=torch.contiguous_format)
-        weight.split_among_ranks = True
+        weight.split_among_ranks = self.place = _Place(
+            ranks, self.shape, min(self.own.start, len(self.anchor))
+        )
         self._kept = weight.shape, weight.dtype, weight.device
 
     def gather(self, dtype: torch.dtype) -> Call:
@@ -157,7 +331,7 @@ class _Pass:
         for hook in (weight._backward_hooks or {}).values():
             changed = hook(part)
             part = part if changed is None else changed
-        weight.grad = part if weight.grad is None else weight.grad.add_(part)
+        weight.grad = _rows(part, unit.place) if weight.grad is None else weight.grad.add_(part)
         for hook in (weight._post_accumulate_grad_hooks or {}).values():
             hook(weight)
 
@@ -198,6 +372,13 @@ def _forward(module: nn.Module, *inputs: Any, **named: Any) -> Any:
     return module._fsdp.model._run(module, inputs, named)
 
 
+def _after_module_state(module: nn.Module, state: dict, prefix: str, _: dict) -> None:
+    for name, unit in module._fsdp.units.items():
+        value = state.get(prefix + name)
+        if value is not None and not isinstance(value, nn.Parameter):
+            state[prefix + name] = _Shard.of(value, *unit.place[1:])
+
+
 def _parameter(name: str) -> property:
     def get(module: nn.Module):
         if name in module._gathered:
@@ -230,7 +411,8 @@ class FullyShardedDataParallel(nn.Module):
 
     Every rank gets rank 0's parameters and buffers. Parameters stay the same objects, so an optimizer may be made
     before or after. Split parameters and their `.grad` hold this rank's rows, in the module's type; others are whole
-    on every rank. The optimizer must treat each element by itself, as SGD and AdamW do.
+    on every rank. The optimizer must treat each element by itself, as SGD and AdamW do. PyTorch's norms of `.grad` are
+    of the whole gradient. torch.distributed.checkpoint saves and loads state_dict().
 
     loss.backward() averages gradients over all ranks and adds them to `.grad`: micro-batches are several backward
     passes. Every rank calls the same modules in the same order, also without gradients: a call of another module is an
@@ -316,6 +498,7 @@ class FullyShardedDataParallel(nn.Module):
                 self, type(module).forward, mine, compute if mine else next(iter(types), None)
             )
             module._gathered = {}
+            module.register_state_dict_post_hook(_after_module_state)
             module.__class__ = _class_of(type(module), tuple(own) if mine else ())
         return bool(mine) or any(inner)
 
@@ -436,7 +619,7 @@ class FullyShardedDataParallel(nn.Module):
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
             flat = torch.cat([p.grad.reshape(-1) for p in alike])
-            self._all_reduce(flat, "average")
+            self._ranks.all_reduce(flat, "average")
             for p, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
                 p.grad.copy_(part.view_as(p))
         self._spread()
@@ -456,56 +639,29 @@ class FullyShardedDataParallel(nn.Module):
                 if theirs[8 * at : 8 * at + 8] != everyone[0][8 * at : 8 * at + 8]:
                     name = names.get(parameter, "a parameter that was replaced")
                     raise RuntimeError(
-                        f"{name} of rank {rank} differs from rank 0's. Clip gradients with the wrapper's "
-                        "clip_grad_norm_, and give each rank the same hyperparameters and the same file"
+                        f"{name} of rank {rank} differs from rank 0's. Give each rank the same "
+                        "hyperparameters and the same file"
                     )
 
     def _spread(self) -> None:
         """If a gradient is not finite on one rank, all become NaN on all: a GradScaler skips the step on each rank. A
         scaler may be in use with every type, so this does not depend on the types."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None and p.grad.numel()]
-        poison = self._zero()
+        poison = torch.zeros((), dtype=torch.float64, device=next(self.parameters()).device)
         for dtype in dict.fromkeys(g.dtype for g in gradients):  # one call needs one type
-            most = torch._foreach_norm([g for g in gradients if g.dtype == dtype], torch.inf)
-            poison += 0 * torch.stack(most).sum(dtype=torch.float64)
-        self._all_reduce(poison, "sum")
+            alike = [g.as_subclass(Tensor) for g in gradients if g.dtype == dtype]  # this rank's norms
+            poison += 0 * torch.stack(torch._foreach_norm(alike, torch.inf)).sum(dtype=torch.float64)
+        self._ranks.all_reduce(poison, "sum")
         if poison.is_cuda or poison != 0:  # NaN is not 0; a GPU need not be waited for
             for gradient in gradients:
                 gradient.add_(poison.to(gradient.dtype))
 
-    def _zero(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=next(self.parameters()).device)
-
-    def _all_reduce(self, tensor: Tensor, how: str) -> None:
-        arguments = (tensor, tensor, tensor.numel(), NAMES[tensor.dtype], how)
-        Call(self._ranks, "td_comm_all_reduce", tensor, *arguments).wait()
-
     def finish_gradient_synchronization(self) -> None:
         """Does nothing: gradients are complete when backward() returns. Programs for DataParallel call it."""
 
-    @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """As torch.nn.utils.clip_grad_norm_, by the norm of the whole gradient. Every rank calls it."""
-        mine = [unit.weight.grad for unit in self._units.values() if unit.weight.grad is not None]
-        whole = [p.grad for p in self._whole if p.grad is not None]
-        power = float(norm_type)
-
-        def norms(gradients: list[Tensor]) -> Tensor:
-            found = (torch.linalg.vector_norm(g, power, dtype=torch.float64) for g in gradients if g.numel())
-            return torch.stack([self._zero(), *found])
-
-        if power == torch.inf:
-            total = norms(mine).max()
-            self._all_reduce(total, "max")
-            norm = torch.maximum(total, norms(whole).max())
-        else:
-            total = norms(mine).pow(power).sum()
-            self._all_reduce(total, "sum")
-            norm = (total + norms(whole).pow(power).sum()).pow(1 / power)
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-        for gradient in (*mine, *whole):
-            gradient.mul_(factor.to(gradient.dtype))
-        return norm.float()
+        """torch.nn.utils.clip_grad_norm_, which clips by the norm of the whole gradient. Every rank calls it."""
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
@@ -544,7 +700,7 @@ class FullyShardedDataParallel(nn.Module):
         """The state_dict() that the optimizer would have in one process, on every rank. Every rank calls it."""
 
         def whole(unit: _Unit, part: Tensor) -> Tensor:
-            return unit.gather_like(part, part.dtype).wait().clone()
+            return unit.gather_like(part.as_subclass(Tensor), part.dtype).wait().clone()
 
         return self._map_state(optimizer, optimizer.state_dict(), lambda unit: unit.weight.shape, whole)
 
@@ -572,7 +728,7 @@ class FullyShardedDataParallel(nn.Module):
         return state | {"state": changed}
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self._ranks.rank, self._ranks.ranks])
+        return _Shard.of(torch.tensor([self._ranks.rank, self._ranks.ranks]), torch.Size([2]), 0, reads=False)
 
     def set_extra_state(self, state: Tensor) -> None:
         theirs, mine = state.tolist(), self.get_extra_state().tolist()

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import gc
+import glob
 import io
 import re
 import runpy
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
 import torch.multiprocessing
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -220,10 +222,20 @@ def accumulate(ranks, rank):
             at = 10 * step + micro
             loss_of(model, at, rank).backward()
             average_in_one_process(alone, ranks, lambda rank, at=at: loss_of(alone, at, rank))
-        kind = float("inf") if step == 3 else 2.0
-        norms = model.clip_grad_norm_(0.1, kind), nn.utils.clip_grad_norm_(alone.parameters(), 0.1, kind)
+        each = [
+            [p.grad.detach().norm() for p in net.parameters() if p.grad is not None] for net in (model, alone)
+        ]
+        torch.testing.assert_close(*each, rtol=1e-4, atol=1e-7)
+        clip, kind = (
+            functools.partial(nn.utils.clip_grad_norm_, foreach=step != 1),
+            (2, 1, 2, torch.inf)[step],
+        )
+        mine = model.clip_grad_norm_(0.1) if step == 2 else clip(model.parameters(), 0.1, kind)
+        norms = mine, clip(alone.parameters(), 0.1, kind)
         torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
         assert norms[0] > 0.1
+        for net in (model, alone):
+            nn.utils.clip_grad_value_(net.parameters(), 0.01)
         for optimizer in (one, other):
             optimizer.step()
             optimizer.zero_grad(set_to_none=step % 2 == 0)
@@ -655,13 +667,32 @@ def hooks_and_ends(ranks, rank):
     assert anchors and all(anchor() is None for anchor in anchors)
 
 
+def calls_of_pytorch(ranks, rank):
+    """What cannot work with rows is refused by name."""
+    model = get_fsdp(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))))
+    words = "neither copied nor pickled, because each rank has a part"
+    says(words, lambda: copy.deepcopy(model))
+    says(words, lambda: torch.save(model, io.BytesIO()))
+    says(words, lambda: torch.optim.swa_utils.AveragedModel(model))
+    for make in (torch.optim.Adafactor, lambda p: torch.optim.Muon([x for x in p if x.dim() == 2])):
+        says("needs whole parameters, and FullyShardedDataParallel", make(model.parameters()).step)
+    model(torch.ones(2, 8)).sum().backward()
+    gradient = model.module[0].weight.grad
+    for norm in (
+        lambda: gradient.norm(dim=0),
+        lambda: torch.linalg.norm(gradient, 2),
+        lambda: gradient.norm(-1),
+    ):
+        says("split among the ranks", norm)
+    torch.save(model.state_dict(), part := io.BytesIO())
+    part.seek(0)
+    model.load_state_dict(torch.load(part))
+
+
 def whole_parameters_that_differ(ranks, rank):
     net = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
     net[1].unused = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # not contiguous
     model = get_fsdp(net)
-    words = "neither copied nor pickled, because each rank has a part"
-    says(words, lambda: copy.deepcopy(model))
-    says(words, lambda: torch.save(model, io.BytesIO()))
     with unittest.mock.patch.object(bridge_fsdp, "CHECKED", 2):
         for _ in range(2):  # the first pass compares nothing
             model(torch.ones(2, 8)).sum().backward()
@@ -713,6 +744,7 @@ def carry(ranks, rank, folder):
         )
         part = one.state_dict()
         says("exp_avg of tokens.weight is [", lambda: model.load_full_optimizer_state_dict(one, part))
+        through_checkpoints(rank, folder, state, moments)
     average_in_one_process(alone, ranks, lambda rank: loss_of(alone, ranks, rank))
     loss_of(model, ranks, rank).backward()
     for optimizer in (one, other):
@@ -721,7 +753,33 @@ def carry(ranks, rank, folder):
     states = model.full_state_dict(), model.full_optimizer_state_dict(one)
     if rank == 0:
         torch.save(states, f"{folder}/state.pt")
+    saved, place = (
+        {"model": model.state_dict(), "optimizer": one.state_dict()},
+        f"{folder}/checkpoint-of-{ranks}",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoints.save(saved, checkpoint_id=place)
+        checkpoints.async_save(copy.deepcopy(saved), checkpoint_id=place + "-async").result()
     dist.barrier()
+
+
+def through_checkpoints(rank, folder, state, moments):
+    """torch.distributed.checkpoint loads what another number of ranks saved."""
+    for place in glob.glob(f"{folder}/checkpoint-of-{dist.get_world_size() - 1}*"):
+        model = get_fsdp(seeded(lambda: Gpt(tied=True), 6))
+        one = torch.optim.AdamW(model.parameters(), lr=0.01)
+        loss_of(model, 0, rank).backward()
+        one.step()  # it has a state that can be loaded into
+        saved = {"model": model.state_dict(), "optimizer": one.state_dict()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            checkpoints.load(saved, checkpoint_id=place)
+        model.load_state_dict(saved["model"])
+        one.load_state_dict(saved["optimizer"])
+        torch.testing.assert_close(model.full_state_dict(), state, rtol=0, atol=0)
+        mine = model.full_optimizer_state_dict(one)["state"]
+        torch.testing.assert_close(mine, moments["state"], rtol=0, atol=0)
 
 
 def compiled(ranks, rank):
@@ -762,6 +820,7 @@ CASES = {
         read_weights_of_others,
         hooks_and_ends,
         misuse,
+        calls_of_pytorch,
         whole_parameters_that_differ,
         overflow,
         use_other_parameters,
@@ -793,7 +852,9 @@ def a_rank(rank, folder):
 class FullySharded(unittest.TestCase):
     def test_all_cases_on_one_to_four_ranks(self):
         with tempfile.TemporaryDirectory(prefix="tandem-fsdp-") as folder:
-            torch.multiprocessing.set_forkserver_preload(["torch._dynamo", "parity.bridge_fsdp"])
+            torch.multiprocessing.set_forkserver_preload(
+                ["torch._dynamo", "torch.distributed.checkpoint", "parity.bridge_fsdp"]
+            )
             torch.multiprocessing.start_processes(a_rank, (folder,), max(CASES), start_method="forkserver")
 
 

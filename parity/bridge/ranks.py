@@ -112,6 +112,11 @@ class Ranks:
             if flat.data_ptr() != data.data_ptr():
                 data.copy_(_from_words(flat, data))
 
+    def all_reduce(self, tensor: Tensor, how: str) -> Tensor:
+        """The tensor, which becomes the sum, the average or the maximum of all ranks'."""
+        count, kind = tensor.numel(), NAMES[tensor.dtype]
+        return Call(self, "td_comm_all_reduce", tensor, tensor, tensor, count, kind, how).wait()
+
     def exchange(self, mine: bytes) -> list[bytes]:
         """Each rank's bytes, as many on every rank, in the order of the ranks. All ranks together."""
         parts = [b""] * self.ranks
