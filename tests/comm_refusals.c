@@ -2,7 +2,8 @@
  * of this process. They meet over real sockets. */
 #include "comm/backend.h"
 #include "comm/comm.h"
-#include "comm/control.h"
+#include "comm/control_state.h"
+#include "comm/engine.h"
 #include "support/compare.h"
 #include "support/fault.h"
 
@@ -13,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -42,7 +44,20 @@ DOUBLE(int, pthread_create,
        (out, attributes, run, argument), EAGAIN)
 
 DOUBLE(void *, dlopen, (const char *name, int flags), (name, flags), NULL)
-DOUBLE(void *, dlsym, (void *library, const char *name), (library, name), NULL)
+
+static const td_engine *slow_engine(void);
+static bool is_slow;
+
+void *__real_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name)
+{
+    const td_engine *(*const slow)(void) = slow_engine;
+
+    if (is_slow && strcmp(name, TD_ENGINE_SYMBOL) == 0)
+        return *(void *const *)&slow;
+    return strcmp(refused, "dlsym") == 0 && ++refusals == refuse_at ? NULL : __real_dlsym(library, name);
+}
 
 static void refuse(const char *name, int nth)
 {
@@ -165,6 +180,49 @@ TD_TEST(a_late_rank_is_named)
                               "has made no call");
             close_pair(pair);
         }
+}
+
+static void *publish_later(void *argument)
+{
+    const rank *r = argument;
+    const struct timespec pause = {.tv_nsec = 500000000};
+    const td_signature call = {.number = 1, .count = 1, .kind = TD_CALL_EXCHANGE, .root = TD_PATIENT};
+
+    (void)nanosleep(&pause, NULL);
+    td_control_publish(r->control, &call);
+    return NULL;
+}
+
+/* A patient call waits after its deadline for a rank that is alive, but not for one that gives no sign of
+ * life. Without a page rank 1 asks rank 0. */
+TD_TEST(a_patient_call_waits_for_a_rank_that_is_alive)
+{
+    static const struct {
+        bool shared, silent;
+        int late;
+    } cases[] = {{true, false, 1}, {false, false, 0}, {true, true, 0}, {false, true, 1}};
+    const td_signature call = {.number = 1, .count = 1, .kind = TD_CALL_EXCHANGE, .root = TD_PATIENT};
+
+    for (int i = 0; i < 4; i++) {
+        rank pair[2], *const late = &pair[cases[i].late], *const waiting = &pair[!cases[i].late];
+
+        (void)state;
+        prepare(pair);
+        refuse(cases[i].shared ? "" : "memfd_create", 1);
+        open_pair(pair);
+        refuse("", 0);
+        td_control_publish(waiting->control, &call);
+        if (cases[i].silent) {
+            late->control->beat_ns = INT64_MAX / 2;
+            td_assert_refused(td_control_await(waiting->control, &call, in_seconds(0.1), NULL),
+                              TD_RANK_FAILED, "is late and does not answer");
+        } else {
+            assert_int_equal(__real_pthread_create(&late->thread, NULL, publish_later, late), 0);
+            td_assert_ok(td_control_await(waiting->control, &call, in_seconds(0.1), NULL));
+            pthread_join(late->thread, NULL);
+        }
+        close_pair(pair);
+    }
 }
 
 TD_TEST(a_call_that_does_not_end_is_named_if_all_ranks_are_in_it)
@@ -409,6 +467,63 @@ TD_TEST(all_ranks_learn_of_a_library_that_cannot_be_loaded)
             if (!strstr(pair[j].error, cases[i].words))
                 fail_msg("rank %d says '%s'", j, pair[j].error);
     }
+}
+
+/* A library whose start takes longer than all limits. It asks for a value after the communicator's end. */
+enum { START_S = 4 };
+static bool fails_on_one;
+static atomic_int returned;
+
+static int open_slowly(const td_engine_setup *setup, void **to, char *text)
+{
+    char data[8];
+
+    *to = NULL;
+    if (fails_on_one && setup->rank == 1) {
+        snprintf(text, TD_ENGINE_TEXT, "the network is unreachable");
+    } else {
+        sleep(START_S);
+        assert_true(setup->get(setup->user, "none", data, sizeof data) < 0);
+    }
+    returned++;
+    return -1;
+}
+
+static const td_engine *slow_engine(void)
+{
+    static const td_engine engine = {.version = TD_ENGINE_VERSION, .open = open_slowly};
+
+    return &engine;
+}
+
+TD_TEST(no_rank_waits_for_the_clock_of_a_library)
+{
+    if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK)
+        skip();
+    for (int i = 0; i < 2; i++) {
+        const int64_t begun = td_clock_ns();
+        rank pair[2];
+
+        prepare(pair);
+        fails_on_one = i == 0;
+        pair_options = (td_comm_options){.backend = TD_COMM_GLOO,
+                                         .ranks = 2,
+                                         .run = run_name,
+                                         .open_seconds = i == 0 ? 20 : 1,
+                                         .seconds = 5};
+        is_slow = true;
+        for (int j = 0; j < 2; j++)
+            assert_int_equal(__real_pthread_create(&pair[j].thread, NULL, open_comm, &pair[j]), 0);
+        for (int j = 0; j < 2; j++)
+            pthread_join(pair[j].thread, NULL);
+        is_slow = false;
+        assert_true(td_clock_ns() - begun < (START_S - 1) * INT64_C(1000000000));
+        for (int j = 0; j < 2; j++)
+            if (!strstr(pair[j].error, i == 0 ? "unreachable" : "gloo did not connect the ranks in time"))
+                fail_msg("rank %d says '%s'", j, pair[j].error);
+    }
+    while (returned < 4)
+        (void)usleep(10000);
 }
 
 /* ---- arguments ---- */

@@ -20,7 +20,7 @@ static td_comm_info all_info;
 
 /* ---- system calls that fail ---- */
 
-static enum { NONE, WRITE, SYNC, RENAME, TRUNCATE, KILL } fails;
+static enum { NONE, WRITE, SYNC, RENAME, TRUNCATE, KILL, SLOW } fails;
 static int reads_left = -1; /* reads until one fails; below 0: none fails */
 static bool interrupted;    /* the last write was interrupted */
 
@@ -46,7 +46,7 @@ ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
         return fails == (when) ? -1 : __real_##name arguments;                                               \
     }
 
-FAULT(SYNC, int, fsync, (int file), (file))
+FAULT(SYNC, int, fsync, (int file), (fails == SLOW ? (sleep(2), file) : file))
 FAULT(TRUNCATE, int, ftruncate, (int file, off_t length), (file, length))
 FAULT(RENAME, int, renameat, (int from, const char *a, int to, const char *b), (from, a, to, b))
 
@@ -94,7 +94,7 @@ static bool is_left(void)
 /* ---- communicators of some ranks ---- */
 
 /* Whether this rank is one of the first `ranks`. Opens a communicator of these ranks for the kit. */
-static bool join(int32_t ranks)
+static bool join_within(int32_t ranks, double seconds)
 {
     static int number;
     td_comm_options options = td_ranks_options(TD_COMM_GLOO);
@@ -104,11 +104,17 @@ static bool join(int32_t ranks)
     options.run = run;
     options.ranks = ranks;
     options.local_ranks = ranks;
+    options.seconds = seconds;
     if (all_info.rank >= ranks)
         return false;
     td_assert_ok(td_comm_open(shard_dev, &options, &shard_comm));
     td_assert_ok(td_comm_describe(shard_comm, &shard_info));
     return true;
+}
+
+static bool join(int32_t ranks)
+{
+    return join_within(ranks, td_ranks_options(TD_COMM_GLOO).seconds);
 }
 
 static void leave(bool joined)
@@ -295,6 +301,20 @@ TD_BODY(a_failure_is_told_to_all_and_leaves_the_old_file)
     shard_close_trainer(&t);
 }
 
+/* The disk of one rank takes longer than `seconds`. */
+TD_BODY(a_rank_may_take_as_long_as_its_disk)
+{
+    const bool joined = join_within(2, 1);
+    shard_trainer t = open_trainer(2);
+
+    fails = all_info.rank == 1 ? SLOW : NONE;
+    td_assert_ok(td_shard_save(shard_comm, t.train, path));
+    fails = NONE;
+    td_assert_ok(td_shard_restore(shard_comm, t.train, path));
+    shard_close_trainer(&t);
+    leave(joined);
+}
+
 TD_BODY(what_does_not_fit_is_refused)
 {
     shard_trainer t = open_trainer(2), whole = open_trainer(0);
@@ -437,6 +457,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(any_number_of_ranks_reads_a_file),
         cmocka_unit_test(ranks_go_on_from_a_file_with_the_same_bits),
         cmocka_unit_test(a_failure_is_told_to_all_and_leaves_the_old_file),
+        cmocka_unit_test(a_rank_may_take_as_long_as_its_disk),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(after_a_failed_read_no_rank_has_weights),
     };

@@ -5,6 +5,10 @@
 #include "base/setting.h"
 #include "comm/comm.h"
 
+/** td_comm_exchange after work that may take longer than td_comm_options.seconds, such as writing a file. It
+ * waits for each rank that is alive; TD_RANK_FAILED after `seconds` if a rank is not. */
+td_status td_comm_exchange_patiently(td_comm *comm, const void *mine, size_t bytes, void *all);
+
 /** Compares settings. All ranks pass the same count and the same names. TD_BAD_ARGUMENT on every rank if a
  * value differs: the message names the first such setting, the rank, its value and rank 0's value.
  * TD_NO_MEMORY. Errors of td_comm_exchange. */

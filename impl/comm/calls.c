@@ -1,5 +1,6 @@
 /* Errors of a communicator, and calls that need no library. */
 #include "base/check.h"
+#include "base/clock.h"
 #include "comm/backend.h"
 
 #include <stdio.h>
@@ -28,6 +29,8 @@ td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t dea
 
     if (work->call.kind != TD_CALL_EXCHANGE)
         goto cleanup;
+    if (work->call.root == TD_PATIENT) /* all ranks have made it now */
+        deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
     snprintf(key, sizeof key, "%" PRId64 "/%d", work->call.number, own);
     TD_TRY(td_control_put(comm->control, key, work->in, bytes));
     memmove(all + (size_t)own * bytes, work->in, bytes);

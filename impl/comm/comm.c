@@ -594,15 +594,26 @@ cleanup:
     return status;
 }
 
-td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all)
+static td_status exchange(td_comm *comm, const void *mine, size_t bytes, void *all, int32_t patience)
 {
+    const td_signature call = {.kind = TD_CALL_EXCHANGE, .count = (int64_t)bytes, .root = patience};
     td_status status = TD_OK;
 
     TD_NOT_NULL(comm, mine, all);
     TD_CHECK(bytes >= 1 && bytes <= TD_CONTROL_VALUE, "bytes is %zu, needs 1 to %d", bytes, TD_CONTROL_VALUE);
-    TD_TRY(run_sync(comm, &(td_signature){.kind = TD_CALL_EXCHANGE, .count = (int64_t)bytes}, mine, all));
+    TD_TRY(run_sync(comm, &call, mine, all));
 cleanup:
     return status;
+}
+
+td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    return exchange(comm, mine, bytes, all, 0);
+}
+
+td_status td_comm_exchange_patiently(td_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    return exchange(comm, mine, bytes, all, TD_PATIENT);
 }
 
 td_status td_comm_carry(td_comm *comm, uint64_t state)

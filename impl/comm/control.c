@@ -314,7 +314,7 @@ static td_status await_shared(td_control *control, const td_signature *call, int
             break;
         }
         const int64_t now = td_clock_ns();
-        if (now > deadline_ns)
+        if (now > deadline_ns && !td_control_patient(control, call, &deadline_ns))
             return td_control_late(control, call);
         if (now < spin_until) {
             (void)sched_yield();
@@ -344,7 +344,7 @@ td_status td_control_await(td_control *control, const td_signature *call, int64_
         pthread_mutex_unlock(&control->lock);
         if (done || somebody_left(control, call->number) || !td_control_goes_on(control, wait, call))
             return td_control_status(control, call);
-        if (!in_time)
+        if (!in_time && !td_control_patient(control, call, &deadline_ns))
             return td_control_late(control, call);
     }
 }

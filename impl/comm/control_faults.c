@@ -264,6 +264,35 @@ td_status td_control_late(td_control *control, const td_signature *call)
     return td_control_fault(control, call, "%s does not answer", td_control_name_rank(control, 0, text));
 }
 
+/** Asks the hub, which knows the late ranks. False: it does not answer. */
+static bool ask_hub(td_control *control, const td_signature *call)
+{
+    const int64_t until = td_control_after_ms(HUB_MS);
+
+    pthread_mutex_lock(&control->lock);
+    const int64_t heard = control->heard;
+    pthread_mutex_unlock(&control->lock);
+    td_control_tell_others(control, LATE, control->rank, -1, call, sizeof *call, NULL, 0);
+    pthread_mutex_lock(&control->lock);
+    while (control->heard == heard && !td_control_faulted(control) && td_control_wait(control, until))
+        ;
+    const bool answered = control->heard > heard || td_control_faulted(control);
+    pthread_mutex_unlock(&control->lock);
+    return answered;
+}
+
+bool td_control_patient(td_control *control, const td_signature *call, int64_t *deadline_ns)
+{
+    if (call->kind != TD_CALL_EXCHANGE || call->root != TD_PATIENT ||
+        (!control->ledger && !ask_hub(control, call)))
+        return false;
+    for (int rank = 0; control->ledger && rank < control->ranks; rank++)
+        if (atomic_load(&control->ledger->slots[rank].issued) < call->number && is_silent(control, rank))
+            return false;
+    *deadline_ns = td_control_after_ms(PATIENT_MS);
+    return true;
+}
+
 bool td_control_check_number(td_control *control, int64_t number)
 {
     char who[128], first[128], second[128];

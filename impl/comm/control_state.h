@@ -15,12 +15,13 @@ enum {
     FAULT_ROOM = 400,
     TICK_MS = 50,
     BEAT_MS = 250,
-    SILENT_MS = 1500, /* no beat for this long: the control thread is stopped, or its host is down */
-    VERDICT_MS = 500, /* td_control_verdict waits this long for the hub's report */
-    HUB_MS = 2000,    /* wait for the hub's answer if only the hub knows it */
-    DRAIN_MS = 300,   /* wait for the last messages to arrive */
-    LINGER_MS = 500,  /* the hub stays this long after a failed start, so that late ranks learn the reason */
-    STRANGERS = 16,   /* connections that are not yet a rank's; a new one replaces the oldest */
+    SILENT_MS = 1500,  /* no beat for this long: the control thread is stopped, or its host is down */
+    VERDICT_MS = 500,  /* td_control_verdict waits this long for the hub's report */
+    HUB_MS = 2000,     /* wait for the hub's answer if only the hub knows it */
+    PATIENT_MS = 1000, /* time between two looks at the late ranks of a patient call */
+    DRAIN_MS = 300,    /* wait for the last messages to arrive */
+    LINGER_MS = 500,   /* the hub stays this long after a failed start, so that late ranks learn the reason */
+    STRANGERS = 16,    /* connections that are not yet a rank's; a new one replaces the oldest */
     GREETING_MS = 2000, /* limit for a stranger's greeting */
     HELLO_MS = 10000,   /* limit for its hello after the greeting */
     MOST_BYTES = TD_CONTROL_VALUE + KEY_ROOM
@@ -32,7 +33,7 @@ typedef enum kind {
     START,     /* from the hub: whether the page is used */
     PUT,       /* a key and its value; the hub forwards it */
     ISSUED,    /* to the hub: this rank's newest call, if no page is shared */
-    GO,        /* from the hub: all ranks have made the calls up to this one */
+    GO,        /* from the hub: all ranks have made the calls up to this one; also its answer to a LATE */
     BEAT,      /* to the hub: this rank is alive, if no page is shared */
     LATE,      /* to the hub: this call did not end in time */
     FAULT,     /* the text of a fault; the hub forwards it */
@@ -117,6 +118,7 @@ struct td_control {
     size_t mapped_bytes; /* 0: the ledger is not a shared page */
     int page;            /* the hub's descriptor of the page; -1: none */
     int64_t go;          /* all ranks have made the calls up to this one */
+    int64_t heard;       /* how many GO have arrived */
     value *values;
     atomic_bool faulted;
     char fault[FAULT_ROOM];
@@ -162,6 +164,10 @@ void td_control_rank_died(td_control *control, int rank);
 
 /** text = which rank caused that the call did not end. control->ledger is not NULL. */
 void td_control_find_late(td_control *control, const td_signature *call, char text[FAULT_ROOM]);
+
+/** After the deadline of a call: whether the call is patient, and all late ranks are alive or there is a
+ * fault. Then sets the next deadline. */
+bool td_control_patient(td_control *control, const td_signature *call, int64_t *deadline_ns);
 
 /** If a rank's call of this number differs from the others', tells all ranks and returns true.
  * control->ledger is not NULL. */

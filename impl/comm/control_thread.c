@@ -272,6 +272,7 @@ static bool take(td_control *control, connection *from, const header *head, char
 {
     char text[FAULT_ROOM];
     const int rank = from->rank;
+    int64_t ignored;
     const td_signature *call = (const td_signature *)(const void *)data;
 
     switch (head->kind) {
@@ -299,7 +300,9 @@ static bool take(td_control *control, connection *from, const header *head, char
         break;
     case GO:
         pthread_mutex_lock(&control->lock);
-        control->go = *(const int64_t *)(const void *)data;
+        if (control->go < *(const int64_t *)(const void *)data)
+            control->go = *(const int64_t *)(const void *)data;
+        control->heard++;
         pthread_cond_broadcast(&control->changed);
         pthread_mutex_unlock(&control->lock);
         break;
@@ -307,8 +310,15 @@ static bool take(td_control *control, connection *from, const header *head, char
         atomic_store(&control->ledger->slots[rank].beat_ns, td_clock_ns());
         break;
     case LATE:
-        td_control_find_late(control, call, text);
-        td_control_raise(control, text, true);
+        if (td_control_patient(control, call, &ignored)) {
+            pthread_mutex_lock(&control->lock);
+            const int64_t go = control->go;
+            pthread_mutex_unlock(&control->lock);
+            td_control_tell(control, &from->socket, GO, 0, &go, sizeof go, NULL, 0);
+        } else {
+            td_control_find_late(control, call, text);
+            td_control_raise(control, text, true);
+        }
         break;
     case FAULT:
         clean_text(data, head->bytes);

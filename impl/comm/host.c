@@ -25,6 +25,8 @@ _Static_assert((int)TD_ENGINE_F64 == TD_COMM_F64 && (int)TD_ENGINE_F32 == TD_COM
 _Static_assert((int)TD_ENGINE_SUM == TD_SUM && (int)TD_ENGINE_MAX == TD_MAX,
                "an engine's reductions are td_reduction's");
 
+#define LOOK_NS INT64_C(50000000) /* time between two looks for a fault while the library starts */
+
 typedef struct host {
     td_comm *comm;
     const td_engine *engine;
@@ -37,7 +39,9 @@ typedef struct host {
     pthread_mutex_t lock; /* protects the members below */
     pthread_cond_t changed;
     bool opened;    /* engine->open returned, successfully or not */
-    bool abandoned; /* host_open no longer waits; the thread frees this struct */
+    bool late;      /* host_open no longer waits: `comm` may end, and values are refused */
+    bool abandoned; /* the thread frees this struct */
+    int inside;     /* calls of engine->open that use `comm` now */
     bool ending, orderly;
     char text[TD_ENGINE_TEXT]; /* the error of open; "": none */
     td_work *first, *last;
@@ -64,18 +68,42 @@ static td_status load_engine(td_comm_backend backend, const td_engine **out)
     return TD_OK;
 }
 
+static bool enter(host *h)
+{
+    pthread_mutex_lock(&h->lock);
+    const bool in_time = !h->late;
+    h->inside += in_time;
+    pthread_mutex_unlock(&h->lock);
+    return in_time;
+}
+
+static void leave(host *h)
+{
+    pthread_mutex_lock(&h->lock);
+    h->inside--;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
 static int put_value(void *user, const char *key, const void *data, size_t bytes)
 {
-    return td_control_put(((host *)user)->comm->control, key, data, bytes) == TD_OK ? 0 : -1;
+    if (!enter(user))
+        return -1;
+    const td_status status = td_control_put(((host *)user)->comm->control, key, data, bytes);
+    leave(user);
+    return status == TD_OK ? 0 : -1;
 }
 
 static int64_t get_value(void *user, const char *key, void *data, size_t room)
 {
-    const host *h = user;
+    host *h = user;
     size_t bytes = 0;
 
-    return td_control_get(h->comm->control, key, data, room, &bytes, h->open_by_ns) == TD_OK ? (int64_t)bytes
-                                                                                             : -1;
+    if (!enter(h))
+        return -1;
+    const td_status status = td_control_get(h->comm->control, key, data, room, &bytes, h->open_by_ns);
+    leave(h);
+    return status == TD_OK ? (int64_t)bytes : -1;
 }
 
 static bool is_faulted(void *user)
@@ -212,6 +240,8 @@ static void *run_host(void *argument)
     pthread_mutex_lock(&h->lock);
     if (h->abandoned) {
         pthread_mutex_unlock(&h->lock);
+        if (state)
+            h->engine->close(state, false);
         host_free(h);
         return NULL;
     }
@@ -269,13 +299,14 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
         goto cleanup;
     }
     pthread_mutex_lock(&h->lock);
-    /* Gloo has its own timeouts and always returns. MPI_Init may not return. */
-    const bool comes_back = backend == TD_COMM_GLOO;
+    /* MPI_Init may not return. Gloo returns after five times its limit. */
     td_wait wait = td_wait_begin(td_comm_waiting(comm));
     bool in_time = true, goes_on = true;
     while (!h->opened && in_time) {
+        const int64_t soon = td_clock_ns() + LOOK_NS;
+
         (void)td_condition_wait(&h->changed, &h->lock,
-                                td_wait_until(&wait, comes_back ? INT64_MAX : deadline_ns));
+                                td_wait_until(&wait, soon < deadline_ns ? soon : deadline_ns));
         pthread_mutex_unlock(&h->lock);
         if (goes_on && !td_wait_goes_on(&wait, "the library starts on all ranks")) {
             goes_on = false;
@@ -283,18 +314,21 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
                 td_control_fault(comm->control, NULL, "rank %d gave up: its caller ended the wait",
                                  (int)comm->options.rank);
         }
-        in_time = comes_back || (goes_on && td_clock_ns() < deadline_ns && !is_faulted(comm));
+        in_time = goes_on && td_clock_ns() < deadline_ns && !is_faulted(comm);
         pthread_mutex_lock(&h->lock);
     }
+    h->late = !h->opened;
+    while (h->inside > 0) /* until the deadline or the fault */
+        pthread_cond_wait(&h->changed, &h->lock);
     if (!h->opened) {
         h->abandoned = true;
         pthread_detach(h->thread);
         pthread_mutex_unlock(&h->lock);
         if (comm->control && td_control_faulted(comm->control))
             return td_control_status(comm->control, NULL);
-        return td_fail(TD_LIBRARY_ERROR,
-                       "rank %d of %d: MPI_Init did not return in time: not all ranks have called it",
-                       comm->options.rank, comm->options.ranks);
+        return td_fail(TD_LIBRARY_ERROR, "rank %d of %d: %s did not connect the ranks in time%s",
+                       comm->options.rank, comm->options.ranks, td_comm_backend_name(backend),
+                       backend == TD_COMM_MPI ? ": not all ranks have called MPI_Init" : "");
     }
     pthread_mutex_unlock(&h->lock);
     snprintf(comm->library, sizeof comm->library, "%s", h->library);

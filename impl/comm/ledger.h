@@ -18,6 +18,9 @@ typedef enum td_call_kind {
     TD_CALL_CLOSE
 } td_call_kind;
 
+/* After its deadline such an exchange still waits for ranks that are alive. */
+enum { TD_PATIENT = 1 };
+
 /* A place in a window is the window's number << TD_WINDOW_SHIFT | the offset in bytes. 0: in no window. */
 enum { TD_WINDOW_SHIFT = 40 };
 #define TD_WINDOW_OFFSET ((INT64_C(1) << TD_WINDOW_SHIFT) - 1)
@@ -26,9 +29,9 @@ enum { TD_WINDOW_SHIFT = 40 };
 typedef struct td_signature {
     int64_t number; /* number of the call, from 1 */
     int64_t count;
-    int32_t kind, type, reduction, root;
-    int64_t in_at, out_at; /* places in windows */
-    uint64_t state;        /* td_comm_carry */
+    int32_t kind, type, reduction, root; /* root of an exchange: TD_PATIENT or 0 */
+    int64_t in_at, out_at;               /* places in windows */
+    uint64_t state;                      /* td_comm_carry */
 } td_signature;
 
 /* How many calls one rank may make before another and still be compared. On the CPU it is at most one. */

@@ -17,8 +17,9 @@ typedef struct ending {
     char message[252];
 } ending;
 
-/** Exchanges the ranks' statuses; `mine` is this rank's. Returns the status of the first rank that failed. */
-static td_status agree(td_comm *comm, td_status mine)
+/** Exchanges the ranks' statuses; `mine` is this rank's. Returns the status of the first rank that failed.
+ * begins: ranks begin a call, so none may be late; else a rank may take long, as long as it is alive. */
+static td_status exchange_status(td_comm *comm, td_status mine, bool begins)
 {
     ending all[TD_COMM_MOST_RANKS], own = {.status = mine};
     td_status status = TD_OK;
@@ -27,13 +28,18 @@ static td_status agree(td_comm *comm, td_status mine)
     if (mine != TD_OK)
         snprintf(own.message, sizeof own.message, "%s", td_last_error());
     TD_TRY(td_comm_describe(comm, &info));
-    TD_TRY(td_comm_exchange(comm, &own, sizeof own, all));
+    TD_TRY((begins ? td_comm_exchange : td_comm_exchange_patiently)(comm, &own, sizeof own, all));
     for (int32_t rank = 0; rank < info.ranks && status == TD_OK; rank++)
         if (all[rank].status != TD_OK)
             status = td_fail((td_status)all[rank].status, "rank %d: %.*s", (int)rank,
                              (int)sizeof all->message, all[rank].message);
 cleanup:
     return status;
+}
+
+static td_status agree(td_comm *comm, td_status mine)
+{
+    return exchange_status(comm, mine, false);
 }
 
 /* ---- the parts of each rank ---- */
@@ -213,7 +219,7 @@ td_status td_shard_save(td_comm *comm, td_train *train, const char *path)
     TD_TRY(td_comm_describe(comm, &info));
     const bool first = info.rank == 0;
     status = td_saved_open(train, path, &s);
-    TD_TRY(agree(comm, status == TD_OK ? td_saved_check_state(&s) : status));
+    TD_TRY(exchange_status(comm, status == TD_OK ? td_saved_check_state(&s) : status, true));
     TD_TRY(share_out(comm, &info, &s));
     TD_TRY(agree(comm, td_train_settle(train)));
     TD_TRY(agree(comm, first ? begin_file(&s, &writer, &begun, &p.descriptor) : TD_OK));
@@ -241,7 +247,7 @@ td_status td_shard_restore(td_comm *comm, td_train *train, const char *path)
     td_comm_info info;
 
     TD_TRY(td_comm_describe(comm, &info));
-    TD_TRY(agree(comm, td_saved_open(train, path, &s)));
+    TD_TRY(exchange_status(comm, td_saved_open(train, path, &s), true));
     TD_TRY(meet(comm, info.ranks, &s, &most));
     TD_TRY(agree(comm, td_train_settle(train)));
     TD_TRY(agree(comm, td_saved_check(&s, &file, &steps)));

@@ -251,7 +251,8 @@ TD_API td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbe
  *
  * For trainers with td_ddp_link, td_shard_link, both or no link. All ranks make the same call. If it fails on
  * one rank, all ranks return that error, and the message names the rank. Both calls wait for the device. No
- * rank may make the call more than td_comm_options.seconds after another rank. */
+ * rank may make the call more than td_comm_options.seconds after another rank. Then a rank may take as long
+ * as its disk does: the others wait while it is alive. */
 
 /** Writes the file of td_train_save, with the same names, types and numbers. td_train_restore can read it,
  * and td_shard_restore can read it with any number of ranks. Rank 0 creates a temporary file in the same
