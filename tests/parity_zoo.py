@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import parity_double
+import parity_spoil
 import torch
 from rich.console import Console
 
@@ -171,6 +172,19 @@ class Sides(unittest.TestCase):
                 found = next((r for r in records if r["impl"] == "c"), {"status": "no record"})
                 self.assertEqual(found["status"], status, found.get("message"))
                 self.assertIn(field, ["", *re.findall(r"\w+", found.get("message", ""))])
+
+
+class Spoilt(unittest.TestCase):
+    """A sample of what tests/parity_spoil.py does with all modules."""
+
+    def test_no_wrong_answer_of_any_side_passes(self):
+        for module, cases in (
+            ("ops", "op=(gemm|softmax_forward),.*(rows=37|m=33|m=128,)"),
+            ("attention", "seq=37.*causal=true,dtype=(f32|bf16)"),
+        ):
+            passed, counts = parity_spoil.run([module], cases)
+            self.assertEqual(passed, [])
+            self.assertGreater(counts[f"parity.{module}"], 30)
 
 
 # ---- records ----

@@ -36,6 +36,7 @@ class Sequential(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
         self.tf32, self.truncates = tf32, truncates
         self.noise: torch.Generator | None = None
+        self.longest = 1  # terms of a sum so far
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -65,6 +66,7 @@ class Sequential(TorchDispatchMode):
         return torch.where(wide.isfinite(), torch.addcmul(wide, wide, draws), wide).to(dtype)
 
     def order(self, count: int) -> list[int]:
+        self.longest = max(self.longest, count)
         return torch.randperm(count, generator=self.generator).tolist()
 
     def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -111,6 +113,7 @@ class Sequential(TorchDispatchMode):
         x = x.float()
         count = x.shape[-1]
         if count > PIECE:  # all pieces at once; zeros fill the last one
+            self.longest = max(self.longest, count)
             filled = torch.nn.functional.pad(x, (0, -count % PIECE))
             return self.total(self.total(filled.unflatten(-1, (-1, PIECE))))
         if count == 0:

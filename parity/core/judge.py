@@ -15,11 +15,22 @@ from typing import Any
 
 import torch
 
-from parity.core.allowance import LEANING, RARE, Allowance, allow, factor, leaning, only_rounded, relative
+from parity.core.allowance import (
+    LEANING_NUMBERS,
+    RARE,
+    Allowance,
+    allow,
+    factor,
+    factors_apart,
+    leaning,
+    no_measures,
+    relative,
+)
 from parity.core.case import Outputs, Rule, is_judged, parity
 from parity.core.draw import NAMES, bits, left_poisoned
 
 EPS = {"tf32": 2.0**-10}  # of dtypes that are no output's
+NOISE = 0.25  # of the reference: the largest distance of a side that stands for noise
 
 
 class ProtocolError(RuntimeError):
@@ -59,15 +70,24 @@ def judge(
     reference: str | None,
     eps: float | None = None,
     equals: Sequence[Outputs] = (),
+    longest: int = 1,
 ) -> dict[str, Verdict]:
-    """The verdict of each side. Errors of PyTorch's sides are only measured. `eps` replaces that of an output's dtype.
-    `equals`: the reference's answers with sums in other orders, which may lack outputs."""
+    """The verdict of each side. PyTorch's sides are asked only whether they may be a measure of C's. `eps` replaces
+    that of an output's dtype. `equals`: the reference's answers with sums in other orders, which may lack outputs;
+    `longest`: the terms of their longest sum."""
     sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
     truth = _tensors(truth)
     judged = _Judge(sides, truth, rules, reference, eps, [_tensors(outputs) for outputs in equals])
+    judged.refuse_measures(longest)
     verdicts = {}
     for impl, outputs in sides.items():
-        found = verdicts[impl] = Verdict()
+        found = verdicts[impl] = Verdict(
+            [
+                f"{name}: {words}"
+                for (side, name), words in judged.refused.items()
+                if (side or reference) == impl
+            ]
+        )
         used = judged.judge(outputs, found.complaints) if is_judged(impl) else {}
         for name, value in outputs.items():
             if name not in truth or isinstance(value, str):
@@ -98,6 +118,34 @@ class _Judge:
     reference: str | None
     eps: float | None
     equals: Sequence[Outputs]
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)  # (side, output): why it is no measure
+    apart: list[float] = field(default_factory=list)  # stds of the factors of two equals, an output each
+
+    def refuse_measures(self, longest: int) -> None:
+        """Fills `refused`. The side "" stands for the equals."""
+        measures = {}
+        for name, theirs in self.sides.get(self.reference, {}).items():
+            rule, truth = rule_of(name, self.rules), self.truth.get(name)
+            if rule.kind == "amid" and name in self.sides.get(rule.against, {}):
+                noise = relative(self.sides[rule.against][name].double() - theirs.double(), theirs.double())
+                if not noise <= NOISE:
+                    words = f"no measure: its distance from {self.reference} is {noise:.3g}, at most {NOISE} is noise"
+                    self.refused[rule.against, name] = words
+            if rule.kind != "parity" or truth is None or isinstance(theirs, str):
+                continue
+            if theirs.is_floating_point() and theirs.shape == truth.shape:
+                finite = _rounded(truth, theirs.dtype).isfinite()
+                torchs = {impl: torch.where(finite, x, 0) for impl, x in self.torchs(name).items()}
+                equals = [torch.where(finite, x, 0) for x in self.orders(name)]
+                measures[name] = (torchs, equals, torch.where(finite, truth, 0.0))
+        # Of two numbers the std says little, so that of all outputs counts.
+        self.apart.extend(
+            factors_apart(*measure[1:]) for measure in measures.values() if len(measure[1]) == 2
+        )
+        for name, measure in measures.items():
+            for impl, words in no_measures(*measure, self.eps, longest, max(self.apart, default=0.0)).items():
+                who = "no measure: " if impl else "no measure: with sums in other orders "
+                self.refused[impl, name] = who + words
 
     def judge(self, got: Outputs, complaints: list[str]) -> dict[str, float]:
         """Adds what is wrong. Returns the share of the allowance that the error takes, of outputs under parity()."""
@@ -132,8 +180,9 @@ class _Judge:
                 raise ProtocolError(
                     "the parity rule on an output that the truth lacks; name another rule for it"
                 )
-            equals = [outputs[name] for outputs in self.equals if name in outputs]
-            return _parity(value, self.torchs(name, value, theirs), truth, equals, self.eps)
+            torchs = [*self.torchs(name).values()]
+            apart = max(self.apart, default=0.0)
+            return _parity(value, torchs, truth, self.orders(name), self.eps, apart)
         if rule.kind == "within":
             target = theirs if truth is None else truth
             if target is None:
@@ -148,16 +197,27 @@ class _Judge:
         wide = value.double()
         return _different((wide != truth) & ~(wide.isnan() & truth.isnan()), value, truth), None
 
-    def torchs(self, name: str, value, theirs) -> list[torch.Tensor]:
-        """PyTorch's answers in this one's dtype, the reference's first. Another precision is no measure."""
+    def torchs(self, name: str) -> dict[str, torch.Tensor]:
+        """PyTorch's answers that are a measure, the reference's first. Another precision is none."""
+        theirs = self.sides.get(self.reference, {}).get(name)
         if theirs is None:
-            return []
-        others = [
-            outputs[name]
+            return {}
+        found = {self.reference: theirs} | {
+            impl: outputs[name]
             for impl, outputs in self.sides.items()
             if not is_judged(impl) and impl != self.reference and name in outputs and self.eps is None
+        }
+        return {
+            impl: x
+            for impl, x in found.items()
+            if x.shape == theirs.shape and x.dtype == theirs.dtype and (impl, name) not in self.refused
+        }
+
+    def orders(self, name: str) -> list[torch.Tensor]:
+        """The equals that are a measure."""
+        return [
+            outputs[name] for outputs in self.equals if name in outputs and ("", name) not in self.refused
         ]
-        return [theirs, *(x for x in others if x.shape == value.shape and x.dtype == value.dtype)]
 
 
 def _shape_complaint(value, expected, same_dtype: bool) -> str:
@@ -176,6 +236,7 @@ def _parity(
     truth: torch.Tensor,
     equals: Sequence[torch.Tensor],
     eps: float | None,
+    apart: float,
 ) -> tuple[str, float]:
     """What is wrong, and the share of the allowance that the error uses."""
     complaint = _kind_complaint(value, truth)
@@ -191,7 +252,7 @@ def _parity(
     others, equals = ([torch.where(finite, x, 0) for x in found] for found in (torchs, equals))
     allowed = allow(exact, others, equals, value.dtype, eps)
     off = mine.double() - exact
-    norm, z = relative(off, exact), leaning(off, exact)
+    norm = relative(off, exact)
     share = _share(off.abs(), allowed.elements)
     rare = share > 1
     if int(rare.sum()) <= share.numel() // RARE and bool((off[rare].abs() <= allowed.rarely).all()):
@@ -203,16 +264,13 @@ def _parity(
     if not bool((share <= 1).all()):
         count = int((~(share <= 1)).sum())
         over.append(f"{count} of {share.numel()} elements are off by more than is allowed")
-    if (
-        not over
-        and allowed.leaning is not None
-        and not abs(z) <= allowed.leaning
-        and only_rounded(mine, exact)
-    ):
-        used = max(used, abs(z) / allowed.leaning)
-        over.append(
-            f"the errors follow the truth: z is {z:.3g}, {LEANING:g} is allowed and PyTorch keeps to it"
-        )
+    if not over and value.dtype.itemsize < 4 and value.numel() >= LEANING_NUMBERS and exact.any():
+        common, most = leaning(mine, exact, equals, apart)
+        if not abs(common) <= most:
+            used = max(used, abs(common) / most)
+            over.append(
+                f"all are about {1 + common:.5g} times the truth rounded once, off by {most:.2g} is allowed"
+            )
     if not over:
         return "", used
     found = f"{'; '.join(over)}; {_worst(mine, exact, others, share)}"

@@ -194,10 +194,10 @@ class Measurement:
             # A reference that rounds to TF32 itself has that rounding in its own error.
             eps = None if self.reference == "torch_tf32" else EPS.get(self.case.get("dtype"))
             self.save(truth)
-            equals = [] if lost else self.equals(truth)
-            verdicts = judge(first, truth, self.rules, self.reference, eps, equals)
+            orders = ([], 1) if lost else self.equals(truth)
+            verdicts = judge(first, truth, self.rules, self.reference, eps, *orders)
             if any(len(calls) > 1 for calls in judged.values()):
-                later = judge(last, truth, self.rules, self.reference, eps, equals)
+                later = judge(last, truth, self.rules, self.reference, eps, *orders)
                 verdicts |= {impl: later[impl] for impl, found in verdicts.items() if found.passed}
         except DeviceLost:
             raise
@@ -205,13 +205,15 @@ class Measurement:
             for impl in filter(is_judged, alive):
                 alive[impl].end(error)
             return
-        for impl in filter(is_judged, alive if lost else ()):
-            alive[impl].message = f"not judged: {self.reference} is {self.parts[self.reference].status}"
+        wrong = not lost and self.reference is not None and bool(verdicts[self.reference].complaints)
+        status = "failed" if wrong else self.parts[self.reference].status if lost else ""
+        for impl in filter(is_judged, alive if status else ()):
+            alive[impl].message = f"not judged: {self.reference} is {status}"
         for impl, verdict in verdicts.items():
             part = alive[impl]
             if verdict.error():
                 part.measured["error"] = verdict.error()
-            found = part.complaints + verdict.complaints
+            found = part.complaints + ([] if wrong and is_judged(impl) else verdict.complaints)
             if found:
                 part.status, part.message = "failed", summary(found)
 
@@ -225,26 +227,28 @@ class Measurement:
         content = {"case": self.case.name, "inputs": self.draw.inputs(), "sides": sides, "truth": dict(truth)}
         torch.save(content, self.dump / f"{name}.pt")
 
-    def equals(self, truth: Outputs) -> list[Outputs]:
-        """Answers of the reference's formula with sums in other orders; none if no output is judged by them."""
+    def equals(self, truth: Outputs) -> tuple[list[Outputs], int]:
+        """Answers of the reference's formula with sums in other orders, none if no output is judged by them, and the
+        terms of their longest sum."""
         if self.reference is None or (self.case.in_turn and self.equal is None):
-            return []  # in turn the reference is closed by now
+            return [], 1  # in turn the reference is closed by now
         reference = self.parts[self.reference]
         call, known = self.equal or reference.call, reference.outputs
         if all(rule_of(name, self.rules).kind != "parity" for name in known if name in truth):
-            return []
+            return [], 1
         # The reference's own tensors may be written again.
         reference.outputs = {name: _copy(value) for name, value in known.items()}
         numbers = sum(value.numel() for value in known.values() if isinstance(value, torch.Tensor))
         count = next(count for limit, count in EQUALS if numbers <= limit)
-        found = []
+        found, longest = [], 1
         names = [] if self.c.ranks is None else [f"rank {self.c.ranks.rank}"]
         tf32 = self.case.get("dtype") == "tf32" and self.reference != "torch_tf32"
         for index in range(count):
             seed = seed_of(self.case.name, f"equal {index}", *names)
-            with Sequential(seed, tf32=tf32, truncates=self.device.torch.type == "cuda"):
+            with Sequential(seed, tf32=tf32, truncates=self.device.torch.type == "cuda") as mode:
                 found.append({name: _copy(value) for name, value in call().items()})
-        return found
+            longest = max(longest, mode.longest)
+        return found, longest
 
     def time(self, parts: Iterable[Part], budget: float) -> dict[str, clock.Timing]:
         sides = {part.impl: part.side for part in self._alive(parts)}

@@ -23,7 +23,7 @@ SIDES = {
         "C, captured, and each layer's weights are updated during the backward pass", "#05305a", "^"
     ),
     "c_naive": Legend("C with attention scores in memory", "#7fb4e3", "v"),
-    "c_flash": Legend("C's fused attention", "#3f8fd2", "D"),
+    "c_flash": Legend("C's fused attention", "#62b5e5", "D"),
     "c_keep_all": Legend("C, all activations are kept"),
     "c_keep_most": Legend("C, norms and gates are computed again in backward"),
     "c_checkpoint": Legend("C, only the inputs of checkpoints are kept"),
