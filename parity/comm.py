@@ -8,7 +8,7 @@ import torch
 from parity.core import DTYPES, Case, Side, equal, grid, parity, within
 from parity.core.comparison import ms_of
 from parity.shared.pages import MIB, number, tabled
-from parity.shared.ranked import BACKENDS, sides_of
+from parity.shared.ranked import BACKENDS, QUICK_RANKS, sides_of
 from ref import comm as ref
 
 NAME = "distributed_communication_single_node"
@@ -23,7 +23,7 @@ ROW = 1009  # elements of most error cases, which no number of ranks divides
 
 
 def cases(profile, device):
-    for ranks in RANKS[:2] if profile == "quick" else RANKS:
+    for ranks in QUICK_RANKS[device] if profile == "quick" else RANKS:
         if profile == "full" or ranks < max(RANKS):
             yield from error_cases(profile, ranks)
         else:
@@ -54,7 +54,7 @@ def few_error_cases(ranks):
 
 def time_cases(profile, device, ranks):
     whole = profile == "full" or device == "cuda"
-    for mib in [*SIZES][: len(SIZES) if whole else (3 if profile == "quick" else 4) - ranks // 2]:
+    for mib in [*SIZES][: len(SIZES) if whole else (3 if profile == "quick" else 4) - (ranks + 1) // 2]:
         for calls in (1, SIZES[mib]):
             yield time_case(device, ranks, mib * MIB, calls)
 

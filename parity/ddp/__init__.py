@@ -31,7 +31,8 @@ USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 100, "bf16_mixed": 100}  # the program'
 
 
 def cases(profile, device):
-    for ranks in (1, 2, 4, 6) if profile == "full" else (2, 4):
+    every = {"full": (1, 2, 4, 6), "standard": (2, 4), "quick": ranked.QUICK_RANKS[device]}
+    for ranks in every[profile]:
         few = profile != "full" and ranks > 2
         strategies = STRATEGIES[-1:] if few else STRATEGIES
         for model in ref.TOYS:
@@ -46,6 +47,9 @@ def cases(profile, device):
             keys = TINY | way | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=ranked.configs(device, IMPL))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
+    yield from ranked.options_alone(
+        PROOFS["bucketed"], device, IMPL, strategy="bucketed", bucket_mb=0.05, ranks=2, **TINY
+    )
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, profile, **keys)
         drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == usual_mb(device, keys["dtype"])

@@ -33,8 +33,9 @@ UPDATES_WITHIN = 0.02
 
 
 def cases(profile, device):
-    # The quick profile starts processes for two and for four ranks alone, which ddp and comm have as well.
-    for ranks in {"full": (1, 2, 3, 4, 6), "standard": (2, 3), "quick": (2, 4)}[profile]:
+    # The quick profile starts processes for these numbers of ranks alone, which ddp and comm have as well.
+    every = {"full": (1, 2, 3, 4, 6), "standard": (2, 3), "quick": ranked.QUICK_RANKS[device]}
+    for ranks in every[profile]:
         for model in ["tied"] if profile == "quick" and ranks > 2 else toys.TOYS:
             keys = dict(model=model, ranks=ranks, steps=TOY_STEPS, samples=SAMPLES)
             yield Case("optimizer_state_sharding", seconds=0.2, shard="tensors", **keys)
@@ -43,6 +44,9 @@ def cases(profile, device):
         for shard in KINDS if ranks == 2 or profile == "full" else KINDS[-1:]:
             keys = full.TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
             yield Case("optimizer_state_sharding", seconds=1.0, config=configs_of(device), **keys)
+    for shard in KINDS:  # three ranks leave a rest of each bucket
+        keys = full.TINY | ways(shard, 0.05) | dict(ranks=3 if device == "cpu" else 2)
+        yield from ranked.options_alone("optimizer_state_sharding", device, "torch_ddp", **keys)
     yield from full.cases(profile, device)
     yield from memory_cases(profile, device)
     yield from xl_cases() if device == "cuda" else laptop_cases(profile)
@@ -119,6 +123,8 @@ def run(case, draw, c):
         return ranked.timed_step(case, draw, c, None if case.shard == "full" else memory.zero)
     if case.deliverable == full.PROOF:
         return ranked.judged_step(case, draw, c, full.IMPL, {})
+    if case.optimizer == "sgd":  # which has no state to split
+        return ranked.judged_step(case, draw, c, "torch_ddp", {})
     return ranked.judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, memory.zero)
 
 

@@ -37,6 +37,8 @@ def cases(profile, device):
         for dtype in ("f32", "bf16_mixed"):
             keys = TINY | dict(shard="full", ranks=ranks, steps=3, dtype=dtype, optimizer="sgd")
             yield Case(PROOF, seconds=1.0, **keys, config=configs_of(device, dtype))
+    keys = TINY | dict(shard="full", ranks=3 if device == "cpu" else 2)
+    yield from ranked.options_alone(PROOF, device, IMPL, **keys)
     shapes = XL if device == "cuda" else (("laptop", "f32", 2, 64),)
     for size, dtype, batch, context in shapes:
         keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)

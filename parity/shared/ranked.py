@@ -6,7 +6,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from parity.core import Side, equal
+from parity.core import Case, Side, equal
 from parity.shared.model import (
     ADAMW,
     TandemTrainer,
@@ -22,6 +22,7 @@ from ref import shard, transformer
 
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 SGD_LR = 0.1
+QUICK_RANKS = {"cpu": (2, 3), "cuda": (2, 4)}  # three leave rests, and their averages are rounded
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
 NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
 NCCL_CTAS_FLAT = {False: 16, True: 24}  # td_shard_nccl_ctas
@@ -48,6 +49,17 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
 def configs(device, impl, dtype="f32", queued=False, shard=None):
     """The switches of C's sides and of `impl`."""
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
+
+
+def options_alone(deliverable, device, impl, **keys):
+    """Some steps of SGD with each option of a trainer alone. Clipping and AdamW hide a wrong factor of gradients."""
+    config = configs(device, impl, shard=keys.get("shard"))
+    for how in config.values():
+        if how.get("gradients") == "transient":
+            how["gradients"] = "held"  # as micro-batches need it
+    for option in (dict(micro_batches=3), dict(clip=0.5)):
+        how = dict(seconds=1.0, dtype="f32", optimizer="sgd", steps=3, config=config)
+        yield Case(deliverable, **keys, **how, **option)
 
 
 def hyper_of(case):
@@ -208,14 +220,18 @@ class TorchTrainer:
         """Up to gradients of all ranks."""
         keeps = self.case.get("strategy", "bucketed") == "bucketed" and not self.sharded
         self.optimizer.zero_grad(set_to_none=not keeps)
-        # fully_shard casts weights itself.
-        with contextlib.nullcontext() if self.sharded else autocast(self.case, self.device):
-            loss = self.loss(self.parallel.forward(ids), targets)
-        loss.backward()
+        micros, total = self.case.get("micro_batches", 1), 0.0
+        for part in zip(ids.chunk(micros), targets.chunk(micros), strict=True):
+            # fully_shard casts weights itself.
+            with contextlib.nullcontext() if self.sharded else autocast(self.case, self.device):
+                loss = self.loss(self.parallel.forward(part[0]), part[1]) / micros
+            loss.backward()
+            total = total + loss.detach()
         self.parallel.finish()
-        return loss.detach()
+        return total
 
     def update(self):
+        clip(self.case, self.parallel.parameters)
         self.optimizer.step()
 
     def weights(self):
@@ -229,29 +245,36 @@ def optimizer_of(case, parameters, fused=True):
     return torch.optim.AdamW(parameters, fused=fused, **torch_options())
 
 
+def clip(case, parameters):
+    if "clip" in case:
+        torch.nn.utils.clip_grad_norm_(parameters, case.clip)
+
+
 def alone(case, state, batches, dtype=None):
     """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
     model = torch_model(case, state, dtype)
     optimizer = optimizer_of(case, ref.trained(model))
     device = next(model.parameters()).device
-    losses = []
+    losses, micros = [], case.get("micro_batches", 1)
 
     def loss_of(ids, targets):
         with contextlib.nullcontext() if dtype else autocast(case, device):
-            return transformer.cross_entropy(model(ids), targets)
+            parts = zip(ids.chunk(micros), targets.chunk(micros), strict=True)
+            return sum(transformer.cross_entropy(model(i), t) for i, t in parts) / micros
 
     for batch in batches:
         losses.append(ref.average_alone(model, (loss_of(*of_rank) for of_rank in batch)))
+        clip(case, model.parameters())
         optimizer.step()
     return losses, model.state_dict()
 
 
 def draw_batches(case, draw, steps):
-    """Of each step and rank."""
-    found = []
+    """Of each step and rank, with all micro-batches."""
+    found, sequences = [], case.batch * case.get("micro_batches", 1)
     for step in range(steps):
         tokens = [
-            draw.integers(f"tokens {step} {rank}", (case.batch, case.context + 1), high=case.vocab)
+            draw.integers(f"tokens {step} {rank}", (sequences, case.context + 1), high=case.vocab)
             for rank in range(case.ranks)
         ]
         found.append([(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens])
