@@ -305,21 +305,29 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, cons
     }
 }
 
-/** Adds up the parts of a gradient. blockIdx.y 0 is dK, 1 is dV. */
+/** Adds up the parts of a gradient, and rotates dQ or dK back. blockIdx.y 0 is dQ or dK, 1 is dV. */
 template <typename T>
-__global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(const float *sums, T *first,
-                                                                        T *second, int64_t count, int parts,
-                                                                        float scale)
+__global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(T *first, T *second, int rows,
+                                                                        const backward_args args)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    const float *const from = sums + blockIdx.y * parts * count;
-    float sum = 0.0f;
+    const int64_t of_head = (int64_t)rows * args.head_dim, count = args.heads * of_head, at = i % of_head;
+    const float *const from = args.parts + blockIdx.y * args.blocks.parts * count;
+    const auto total = [&](int64_t index) {
+        float sum = 0.0f;
+        for (int part = 0; part < args.blocks.parts; part++)
+            sum += from[part * count + index];
+        return sum;
+    };
 
     if (i >= count)
         return;
-    for (int part = 0; part < parts; part++)
-        sum += from[part * count + i];
-    store_value((blockIdx.y ? second : first) + i, blockIdx.y ? sum : scale * sum);
+    float sum = total(i);
+    if (args.cosine && blockIdx.y == 0)
+        sum = fmaf(sum, args.cosine[at / 2], (i % 2 ? -total(i - 1) : total(i + 1)) * args.sine[at / 2]);
+    T *const to = (blockIdx.y ? second : first) +
+                  grad_start(args, (int)(i / of_head), at / args.head_dim, rows) + at % args.head_dim;
+    store_value(to, blockIdx.y ? sum : args.scale * sum);
 }
 
 /** Rounds the sums of dQ. They lie in the order of accumulators: 128 floats for each 16 rows by 8 columns.
@@ -334,15 +342,24 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const f
     const unsigned padded = row_block * 16 + row, head = padded / args.rows_padded;
     const int query = (int)(padded % args.rows_padded), column = (int)(block % pairs) * 16 + side * 8;
 
+    const bool inside = head < (unsigned)args.heads && query < args.seq && column < args.head_dim;
+    alignas(16) float cosine[4] = {1, 1, 1, 1}, sine[4] = {};
+    if (args.cosine && inside) { /* head_dim is then a multiple of 8 */
+        const int64_t at = ((int64_t)query * args.head_dim + column) / 2;
+        *reinterpret_cast<float4 *>(cosine) = *reinterpret_cast<const float4 *>(args.cosine + at);
+        *reinterpret_cast<float4 *>(sine) = *reinterpret_cast<const float4 *>(args.sine + at);
+    }
+
     tile::wait_for_primary();
-    if (head >= (unsigned)args.heads || query >= args.seq || column >= args.head_dim)
+    if (!inside)
         return;
     const float *const from = sums + (int64_t)block * 256 + side * 128 + row % 8 * 16 + row / 8 * 2;
-    T *const to = dq + ((int64_t)head * args.seq + query) * args.head_dim;
+    T *const to = dq + grad_start(args, (int)head, query, args.seq);
     alignas(16) T values[8];
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
-        const float2 x = *reinterpret_cast<const float2 *>(from + 4 * pair);
+        float2 x = *reinterpret_cast<const float2 *>(from + 4 * pair);
+        turn_back(x.x, x.y, cosine[pair], sine[pair]);
         store_value(values + 2 * pair, args.scale * x.x);
         store_value(values + 2 * pair + 1, args.scale * x.y);
     }
@@ -364,7 +381,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const f
 
 bool starts_rows_at_16_bytes(const td_attention_shape *shape, const void *const *tensors, int count)
 {
-    uintptr_t all = (uintptr_t)shape->head_dim * (shape->dtype == TD_F32 ? 4 : 2);
+    uintptr_t all = (uintptr_t)(shape->head_dim | shape->grad_pitch) * (shape->dtype == TD_F32 ? 4 : 2);
 
     for (int i = 0; i < count; i++)
         all |= (uintptr_t)tensors[i];
@@ -453,8 +470,7 @@ cudaError_t add_parts(cudaStream_t stream, const backward_args &args, void *firs
 
     td_attention_flash_add_parts<T>
         <<<dim3((unsigned)whole(count, THREADS), second ? 2 : 1), THREADS, 0, stream>>>(
-            args.parts, static_cast<T *>(first), static_cast<T *>(second), count, args.blocks.parts,
-            args.scale);
+            static_cast<T *>(first), static_cast<T *>(second), rows, args);
     return cudaGetLastError();
 }
 
@@ -522,7 +538,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
     if (plan.takes_hopper && args.vectors)
         error = run_by_keys<T>(stream, shape, plan, args, o, lse, gpu, true);
-    if (error == cudaErrorNotSupported)
+    if (error == cudaErrorNotSupported && shape->grad_pitch == 0)
         error = run_by_keys<T>(stream, shape, plan, args, o, lse, gpu, false);
     if (error == cudaSuccess && args.blocks.parts > 1)
         error = add_parts<T>(stream, args, args.dk, args.dv, args.seq_k);
@@ -618,6 +634,11 @@ size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape)
     return std::max(portable.used, hopper.used);
 }
 
+bool td_cuda_flash_packs(td_gpu gpu, const td_attention_shape *shape)
+{
+    return backward_takes_hopper(gpu, shape);
+}
+
 size_t td_cuda_flash_backward_bytes(td_gpu gpu, const td_attention_shape *shape)
 {
     return plan_backward(gpu, shape, nullptr).bytes;
@@ -665,7 +686,7 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_att
                                    const void *dout, const float *lse, void *dq, void *dk, void *dv,
                                    void *work)
 {
-    const void *const tensors[] = {q, k, v, o, dout, dq, dk, dv};
+    const void *const tensors[] = {q, k, v, o, dout, dq, dk, dv, shape->cos, shape->sin};
     backward_args args = {};
 
     const backward_plan plan = plan_backward(gpu, shape, work);
@@ -690,7 +711,11 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_att
     args.exponent = exponent_of(shape);
     args.hidden = hidden_of(shape);
     args.causal = shape->causal;
-    args.vectors = starts_rows_at_16_bytes(shape, tensors, 8);
+    args.grad_heads = shape->grad_pitch ? (int)shape->heads : 1;
+    args.grad_pitch = shape->grad_pitch ? shape->grad_pitch : shape->head_dim;
+    args.cosine = shape->cos;
+    args.sine = shape->sin;
+    args.vectors = starts_rows_at_16_bytes(shape, tensors, 10);
     if (shape->dtype == TD_F32)
         return run_backward<float>(stream, shape, plan, args, o, lse, gpu);
     if (shape->dtype == TD_BF16)

@@ -24,12 +24,16 @@ typedef struct td_gpu {
 /** Whether a grid can have a block for each tile of the shape. The functions below need such a shape. */
 bool td_cuda_flash_fits(const td_attention_shape *shape);
 
+/** Whether backward can write gradients into rows (shape->grad_pitch). */
+bool td_cuda_flash_packs(td_gpu gpu, const td_attention_shape *shape);
+
 size_t td_cuda_flash_forward_bytes(td_gpu gpu, const td_attention_shape *shape);
 size_t td_cuda_flash_backward_bytes(td_gpu gpu, const td_attention_shape *shape);
 
 cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
                                   const void *q, const void *k, const void *v, void *o, float *lse,
                                   void *work);
+/** cudaErrorNotSupported: with grad_pitch, a tensor does not begin at a multiple of 16 bytes. */
 cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_gpu gpu, const td_attention_shape *shape,
                                    const void *q, const void *k, const void *v, const void *o,
                                    const void *dout, const float *lse, void *dq, void *dk, void *dv,

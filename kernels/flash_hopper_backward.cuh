@@ -293,11 +293,40 @@ template <int D> __device__ void add_tiles(const backward_arguments &args, unsig
     bulk_wait<0>();
 }
 
+/** The angles by which a warpgroup rotates its 64 rows of dK back. Without a rotation they are 0. */
+template <int D> struct row_angles {
+    float cosine[D / 4], sine[D / 4];
+
+    /** `row`: this thread's first row; the second one is 8 rows later. */
+    __device__ row_angles(const backward_arguments &args, int row)
+    {
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) {
+            const int key = min(row + i % 2 * 8, args.seq_k - 1), pair = i / 2 * 4 + threadIdx.x % 4;
+
+            cosine[i] = 1.0f;
+            sine[i] = 0.0f;
+            if (args.cosine && 2 * pair < args.head_dim) {
+                const int64_t at = (int64_t)key * (args.head_dim / 2) + pair;
+                asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(cosine[i]) : "l"(args.cosine + at));
+                asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(sine[i]) : "l"(args.sine + at));
+            }
+        }
+    }
+
+    __device__ void turn_back(float (&sums)[D / 2]) const
+    {
+#pragma unroll
+        for (int i = 0; i < D / 4; i++)
+            flash::turn_back(sums[2 * i], sums[2 * i + 1], cosine[i], sine[i]);
+    }
+};
+
 /** 64 rows of a gradient, rounded, to panels in shared memory and from there to global memory. panel(p) is
  * the place of panel p. */
 template <typename T, int D, typename Panel>
-__device__ void store_gradient(const float (&sums)[D / 2], float scale, Panel panel, const CUtensorMap *map,
-                               int row, int head, int group)
+__device__ void store_gradient(const backward_arguments &args, const float (&sums)[D / 2], float scale,
+                               Panel panel, const CUtensorMap *map, int row, int head, int group)
 {
     using S = shapes<D>;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
@@ -318,7 +347,7 @@ __device__ void store_gradient(const float (&sums)[D / 2], float scale, Panel pa
     if (threadIdx.x % GROUP == 0) {
 #pragma unroll
         for (int p = 0; p < S::PANELS; p++)
-            store_box(map, panel(p), p * S::PANEL, row, 0, head);
+            store_box(map, panel(p), p * S::PANEL, row, head % args.grad_heads, head / args.grad_heads);
         bulk_commit();
     }
 }
@@ -547,18 +576,20 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
                           args.seq_k, args.head_dim);
             continue;
         }
-        /* dV goes to this warpgroup's panels of the two buffers of dS that the last dQ does not read. dK
-         * goes to the place of dQ. */
+        /* The angles load while dV is stored. dV goes to this warpgroup's panels of the two buffers of dS
+         * that the last dQ does not read. dK goes to the place of dQ. */
         const int row = mine.first_key + group * 64;
+        const row_angles<D> angles(args, mine.first_key + own_row);
         store_gradient<T, D>(
-            dv, 1.0f,
+            args, dv, 1.0f,
             [&](int p) {
                 const int free = buffer + p < S::DSCORES ? buffer + p : 0;
                 return memory + S::DS + free * S::DSCORE_TILE + group * S::DSCORE_PANEL;
             },
             &args.dv_map, row, mine.head, group);
+        angles.turn_back(dk);
         store_gradient<T, D>(
-            dk, args.scale, [&](int p) { return memory + S::DQ + group * S::DQ_SHARE + p * 64 * S::W; },
+            args, dk, args.scale, [&](int p) { return memory + S::DQ + group * S::DQ_SHARE + p * 64 * S::W; },
             &args.dk_map, row, mine.head, group);
     }
     if (threadIdx.x % GROUP == 0)
@@ -629,14 +660,16 @@ cudaError_t backward_of_width(cudaStream_t stream, td_gpu gpu, const backward_ar
     bool made = true;
 
     static_cast<backward_args &>(a) = args;
-    const auto map = [&](CUtensorMap *to, const void *tensor, int64_t rows, int64_t together, int box) {
-        made = made && make_map<T>(encode, to, tensor, args.head_dim, rows, args.heads, together, box, S::W);
+    const auto map = [&](CUtensorMap *to, const void *tensor, int64_t rows, int64_t together, int box,
+                         int64_t pitch = 0) {
+        made = made &&
+               make_map<T>(encode, to, tensor, args.head_dim, rows, args.heads, together, box, S::W, pitch);
     };
     map(&a.q_map, args.q, args.seq, 1, S::QUERIES);
     map(&a.k_map, args.k, args.seq_k, 1, S::KEYS);
     map(&a.v_map, args.v, args.seq_k, 1, S::KEYS);
-    map(&a.dk_map, args.dk, args.seq_k, 1, 64);
-    map(&a.dv_map, args.dv, args.seq_k, 1, 64);
+    map(&a.dk_map, args.dk, args.seq_k, args.grad_heads, 64, args.grad_pitch);
+    map(&a.dv_map, args.dv, args.seq_k, args.grad_heads, 64, args.grad_pitch);
     map(&a.dout_map, args.dout, args.seq, args.o_heads, S::QUERIES);
     if (!made)
         return cudaErrorNotSupported;

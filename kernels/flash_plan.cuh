@@ -169,6 +169,9 @@ struct backward_args {
     cut blocks;
     int heads, o_heads, seq, seq_k, head_dim, width;
     int rows_padded;
+    int grad_heads; /* of a row of dq, dk and dv: dq is [heads / grad_heads, seq, grad_pitch] */
+    int64_t grad_pitch;
+    const float *cosine, *sine; /* rotate dq and dk back; NULL: they are not rotated */
     float scale, hidden;
     split_scale exponent;
     bool causal, vectors;
@@ -216,6 +219,22 @@ template <typename Args> __device__ inline int64_t o_pitch(const Args &args)
 template <typename Args> __device__ inline int64_t o_start(const Args &args, int head)
 {
     return ((int64_t)(head / args.o_heads) * args.seq * args.o_heads + head % args.o_heads) * args.head_dim;
+}
+
+/** Elements before a row of a head of a gradient, whose heads have `rows` rows. */
+__device__ inline int64_t grad_start(const backward_args &args, int head, int64_t row, int rows)
+{
+    return (head / args.grad_heads * (int64_t)rows + row) * args.grad_pitch +
+           head % args.grad_heads * args.head_dim;
+}
+
+/** Rotates neighbouring columns of dq or dk back. */
+__device__ inline void turn_back(float &even, float &odd, float cosine, float sine)
+{
+    const float x = even;
+
+    even = fmaf(x, cosine, odd * sine);
+    odd = fmaf(odd, cosine, -x * sine);
 }
 
 template <typename T> struct kind_of;

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
+from parity.bridge import replicas
 from parity.bridge.device import FLOATS, adder_of, check_type, check_unwrapped, device_of_all
 from parity.bridge.ranks import Call, Ranks, digest, ranks_of
 from parity.core.draw import NAMES
@@ -30,7 +31,6 @@ from parity.core.draw import NAMES
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 # MultiheadAttention reads the weight of this one and never calls it.
 WHOLE = {"NonDynamicallyQuantizableLinear"}
-CHECKED = 100  # so many backward passes are between two comparisons of parameters that every rank has
 COMPUTE = (None, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -445,6 +445,9 @@ class FullyShardedDataParallel(nn.Module):
         }
         self._units_of = {unit.weight: unit for unit in self._units.values()}
         self._whole = [parameter for parameter in parameters.values() if parameter not in self._units_of]
+        for name, parameter in parameters.items():
+            if parameter not in self._units_of:
+                replicas.know(self._ranks, name, parameter)
         self._passes = 0  # backward passes
         self._hook()
         self.forward = torch.compiler.disable(self.forward)
@@ -624,24 +627,18 @@ class FullyShardedDataParallel(nn.Module):
                 p.grad.copy_(part.view_as(p))
         self._spread()
         self._passes += 1
-        if self._passes % CHECKED == 0:
+        if self._passes % replicas.EVERY == 0:
             self._check_whole()
 
     def _check_whole(self) -> None:
-        """Fails on every rank if a parameter that every rank has is not the same on all. All ranks together."""
+        """Fails on every rank if a parameter or a buffer that every rank has is not the same on all. Statistics of
+        batches are each rank's own. All ranks together."""
         names = {p: name for name, p in self.module.named_parameters()}
-        mine = b"".join(
-            digest(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()) for p in self._whole
-        )
-        everyone = self._ranks.exchange(mine) if mine else []
-        for rank, theirs in enumerate(everyone):
-            for at, parameter in enumerate(self._whole):
-                if theirs[8 * at : 8 * at + 8] != everyone[0][8 * at : 8 * at + 8]:
-                    name = names.get(parameter, "a parameter that was replaced")
-                    raise RuntimeError(
-                        f"{name} of rank {rank} differs from rank 0's. Give each rank the same "
-                        "hyperparameters and the same file"
-                    )
+        whole = [(names.get(p, "a parameter that was replaced"), p) for p in self._whole]
+        for name, module in self.module.named_modules():
+            if not isinstance(module, nn.modules.batchnorm._NormBase):
+                whole += [(f"{name}.{key}".lstrip("."), b) for key, b in module.named_buffers(recurse=False)]
+        replicas.compare(self._ranks, whole)
 
     def _spread(self) -> None:
         """If a gradient is not finite on one rank, all become NaN on all: a GradScaler skips the step on each rank. A
@@ -675,13 +672,23 @@ class FullyShardedDataParallel(nn.Module):
         }
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state_dict() that the module would have in one process, on every rank. Every rank calls it."""
+        """The state_dict() that the module would have in one process, on every rank. Statistics of batches are
+        rank 0's. Every rank calls it."""
         whole = self.gather_full_parameters()
         names = {parameter: name for name, parameter in self.module.named_parameters()}
-        return {
-            key: whole[names[value]] if isinstance(value, nn.Parameter) else value
-            for key, value in self.module.state_dict(keep_vars=True).items()
-        }
+        state = self.module.state_dict(keep_vars=True)
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                state[key] = (
+                    whole[names[value]] if isinstance(value, nn.Parameter) else value.detach().clone()
+                )
+        buffers = (
+            state[key]
+            for key, value in self.module.named_buffers(remove_duplicate=False)
+            if key in state and value.numel()
+        )
+        self._ranks.broadcast((buffer, 0) for buffer in buffers)
+        return dict(state)
 
     def load_full_state_dict(self, state: dict[str, Any], strict: bool = True) -> Any:
         """Takes this rank's part of a full_state_dict(), or of the state_dict() of a module in one process."""
@@ -702,6 +709,7 @@ class FullyShardedDataParallel(nn.Module):
         def whole(unit: _Unit, part: Tensor) -> Tensor:
             return unit.gather_like(part.as_subclass(Tensor), part.dtype).wait().clone()
 
+        replicas.compare_state(optimizer)
         return self._map_state(optimizer, optimizer.state_dict(), lambda unit: unit.weight.shape, whole)
 
     def load_full_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

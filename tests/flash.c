@@ -226,6 +226,40 @@ TD_TEST(refuses_what_it_has_no_kernel_for)
     td_assert_ok(td_flash_sizes(*state, &shape, &sizes));
 }
 
+TD_TEST(refuses_rows_of_gradients)
+{
+    static const float angles[4];
+    const struct {
+        int64_t pitch, head_dim;
+        const float *cos, *sin;
+        td_status status;
+        const char *words;
+    } cases[] = {{7, 4, NULL, NULL, TD_BAD_ARGUMENT, "grad_pitch is 7"},
+                 {-1, 4, NULL, NULL, TD_BAD_ARGUMENT, "grad_pitch is -1"},
+                 {INT64_MAX, 4, NULL, NULL, TD_BAD_ARGUMENT, "rows of gradients"},
+                 {24, 4, angles, NULL, TD_BAD_ARGUMENT, "sin is NULL"},
+                 {24, 4, NULL, angles, TD_BAD_ARGUMENT, "cos is NULL"},
+                 {0, 4, angles, angles, TD_BAD_ARGUMENT, "cos is set"},
+                 {24, 3, angles, angles, TD_BAD_ARGUMENT, "cos is set"},
+                 {24, 4, angles, angles, TD_UNSUPPORTED, "grad_pitch is 24"}}; /* only on Hopper */
+    const td_attention_impl *const impls[] = {&td_attention_flash, &td_attention_naive};
+    float x = 0;
+
+    for (size_t i = 0; i < 2 * (sizeof cases / sizeof *cases); i++) {
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 2,
+                                          .seq = 3,
+                                          .head_dim = cases[i / 2].head_dim,
+                                          .dtype = TD_F32,
+                                          .grad_pitch = cases[i / 2].pitch,
+                                          .cos = cases[i / 2].cos,
+                                          .sin = cases[i / 2].sin};
+
+        td_assert_refused(impls[i % 2]->backward(*state, &shape, &x, &x, &x, &x, &x, &x, &x, &x, &x, NULL),
+                          cases[i / 2].status, cases[i / 2].words);
+    }
+}
+
 /* On the CPU results are always deterministic. */
 TD_TEST(deterministic_changes_nothing)
 {

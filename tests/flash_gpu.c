@@ -407,6 +407,115 @@ TD_BODY(o_may_lie_as_the_projection_reads_it)
     }
 }
 
+/* Puts the heads of rows one after the other, and checks that nothing was written between rows. */
+static void *heads_of(const td_attention_shape *s, int64_t seq, int64_t first, int64_t end, void *block)
+{
+    const size_t element = td_dtype_size(s->dtype), head = (size_t)s->head_dim * element;
+    unsigned char *const rows = td_gpu_read(gpu, block, (size_t)(s->batch * seq * s->grad_pitch) * element),
+                         *const heads = malloc((size_t)(s->batch * seq * s->heads) * head);
+
+    assert_non_null(heads);
+    for (int64_t row = 0; row < s->batch * seq; row++) {
+        unsigned char *const from = rows + (size_t)(row * s->grad_pitch) * element;
+
+        for (int64_t h = 0; h < s->heads; h++)
+            memcpy(heads + (size_t)((row / seq * s->heads + h) * seq + row % seq) * head,
+                   from + (size_t)first * element + (size_t)h * head, head);
+        for (size_t i = (size_t)end * element; i < (size_t)s->grad_pitch * element; i++)
+            assert_int_equal(from[i], 0xFF);
+    }
+    free(rows);
+    return heads;
+}
+
+/* Rotates the rows of heads back, as the gradient of rotary position embedding does. */
+static void turn_back(double *x, int64_t heads, int64_t seq, int64_t head_dim, const float *cosine,
+                      const float *sine)
+{
+    for (int64_t pair = 0; pair < heads * seq * head_dim / 2; pair++) {
+        const int64_t angle = pair % (seq * head_dim / 2);
+        const double even = x[2 * pair], odd = x[2 * pair + 1];
+
+        x[2 * pair] = even * (double)cosine[angle] + odd * (double)sine[angle];
+        x[2 * pair + 1] = odd * (double)cosine[angle] - even * (double)sine[angle];
+    }
+}
+
+/* Lengths on both sides of a tile; sequences whose keys are cut into parts; heads filled up with zeros. */
+TD_BODY(gradients_may_be_slices_of_rows_before_the_rotation)
+{
+    const struct {
+        int64_t batch, heads, seq, seq_k, head_dim;
+    } shapes[] = {{2, 3, 129, 129, 64},   {3, 2, 70, 150, 80},   {2, 5, 90, 65, 24}, {1, 3, 300, 300, 128},
+                  {1, 2, 1100, 1100, 64}, {40, 4, 128, 128, 96}, {1, 1, 40, 1, 16}};
+
+    for (size_t i = 0; i < 4 * (sizeof shapes / sizeof *shapes); i++) {
+        const int64_t heads = shapes[i / 4].heads, head_dim = shapes[i / 4].head_dim,
+                      most =
+                          shapes[i / 4].seq > shapes[i / 4].seq_k ? shapes[i / 4].seq : shapes[i / 4].seq_k;
+        const td_attention_shape plain = {.batch = shapes[i / 4].batch,
+                                          .heads = heads,
+                                          .seq = shapes[i / 4].seq,
+                                          .seq_k = shapes[i / 4].seq_k,
+                                          .head_dim = head_dim,
+                                          .dtype = i % 2 ? TD_F16 : TD_BF16,
+                                          .causal = true,
+                                          .deterministic = i / 4 == 5};
+        td_attend_run run = inputs_of("rows", &plain);
+        td_attend_truth truth = td_attend_truth_of(&run);
+        const blocks b = open_blocks(&run, 0);
+        const size_t angles = (size_t)(most * head_dim / 2) * sizeof(float);
+        float *const cosine = malloc(angles), *const sine = malloc(angles);
+
+        assert_true(cosine && sine);
+        for (int64_t at = 0; at < most * head_dim / 2; at++) {
+            cosine[at] = cosf((float)at);
+            sine[at] = sinf((float)at);
+        }
+        void *const c = td_gpu_block(gpu, cosine, angles), *const s = td_gpu_block(gpu, sine, angles);
+        td_attention_shape *const shape = &run.shape;
+        shape->grad_pitch = 2 * heads * head_dim + 8;
+        if (i / 2 % 2) {
+            shape->cos = c;
+            shape->sin = s;
+            turn_back(truth.dq, plain.batch * heads, plain.seq, head_dim, cosine, sine);
+            turn_back(truth.dk, plain.batch * heads, plain.seq_k, head_dim, cosine, sine);
+        }
+        const size_t row = (size_t)shape->grad_pitch * 2;
+        char *const dq = td_gpu_block(gpu, NULL, (size_t)(plain.batch * plain.seq) * row),
+                    *const dk = td_gpu_block(gpu, NULL, (size_t)(plain.batch * plain.seq_k) * row),
+                    *const dv = dk + heads * head_dim * 2;
+
+        td_assert_ok(td_flash_forward(gpu, shape, b.q, b.k, b.v, b.o, b.lse, b.forward_work));
+        if (b.sizes.packs) {
+            td_assert_ok(td_flash_backward(gpu, shape, b.q, b.k, b.v, b.o, b.dout, b.lse, dq, dk, dv,
+                                           b.backward_work));
+            void *const got[] = {heads_of(shape, plain.seq, 0, heads * head_dim, dq),
+                                 heads_of(shape, plain.seq_k, 0, 2 * heads * head_dim, dk),
+                                 heads_of(shape, plain.seq_k, heads * head_dim, 2 * heads * head_dim, dk)};
+            if (plain.seq_k > 1) {
+                td_assert_close("dq", plain.dtype, got[0], truth.dq, run.queries, tolerance_of(&plain));
+                td_assert_close("dk", plain.dtype, got[1], truth.dk, run.keys, tolerance_of(&plain));
+            }
+            td_assert_close("dv", plain.dtype, got[2], truth.dv, run.keys, tolerance_of(&plain));
+            for (int which = 0; which < 3; which++)
+                free(got[which]);
+        }
+        td_assert_refused(
+            td_flash_backward(gpu, shape, b.q, b.k, b.v, b.o, b.dout, b.lse, dq + 2, dk, dv, b.backward_work),
+            TD_UNSUPPORTED, "grad_pitch is");
+        td_gpu_free(gpu, dq);
+        td_gpu_free(gpu, dk);
+        td_gpu_free(gpu, c);
+        td_gpu_free(gpu, s);
+        free(cosine);
+        free(sine);
+        close_blocks(&b);
+        td_attend_truth_free(&truth);
+        free_inputs(&run);
+    }
+}
+
 /* More keys than queries under a causal mask: keys after the last query have a gradient of 0, which must
  * be written. */
 TD_BODY(keys_that_no_query_sees_have_no_gradient)
@@ -857,6 +966,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(takes_tensors_at_any_address), /* the only test if td_gpu_small() */
         cmocka_unit_test(o_may_lie_as_the_projection_reads_it),
+        cmocka_unit_test(gradients_may_be_slices_of_rows_before_the_rotation),
         cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
         cmocka_unit_test(lse_of_one_key_is_its_score),
         cmocka_unit_test(tiles_of_keys_at_minus_infinity_have_no_weight),

@@ -689,18 +689,41 @@ def calls_of_pytorch(ranks, rank):
     model.load_state_dict(torch.load(part))
 
 
-def whole_parameters_that_differ(ranks, rank):
-    net = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+def what_differs_by_rank(ranks, rank):
+    """Whole parameters, buffers and their optimizer's state are compared. Statistics of batches may differ."""
+    net = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     net[1].unused = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # not contiguous
-    model = get_fsdp(net)
-    with unittest.mock.patch.object(bridge_fsdp, "CHECKED", 2):
-        for _ in range(2):  # the first pass compares nothing
-            model(torch.ones(2, 8)).sum().backward()
+    net[0].register_buffer("counted", torch.tensor([3, 1, 4], dtype=torch.int32))
+    model, whole = get_fsdp(net), bridge.DataParallel(nn.Linear(8, 8))
+    one = torch.optim.AdamW([p for p in model.parameters() if p.dim() < 4], lr=0.01)
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(rank))
+
+    def step(model=model):
+        model(x).square().sum().backward()
+
+    def differs(name, tensor, call):
+        kept = tensor.clone()
         with torch.no_grad():
-            model.module[0].bias[3] += rank * 1e-6
-        model(torch.ones(2, 8)).sum().backward()
-        says("0.bias of rank 1 differs from rank 0's", lambda: model(torch.ones(2, 8)).sum().backward())
-    says("0.bias of rank 1 differs from rank 0's", model.full_state_dict)
+            tensor[2] += rank * tensor.new_tensor(1)
+        says(f"{name} of rank 1 differs from rank 0's", call)
+        tensor.data.copy_(kept)
+
+    with unittest.mock.patch.object(bridge.replicas, "EVERY", 2):
+        for _ in range(3):  # the first pass and the first step compare nothing
+            step()
+        one.step()
+        differs("0.bias", net[0].bias, step)
+        differs("the optimizer's exp_avg of 0.bias", one.state[net[0].bias]["exp_avg"], one.step)
+        step(whole)
+        differs("weight", whole.module.weight, lambda: step(whole))
+    differs("0.bias", net[0].bias, model.full_state_dict)
+    differs("0.counted", net[0].counted, model.full_state_dict)
+    state = one.state[net[1].weight]["exp_avg_sq"]
+    differs("the optimizer's exp_avg_sq of 1.weight", state, lambda: model.full_optimizer_state_dict(one))
+    means = [torch.zeros(2, 8) for _ in range(2)]
+    dist.all_gather(means, torch.stack([net[1].running_mean, model.full_state_dict()["1.running_mean"]]))
+    assert not torch.equal(means[0][0], means[1][0]) and torch.equal(means[0][0], means[1][1])
+    whole.close()
 
 
 class Parts(nn.Module):
@@ -821,7 +844,7 @@ CASES = {
         hooks_and_ends,
         misuse,
         calls_of_pytorch,
-        whole_parameters_that_differ,
+        what_differs_by_rank,
         overflow,
         use_other_parameters,
         example,

@@ -235,6 +235,7 @@ td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *
 
     TD_TRY(make_plan(dev, shape, &p));
     TD_NOT_NULL(q, k, v, o, dout, saved, dq, dk, dv);
+    TD_TRY(td_attention_check_pitch(&p.shape, false));
     TD_TRY(td_attention_check_work(work, p.matrix_step + p.backward_gemm));
 
     /* dP, then dS in its place. The scale of the scores goes into dS, so it reaches both dQ and dK. */

@@ -35,6 +35,12 @@ typedef struct td_attention_shape {
     /* o and dout are [batch, seq, heads, head_dim], as the output projection needs them. Results have the
      * same bits. */
     bool o_bshd;
+    /* Not 0: dq, dk and dv are slices of rows of grad_pitch elements, [batch, seq or seq_k, grad_pitch]. Head
+     * h begins h * head_dim elements after the first head of its row. Only if td_attention_sizes.packs. */
+    int64_t grad_pitch;
+    /* [at least seq and seq_k, head_dim / 2] With grad_pitch, if rotary position embedding has made q and k
+     * (td_rope_table): dq and dk are the gradients before the rotation. NULL: there is no rotation. */
+    const float *cos, *sin;
 } td_attention_shape;
 
 /* NaN. A NaN in row i of an input (query i of q and dout, key i of k and v) makes these outputs NaN:
@@ -54,6 +60,7 @@ typedef struct td_attention_sizes {
     size_t saved;         /* written by forward, read by backward with q, k, v and o */
     size_t forward_work;  /* scratch of forward */
     size_t backward_work; /* scratch of backward */
+    bool packs;           /* backward can write gradients into rows (td_attention_shape.grad_pitch) */
 } td_attention_sizes;
 
 /** Facts about an implementation on a kind of device. They serve to count FLOPs and bytes. */
@@ -80,8 +87,10 @@ typedef struct td_attention_traits {
  * and may be captured in a graph.
  *
  * TD_BAD_ARGUMENT: a NULL; an extent below 1; a product beyond 2^63 - 1; a scale that is not finite or below
- * 0; an unknown dtype or mask; tf32 with a dtype other than TD_F32; work that is not aligned. TD_UNSUPPORTED:
- * dev has no kernel for this dtype or head_dim, for this number of heads and queries, or for TF32. After an
+ * 0; a grad_pitch below heads * head_dim; cos or sin alone, without grad_pitch, or with an odd head_dim; an
+ * unknown dtype or mask; tf32 with a dtype other than TD_F32; work that is not aligned. TD_UNSUPPORTED:
+ * dev has no kernel for this dtype or head_dim, for this number of heads and queries, for TF32, or for
+ * grad_pitch; with grad_pitch also a tensor whose rows do not begin at multiples of 16 bytes. After an
  * error nothing was queued, and every output is unchanged. */
 typedef struct td_attention_impl {
     const char *name;

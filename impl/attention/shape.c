@@ -38,6 +38,17 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
     const int64_t k[] = {resolved.batch, resolved.heads, resolved.seq_k, resolved.head_dim, 16};
     TD_TRY(td_product("bytes of q", 5, q, &bytes));
     TD_TRY(td_product("bytes of k", 5, k, &bytes));
+    TD_CHECK(shape->grad_pitch == 0 || shape->grad_pitch >= shape->heads * shape->head_dim,
+             "grad_pitch is %" PRId64 ", needs 0 or at least heads * head_dim, %" PRId64, shape->grad_pitch,
+             shape->heads * shape->head_dim);
+    TD_CHECK(!shape->cos == !shape->sin, "%s is NULL, needs cos and sin or neither",
+             shape->cos ? "sin" : "cos");
+    TD_CHECK(!shape->cos || (shape->grad_pitch > 0 && shape->head_dim % 2 == 0),
+             "cos is set, needs grad_pitch above 0 and an even head_dim, not %" PRId64 " and %" PRId64,
+             shape->grad_pitch, shape->head_dim);
+    const int64_t longest = resolved.seq > resolved.seq_k ? resolved.seq : resolved.seq_k;
+    const int64_t rows[] = {resolved.batch, longest, resolved.grad_pitch, 16};
+    TD_TRY(td_product("bytes of rows of gradients", 4, rows, &bytes));
     *out = resolved;
 cleanup:
     return status;
@@ -50,6 +61,17 @@ td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits
     TD_CHECK(out, "out is NULL");
     TD_CHECK(kind == TD_DEVICE_CPU || kind == TD_DEVICE_CUDA, "kind is %d, needs to be a td_device_kind",
              (int)kind);
+cleanup:
+    return status;
+}
+
+td_status td_attention_check_pitch(const td_attention_shape *shape, bool packs)
+{
+    td_status status = TD_OK;
+
+    TD_FAIL_IF(shape->grad_pitch > 0 && !packs, TD_UNSUPPORTED,
+               "grad_pitch is %" PRId64 ": gradients of this shape cannot be slices of rows on this device",
+               shape->grad_pitch);
 cleanup:
     return status;
 }

@@ -11,6 +11,9 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
 /** Checks the arguments of a `describe`. TD_BAD_ARGUMENT names what is wrong. */
 td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits *out);
 
+/** TD_UNSUPPORTED: shape->grad_pitch is set, and the implementation does not pack gradients. */
+td_status td_attention_check_pitch(const td_attention_shape *shape, bool packs);
+
 /** work may be NULL if `bytes` is 0. */
 td_status td_attention_check_work(const void *work, size_t bytes);
 

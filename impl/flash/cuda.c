@@ -35,6 +35,9 @@ static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shap
             "%s: head_dim is %" PRId64 ", whose tiles of %s need more shared memory than a block has on %s",
             pass, shape->head_dim, shape->tf32 ? "tf32" : td_dtype_name(shape->dtype), cuda->model);
     }
+    if (code == cudaErrorNotSupported)
+        return td_fail(TD_UNSUPPORTED, "%s: grad_pitch is %" PRId64 ", but a row is no multiple of 16 bytes",
+                       pass, shape->grad_pitch);
     return td_cuda_status(code, pass);
 }
 
@@ -46,6 +49,7 @@ static td_status sizes(td_device *dev, const td_attention_shape *shape, td_atten
     TD_TRY(check(shape));
     out->forward_work = td_cuda_flash_forward_bytes(gpu, shape);
     out->backward_work = td_cuda_flash_backward_bytes(gpu, shape);
+    out->packs = td_cuda_flash_packs(gpu, shape);
 cleanup:
     return status;
 }

@@ -131,12 +131,13 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
 {
     td_status status = TD_OK;
     const td_flash_passes *passes = NULL;
-    td_attention_sizes sizes;
+    td_attention_sizes sizes = {0};
     td_attention_shape s;
 
     TD_TRY(resolve(dev, shape, &s, &passes));
     TD_NOT_NULL(q, k, v, o, dout, lse, dq, dk, dv);
     TD_TRY(passes->sizes(dev, &s, &sizes));
+    TD_TRY(td_attention_check_pitch(&s, sizes.packs));
     TD_TRY(td_attention_check_work(work, sizes.backward_work));
     TD_TRY(td_attention_begin(dev, "flash_backward", &s, true));
     TD_TRY(td_operation_done(dev, passes->backward(dev, &s, q, k, v, o, dout, lse, dq, dk, dv, work)));

@@ -64,19 +64,22 @@ cleanup:
 static td_status attention_backward(td_transformer *m, int64_t i)
 {
     const td_in input = td_read(m, TD_T_INPUT, i), dx = branch_grad(m), o = td_read(m, TD_T_O, i),
-                dqkv = td_read(m, TD_T_QKV_GRAD, i),
+                q = td_read(m, TD_T_Q, i), k = td_read(m, TD_T_K, i), v = td_read(m, TD_T_V, i),
+                d_o = td_read(m, TD_T_O_GRAD, i), dqkv = td_read(m, TD_T_QKV_GRAD, i),
                 norm = td_read(m, m->plan.all_kept ? TD_T_NORM : TD_T_NORM1_AGAIN, i);
     td_status status = TD_OK;
 
     /* middle = input + o output_proj^T: dx is input's gradient already */
     TD_TRY(td_linear_input_grad(m, i, TD_W_OUTPUT, dx, td_write(m, TD_T_O_GRAD, i)));
-    /* o = attention(q, k, v) */
-    TD_TRY(td_attend_grad(m, td_read(m, TD_T_Q, i), td_read(m, TD_T_K, i), td_read(m, TD_T_V, i), o,
-                          td_read(m, TD_T_O_GRAD, i), td_write(m, TD_T_Q_GRAD, i),
-                          td_write(m, TD_T_K_GRAD, i), td_write(m, TD_T_V_GRAD, i)));
-    /* [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
-    TD_TRY(td_heads_grad(m, td_read(m, TD_T_Q_GRAD, i), td_read(m, TD_T_K_GRAD, i),
-                         td_read(m, TD_T_V_GRAD, i), td_write(m, TD_T_QKV_GRAD, i)));
+    /* o = attention(q, k, v), [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
+    if (m->plan.packs) {
+        TD_TRY(td_attend_heads_grad(m, q, k, v, o, d_o, td_write(m, TD_T_QKV_GRAD, i)));
+    } else {
+        TD_TRY(td_attend_grad(m, q, k, v, o, d_o, td_write(m, TD_T_Q_GRAD, i), td_write(m, TD_T_K_GRAD, i),
+                              td_write(m, TD_T_V_GRAD, i)));
+        TD_TRY(td_heads_grad(m, td_read(m, TD_T_Q_GRAD, i), td_read(m, TD_T_K_GRAD, i),
+                             td_read(m, TD_T_V_GRAD, i), td_write(m, TD_T_QKV_GRAD, i)));
+    }
     TD_TRY(td_linear_input_grad(m, i, TD_W_Q, dqkv, td_write(m, TD_T_NORM1_GRAD, i)));
     TD_TRY(norm_again(m, i, TD_W_LN1, input, TD_T_NORM1_AGAIN));
     TD_TRY(td_linear_weight_grad(m, i, TD_W_Q, dqkv, norm));

@@ -15,7 +15,8 @@ td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, i
                                 .dtype = plan->dtype,
                                 .causal = true,
                                 .tf32 = plan->config.precision == TD_PRECISION_TF32,
-                                .o_bshd = true};
+                                .o_bshd = true,
+                                .grad_pitch = plan->packs ? 3 * size->d_model : 0};
 }
 
 /** A GEMM of a linear layer, x [tokens, d_in], W [d_out, d_in], y [tokens, d_out]:
@@ -295,6 +296,23 @@ td_status td_attend_grad(td_transformer *m, td_in q, td_in k, td_in v, td_in o, 
                USES(q.use, k.use, v.use, o.use, d_o.use, saved.use, dq.use, dk.use, dv.use, own_work.use),
                m->plan.attend->backward(m->dev, &shape, q.at, k.at, v.at, o.at, d_o.at, saved.at, dq.at,
                                         dk.at, dv.at, own_work.at));
+}
+
+td_status td_attend_heads_grad(td_transformer *m, td_in q, td_in k, td_in v, td_in o, td_in d_o, td_out dqkv)
+{
+    const td_in saved = td_read(m, TD_T_SAVED, q.use.layer), cos = td_read(m, TD_T_COS, 0),
+                sin = td_read(m, TD_T_SIN, 0);
+    const td_out own_work = td_write(m, TD_T_ATTEND_GRAD_WORK, q.use.layer);
+    const size_t third = (size_t)m->plan.config.size.d_model * td_dtype_size(m->plan.dtype);
+    char *const dq = dqkv.at;
+    td_attention_shape shape = td_plan_attention_shape(&m->plan, m->stage.batch, m->stage.seq);
+
+    shape.cos = cos.at;
+    shape.sin = sin.at;
+    return RUN(TD_CALL_ATTEND_GRAD, 0,
+               USES(q.use, k.use, v.use, o.use, d_o.use, saved.use, cos.use, sin.use, dqkv.use, own_work.use),
+               m->plan.attend->backward(m->dev, &shape, q.at, k.at, v.at, o.at, d_o.at, saved.at, dq,
+                                        dq + third, dq + 2 * third, own_work.at));
 }
 
 td_status td_heads_grad(td_transformer *m, td_in dq, td_in dk, td_in dv, td_out dqkv)

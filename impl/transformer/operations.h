@@ -89,6 +89,9 @@ td_status td_attend_grad(td_transformer *m, td_in q, td_in k, td_in v, td_in o, 
 
 td_status td_heads_grad(td_transformer *m, td_in dq, td_in dk, td_in dv, td_out dqkv);
 
+/** Both in one operation, if plan.packs */
+td_status td_attend_heads_grad(td_transformer *m, td_in q, td_in k, td_in v, td_in o, td_in d_o, td_out dqkv);
+
 /** The gradient of y = norm(x): adds to the residual's gradient, and rounds it for the branch before the
  * norm. ln_final, which comes first, writes the residual's gradient instead. */
 td_status td_norm_grad(td_transformer *m, int64_t layer, td_weight norm, td_in x, td_in dy);

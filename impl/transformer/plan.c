@@ -499,6 +499,7 @@ cleanup:
 td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_plan *out)
 {
     td_plan plan = {.config = *config};
+    td_attention_sizes attention;
     uint64_t together[TD_TENSORS];
     size_t bytes[EXTENTS];
     td_status status = TD_OK;
@@ -537,6 +538,9 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     plan.total.gradients = plan.gradient_bytes;
 
     plan.spared[TD_T_SAVED] = plan.spared[TD_T_O] = plan.config.keep == TD_KEEP_ATTENTION;
+    const td_attention_shape largest = td_plan_attention_shape(&plan, config->batch, config->context);
+    TD_TRY(plan.attend->sizes(dev, &largest, &attention));
+    plan.packs = attention.packs;
     TD_TRY(record(&plan));
     td_recording_together(plan.recording, together);
     TD_TRY(measure(dev, &plan, bytes));

@@ -56,6 +56,7 @@ typedef struct td_plan {
     td_transformer_config config; /* with defaults filled in; `attention` is the implementation's own name */
     const td_attention_impl *attend;
     td_attention_traits traits; /* of attend on this device */
+    bool packs;                 /* attention writes the gradient of the fused projection */
     td_dtype dtype;             /* of GEMMs, activations and their gradients */
     td_dtype wide;              /* of parameters and the residual stream: dtype, or f32 in mixed precision */
     bool mixed;                 /* dtype and wide differ */

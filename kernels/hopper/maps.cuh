@@ -32,19 +32,20 @@ inline map_encoder find_map_encoder()
 }
 
 /** The map of a tensor [heads / together, rows, together, columns] of 16-bit elements. If `together` is 1,
- * each head is a matrix. A box has `box` rows of a head and as many columns as `swizzle` bytes (128, 64, 32).
- * Coordinates are column, row, head % together, head / together. The address and the rows are multiples of
- * 16 bytes. false: the driver refuses the map, or has none. */
+ * each head is a matrix. `pitch`: elements between rows; 0: together * columns. A box has `box` rows of a
+ * head and as many columns as `swizzle` bytes (128, 64, 32). Coordinates are column, row, head % together,
+ * head / together. The address and the rows are multiples of 16 bytes. false: the driver refuses the map, or
+ * has none. */
 template <typename T>
 bool make_map(map_encoder encode, CUtensorMap *map, const void *tensor, int64_t columns, int64_t rows,
-              int64_t heads, int64_t together, int box, int swizzle)
+              int64_t heads, int64_t together, int box, int swizzle, int64_t pitch = 0)
 {
     const CUtensorMapDataType type =
         std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const cuuint64_t row = columns * sizeof(T),
+    const cuuint64_t row = (pitch ? pitch : together * columns) * sizeof(T),
                      extents[] = {(cuuint64_t)columns, (cuuint64_t)rows, (cuuint64_t)together,
                                   (cuuint64_t)(heads / together)},
-                     strides[] = {together * row, row, rows * together * row};
+                     strides[] = {row, columns * sizeof(T), rows * row};
     const cuuint32_t boxes[] = {(cuuint32_t)(swizzle / sizeof(T)), (cuuint32_t)box, 1, 1},
                      steps[] = {1, 1, 1, 1};
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parity.bridge import replicas
 from parity.bridge.device import Device, adder_of, check_type, check_unwrapped, device_of_all
 from parity.bridge.ranks import ranks_within
 from parity.core.draw import NAMES
@@ -126,7 +127,8 @@ class DataParallel(nn.Module):
         ]
         self._hooks = []
         self._adding = []
-        for index, parameter in enumerate(self._parameters_of):
+        for index, (name, parameter) in enumerate(parameters.items()):
+            replicas.know(self._ranks, name, parameter)
             if parameter.requires_grad:
                 before, after = (_weakly(f, index) for f in (self._before_adding, self._ready))
                 self._adding.append(adder_of(parameter))
@@ -293,6 +295,8 @@ class DataParallel(nn.Module):
                 self._parameters_of[index].grad = self._gradients[index]
         self._ended = self._sends
         self._passes += self._sends
+        if self._sends and self._passes % replicas.EVERY == 0:
+            replicas.compare(self._ranks, self.module.named_parameters())
         self._decided = self._decided or None  # a later pass within no_sync() only adds up
 
     def finish_gradient_synchronization(self) -> None:

@@ -102,7 +102,7 @@ class Ranks:
         with self.device.calls():  # no other thread sends in between
             for tensor, root in tensors:
                 data = tensor.detach()
-                flat = data if data.is_contiguous() and NAMES.get(data.dtype) in SENT else _as_words(data)
+                flat = data if data.is_contiguous() and NAMES.get(data.dtype) in SENT else as_words(data)
                 call = Call(self, "td_comm_broadcast", flat, flat, flat.numel(), NAMES[flat.dtype], root)
                 calls.append((data, call))
                 if len(calls) >= MOST_CALLS:
@@ -215,9 +215,11 @@ def sampled(tensor: Tensor | None) -> bytes:
     return digest(content) if any(content) else bytes(8)
 
 
-def _as_words(data: Tensor) -> Tensor:
-    """A copy as whole numbers of 8 bytes."""
+def as_words(data: Tensor) -> Tensor:
+    """As whole numbers of 8 bytes; a copy, unless its bytes are such numbers."""
     raw = data.contiguous().view(-1).view(torch.uint8)
+    if raw.numel() % 8 == 0 and raw.storage_offset() % 8 == 0:
+        return raw.view(torch.int64)
     words = torch.zeros(-(-raw.numel() // 8), dtype=torch.int64, device=data.device)
     words.view(torch.uint8)[: raw.numel()] = raw
     return words

@@ -69,6 +69,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._inner is None:
             self._inner = self._class([part], **self._options)
             self.defaults = self._inner.defaults
+            self._inner.split_among_ranks = True
         else:
             self._inner.add_param_group(part)
         for name, value in self._inner.param_groups[-1].items():
