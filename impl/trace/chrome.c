@@ -158,7 +158,7 @@ static void put_extents(output *o, const char *key, const int32_t extents[3])
 /** Writes the labels around an activity, the outermost first. */
 static void put_path(output *o, int64_t range)
 {
-    int64_t chain[TD_TRACE_DEPTH];
+    int64_t chain[TD_TRACE_DEPTH] = {0};
     int depth = 0;
 
     for (; range >= 0 && depth < TD_TRACE_DEPTH; range = o->trace->ranges[range].parent)
