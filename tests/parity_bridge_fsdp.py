@@ -531,9 +531,10 @@ def misuse(ranks, rank):
         ),
         ("parameter 0 of group 0 is split among", early.step),
         (
-            "is ShardedOptimizer, which splits",
+            "is ShardedOptimizer, which needs all",
             lambda: optimizer(layers().parameters(), bridge.ShardedOptimizer),
         ),
+        ("is LBFGS, which needs all", lambda: optimizer(layers().parameters(), torch.optim.LBFGS)),
         ("the module is wrapped already", lambda: get_fsdp(inner)),
         ("weight is split among the ranks", lambda: get_fsdp(borrower(inner.module[0].weight))),
         ("weight is split among the ranks", lambda: bridge.DataParallel(borrower(inner.module[0].weight))),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parity.bridge import replicas
-from parity.bridge.device import Device, adder_of, check_type, check_unwrapped, device_of_all
+from parity.bridge.device import Device, adder_of, check_type, check_unwrapped, device_of_all, is_sent
 from parity.bridge.ranks import ranks_within
 from parity.core.draw import NAMES
 from parity.core.library import Session
@@ -105,6 +105,8 @@ class DataParallel(nn.Module):
         """All ranks together."""
         parameters = {name: p for name, p in self.module.named_parameters() if p.numel()}  # a shared one once
         device = device_of_all(parameters)
+        fixed = {name: p for name, p in parameters.items() if not p.requires_grad and not is_sent(p)}
+        parameters = {name: p for name, p in parameters.items() if name not in fixed}
         self._orders = [_memory_order(name, parameter) for name, parameter in parameters.items()]
         self._parameters_of = list(parameters.values())
         self._ranks = ranks_within(device, **self._limits)
@@ -121,6 +123,7 @@ class DataParallel(nn.Module):
         with self._ranks.device.calls() as c:
             self._ddp = self._create(c, parameters)
         self._send_buffers()
+        self._ranks.broadcast((parameter, 0) for parameter in fixed.values())
         self._agreed = [
             (p.shape, p.dtype, p.device, None if g is None else g.data_ptr())
             for p, g in zip(self._parameters_of, self._gradients, strict=True)

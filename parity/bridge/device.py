@@ -111,9 +111,14 @@ def adder_of(parameter: Tensor) -> torch.autograd.graph.Node:
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
+def is_sent(parameter: Tensor) -> bool:
+    """Whether collectives add and average its type."""
+    return NAMES.get(parameter.dtype) in FLOATS
+
+
 def check_type(name: str, parameter: Tensor) -> None:
     """TypeError if gradients of the parameter's type cannot be sent."""
-    if NAMES.get(parameter.dtype) not in FLOATS:
+    if not is_sent(parameter):
         raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
 
 

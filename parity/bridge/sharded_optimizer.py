@@ -32,12 +32,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         seconds: float | None = None,
         **options: Any,
     ):
-        if {kind.__name__ for kind in optimizer_cls.__mro__} & {
-            "ShardedOptimizer",
-            "ZeroRedundancyOptimizer",
-        }:
+        names = {kind.__name__ for kind in optimizer_cls.__mro__}
+        if names & {"LBFGS", "ShardedOptimizer", "ZeroRedundancyOptimizer"}:
             raise TypeError(
-                f"optimizer_cls is {optimizer_cls.__name__}, which splits its state among the ranks itself"
+                f"optimizer_cls is {optimizer_cls.__name__}, which needs all parameters on each rank"
             )
         self._class, self._options = optimizer_cls, options
         self._limits = {"open_seconds": open_seconds, "seconds": seconds}

@@ -217,13 +217,14 @@ def parameters_that_change(rank, device):
 
 
 class Picture(nn.Module):
-    """Properties that PyTorch's DistributedDataParallel accepts: another order in memory, buffers, and an empty
-    parameter."""
+    """Properties that PyTorch's DistributedDataParallel accepts: another order in memory, buffers, an empty parameter,
+    and a frozen one of whole numbers."""
 
     def __init__(self):
         super().__init__()
         self.convolution, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
         self.nothing, self.head = nn.Parameter(torch.zeros(0, 5)), nn.Linear(4, 2)
+        self.count = nn.Parameter(torch.randint(99, (3,)), requires_grad=False)
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x):
@@ -279,7 +280,7 @@ def beside_pytorchs(rank, device):
     for model in (mine, theirs):
         model.eval()(xs[0][:0]).sum().backward()  # an empty batch
     for a, b in zip(mine.module.parameters(), theirs.module.parameters(), strict=True):
-        assert a.numel() == 0 or torch.equal(a.grad, b.grad)
+        assert a.grad is b.grad is None or a.numel() == 0 or torch.equal(a.grad, b.grad)
     refused_or_freed(rank, device)
 
 
@@ -383,7 +384,8 @@ def refused_or_freed(rank, device):
 def refuse(rank, device):
     said("no parameters", lambda: bridge.DataParallel(nn.ReLU()))
     said("naive, flat, overlap or bucketed", lambda: bridge.DataParallel(Tied().to(device), "fast"))
-    said("int64, which is not sent", lambda: bridge.DataParallel(Whole().to(device)))
+    complex_one = nn.Linear(2, 2, dtype=torch.complex64, device=device)
+    said("complex64, which is not sent", lambda: bridge.DataParallel(complex_one))
     model = bridge.DataParallel(Tied().to(device))
     x = torch.zeros(2, 10, device=device)
     if rank == 1:
@@ -393,12 +395,6 @@ def refuse(rank, device):
         lambda: [(model(x).sum().backward(), model.finish_gradient_synchronization()) for _ in "12"],
     )
     os._exit(0)  # what is left of the communicator is the test of comm's
-
-
-class Whole(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.count = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
 
 
 class DataParallel(OnRanks):
