@@ -26,7 +26,9 @@ class Ranks(Cli):
     def with_launcher(self, **variables):
         """Runs the command with a launcher's variables. Returns None in a build without Gloo."""
         environ = {
-            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM_", "RANK", "WORLD"))
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("OMPI_", "PMI_", "SLURM_", "RANK", "WORLD"))
         }
         command = [program(), "allreduce", "--backend", "gloo", "--bytes", "4096", "--iters", "3"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ | variables)
@@ -113,7 +115,9 @@ class Ranks(Cli):
 
     def test_the_innermost_launcher_counts(self):
         clean = {
-            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM_", "RANK", "WORLD"))
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("OMPI_", "PMI_", "SLURM_", "RANK", "WORLD"))
         }
         command = f"{program()} allreduce --backend gloo --bytes 8 --open-timeout 0.3 --run".split()
         for number, (variables, expected) in enumerate(launchers.TABLE):

@@ -1,5 +1,5 @@
 """Launchers, alone and one within another: the variables that they set for a process, and its rank by the one rule
-of the program and of the bridge. The names are of Open MPI 4.1, PyTorch 2.13 and Slurm 23.11."""
+of the program and of the bridge. The names are of Open MPI 4.1, MPICH 4, PyTorch 2.13 and Slurm 23.11."""
 
 
 def mpirun(rank, ranks):
@@ -7,6 +7,11 @@ def mpirun(rank, ranks):
     for part in ("", "LOCAL_"):
         found |= {f"OMPI_COMM_WORLD_{part}RANK": str(rank), f"OMPI_COMM_WORLD_{part}SIZE": str(ranks)}
     return found
+
+
+def mpiexec(rank, ranks):
+    found = {"PMI_RANK": str(rank), "PMI_SIZE": str(ranks), "PMI_FD": "9"}
+    return found | {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": str(ranks)}
 
 
 def loop(rank, ranks):
@@ -42,11 +47,18 @@ TABLE = (
     (srun(0, 1) | loop(1, 2), (1, 2)),
     (srun(1, 2) | loop(3, 4), (3, 4)),
     (srun(1, 2) | mpirun(0, 2) | torchrun(2, 4), (2, 4)),
+    (mpiexec(1, 2), (1, 2)),
+    (mpiexec(0, 1) | torchrun(1, 2), (1, 2)),
+    (srun(0, 2) | mpiexec(3, 4), (3, 4)),
+    (srun(1, 2) | {"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),  # srun --mpi=pmi2
+    (srun(0, 1) | {"PMI_RANK": "0", "PMI_SIZE": "1"} | loop(1, 2), (1, 2)),
     (mpirun(1, 2) | loop(1, 2), (1, 2)),
     (mpirun(1, 2) | loop(0, 1), (1, 2)),  # a shell's for PyTorch
     (mpirun(0, 2) | {"RANK": "3"}, (0, 2)),
     (loop(1, 2) | {"SLURM_PROCID": "0"}, (1, 2)),  # in a job, but not started by srun
     (mpirun(0, 1) | loop(1, 2), "OMPI_COMM_WORLD_SIZE say rank 0 of 1, RANK and WORLD_SIZE say rank 1 of 2: unset"),
+    (mpiexec(0, 1) | loop(1, 2), "PMI_RANK and PMI_SIZE say rank 0 of 1, RANK and WORLD_SIZE say rank 1 of 2: unset"),
+    (mpirun(0, 2) | mpiexec(1, 2), "say rank 0 of 2, PMI_RANK and PMI_SIZE say rank 1 of 2: unset"),
     (mpirun(0, 4) | loop(0, 2), "say rank 0 of 4, RANK and WORLD_SIZE say rank 0 of 2: unset"),
     (mpirun(1, 2) | loop(0, 2), "say rank 1 of 2, RANK and WORLD_SIZE say rank 0 of 2: unset"),
     (mpirun(1, 2) | torchrun(0, 1), "RANK and WORLD_SIZE say rank 0 of 1, OMPI_COMM_WORLD_RANK"),

@@ -81,23 +81,26 @@ static void name_run(td_launch *out, const char *first, const char *second)
     td_key_text(key, out->run);
 }
 
-enum { MPIRUN, LOOP, SRUN, LAUNCHERS };
+enum { MPIRUN, MPIEXEC, LOOP, SRUN, LAUNCHERS };
 
 static const struct {
     const char *launcher, *rank, *ranks, *local_rank, *local_ranks, *run, *part;
 } launchers[LAUNCHERS] = {
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_NO_SUCH_PART"},
+    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID",
+     "PMI_NO_SUCH_PART"},
     {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"},
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
      "SLURM_JOB_ID", "SLURM_STEP_ID"},
 };
 
 /** out->ranks = 0 if the launcher's variables are not set. A job of Slurm sets SLURM_PROCID even if no srun
- * started the process. */
+ * started the process. srun also sets PMI_RANK: then it is not a launcher of its own. */
 static td_status read_rank(int which, td_launch *out)
 {
     td_status status = TD_OK;
+    td_launch srun;
 
     *out = (td_launch){.launcher = launchers[which].launcher, .rank = -1, .local_rank = -1};
     if (!getenv(launchers[which].rank) || !getenv(launchers[which].ranks))
@@ -106,6 +109,11 @@ static td_status read_rank(int which, td_launch *out)
     TD_TRY(read_number(launchers[which].ranks, &out->ranks));
     TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, needs to be below %s, which is %d",
              launchers[which].rank, (int)out->rank, launchers[which].ranks, (int)out->ranks);
+    if (which != MPIEXEC)
+        goto cleanup;
+    TD_TRY(read_rank(SRUN, &srun));
+    if (srun.rank == out->rank && srun.ranks == out->ranks)
+        out->ranks = 0;
 cleanup:
     return status;
 }
@@ -114,24 +122,26 @@ cleanup:
 static td_status choose(td_launch *out, int *which)
 {
     const bool torchrun = getenv(launchers[LOOP].run) != NULL;
-    const int order[LAUNCHERS] = {torchrun ? LOOP : MPIRUN, torchrun ? MPIRUN : LOOP, SRUN};
+    const int order[2][LAUNCHERS] = {{MPIRUN, MPIEXEC, LOOP, SRUN}, {LOOP, MPIRUN, MPIEXEC, SRUN}};
     td_status status = TD_OK;
     td_launch other;
 
     *which = LAUNCHERS;
     for (int i = 0; i < LAUNCHERS; i++) {
-        TD_TRY(read_rank(order[i], &other));
+        const int next = order[torchrun][i];
+
+        TD_TRY(read_rank(next, &other));
         if (other.ranks > 0 && *which == LAUNCHERS) {
-            *which = order[i];
+            *which = next;
             *out = other;
             continue;
         }
         const bool differs = out->rank != other.rank || out->ranks != other.ranks;
-        TD_CHECK(other.ranks <= 1 || (out->ranks > 1 && !(*which == MPIRUN && order[i] == LOOP && differs)),
+        TD_CHECK(other.ranks <= 1 || (out->ranks > 1 && !(*which < LOOP && next < SRUN && differs)),
                  "%s and %s say rank %d of %d, %s and %s say rank %d of %d: unset the variables of the "
                  "launcher that did not start this process",
                  launchers[*which].rank, launchers[*which].ranks, (int)out->rank, (int)out->ranks,
-                 launchers[order[i]].rank, launchers[order[i]].ranks, (int)other.rank, (int)other.ranks);
+                 launchers[next].rank, launchers[next].ranks, (int)other.rank, (int)other.ranks);
     }
 cleanup:
     return status;

@@ -2,22 +2,23 @@
  * launcher ends its ranks.
  *
  *   Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE
+ *   mpiexec of MPICH    PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS. Intel MPI's sets them too
  *   torchrun, or a loop RANK, WORLD_SIZE; LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID, MASTER_PORT
  *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_NODEID, SLURM_JOB_ID,
  *                       SLURM_STEP_ID, SLURM_STEP_TASKS_PER_NODE
  *
  * A launcher may start another launcher, and its variables are then set, too. The innermost launcher counts:
- * torchrun (RANK with TORCHELASTIC_RUN_ID), else mpirun, else a loop, else srun. It is an error if it says
- * that there is one rank where another launcher says more, and if mpirun and a loop say two things. Without
- * any launcher there is one rank. If only one of RANK and WORLD_SIZE is set, or of mpirun's two, this is an
- * error. */
+ * torchrun (RANK with TORCHELASTIC_RUN_ID), else mpirun, else mpiexec, else a loop, else srun. It is an
+ * error if it says that there is one rank where another launcher says more, and if two of mpirun, mpiexec and
+ * a loop say two things. Without any launcher there is one rank. If only one of RANK and WORLD_SIZE is set,
+ * or of mpirun's or mpiexec's two, this is an error. */
 #ifndef TD_CLI_LAUNCH_H
 #define TD_CLI_LAUNCH_H
 
 #include "comm/comm.h"
 
 typedef struct td_launch {
-    const char *launcher; /* "mpirun", "RANK", "srun", or "none" */
+    const char *launcher; /* "mpirun", "mpiexec", "RANK", "srun", or "none" */
     int32_t rank, ranks;
     int32_t local_rank;  /* among the ranks on this host; -1: unknown */
     int32_t local_ranks; /* number of ranks on this host; 0: unknown */

@@ -20,9 +20,10 @@ from torch import Tensor
 from parity.bridge.device import LIMITS, SENT, Device
 from parity.core.draw import NAMES
 
-# What mpirun, torchrun and srun set: the rank, how many there are, and what names the run.
-MPIRUN, LOOP, SRUN = LAUNCHERS = (
+# What mpirun, MPICH's mpiexec, torchrun and srun set: the rank, how many there are, and what names the run.
+MPIRUN, MPIEXEC, LOOP, SRUN = LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    ("PMI_RANK", "PMI_SIZE", "PMI_JOBID"),
     ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
@@ -233,9 +234,11 @@ def _from_words(words: Tensor, like: Tensor) -> Tensor:
 def _launched() -> list[tuple[tuple[str, ...], int, int]]:
     """The launchers whose variables are set, with the rank and the number of ranks; the innermost is the first.
     impl/cli/launch.h has the rule."""
-    order = (LOOP, MPIRUN, SRUN) if "TORCHELASTIC_RUN_ID" in os.environ else LAUNCHERS
+    order = (LOOP, MPIRUN, MPIEXEC, SRUN) if "TORCHELASTIC_RUN_ID" in os.environ else LAUNCHERS
     there = [launcher for launcher in order if set(launcher[:2]) <= set(os.environ)]
-    return [(launcher, int(os.environ[launcher[0]]), int(os.environ[launcher[1]])) for launcher in there]
+    found = [(launcher, int(os.environ[launcher[0]]), int(os.environ[launcher[1]])) for launcher in there]
+    by_srun = [of[1:] for of in found if of[0] == SRUN]  # srun also sets PMI_RANK
+    return [of for of in found if of[0] != MPIEXEC or of[1:] not in by_srun]
 
 
 def who() -> tuple[int, int, str]:
@@ -247,7 +250,7 @@ def who() -> tuple[int, int, str]:
         return rank, ranks, names[0]
     for launcher, rank, ranks in (found := _launched())[:1]:
         for other, its_rank, its_ranks in found[1:]:
-            differs = (launcher, other) == (MPIRUN, LOOP) and (rank, ranks) != (its_rank, its_ranks)
+            differs = launcher != LOOP and other != SRUN and (rank, ranks) != (its_rank, its_ranks)
             if its_ranks > 1 and (ranks == 1 or differs):
                 said = f"{' and '.join(launcher[:2])} say rank {rank} of {ranks}, "
                 said += f"{' and '.join(other[:2])} say rank {its_rank} of {its_ranks}"
@@ -256,7 +259,7 @@ def who() -> tuple[int, int, str]:
                 )
         run = ".".join(os.environ.get(name, "") for name in launcher[2:]).encode()
         return rank, ranks, hashlib.sha256(run).hexdigest()[:16]
-    for pair in (pair[:2] for pair in (MPIRUN, LOOP) if set(pair[:2]) & set(os.environ)):
+    for pair in (pair[:2] for pair in LAUNCHERS[:-1] if set(pair[:2]) & set(os.environ)):
         raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
