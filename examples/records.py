@@ -1,9 +1,8 @@
-"""Loads the records of a machine into a data frame."""
-
-import pandas
+"""Prints times from the records of a machine."""
 
 from parity.core.record import load
 
-frame = pandas.json_normalize(load("reports/cpu/records.jsonl").newest())
-frame = frame[frame.deliverable == "flash_benchmarking"]
-print(frame[["impl", "case.seq", "case.pass", "ms.median"]].dropna().head())
+for record in load("reports/cpu/records.jsonl").newest():
+    if record.get("deliverable") == "flash_benchmarking" and "ms" in record:
+        case = record["case"]
+        print(record["impl"], case["seq"], case["pass"], record["ms"]["median"])

@@ -1,5 +1,6 @@
 """The output of parity/core from records, without a library: tables, views of records, pages, comparisons."""
 
+import csv
 import io
 import json
 import math
@@ -16,7 +17,6 @@ import xml.etree.ElementTree
 from pathlib import Path
 from unittest import mock
 
-import pandas as pd
 import torch
 from parity_core import BUILD, HOST
 from rich.console import Console
@@ -59,10 +59,6 @@ class Tables(unittest.TestCase):
         self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
         self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", table.render("latex"))
         self.assertEqual(breaking("a,b 13,328 --id"), r"a,\allowbreak{}b 13,328 -{}-id")
-        self.assertIn(
-            "columns: 2,\n  align: (left, right,),\n  table.header([dtype], [ms]),", table.render("typst")
-        )
-        self.assertIn("[a|b\\_c], [0.0123],", table.render("typst"))
         self.assertEqual(table.render("csv"), "dtype,ms\nf32,1234.5678\na|b_c,0.0123456\n")
 
     def test_a_mean_with_its_deviation_is_two_columns_of_numbers(self):
@@ -283,11 +279,13 @@ class Pages(unittest.TestCase):
         self.assertIn("tables/scale_times.csv", names)
         self.assertIn("tables/scale_time.pdf", names)
         self.assertNotIn("tables/scale_nothing.csv", names)
-        frame = pd.read_csv(self.folder / "tables/scale_times.csv")
-        self.assertEqual(frame["c / torch_eager"].tolist()[0], 0.25)
-        listed = pd.read_csv(self.folder / "tables/tables.csv")
-        self.assertEqual(listed["file"].tolist(), ["scale_times.csv", "scale_time.pdf"])
-        self.assertEqual(listed["row"].tolist(), ["scaling", "scaling"])
+        times, listed = (
+            [*csv.DictReader((self.folder / "tables" / name).read_text().splitlines())]
+            for name in ("scale_times.csv", "tables.csv")
+        )
+        self.assertEqual(times[0]["c / torch_eager"], "0.25")
+        self.assertEqual([line["file"] for line in listed], ["scale_times.csv", "scale_time.pdf"])
+        self.assertEqual([line["row"] for line in listed], ["scaling", "scaling"])
         self.write("latex")
         table = (self.folder / "tables/scale_times.tex").read_text()
         for words in (

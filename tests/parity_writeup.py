@@ -1,5 +1,6 @@
 """The write-up: comparisons, sentences and their limits, the machine of an answer, and its formats."""
 
+import csv
 import json
 import re
 import tempfile
@@ -7,9 +8,6 @@ import types
 import unittest
 import unittest.mock
 from pathlib import Path
-
-import pandas as pd
-import typst
 
 from parity import comm, memory, trace
 from parity.core import report, sweep, words, writeup
@@ -354,7 +352,7 @@ class Documents(unittest.TestCase):
 
     def chosen(self):
         self.write()
-        return pd.read_csv(self.folder / "tables.csv")["machine"][0]
+        return next(csv.DictReader((self.folder / "tables.csv").read_text().splitlines()))["machine"]
 
     def test_the_machine_of_an_answer(self):
         self.machine("cpu", [1, 2, 3])
@@ -392,14 +390,12 @@ class Documents(unittest.TestCase):
 
     def test_every_format(self):
         self.machine("cpu", [1, 2])
-        for form in ("md", "html", "latex", "typst"):
+        for form in ("md", "html", "latex"):
             path = self.write(form)[0]
             text = path.read_text()
             self.assertIn("naive", text)
             if form == "html":
                 self.assertNotRegex(text, r"(src|href)=\"(?!data:)")
-            if form == "typst":
-                self.assertTrue(typst.compile(str(path)).startswith(b"%PDF"))
             if form == "latex":
                 self.assertIn(r"\includegraphics", text)
                 self.assertTrue((self.folder / "figures/ddp_time.pdf").read_bytes().startswith(b"%PDF"))

@@ -239,9 +239,7 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "rewrite every page from the records"
     add, _ = command("report", write_report, words, modules, machine, folders)
-    words = (
-        "md writes the pages; latex, typst and csv write them and each table as a file (default: %(default)s)"
-    )
+    words = "md writes the pages; latex and csv write them and each table as a file (default: %(default)s)"
     add("--format", words, choices=TABLES, default="md")
     add("--out", "write there instead", type=Path, metavar="FOLDER")
 

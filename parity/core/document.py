@@ -1,4 +1,4 @@
-"""A document as Markdown, HTML, LaTeX or Typst: the same calls, and a different text."""
+"""A document as Markdown, HTML or LaTeX: the same calls, and a different text."""
 
 import base64
 import html
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from parity.core import plot
-from parity.core.escape import escape
 from parity.core.files import write_whole
 from parity.core.tables import PREAMBLE, Table, breaking
 
@@ -200,28 +199,4 @@ class Latex(Markdown):
         ]
 
 
-class Typst(Markdown):
-    suffix, form = ".typ", "typst"
-    SMALL = "#text(size: 8pt, fill: gray)[{}]\n"
-
-    def whole(self) -> str:
-        head = "#set page(margin: 2cm)\n#set text(size: 10pt)\n#show table: set text(size: 6.5pt)\n"
-        # A table may break over pages, and so may a figure that has one.
-        return "\n".join([head + "#show figure: set block(breakable: true)\n", *self.parts])
-
-    def inline(self, words: str) -> str:
-        parts = CODE.split(words)
-        return "".join(f"`{part}`" if i % 2 else escape(part, "typst") for i, part in enumerate(parts))
-
-    def heading(self, level: int, words: str) -> None:
-        self.parts.append(f"{'=' * level} {self.inline(words)}\n")
-
-    def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
-        self.parts.append(f"#figure(caption: [{self.inline(caption)}])[\n{table.render('typst')}]\n")
-
-    def picture(self, figure: Figure) -> None:
-        path = self.drawn(figure, "svg")
-        self.parts.append(f'#figure(image("{path}"), caption: [{self.inline(figure.title)}])\n')
-
-
-FORMATS = {found.form: found for found in (Markdown, Html, Latex, Typst)}
+FORMATS = {found.form: found for found in (Markdown, Html, Latex)}

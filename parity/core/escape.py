@@ -3,8 +3,8 @@
 import re
 
 # What tables are written in, and whole documents.
-TABLES = ("md", "latex", "typst", "csv")
-DOCUMENTS = ("md", "html", "latex", "typst")
+TABLES = ("md", "latex", "csv")
+DOCUMENTS = ("md", "html", "latex")
 # What no page can show: control characters, halves of surrogate pairs, and what XML forbids beside them.
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
 LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -22,7 +22,6 @@ SPECIAL = {
     ),  # a paragraph; an _ within a word is one
     "cell": re.compile(r"([\\|<])"),  # of a Markdown table, whose cells may be links or bold
     "mathtext": re.compile(r"(\$)"),  # matplotlib's
-    "typst": re.compile(r"([\\#$*_@<>\[\]`])"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rows as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
+"""Rows as a table in Markdown, LaTeX or CSV: pure functions of the values."""
 
 import csv
 import html
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from parity.core.escape import escape
 
-SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
+SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "csv": ".csv"}
 # What a document that includes a table of ours must load.
 PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
 # Points and gap. Letters of 7 and of 5 points are wider, as if of more.
@@ -120,15 +120,6 @@ class Table:
         body = [rf"{{\{size}\setlength{{\tabcolsep}}{{{gap}pt}}", *body, "}"]
         body = [r"\begin{landscape}", *body, r"\end{landscape}"] if aside else body
         return "\n".join(body) + "\n"
-
-    def _typst(self) -> str:
-        alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
-        head = ", ".join(f"[{escape(title, 'typst')}]" for title in self.titles)
-        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells("typst")]
-        opening = (
-            f"#table(\n  columns: {len(self.titles)},\n  align: ({alignment},),\n  table.header({head}),"
-        )
-        return "\n".join([opening, *lines, ")"]) + "\n"
 
     def _csv(self) -> str:
         """Unrounded: what reads a CSV can round for itself."""
