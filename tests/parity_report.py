@@ -203,7 +203,7 @@ class Pages(unittest.TestCase):
             "| [scaling](scale.md#scaling-how-fast) | How fast? | holds (1 ok, 2 measured) |", index
         )
 
-    def test_tables_that_nobody_asks_for_stand_on_a_page_of_their_own(self):
+    def test_tables_that_nobody_asks_for_are_folded_at_the_end(self):
         def page_of(**how):
             def write(page, records):
                 page.question("How many?")
@@ -214,13 +214,7 @@ class Pages(unittest.TestCase):
             return (self.folder / "scale.md").read_text()
 
         self.assertIn("| 29 |", page_of())  # however long
-        self.assertFalse((self.folder / "scale_tables.md").exists())
-        said = page_of(more=True)
-        self.assertNotIn("| 29 |", said)
-        self.assertIn("- [counts](scale_tables.md#counts): How many?", said)
-        self.assertIn("## counts\n\nHow many?\n\n| n |", (self.folder / "scale_tables.md").read_text())
-        page_of()
-        self.assertFalse((self.folder / "scale_tables.md").exists(), "nothing leads to it any more")
+        self.assertIn("## Further tables\n\n### counts\n\nHow many?\n\n<details>", page_of(more=True))
 
     def test_curves_look_like_their_implementation_and_like_no_other(self):
         looks = [plot.look(name) for name in plot.LOOKS]

@@ -443,7 +443,7 @@ class Sweeps(unittest.TestCase):
         self.assertIn("error: trouble/trouble/way=crash c: the process died of SIGSEGV", out)
 
         self.assertEqual(self.main("report")[0], 0)
-        page = (self.reports / "local/trouble_tables.md").read_text()
+        page = (self.reports / "local/trouble.md").read_text()
         self.assertIn("| trouble, way unsupported | c | unsupported | TandemError", page)
 
         # Failed cases run again; cases with another end do not.

@@ -1,5 +1,5 @@
-"""Pages from records: reports/<machine>/<module>.md and <module>_tables.md, their pictures and exported tables, and
-README.md, the index of the machine.
+"""Pages from records: reports/<machine>/<module>.md, their pictures and exported tables, and README.md, the machine's
+index.
 
 Nothing here runs, measures or looks at the clock: the same records give the same bytes.
 """
@@ -26,8 +26,6 @@ from parity.core.sides import explained, sides_note
 from parity.core.tables import SUFFIXES, Table, columns_of, has, titles_of
 from parity.core.view import Records
 
-GRIDS = "_tables.md"  # the module's second page, for tables that no question asks for
-MOST_TROUBLES = 10  # rows on a module's page
 LIST = "tables.csv"  # which table and picture answers which question
 
 
@@ -42,7 +40,7 @@ class Page:
         self.module, self.machine = module, machine
         self.others, self.rates = Records(others), Rates.of(others)
         self.sections: list[Section] = []
-        self.more: list[tuple[str, Tabled]] = []  # (question, table) of the second page
+        self.more: list[tuple[str, Tabled]] = []  # (question, table) that no question asks for
         self.methods: list[str] = []
         self._names: set[str] = set()  # that the section has explained
         self._notes: list[str] = []  # that wait for their table
@@ -88,7 +86,7 @@ class Page:
         more: bool = False,
         expected: int = 0,
     ) -> None:
-        """A table of the section, and its file's name if it is exported. `more`: it is on the second page. `expected`:
+        """A table of the section, and its file's name if it is exported. `more`: it is at the page's end. `expected`:
         rows that the question asks for. Columns without a value are left out. `noisy` comes last."""
         rows = list(rows)
         there = [column for column in columns_of(rows) if any(has(row, column) for row in rows)]
@@ -218,11 +216,7 @@ def write(
         if not only:
             for name in modules if (folder / "records.jsonl").exists() else ():
                 if not of_module(records, name):  # they were pruned
-                    for stale in (
-                        folder / f"{name}.md",
-                        folder / f"{name}{GRIDS}",
-                        *folder.glob(f"{name}_*.svg"),
-                    ):
+                    for stale in (folder / f"{name}.md", *folder.glob(f"{name}_*.svg")):
                         stale.unlink(missing_ok=True)
             written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
@@ -235,39 +229,25 @@ def write(
 
 
 def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequence[Mapping]) -> list[Path]:
-    """The page and its pictures, and the second page if it has tables."""
-    document, more = Markdown(folder, title=page.module), Markdown(folder)
+    """The page and its pictures."""
+    document = Markdown(folder, title=page.module)
     document.parts.append(_summary(records))
     for section in page.shown():
         document.heading(2, heading_of(section))
         document.section(section)
     if page.more:
         document.heading(2, "Further tables")
-        links = (
-            f"- [{t.name}]({page.module}{GRIDS}#{anchor(t.name)}): {question}" for question, t in page.more
-        )
-        document.text("\n".join(links))
     for question, tabled in page.more:
-        more.heading(2, tabled.name)
-        more.text(question)
-        more.table(tabled.table)
+        document.heading(3, tabled.name)
+        document.text(question)
+        document.table(tabled.table, fold=True)
     document.heading(2, "How it was measured")
     document.parts += [*page.methods, provenance(records), *_gone(gone)]
     troubles = _troubles(records)
     if troubles:
-        title, place = "Results without a number or with a message", document
-        if len(troubles) > MOST_TROUBLES:
-            document.text(f"[{title}: {len(troubles)}]({page.module}{GRIDS}#{anchor(title)})")
-            place = more
-        place.heading(2, title)
-        place.table(Table(troubles))
+        document.heading(2, "Results without a number or with a message")
+        document.table(Table(troubles), fold=True)
     written = [_write(folder / f"{page.module}.md", document.whole()), *document.files]
-    second = folder / f"{page.module}{GRIDS}"
-    if more.parts:
-        title = f"# {page.module}: further tables\n\nThe answers are on [their page]({page.module}.md).\n"
-        written.append(_write(second, "\n".join([title, more.whole()])))
-    else:
-        second.unlink(missing_ok=True)
     for stale in set(folder.glob(f"{page.module}_*.svg")) - set(document.files):
         stale.unlink()
     return written
