@@ -820,6 +820,12 @@ def compiled(ranks, rank):
         unit = model._units.get(name)
         right = right.grad[unit.own] if unit else right.grad
         torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
+    step = torch.compile(torch.optim.SGD(alone.parameters(), lr=0.1).step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for at in range(5):  # Dynamo gives up if each step is compiled again
+            with torch._dynamo.config.patch(error_on_recompile=at > 2):
+                step()
 
 
 def example(ranks, rank):

@@ -62,6 +62,8 @@ def compare_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():  # a counter would be compiled again in each step
+        return
     if next(_steps.setdefault(optimizer, itertools.count(1))) % EVERY == 0:
         compare_state(optimizer)
 
