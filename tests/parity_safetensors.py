@@ -15,6 +15,7 @@ from ref.transformer import Transformer
 
 SIZE = {"d_model": 16, "d_ff": 24, "layers": 2, "heads": 2, "vocab": 31}
 BATCH, CONTEXT = 2, 8
+FORMAT = {"format": "pt", "heads": "2", "rope_theta": "10000"}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "bf16_mixed": torch.float32}
 
 
@@ -94,7 +95,7 @@ class Files(unittest.TestCase):
                 reference.load_state_dict(state, strict=True)
                 self.assert_same(reference.state_dict(), self.weights(model))
                 with safe_open(self.path, framework="pt") as file:
-                    self.assertEqual(file.metadata(), {"format": "pt"})
+                    self.assertEqual(file.metadata(), FORMAT)
 
     def test_the_logits_agree_with_pytorch(self):
         model = self.model("f32", seed=3)
@@ -151,7 +152,7 @@ class Files(unittest.TestCase):
                 self.c.td_train_save(train, str(self.path))
                 state = load_file(self.path)
                 with safe_open(self.path, framework="pt") as file:
-                    self.assertEqual(file.metadata(), {"format": "pt", "optimizer": kind, "update_sms": "0"})
+                    self.assertEqual(file.metadata(), FORMAT | {"optimizer": kind, "update_sms": "0"})
                 self.assertEqual(state["optimizer.step"].item(), 3)
                 self.assertEqual(state["optimizer.step"].dtype, torch.int64)
                 weights = self.weights(self.c.td_train_model(train))
@@ -164,7 +165,7 @@ class Files(unittest.TestCase):
                 for name in moments if kind == "adamw" else []:
                     self.assertTrue(state[name].abs().sum() > 0, name)
 
-                save_file(state, self.path, metadata={"optimizer": kind})
+                save_file(state, self.path, metadata=FORMAT | {"optimizer": kind})
                 self.c.td_train_restore(other, str(self.path))
                 for _ in range(2):
                     for trainer in (train, other):

@@ -224,12 +224,13 @@ TD_TEST(lists_that_differ_are_refused)
                  {"rate", "in another state than rank 0", false},
                  {"kind", "in another state than rank 0", false},
                  {"gain", "in another state than rank 0", false},
+                 {"names", "tensors[0]: rank 1 added another than rank 0", false},
                  {"schedule", "in another state than rank 0", true}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_comm *other = td_ranks_other(dev, comm, cases[i].name);
         float data[2][16], grads[2][16];
-        const bool odd = info.rank == 1;
+        const bool odd = info.rank == 1, named = strcmp(cases[i].name, "names") == 0; /* equal numbers */
         td_hyperparameters hyper = {
             .kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.5, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
         td_shard_tensor tensors[2];
@@ -239,9 +240,15 @@ TD_TEST(lists_that_differ_are_refused)
             return;
         for (int t = 0; t < 2; t++) {
             for (int j = 0; j < 16; j++)
-                data[t][j] = 1, grads[t][j] = t == 0 ? 1 : 0.1f;
-            tensors[i == 0 && odd ? 1 - t : t] = (td_shard_tensor){
-                .elements = 16, .dtype = TD_F32, .grad_dtype = TD_F32, .data = data[t], .grad = grads[t]};
+                data[t][j] = 1, grads[t][j] = named ? 0 : t == 0 ? 1 : 0.1f;
+            tensors[(i == 0 || named) && odd ? 1 - t : t] = (td_shard_tensor){.name = !named   ? NULL
+                                                                                      : t == 0 ? "a"
+                                                                                               : "b",
+                                                                              .elements = 16,
+                                                                              .dtype = TD_F32,
+                                                                              .grad_dtype = TD_F32,
+                                                                              .data = data[t],
+                                                                              .grad = grads[t]};
         }
         hyper.sgd.lr = i == 2 && odd ? 5 : 0.5;
         hyper.kind = i == 3 && odd ? TD_OPTIMIZER_ADAMW : TD_OPTIMIZER_SGD;
@@ -253,7 +260,7 @@ TD_TEST(lists_that_differ_are_refused)
             hyper.sgd.lr = odd ? 0.4 : 0.5;
             td_assert_ok(td_shard_list_set(list, 0, &hyper));
         }
-        td_assert_refused(td_shard_list_step(list, gain), i == 0 ? TD_BAD_ARGUMENT : TD_RANK_FAILED,
+        td_assert_refused(td_shard_list_step(list, gain), i == 0 || named ? TD_BAD_ARGUMENT : TD_RANK_FAILED,
                           cases[i].words);
         td_shard_list_destroy(list);
         (void)td_comm_close(other);

@@ -249,15 +249,19 @@ typedef struct parts {
     td_stored tensors[TENSORS];
     char *data[TENSORS];
     int64_t bytes[TENSORS];
-    const char *kind;
+    td_stored_text texts[3]; /* of the metadata; value NULL: none */
 } parts;
+
+enum { KIND, HEADS, THETA };
+static const char *const keys[] = {"optimizer", "heads", "rope_theta"};
 
 static parts take_apart(void)
 {
     parts p = {.count = 0};
 
     td_assert_ok(td_safetensors_open(file_path, &p.file));
-    p.kind = td_safetensors_metadata(p.file, "optimizer");
+    for (int i = KIND; i <= THETA; i++)
+        p.texts[i] = (td_stored_text){keys[i], td_safetensors_metadata(p.file, keys[i])};
     p.count = td_safetensors_count(p.file);
     assert_in_range(p.count, 1, TENSORS - 1);
     for (int64_t i = 0; i < p.count; i++) {
@@ -272,11 +276,14 @@ static parts take_apart(void)
 
 static void put_together(const parts *p)
 {
-    const td_stored_text metadata = {"optimizer", p->kind};
     td_safetensors_writer *writer;
+    td_stored_text texts[3];
+    int64_t count = 0;
 
-    td_assert_ok(
-        td_safetensors_writer_create(file_path, p->count, p->tensors, p->kind ? 1 : 0, &metadata, &writer));
+    for (int i = KIND; i <= THETA; i++)
+        if (p->texts[i].value)
+            texts[count++] = p->texts[i];
+    td_assert_ok(td_safetensors_writer_create(file_path, p->count, p->tensors, count, texts, &writer));
     for (int64_t i = 0; i < p->count; i++)
         td_assert_ok(td_safetensors_write(writer, p->data[i], p->bytes[i]));
     td_assert_ok(td_safetensors_commit(writer));
@@ -412,12 +419,27 @@ static void make_a_weight_integers(parts *p)
 
 static void drop_the_kind(parts *p)
 {
-    p->kind = NULL;
+    p->texts[KIND].value = NULL;
 }
 
 static void be_of_sgd(parts *p)
 {
-    p->kind = "sgd";
+    p->texts[KIND].value = "sgd";
+}
+
+static void drop_the_heads(parts *p)
+{
+    p->texts[HEADS].value = NULL;
+}
+
+static void be_of_three_heads(parts *p)
+{
+    p->texts[HEADS].value = "3";
+}
+
+static void be_of_another_theta(parts *p)
+{
+    p->texts[THETA].value = "77";
 }
 
 static void drop_a_moment(parts *p)
@@ -476,6 +498,9 @@ static const change changes[] = {
     {make_a_weight_integers, "tensor 'ln_final.weight' has dtype I32, which F32 cannot hold", true},
     {drop_the_kind, "does not say of which optimizer it is", false},
     {be_of_sgd, "is of the optimizer 'sgd', but the trainer has 'adamw'", false},
+    {drop_the_heads, "does not say its model's heads: its metadata needs 'heads'", false},
+    {be_of_three_heads, "is of a model with heads 3, this model has 2", true},
+    {be_of_another_theta, "is of a model with rope_theta 77, this model has 10000", true},
     {drop_a_moment, "has no tensor 'optimizer.exp_avg_sq.layers.0.ln1.weight'", false},
     {turn_a_moment, "tensor 'optimizer.exp_avg.layers.1.ffn.w2.weight': extent 0 is 20, needs 12", false},
     {add_a_moment, "tensor 'optimizer.exp_avg.layers.9.ln1.weight' is nothing of", false},

@@ -16,6 +16,7 @@ typedef struct group {
 
 typedef struct tensor {
     td_shard_tensor is;
+    uint64_t name; /* a hash; 0: it has none */
     int32_t owner;
     int64_t group;
     float *moments; /* exp_avg; NULL: another rank has them, or the tensor has none */
@@ -177,6 +178,8 @@ td_status td_shard_list_add(td_shard_list *list, int64_t count, const td_shard_t
         tensor *const t = &list->tensors[list->count + i];
 
         *t = (tensor){.is = tensors[i], .owner = owners[i], .group = list->group_count};
+        if (t->is.name)
+            t->name = td_hash(TD_HASH_BEGIN, t->is.name, strlen(t->is.name));
         made = i + 1;
         if (t->owner == list->info.rank && t->is.grad && hyper->kind == TD_OPTIMIZER_ADAMW)
             TD_TRY(make_moments(list, t, &bytes));
@@ -258,7 +261,7 @@ cleanup:
 typedef struct description {
     int64_t elements, group;
     int32_t dtype, grad_dtype;
-    uint64_t data, grad; /* hashes; grad 0: it is frozen */
+    uint64_t name, data, grad; /* hashes; grad 0: it is frozen */
 } description;
 
 enum { SAMPLE = 2048 }; /* bytes at a tensor's begin, and at its end, that are hashed */
@@ -285,7 +288,8 @@ static td_status describe(void *user, int64_t index, void *row)
     description *const out = row;
     td_status status = TD_OK;
 
-    *out = (description){.elements = t->is.elements, .group = t->group, .dtype = (int32_t)t->is.dtype};
+    *out = (description){
+        .elements = t->is.elements, .group = t->group, .dtype = (int32_t)t->is.dtype, .name = t->name};
     TD_TRY(sample(list->dev, t->is.data, t->is.elements, t->is.dtype, &out->data));
     if (!t->is.grad)
         goto cleanup;
@@ -324,8 +328,8 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
     TD_CHECK(list, "list is NULL");
     TD_CHECK(isfinite(gain), "gain is %g, needs to be finite", (double)gain);
     const int64_t count = list->count - list->agreed;
-    /* Tensors have no names. But before their first step weights and gradients have the same bits on every
-     * rank, so these are compared. A capture cannot wait for that. */
+    /* Tensors may have no names. But before their first step weights and gradients have the same bits on
+     * every rank, so these are compared too. A capture cannot wait for that. */
     if (count > 0 && list->info.ranks > 1 && td_graph_capture(list->dev) == 0) {
         TD_TRY(td_comm_compare(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
         list->agreed = list->count;

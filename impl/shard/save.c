@@ -238,20 +238,53 @@ cleanup:
 
 /* ---- restoring ---- */
 
+/** *hash = a hash of the begin of each tensor, which two files of different runs do not share. */
+static td_status hash_file(const td_safetensors *file, uint64_t *hash)
+{
+    td_status status = TD_OK;
+    char begin[1024];
+    td_stored tensor;
+
+    *hash = TD_HASH_BEGIN;
+    for (int64_t i = 0; i < td_safetensors_count(file); i++) {
+        TD_TRY(td_safetensors_tensor(file, i, &tensor));
+        const int64_t bytes = tensor.bytes < (int64_t)sizeof begin ? tensor.bytes : (int64_t)sizeof begin;
+
+        TD_TRY(td_safetensors_read(file, i, 0, bytes, begin));
+        *hash = td_hash(*hash, tensor.name, strlen(tensor.name));
+        *hash = td_hash(*hash, begin, (size_t)bytes);
+    }
+cleanup:
+    return status;
+}
+
+static td_status check_file(const td_saved *s, td_safetensors **file, int64_t *steps, uint64_t *hash)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_saved_check(s, file, steps));
+    TD_TRY(hash_file(*file, hash));
+cleanup:
+    return status;
+}
+
 td_status td_shard_restore(td_comm *comm, td_train *train, const char *path)
 {
     td_safetensors *file = NULL;
     td_saved s = {.buffer = NULL};
     td_status status = TD_OK;
     int64_t most, steps = 0;
+    uint64_t hash = 0;
     td_comm_info info;
 
     TD_TRY(td_comm_describe(comm, &info));
     TD_TRY(exchange_status(comm, td_saved_open(train, path, &s), true));
     TD_TRY(meet(comm, info.ranks, &s, &most));
     TD_TRY(agree(comm, td_train_settle(train)));
-    TD_TRY(agree(comm, td_saved_check(&s, &file, &steps)));
-    TD_TRY(td_comm_agree(comm, 1, &(td_setting){"steps in the file", (double)steps}));
+    TD_TRY(agree(comm, check_file(&s, &file, &steps, &hash)));
+    const td_setting is[] = {{"steps in the file", (double)steps},
+                             {"a hash of the file's tensors", (double)(hash >> 12)}};
+    TD_TRY(td_comm_agree(comm, 2, is));
     status = agree(comm, td_saved_read(&s, file, steps));
     td_saved_end(&s, status == TD_OK);
 cleanup:

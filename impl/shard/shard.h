@@ -87,6 +87,9 @@ TD_API td_status td_shard_assign(int64_t count, const int64_t *elements, int32_t
 
 /** A parameter and its gradient in the memory of the communicator's device, on every rank. */
 typedef struct td_shard_tensor {
+    /* The same on all ranks; needed only during td_shard_list_add. NULL: ranks know the tensor by its numbers
+     * alone, and do not notice another order of tensors whose first weights and gradients are equal. */
+    const char *name;
     int64_t elements;
     td_dtype dtype;      /* of data */
     td_dtype grad_dtype; /* of grad: dtype; with a dtype of f32 also f16 or bf16 */
@@ -122,12 +125,12 @@ TD_API td_status td_shard_list_set(td_shard_list *list, int64_t group, const td_
  * the new weights.
  *
  * The first step after td_shard_list_add waits for the device and compares the added tensors of all ranks:
- * elements, types, groups, and 4 KiB of weights and of gradients. (If ranks had different orders, weights
- * would be swapped.) A captured step compares nothing. The first collective of every step carries a hash of
- * hyperparameters and gain (td_comm_carry).
+ * names, elements, types, groups, and 4 KiB of weights and of gradients. (If ranks had different orders,
+ * weights would be swapped.) A captured step compares nothing. The first collective of every step carries
+ * a hash of hyperparameters and gain (td_comm_carry).
  *
- * TD_BAD_ARGUMENT: a NULL; a gain that is not finite; on every rank, tensors that differ (the message names
- * the rank and the tensor). Errors of collectives. */
+ * TD_BAD_ARGUMENT: a NULL; a gain that is not finite; on every rank, tensors that differ (the message
+ * names the rank and the tensor). Errors of collectives. */
 TD_API td_status td_shard_list_step(td_shard_list *list, float gain);
 
 /** *out = the bytes of this rank's moments. TD_BAD_ARGUMENT: a NULL. */
@@ -275,7 +278,8 @@ TD_API td_status td_shard_save(td_comm *comm, td_train *train, const char *path)
  *   path  a file of the same content on every rank
  *
  * Errors as td_train_restore, but groups may leave out weights. TD_UNSUPPORTED: optimizers of two kinds.
- * TD_BAD_ARGUMENT: the ranks' files have different numbers of steps. Trainers are then unchanged. If reading
+ * TD_BAD_ARGUMENT: the ranks' files have different numbers of steps, or are of different runs: the first
+ * 1024 bytes of each tensor are compared. Trainers are then unchanged. If reading
  * fails after all checks, no rank has weights, and moments and the number of steps are 0. Errors of
  * collectives. */
 TD_API td_status td_shard_restore(td_comm *comm, td_train *train, const char *path);

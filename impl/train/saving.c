@@ -164,13 +164,16 @@ td_status td_saved_create(const td_saved *s, td_safetensors_writer **out)
     char(*names)[NAME_BYTES] = NULL;
     td_stored *tensors = NULL;
     td_status status = TD_OK;
+    td_saved_texts own;
     int64_t count;
     char sms[16];
 
     TD_TRY(describe(s, &tensors, &names, &count));
     snprintf(sms, sizeof sms, "%d", (int)td_train_sms(s->train));
-    const td_stored_text metadata[] = {{"format", "pt"}, {"optimizer", kind_of(s)}, {"update_sms", sms}};
-    TD_TRY(td_safetensors_writer_create(s->path, count, tensors, 3, metadata, out));
+    td_saved_describe(s->model, &own);
+    own.texts[TD_SAVED_TEXTS] = (td_stored_text){"optimizer", kind_of(s)};
+    own.texts[TD_SAVED_TEXTS + 1] = (td_stored_text){"update_sms", sms};
+    TD_TRY(td_safetensors_writer_create(s->path, count, tensors, TD_SAVED_TEXTS + 2, own.texts, out));
 cleanup:
     free(tensors);
     free(names);
@@ -333,7 +336,7 @@ td_status td_saved_check(const td_saved *s, td_safetensors **file, int64_t *step
 
     TD_TRY(td_safetensors_open(s->path, file));
     TD_TRY(check_kind(s, *file));
-    TD_TRY(td_saved_check_weights(s->path, s->model, *file));
+    TD_TRY(td_saved_check_weights(s->path, s->model, *file, true));
     TD_TRY(check_moments(s, *file));
     TD_TRY(read_steps(s, *file, steps));
 cleanup:

@@ -160,8 +160,8 @@ TD_API td_status td_train_settle(td_train *train);
  *   optimizer.exp_avg.<name>      F32, with AdamW: the first moment of weight <name>
  *   optimizer.exp_avg_sq.<name>   the second
  *   optimizer.step                I64, one number: the number of steps
- *   metadata                      "optimizer": "adamw" or "sgd"; "update_sms": td_train_update_sms, on
- *                                 which the bits of the steps depend
+ *   metadata                      as td_transformer_save; "optimizer": "adamw" or "sgd"; "update_sms":
+ *                                 td_train_update_sms, on which the bits of the steps depend
  *
  * After td_train_restore the caller must set the hyperparameters again. TD_BAD_ARGUMENT: a NULL.
  * TD_BAD_STATE: there is no optimizer; there are no weights; a step is incomplete: micro-batches are missing,

@@ -5,6 +5,7 @@
 #include "transformer/model.h"
 #include "transformer/owned.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,15 @@ void td_saving_free(td_transformer *model, void *buffer)
 {
     if (model && buffer)
         td_device_free_host(model->dev, buffer);
+}
+
+void td_saved_describe(const td_transformer *model, td_saved_texts *out)
+{
+    snprintf(out->heads, sizeof out->heads, "%" PRId64, model->plan.config.size.heads);
+    snprintf(out->rope_theta, sizeof out->rope_theta, "%.17g", model->plan.config.rope_theta);
+    out->texts[0] = (td_stored_text){"format", "pt"};
+    out->texts[1] = (td_stored_text){"heads", out->heads};
+    out->texts[2] = (td_stored_text){"rope_theta", out->rope_theta};
 }
 
 td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype)
@@ -133,14 +143,15 @@ cleanup:
 
 td_status td_transformer_save(td_transformer *model, const char *path)
 {
-    static const td_stored_text metadata = {"format", "pt"};
     const int64_t count = td_transformer_parameter_count(model);
     td_safetensors_writer *writer = NULL;
     td_stored *tensors = NULL;
     td_status status = TD_OK;
     void *buffer = NULL;
+    td_saved_texts own;
 
     TD_TRY(td_saving_check(model));
+    td_saved_describe(model, &own);
     const td_range all = {0, model->weights.elements};
     TD_TRY(td_weights_check(&model->weights, all, "td_shard_save writes one file of all ranks"));
     tensors = calloc((size_t)count, sizeof *tensors);
@@ -151,7 +162,7 @@ td_status td_transformer_save(td_transformer *model, const char *path)
         tensors[i] = td_saved_tensor(p, p->name, p->dtype);
     }
     TD_TRY(td_saving_buffer(model, &buffer));
-    TD_TRY(td_safetensors_writer_create(path, count, tensors, 1, &metadata, &writer));
+    TD_TRY(td_safetensors_writer_create(path, count, tensors, TD_SAVED_TEXTS, own.texts, &writer));
     const td_sink sink = td_sink_of(&writer);
     TD_TRY(td_saving_write_weights(model, &sink, 0, 1, &all, buffer));
     TD_TRY(td_safetensors_commit(writer));
@@ -194,11 +205,13 @@ cleanup:
     return status;
 }
 
-td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file)
+td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file,
+                                 bool trainer)
 {
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
     td_parameter unused;
+    td_saved_texts own;
     td_stored tensor;
     int64_t index;
 
@@ -212,6 +225,15 @@ td_status td_saved_check_weights(const char *path, td_transformer *model, const 
         TD_CHECK(strncmp(tensor.name, TD_SAVED_STATE, strlen(TD_SAVED_STATE)) == 0 ||
                      td_transformer_parameter_find(model, tensor.name, &unused) == TD_OK,
                  "'%s': tensor '%.64s' is no parameter of this model", path, tensor.name);
+    }
+    td_saved_describe(model, &own);
+    for (int i = TD_SAVED_CONFIG; i < TD_SAVED_TEXTS; i++) {
+        const char *const key = own.texts[i].key, *const text = td_safetensors_metadata(file, key);
+
+        TD_CHECK(text || !trainer, "'%s' does not say its model's %s: its metadata needs '%s'", path, key,
+                 key);
+        TD_CHECK(!text || strcmp(text, own.texts[i].value) == 0,
+                 "'%s' is of a model with %s %.32s, this model has %s", path, key, text, own.texts[i].value);
     }
 cleanup:
     return status;
@@ -269,7 +291,7 @@ td_status td_transformer_load(td_transformer *model, const char *path)
 
     TD_CHECK(model, "model is NULL");
     TD_TRY(td_safetensors_open(path, &file));
-    TD_TRY(td_saved_check_weights(path, model, file));
+    TD_TRY(td_saved_check_weights(path, model, file, false));
     TD_TRY(td_saving_buffer(model, &buffer));
     TD_TRY(td_saving_read_weights(model, file, buffer));
     td_weights_written(model, true);

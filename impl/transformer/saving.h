@@ -12,6 +12,14 @@
 /** TD_BAD_STATE: there are no weights to save. TD_BAD_ARGUMENT: a NULL. */
 td_status td_saving_check(const td_transformer *model);
 
+/** The metadata of a file: what shapes of weights do not say of the model. `texts` points into it. */
+enum { TD_SAVED_TEXTS = 3, TD_SAVED_CONFIG = 1 }; /* "format", then the configuration */
+typedef struct td_saved_texts {
+    td_stored_text texts[TD_SAVED_TEXTS + 2]; /* room for two of a trainer */
+    char heads[24], rope_theta[32];
+} td_saved_texts;
+void td_saved_describe(const td_transformer *model, td_saved_texts *out);
+
 /** Allocates the buffer for the calls below. */
 td_status td_saving_buffer(td_transformer *model, void **out);
 void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for either */
@@ -51,8 +59,10 @@ td_status td_saved_find(const char *path, const td_safetensors *file, const td_p
 td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
                          int64_t count, td_dtype dtype, td_master to, void *buffer);
 
-/** TD_BAD_ARGUMENT unless the file has the model's weights and, apart from TD_SAVED_STATE, nothing else. */
-td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file);
+/** TD_BAD_ARGUMENT unless the file has the model's weights and, apart from TD_SAVED_STATE, nothing else, and
+ * its configuration is the model's. Without `trainer` it may have no configuration. */
+td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file,
+                                 bool trainer);
 
 /** Sets whether all parameters have values, or none. */
 void td_weights_written(td_transformer *model, bool all);

@@ -190,10 +190,12 @@ TD_API td_status td_transformer_write(td_transformer *model, int64_t index, cons
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /** Writes the weights to a safetensors file, with their names and dtype (in mixed precision the f32 masters).
- * Waits for the device, and copies through host memory in parts. TD_BAD_STATE: there are no weights.
+ * Its metadata has "heads" and "rope_theta", which no shape shows: td_transformer_load refuses another
+ * model's. A file without them, as PyTorch writes it, is of any model. td_train_restore needs them. Waits
+ * for the device, and copies through host memory in parts. TD_BAD_STATE: there are no weights.
  * TD_UNSUPPORTED: this rank does not have all weights: td_shard_save writes one file of all ranks.
- * TD_NO_MEMORY. Other errors as td_safetensors_writer_create, _write and _commit. After an error the old file
- * at `path` is unchanged. */
+ * TD_NO_MEMORY. Other errors as td_safetensors_writer_create, _write and _commit. After an error the old
+ * file at `path` is unchanged. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
 /** Reads the weights from such a file; with owned ranges, only the elements of these ranges. Tensors whose
@@ -202,9 +204,9 @@ TD_API td_status td_transformer_save(td_transformer *model, const char *path);
  * forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
- * model's cannot hold. Other errors as td_safetensors_open. TD_NO_MEMORY. The model is then unchanged. If
- * reading fails after all checks (for example, the file became shorter), the model has no weights: load or
- * initialise them again. */
+ * model's cannot hold; metadata of another model. Other errors as td_safetensors_open. TD_NO_MEMORY. The
+ * model is then unchanged. If reading fails after all checks (for example, the file became shorter), the
+ * model has no weights: load or initialise them again. */
 TD_API td_status td_transformer_load(td_transformer *model, const char *path);
 
 /** *out = the block of weights. Its pieces belong to the model. TD_BAD_ARGUMENT: a NULL. */
