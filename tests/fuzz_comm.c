@@ -203,15 +203,15 @@ static void speak_to_rank(td_meeting *meeting, int page)
 {
     struct pollfd polled = {.fd = meeting->listener, .events = POLLIN};
     td_greeting theirs, answer;
-    td_key proof;
+    td_key nonce, proof;
     hello h;
 
     if (poll(&polled, 1, LIMIT_MS) != 1)
         fail_msg("no rank came");
     const int connection = td_meet_accept(meeting);
-    assert_true(connection >= 0);
+    assert_true(connection >= 0 && td_meet_challenge(connection, &nonce));
     assert_int_equal(recv(connection, &theirs, sizeof theirs, MSG_WAITALL), sizeof theirs);
-    assert_true(td_meet_answer(meeting, &theirs, &answer, &proof));
+    assert_true(td_meet_answer(meeting, &nonce, &theirs, &answer, &proof));
     spoil(&answer, sizeof answer, 10);
     (void)!send(connection, &answer, sizeof answer, MSG_NOSIGNAL);
     (void)!recv(connection, &h, sizeof h, MSG_WAITALL);

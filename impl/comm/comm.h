@@ -79,7 +79,8 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
  * Only one of address and directory may be set.
  *
  * Access. A peer must prove to rank 0 that it knows the run's name and a token of 128 bits; the token is not
- * sent. Rank 0 closes other connections without an answer; they neither end nor delay a run. Rank 0 proves
+ * sent. Rank 0 sends every peer a random number, and closes the connections of all that do not prove it;
+ * they neither end nor delay a run. Rank 0 proves
  * the same to each rank. With a directory the token is random, in a file that only this user may read. With
  * MPI it is sent with the address. With `run` alone the operating system proves which user owns a process.
  * With an address the caller gives each rank `token`. Without a token, anybody who reaches the port and

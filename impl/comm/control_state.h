@@ -21,7 +21,8 @@ enum {
     PATIENT_MS = 1000, /* time between two looks at the late ranks of a patient call */
     DRAIN_MS = 300,    /* wait for the last messages to arrive */
     LINGER_MS = 500,   /* the hub stays this long after a failed start, so that late ranks learn the reason */
-    STRANGERS = 16,    /* connections that are not yet a rank's; a new one replaces the oldest */
+    STRANGERS =
+        16, /* connections that are not yet a rank's; a new one replaces the oldest without a greeting */
     GREETING_MS = 2000, /* limit for a stranger's greeting */
     HELLO_MS = 10000,   /* limit for its hello after the greeting */
     MOST_BYTES = TD_CONTROL_VALUE + KEY_ROOM
@@ -78,6 +79,7 @@ typedef struct stranger {
     bool greeted;     /* its greeting was right */
     bool refused;     /* it was refused with a reason, and will end the connection */
     int64_t until_ns; /* when the hub closes it */
+    td_key nonce;     /* of step 0 */
     td_key proof;     /* the proof that its hello must contain */
     size_t held;
     union {

@@ -410,7 +410,7 @@ static void read_stranger(td_control *control, stranger *s)
     if (got > 0 && s->greeted && td_key_same(s->said.hello.proof, s->proof)) {
         take_hello(control, s);
     } else if (got > 0 && !s->greeted &&
-               td_meet_answer(&control->meeting, &s->said.greeting, &answer, &s->proof) &&
+               td_meet_answer(&control->meeting, &s->nonce, &s->said.greeting, &answer, &s->proof) &&
                send(s->socket, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) ==
                    (ssize_t)sizeof answer) {
         s->greeted = true;
@@ -421,25 +421,34 @@ static void read_stranger(td_control *control, stranger *s)
     }
 }
 
-/** Accepts a connection; if the table is full, it replaces the oldest stranger. Many strangers cannot keep a
- * rank out: a rank sends its greeting before rank 0 accepts the connection. */
-static void accept_stranger(td_control *control)
+/** A place for the next stranger: a free one, else that of the oldest stranger without a right greeting. Who
+ * greeted rightly is a rank, and keeps its place. A rank that loses its place before connects again. */
+static stranger *find_place(td_control *control)
 {
-    stranger *place = &control->strangers[0];
+    stranger *place = NULL;
 
     for (int i = 0; i < STRANGERS; i++) {
         stranger *s = &control->strangers[i];
 
-        if (s->socket < 0 || (place->socket >= 0 && s->until_ns < place->until_ns))
+        if (s->socket < 0)
+            return s;
+        if (!s->greeted && (!place || s->until_ns < place->until_ns))
             place = s;
     }
+    return place;
+}
+
+static void accept_stranger(td_control *control, stranger *place)
+{
     const int socket = td_meet_accept(&control->meeting);
+
     if (socket < 0)
         return;
     drop_stranger(place);
     place->socket = socket;
     place->until_ns = td_control_after_ms(GREETING_MS);
-    read_stranger(control, place);
+    if (!td_meet_challenge(socket, &place->nonce))
+        drop_stranger(place);
 }
 
 /** Drops strangers after their time limit. After the run began it drops all. */
@@ -475,7 +484,8 @@ void *td_control_run(void *argument)
     while (!ending && polled) {
         polled[0] = (struct pollfd){.fd = control->wake, .events = POLLIN};
         polled[1] =
-            (struct pollfd){.fd = control->started ? -1 : control->meeting.listener, .events = POLLIN};
+            (struct pollfd){.fd = control->started || !find_place(control) ? -1 : control->meeting.listener,
+                            .events = POLLIN};
         for (int i = 0; i < STRANGERS; i++)
             polled[2 + i] = (struct pollfd){.fd = control->strangers[i].socket, .events = POLLIN};
         for (int i = 0; i < control->connection_count; i++) {
@@ -490,8 +500,8 @@ void *td_control_run(void *argument)
         for (int i = 0; i < STRANGERS; i++)
             if (polled[2 + i].revents)
                 read_stranger(control, &control->strangers[i]);
-        if (polled[1].revents)
-            accept_stranger(control);
+        if (polled[1].revents && find_place(control))
+            accept_stranger(control, find_place(control));
         drop_strangers(control);
         beat(control);
         if (control->started && control->mapped_bytes > 0)

@@ -111,20 +111,23 @@ static bool given_token(const td_meet_place *place, td_key *out)
 
 static td_key prove(td_key key, int step, const td_key *theirs, const td_key *ours)
 {
-    const uint64_t words[] = {(uint64_t)step, theirs->word[0], theirs->word[1], ours ? ours->word[0] : 0,
-                              ours ? ours->word[1] : 0};
+    const uint64_t words[] = {(uint64_t)step, theirs->word[0], theirs->word[1], ours->word[0], ours->word[1]};
 
     return td_key_hash(key, words, sizeof words);
 }
 
-bool td_meet_answer(const td_meeting *meeting, const td_greeting *theirs, td_greeting *answer, td_key *proof)
+bool td_meet_challenge(int connection, td_key *nonce)
 {
-    if (!td_key_same(theirs->proof, prove(meeting->key, 1, &theirs->nonce, NULL)) ||
-        td_key_draw(&answer->nonce) != TD_OK)
-        return false;
-    answer->proof = prove(meeting->key, 2, &theirs->nonce, &answer->nonce);
-    *proof = prove(meeting->key, 3, &theirs->nonce, &answer->nonce);
-    return true;
+    return td_key_draw(nonce) == TD_OK &&
+           send(connection, nonce, sizeof *nonce, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof *nonce;
+}
+
+bool td_meet_answer(const td_meeting *meeting, const td_key *nonce, const td_greeting *theirs,
+                    td_greeting *answer, td_key *proof)
+{
+    *answer = (td_greeting){*nonce, prove(meeting->key, 2, &theirs->nonce, nonce)};
+    *proof = prove(meeting->key, 3, &theirs->nonce, nonce);
+    return td_key_same(theirs->proof, prove(meeting->key, 1, &theirs->nonce, nonce));
 }
 
 /** A rank's search for rank 0. */
@@ -176,28 +179,34 @@ static bool is_ready(search *s, int connection, short events, int64_t ms)
     return false;
 }
 
-/** Steps 1 and 2 of td_greeting on a rank. False: the other end is not rank 0 of the run. */
-static bool greet(search *s, int connection)
+static bool read_all(search *s, int connection, void *data, size_t bytes)
 {
-    const td_key key = make_key(&s->token, s->run);
-    td_greeting mine, answer;
-    size_t held = 0;
-
-    if (td_key_draw(&mine.nonce) != TD_OK)
-        return false;
-    mine.proof = prove(key, 1, &mine.nonce, NULL);
-    if (send(connection, &mine, sizeof mine, MSG_NOSIGNAL) != (ssize_t)sizeof mine)
-        return false;
-    while (held < sizeof answer) {
+    for (size_t held = 0; held < bytes;) {
         const ssize_t got = is_ready(s, connection, POLLIN, ANSWER_MS)
-                                ? recv(connection, (char *)&answer + held, sizeof answer - held, 0)
+                                ? recv(connection, (char *)data + held, bytes - held, 0)
                                 : 0;
         if (got <= 0)
             return false;
         held += (size_t)got;
     }
-    s->out->proof = prove(key, 3, &mine.nonce, &answer.nonce);
-    return td_key_same(answer.proof, prove(key, 2, &mine.nonce, &answer.nonce));
+    return true;
+}
+
+/** Steps 0 to 2 of td_greeting on a rank. False: the other end is not rank 0 of the run. */
+static bool greet(search *s, int connection)
+{
+    const td_key key = make_key(&s->token, s->run);
+    td_greeting mine, answer;
+    td_key nonce;
+
+    if (!read_all(s, connection, &nonce, sizeof nonce) || td_key_draw(&mine.nonce) != TD_OK)
+        return false;
+    mine.proof = prove(key, 1, &mine.nonce, &nonce);
+    if (send(connection, &mine, sizeof mine, MSG_NOSIGNAL) != (ssize_t)sizeof mine ||
+        !read_all(s, connection, &answer, sizeof answer))
+        return false;
+    s->out->proof = prove(key, 3, &mine.nonce, &nonce);
+    return td_key_same(answer.proof, prove(key, 2, &mine.nonce, &nonce));
 }
 
 /** Keeps the connection if its other end is rank 0, otherwise closes it. */

@@ -29,11 +29,12 @@ typedef struct td_meeting {
 
 /* How two processes prove to each other that they know the run's name and token, without sending them:
  *
- *   1. to rank 0     a nonce, and its hash under the key. Rank 0 closes other connections without an answer
- *   2. from rank 0   a nonce of its own, and the hash of both. Before this nothing of rank 0 is trusted
- *   3. to rank 0     the hash of both for the other direction, and who the rank is (control_thread.c)
+ *   0. from rank 0   a nonce
+ *   1. to rank 0     another nonce, and the hash of both under the key. Rank 0 closes other connections
+ *   2. from rank 0   its nonce, and another hash of both. Before this nothing of rank 0 is trusted
+ *   3. to rank 0     a third hash of both, and who the rank is (control_thread.c)
  *
- * A false rank 0 can replay step 1, but cannot make step 3. */
+ * Each connection has new nonces, so nothing that was recorded proves anything. */
 typedef struct td_greeting {
     td_key nonce, proof;
 } td_greeting;
@@ -50,9 +51,13 @@ typedef struct td_met {
  * the directory cannot be used, or another run uses it. */
 td_status td_meet_listen(const td_meet_place *place, td_meeting *out);
 
-/** *answer = rank 0's answer to a greeting, *proof = the proof that step 3 must contain. False: the greeting
- * is wrong. */
-bool td_meet_answer(const td_meeting *meeting, const td_greeting *theirs, td_greeting *answer, td_key *proof);
+/** Rank 0's step 0. False: it cannot be sent. */
+bool td_meet_challenge(int connection, td_key *nonce);
+
+/** *answer = rank 0's answer to a greeting, *proof = the proof that step 3 must contain. nonce: of step 0.
+ * False: the greeting is wrong. */
+bool td_meet_answer(const td_meeting *meeting, const td_key *nonce, const td_greeting *theirs,
+                    td_greeting *answer, td_key *proof);
 
 /** Closes the listener and removes its file. May be called twice. */
 void td_meet_close(td_meeting *meeting);
