@@ -1,6 +1,7 @@
 #include "ops/cpu/gemm_bf16.h"
 
 #include "base/check.h"
+#include "base/float16.h"
 
 #include <dnnl.h>
 #include <dnnl_debug.h>
@@ -244,24 +245,61 @@ static bool has_bf16_products(void)
     return (isa & wanted) == wanted;
 }
 
+/* With AMX, oneDNN 3.7.2 reads beyond the end of a row of a if k is above 32 and no multiple of 32, and
+ * multiplies what it finds by 0. A NaN of one row then reached the row before. oneDNN 2.6.3 does not. */
+static bool reads_beyond_rows(const td_gemm_shape *s)
+{
+    const unsigned isa = (unsigned)dnnl_get_effective_cpu_isa(), amx = dnnl_cpu_isa_avx512_core_amx;
+
+    return dnnl_version()->major >= 3 && (isa & amx) == amx && !s->trans_a && s->k > 32 && s->k % 32 != 0;
+}
+
+/* Copies a to *work, with zeros after each row, and changes the shape, a and what is left of work. Returns
+ * false if work has no room for the copy. */
+static bool pad_rows(td_gemm_shape *s, const void **a, void **work, size_t *bytes)
+{
+    const int64_t pitch = (s->k + 31) / 32 * 32, count = s->stride_a == 0 ? 1 : s->batch;
+    const td_bf16 *const from = *a;
+    td_bf16 *const to = *work;
+    const size_t size =
+        ((size_t)(count * s->m * pitch) * sizeof *to + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+
+    if (size > *bytes)
+        return false;
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < count * s->m; row++) {
+        memcpy(to + row * pitch, from + row / s->m * s->stride_a + row % s->m * s->lda,
+               (size_t)s->k * sizeof *to);
+        memset(to + row * pitch + s->k, 0, (size_t)(pitch - s->k) * sizeof *to);
+    }
+    s->lda = pitch;
+    s->stride_a = s->stride_a == 0 ? 0 : s->m * pitch;
+    *a = to;
+    *work = (char *)to + size;
+    *bytes -= size;
+    return true;
+}
+
 td_status td_cpu_gemm_bf16(const td_gemm_shape *shape, const void *a, const void *b, void *c, void *work,
                            size_t bytes, bool *done)
 {
     int threads = threads_for(shape);
     td_status status = TD_OK;
     dnnl_status_t result;
+    td_gemm_shape padded = *shape;
     size_t scratch;
     product p;
 
     *done = false;
     /* On processors with AMX, oneDNN 2.6.3 ends the process by an illegal instruction in some GEMMs with k
      * 63, 1023 or 2047. None of 50,000 random GEMMs with k % 64 other than 63 did so (2026-11). */
-    if (bytes < least_bytes || shape->k % 64 == 63 || !has_bf16_products())
+    if (bytes < least_bytes || shape->k % 64 == 63 || !has_bf16_products() ||
+        (reads_beyond_rows(shape) && !pad_rows(&padded, &a, &work, &bytes)))
         return TD_OK;
-    result = open_product(shape, threads, bytes, &p, &scratch);
+    result = open_product(&padded, threads, bytes, &p, &scratch);
     if (result != dnnl_success && scratch > bytes && threads > 1) {
         threads = (int)((double)threads * (double)bytes / (double)scratch);
-        result = open_product(shape, threads < 1 ? 1 : threads, bytes, &p, &scratch);
+        result = open_product(&padded, threads < 1 ? 1 : threads, bytes, &p, &scratch);
     }
     if (result != dnnl_success)
         return TD_OK;
