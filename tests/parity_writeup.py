@@ -418,6 +418,11 @@ class Documents(unittest.TestCase):
             self.write(only=["nothing"])
         with self.assertRaisesRegex(RecordError, "nothing to write of"):
             self.write(machines=["h300"])
+        records = self.folder / "cpu" / "records.jsonl"
+        before = records.read_bytes()
+        with self.assertRaisesRegex(report.ReportError, "records.jsonl' needs to end with .md"):
+            writeup.write(self.modules, self.folder, records)
+        self.assertEqual(records.read_bytes(), before)
 
 
 if __name__ == "__main__":

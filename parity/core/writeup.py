@@ -112,6 +112,8 @@ def write(
     if unknown:
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
     path = out or reports / f"{NAME}{FORMATS[form].suffix}"
+    if path.suffix != FORMATS[form].suffix:  # it would replace a file of another kind, such as records
+        raise report.ReportError(f"--out: '{path}' needs to end with {FORMATS[form].suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
     if not only:
