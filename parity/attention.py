@@ -88,7 +88,7 @@ def timed_sides(case, draw, c):
 
     # The smallest power of two of queries whose backward does not fit into the 80 GiB of an H100.
     end = c.value("td_account_attention_oom", case.batch, case.head_dim, 4, 80 * 2**30)
-    return {
+    sides = {
         "c": side(tandem, mine),
         "c_flash": fused.side(case["pass"], flops=flops),
         "torch_eager": side(eager, his, end_80_gib=end),
@@ -96,6 +96,7 @@ def timed_sides(case, draw, c):
             case["pass"], flops=flops, needs_bytes=needs, record=swapping
         ),
     }
+    return sides | {"sample": attend.sampled(case, tensors)}
 
 
 SIDES = ("c", "torch_eager")

@@ -174,7 +174,7 @@ def timed_sides(case, draw, c):
     flops = flops.get(phase) or sum(flops.values())
     flash = attend.TandemAttention(case, c, "flash", tensors, fleeting=case.alone)
     sides = {"torch_eager": lambda *qkv: naive.attention(*qkv, case.causal)} | libraries(case, draw.device)
-    return {"c": flash.side(phase, flops=flops)} | {
+    return {"c": flash.side(phase, flops=flops), "sample": attend.sampled(case, tensors)} | {
         impl: attend.Eager(attention, tensors).side(phase, flops=flops) for impl, attention in sides.items()
     }
 

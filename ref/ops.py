@@ -4,6 +4,8 @@ bf16 inputs stay bf16 wherever eager PyTorch keeps bf16. float64 inputs stay flo
 here casts to f32 or wider.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -169,3 +171,11 @@ def adamw_step(
 
 def sgd_step(p: Tensor, g: Tensor, lr: float) -> Tensor:
     return (at_least_f32(p) - lr * at_least_f32(g)).to(p.dtype)
+
+
+def cosine_schedule(t: int, most: float, least: float, warmup: int, end: int) -> float:
+    """The course's learning rate of step t, counted from 0."""
+    if t < warmup:
+        return most * t / warmup
+    angle = math.pi * (min(t, end) - warmup) / max(1, end - warmup)
+    return least + (1 + math.cos(angle)) / 2 * (most - least) if t <= end else least

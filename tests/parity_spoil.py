@@ -101,13 +101,14 @@ def measure_case(module, case, *arguments, **how):
 
 def run(modules, pattern="", most=None):
     """(what passes, how many wrong answers were judged by module) of the quick cases."""
-    settings = Settings(default_library(), torch.get_num_threads(), 0.1)
+    library = Path(os.environ.get("TANDEM_LIBRARY") or default_library())
+    settings = Settings(library, torch.get_num_threads(), 0.1)
     groups, counts, passed = {}, collections.Counter(), []
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         notes.touch()
         os.environ[NOTES] = str(notes)
-        library = open_library(settings)
+        opened = open_library(settings)
         items = sweep.select(sweep.discover("parity"), "quick", modules, pattern, ["error"])
         for item in items[:most]:
             module = sys.modules[item.path]
@@ -118,7 +119,7 @@ def run(modules, pattern="", most=None):
                     groups[ranks] = groups[ranks] or Group(ranks, settings, "parity_spoil")
                     groups[ranks].run(item.path, item.case)
             else:
-                measure_case(module, item.case, library, budget=0.1)
+                measure_case(module, item.case, opened, budget=0.1)
         for group in groups.values():
             group.close()
         for line in notes.read_text().splitlines():

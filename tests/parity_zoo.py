@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import unittest
 from pathlib import Path
@@ -137,6 +138,79 @@ def a_record_of_its_own(x, y, device):
     return found | {"c": Side(lambda: {"y": 0.25 * x}, record={"status": "ok"})}
 
 
+# ---- sides that cheat while they are timed, from the third call on ----
+
+
+def halve(x, y):
+    torch.mul(x, 0.5, out=y)
+
+
+def later(x, y):
+    threading.Timer(0.05, lambda: halve(x, y)).start()
+
+
+def from_the_third_call(act):
+    def cheat(x, y, device):
+        calls = []
+
+        def tandem():
+            calls.append(1)
+            (halve if len(calls) < 3 else act)(x, y)
+            return {"y": y}
+
+        return sides(tandem, x)
+
+    cheat.__name__ = f"{act.__name__}_from_the_third_call"
+    return cheat
+
+
+def nothing(x, y):
+    pass
+
+
+def wrong(x, y):
+    torch.mul(x, 0.25, out=y)
+
+
+def kept_by_address(x, y, device):
+    kept = {}
+
+    def tandem():
+        if x.data_ptr() not in kept:
+            kept[x.data_ptr()] = 0.5 * x
+        return {"y": y.copy_(kept[x.data_ptr()])}
+
+    return sides(tandem, x)
+
+
+def its_own_memory(x, y, device):
+    mine, done = torch.empty_like(x), []
+
+    def tandem():
+        if not done:
+            done.append(halve(x, mine))
+        return {"y": mine}
+
+    return sides(tandem, x)
+
+
+def never_judged(x, y, device):
+    """Its case has no truth."""
+    return {"c": lambda: {"y": y.zero_()}, "torch_eager": lambda: {"y": 0.5 * x}}
+
+
+def nothing_to_judge(x, y, device):
+    return {"c": dict, "torch_eager": dict}
+
+
+TIMED = (
+    (honest, "error time", "ok", ""),
+    (honest, "time", "ok", ""),
+    *((from_the_third_call(act), "error time", "failed", "y") for act in (nothing, wrong, later)),
+    *((cheat, "error time", "failed", "y") for cheat in (kept_by_address, its_own_memory)),
+    (never_judged, "time", "failed", "y"),
+    (nothing_to_judge, "time", "ok", "judged"),
+)
 SIDES = (
     (honest, "ok", ""),
     (only_the_first_launch, "failed", "y"),
@@ -159,15 +233,16 @@ class Sides(unittest.TestCase):
         cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
 
     def test_each_is_refused(self):
-        for cheat, status, field in SIDES:
-            with self.subTest(cheat.__name__):
+        judged = ((cheat, "error", *expected) for cheat, *expected in SIDES)
+        for cheat, measure, status, field in (*judged, *TIMED):
+            with self.subTest(cheat.__name__, measure=measure):
                 device = Streams()
 
                 def run(case, draw, c, cheat=cheat, device=device):
                     return cheat(draw.normal("x", (N,), "f32"), draw.poisoned((N,), "f32"), device)
 
                 module = types.SimpleNamespace(__name__="parity.zoo", run=run)
-                case = Case("zoo", dtype="f32")
+                case = Case("zoo", dtype="f32", measure=measure, repeats=5)
                 records = measure_case(module, case, self.library, budget=0.01, device=device)
                 found = next((r for r in records if r["impl"] == "c"), {"status": "no record"})
                 self.assertEqual(found["status"], status, found.get("message"))

@@ -58,10 +58,12 @@ parity/core/sides.py. "c" and names that begin with "c_" are judged.
         needs_bytes  memory of this side, in place of the case's
         holds        lists the side's tensors that live between calls and are no inputs, for its memory. Blocks on C's
                      device need not be listed
+        steps        True: each call goes on from the outputs of the one before
         record       further keys of the record, or a function that returns them after the calls
     truth        float64 outputs, or a function that returns them
     rule         {output name or pattern: rule}; default parity(). Others: equal() (torch's bits), equal("truth"),
                  within(rel_l2=..., max_abs=...) and amid("torch_other") (as near to the reference as that side)
+    sample       of a timed case without a truth: a function of outputs that returns {name: (a part, its truth)}
     equal        returns outputs by the reference's formula. It runs under parity.core.equals.Sequential, several times,
                  with other orders of sums. Default: the reference side
     reference    the side that C is judged against; default "torch_eager", else the first torch side

@@ -101,6 +101,7 @@ class Side:
     nbytes: float | None = None
     needs_bytes: int | None = None
     holds: Callable[[], Iterable[Any]] = tuple
+    steps: bool = False
     record: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -28,6 +28,7 @@ class Timing:
     failure: Exception | None = None
     first_ms: float | None = None  # the host's time of the first call, which compiles, loads and allocates
     queue_ms: float = math.inf  # the host's time of the quickest call so far
+    outputs: dict = field(default_factory=dict)  # of the last call, or before it of the call before
 
 
 def others_running() -> int:
@@ -58,11 +59,13 @@ def time_sides(
     calling: Callable[[str], None] = lambda impl: None,
     device: Device | None = None,
     together: int = 1,
+    before_last: Callable[[Mapping[str, Timing]], None] = lambda timings: None,
 ) -> dict[str, Timing]:
     """Times each side `repeats` times, or as often as about `budget` seconds a side allow (5 to 200 times). A sample is
     the time of one of `together` calls in a row.
 
     A side that raises drops out with its exception; the others go on. `calling` hears which side runs next.
+    `before_last` is called before the last round, with the outputs of the round before.
     """
     device = device or Cpu()
     timings = {impl: Timing() for impl in sides}
@@ -71,14 +74,16 @@ def time_sides(
     gc.disable()
     try:
         for _ in range(warmup):
-            _round(sides, timings, calling, device, 1)
+            _round(sides, timings, calling, device, 1, outputs=repeats == 1)
         if repeats is None:
             round_s = _round(sides, timings, calling, device, together, keep=True)
             done = max(len(timing.samples) for timing in timings.values())
             fit = int(budget * len(sides) / max(round_s, 1e-9))
             repeats = min(max(fit, FEWEST), MOST) - done
-        for _ in range(repeats):
-            _round(sides, timings, calling, device, together, keep=True)
+        for left in range(repeats, 0, -1):
+            if left == 1:
+                before_last(timings)
+            _round(sides, timings, calling, device, together, keep=True, outputs=left <= 2)
     finally:
         if collecting:
             gc.enable()
@@ -92,8 +97,9 @@ def ratio(samples, reference) -> dict:
     return {"median": float(middle), "p25": float(low), "p75": float(high)}
 
 
-def _round(sides, timings, calling, device: Device, together: int, keep: bool = False) -> float:
-    """Calls every side that still runs once (or `together` times), in order; returns the seconds of it all."""
+def _round(sides, timings, calling, device: Device, together: int, keep=False, outputs=False) -> float:
+    """Calls every side that still runs once (or `together` times), in order; returns the seconds of it all. `outputs`:
+    keeps those of each side, as its call left them."""
     started = time.perf_counter_ns()
     for impl, side in sides.items():
         timing = timings[impl]
@@ -108,7 +114,10 @@ def _round(sides, timings, calling, device: Device, together: int, keep: bool = 
                 if keep:
                     device.get_ahead(timing.queue_ms)
                 device.clear_caches()
-            sample, queue_ms = device.timed_ms(side.call, together)
+            last = []
+            call = (lambda side=side, last=last: last.append(side.call())) if outputs else side.call
+            sample, queue_ms = device.timed_ms(call, together)
+            timing.outputs = dict(last[-1] or {}) if last else {}
         except DeviceLost:
             raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep

@@ -36,6 +36,7 @@ class Draw:
         self.device = device or torch.device("cpu")
         self._inputs: dict[str, tuple[torch.Tensor, int]] = {}
         self._fenced: list[tuple[torch.Tensor, int]] = []
+        self._changed: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def normal(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         values = torch.empty(shape, dtype=_wide(dtype)).normal_(mean, std, generator=self._generator(name))
@@ -72,11 +73,34 @@ class Draw:
         return [block.clone() for block, _, _ in self._fenced]
 
     def restore(self, kept: list[torch.Tensor], outputs: Iterable) -> None:
-        """The `outputs` of poisoned() hold again what they held before."""
+        """The `outputs` of poisoned() hold again what they held before. Others are poisoned."""
+        outputs = list(outputs)
+        self.poison(outputs)
         places = {value.data_ptr() for value in outputs if isinstance(value, torch.Tensor)}
         for (block, start, _), before in zip(self._fenced, kept, strict=False):  # a call may ask for more
             if block.data_ptr() + start in places:
                 block.copy_(before)
+
+    def change(self) -> None:
+        """Moves all numbers of each floating-point input by one place, until change_back()."""
+        for tensor, _ in self._inputs.values():
+            if tensor.is_floating_point() and tensor.numel() > 1:
+                self._changed.append((tensor, tensor.clone()))
+                tensor.copy_(tensor.flatten().roll(1).view_as(tensor))
+
+    def change_back(self) -> None:
+        while self._changed:
+            tensor, before = self._changed.pop()
+            tensor.copy_(before)
+
+    def poison(self, outputs: Iterable) -> None:
+        """Overwrites outputs, whoever made them, unless they are inputs."""
+        inputs = {tensor.untyped_storage().data_ptr() for tensor, _ in self._inputs.values()}
+        for value in outputs:
+            if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+                continue
+            if value.untyped_storage().data_ptr() not in inputs:
+                value.detach().fill_(math.nan)
 
     def inputs(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, (tensor, _) in self._inputs.items()}

@@ -19,7 +19,7 @@ from parity.core.library import Library
 
 # Raise one if older results are no longer comparable. MEASURING: how inputs are drawn and sides are called,
 # timed and weighed. JUDGING: the rule for errors. Other edits of parity/core leave results valid.
-MEASURING, JUDGING = 1, 2
+MEASURING, JUDGING = 2, 2
 PAGE = re.compile(r"(^|[._])pages?($|[.])")  # in the name of a file that writes pages: page, cpu_page, pages
 # The instruction sets by which libraries choose kernels, weakest first.
 SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")

@@ -30,6 +30,8 @@ from parity.core.case import Outputs, Rule, is_judged, parity
 from parity.core.draw import NAMES, bits, left_poisoned
 
 EPS = {"tf32": 2.0**-10}  # of dtypes that are no output's
+# Of a timed answer: the limit in u by norm, an eighth of which a common factor may be, and the smallest one.
+TIMED, TIMED_LEAST = 8.0, 2.0**-13
 NOISE = 0.25  # of the reference: the largest distance of a side that stands for noise
 
 
@@ -101,6 +103,36 @@ def judge(
                     f"{impl}: {name} is {list(value.shape)}, its truth {list(truth[name].shape)}"
                 )
     return verdicts
+
+
+def timed_complaints(compared: Mapping[str, Mapping[str, tuple]], eps: float | None) -> list[str]:
+    """What is wrong with a timed answer, by the norm and a common factor: {by what: {output: (answer, right one)}}."""
+    found = []
+    for what, pairs in compared.items():
+        for name, (value, right) in _tensors_of(pairs):
+            if value.shape != right.shape:
+                found.append(
+                    f"{name}: shape is {list(value.shape)} while timed, expected {list(right.shape)}"
+                )
+                continue
+            u = (torch.finfo(value.dtype).eps if eps is None else eps) / 2
+            most = max(TIMED * u, TIMED_LEAST)
+            finite = right.double().isfinite()
+            mine, exact = (torch.where(finite, x.double(), 0.0) for x in (value, right))
+            far, common = relative(mine - exact, exact), abs(factor(mine, exact) - 1)
+            if not (far <= most and common <= most / TIMED) and exact.any():
+                found.append(
+                    f"{name}: while timed it is off {what} by rel_l2 {far:.3g}, a factor of {1 + common:.5g}"
+                )
+    return found
+
+
+def _tensors_of(pairs: Mapping[str, tuple]) -> list[tuple[str, list[torch.Tensor]]]:
+    """Those of numbers with a fraction."""
+    both = ((name, [*_tensors(dict(enumerate(pair))).values()]) for name, pair in pairs.items())
+    return [
+        (name, pair) for name, pair in both if not isinstance(pair[0], str) and pair[0].is_floating_point()
+    ]
 
 
 def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule:

@@ -16,7 +16,7 @@ from parity.core.case import Case, Outputs, Side, is_judged, seed_of
 from parity.core.device import Cpu, Device, DeviceLost
 from parity.core.draw import Draw
 from parity.core.equals import Sequential
-from parity.core.judge import EPS, ProtocolError, judge, rule_of
+from parity.core.judge import EPS, ProtocolError, judge, rule_of, timed_complaints
 from parity.core.library import Library, Session
 
 MIB = 2**20
@@ -107,7 +107,9 @@ class Measurement:
         self.held: dict[str, int] = {}  # by PyTorch before the sides of a turn were opened
         plan = dict(plan)
         self.truth, self.rules = plan.pop("truth", {}), plan.pop("rule", {})
-        self.equal = plan.pop("equal", None)
+        self.equal, self.sample = plan.pop("equal", None), plan.pop("sample", None)
+        self.timed: dict[str, Outputs] = {}  # of the last timed call, whose inputs were changed
+        self.changes = "error" not in self.measure or callable(self.truth)
         named = plan.pop("reference", None)
         self.named = {"reference": named} if named else {}
         torches = [impl for impl in plan if impl.startswith("torch")]
@@ -140,12 +142,16 @@ class Measurement:
             for part in self._alive(parts) if "memory" in self.measure else ():
                 self._attempt(part, lambda part=part: self._weigh(part))
             self.compare(timings)
+            if not in_turn:
+                self.judge_timed()
             self._attempt_each("close", opened)  # also of a side that failed
             self.calling("")
             if in_turn:
                 self.device.release()
-        if "error" in self.measure and in_turn:
-            self.judge()
+        if in_turn:
+            if "error" in self.measure:
+                self.judge()
+            self.judge_timed()
 
     def leave(self, impls: Sequence[str]) -> None:
         """Only these sides, and only their time."""
@@ -263,11 +269,54 @@ class Measurement:
             calling=self.calling,
             device=self.device,
             together=self.case.together,
+            before_last=lambda timings: self.before_last(sides, timings),
         )
+        self.draw.change_back()
         for impl, timing in timings.items():
             if timing.failure is not None:
                 self.parts[impl].end(timing.failure)
+            else:
+                self.timed[impl] = {name: _copy(value) for name, value in timing.outputs.items()}
         return timings
+
+    def before_last(self, sides: Mapping[str, Side], timings: Mapping[str, clock.Timing]) -> None:
+        """What the last timed call finds: other inputs, and no answer of before. So an answer that is kept is wrong."""
+        if any(side.steps for side in sides.values()):
+            return
+        if self.changes and any(timing.outputs for timing in timings.values()):
+            self.draw.change()
+        for impl in filter(is_judged, timings):
+            self.draw.poison(timings[impl].outputs.values())
+
+    def judge_timed(self) -> None:
+        """Compares the last timed call of each side with the truth of the changed inputs, or with a sample of it. If
+        the case has no truth, C's call is compared with PyTorch's as well."""
+        mine = [part for impl, part in self.parts.items() if impl in self.timed and part.status == "ok"]
+        if self.changes and any(self.timed.values()):
+            self.draw.change()
+        known = "error" in self.measure
+        truth = (self.truth() if callable(self.truth) else self.truth) if known and mine else {}
+        theirs: dict[str, Outputs] = {}
+        for part in sorted(mine, key=lambda part: is_judged(part.impl)):
+            outputs = self.timed[part.impl]
+            if part.side.steps:
+                outputs = {}  # sides begin with other moments
+            exact = {"the truth": {name: (outputs[name], truth[name]) for name in outputs if name in truth}}
+            if self.sample and outputs:
+                exact["the truth"] |= self.sample(outputs)
+            for impl, other in theirs.items() if is_judged(part.impl) and not known else ():
+                exact[impl] = {name: (outputs[name], other[name]) for name in outputs if name in other}
+            compared = [*exact["the truth"], *(name for pairs in exact.values() for name in pairs)]
+            found = timed_complaints(exact, EPS.get(self.case.get("dtype")))
+            if found:
+                part.status, part.message = "failed", summary(found)
+            elif not is_judged(part.impl):
+                theirs |= {} if theirs else {part.impl: outputs}
+            elif compared:
+                part.measured["timed"] = "judged"
+            elif not known:
+                part.message = "not judged: its timed calls hand out no answer"
+        self.draw.change_back()
 
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
         """Statistics and rates of the samples; of sides that alternated, the ratio to the reference by sample."""
@@ -351,7 +400,9 @@ class Measurement:
             return value if isinstance(value, Side) else Side(value)
         if self.measure != ("error",):
             raise ProtocolError(f"{impl} is no function, and its {' and '.join(self.measure)} is asked for")
-        return Side(lambda: value)
+        return Side(
+            lambda: {name: _copy(x) for name, x in value.items()} if isinstance(value, Mapping) else value
+        )
 
 
 def measure_case(

@@ -40,7 +40,7 @@ FINISHED = ("ok", "oom", "unsupported")
 RUN = ("time", "machine", "device", "host", "versions", "build")
 # What a record has of each measure besides the error.
 MEASURED = {
-    "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "processes", "samples"),
+    "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "processes", "samples", "timed"),
     "memory": ("peak_mib", "requested_mib"),
 }
 # Environment variables that change what a library computes. Records name them among versions.

@@ -308,7 +308,7 @@ def verdict(records: Sequence[Mapping]) -> str:
         return f"**fails** ({', '.join(words)} of {len(mine)})"
     if not statuses["ok"]:
         return f"no result ({', '.join(words)})"
-    asked = [r for r in mine if r["status"] == "ok" and "error" in r.get("measure", r)]  # or has an error
+    asked = [r for r in mine if r["status"] == "ok" and ("error" in r.get("measure", r) or "timed" in r)]
     unjudged = sum(record.get("message", "").startswith("not judged") for record in asked)
     held, measured = len(asked) - unjudged, statuses["ok"] - len(asked)
     words = [f"{unjudged} not judged", *words] if unjudged else words

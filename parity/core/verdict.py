@@ -1,6 +1,6 @@
 """The last lines of a run: which cases hold, what C's time is relative to PyTorch's, and what failed."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +31,13 @@ def say(items: Sequence[Item], newest: Sequence[Mapping], console: Console, page
         records[key_of(record)[:2]].append(record)
     place = places(items)
     rows: dict[str, Row] = defaultdict(Row)
-    whole, bad = Row(), []
+    whole, bad, unjudged = Row(), [], Counter()
     for item in sorted(items, key=lambda item: place(item.module)):
         found = records[item.module, item.case.name]
         failed = [record for record in found if record["status"] in BAD]
         bad += [(item, record) for record in failed]
+        mine = [record for record in found if is_judged(record["impl"]) and record["status"] == "ok"]
+        unjudged[item.module] += bool(mine) and not failed and not any(map(_holds, mine))
         for row in (rows[item.module], whole):
             row.cases += 1
             row.hold += any(map(_holds, found)) and not failed
@@ -44,6 +46,9 @@ def say(items: Sequence[Item], newest: Sequence[Mapping], console: Console, page
     console.print(f"\n{heads}")
     for name, row in [*rows.items(), ("all", whole)]:
         console.print(f"{name:<12} {f'{row.hold} of {row.cases}':>12}  {_ratios(row)}".rstrip())
+    if unjudged.total():
+        words = ", ".join(f"{count} of {name}" for name, count in unjudged.items() if count)
+        console.print(f"not judged, only measured: {words}")
     if whole.fastest:
         worst, name = max(whole.fastest)
         console.print(f"C against the fastest PyTorch at worst: {worst:.2f} times its time, {name}")
@@ -58,8 +63,9 @@ def say(items: Sequence[Item], newest: Sequence[Mapping], console: Console, page
 
 def _holds(record: Mapping) -> bool:
     """Whether it is a result of C, and right where the case judges it."""
-    asked = not record.get("message", "").startswith("not judged")
-    return is_judged(record["impl"]) and record["status"] == "ok" and asked
+    judged = "error" in record.get("measure", "error") or "timed" in record
+    judged &= not record.get("message", "").startswith("not judged")
+    return is_judged(record["impl"]) and record["status"] == "ok" and judged
 
 
 def _add_times(row: Row, item: Item, records: Sequence[Mapping]) -> None:

@@ -93,6 +93,8 @@ def error_cases(dtypes):
                 for step in (1, 3):
                     yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
                 if count == 1009 and dtype == "f32":
+                    for step in (2, 1000, 10**6):
+                        yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
                     for other in (dict(weight_decay=0.0), dict(beta1=0.0), dict(lr=0.0)):
                         keys = dict(variant=variant, step=3, dtype=dtype, **other)
                         yield operation("adamw_step", count=count, **keys)
@@ -100,8 +102,9 @@ def error_cases(dtypes):
                 yield operation("round", count=count, dtype="f32", out_dtype=dtype)
                 yield operation("round", count=count, dtype=dtype, out_dtype="f32")
             for on_device in [False, True] if dtype != "f32" else []:
-                keys = dict(variant="course2025", step=3, grad_dtype=dtype, on_device=on_device)
-                yield operation("adamw_update", count=count, dtype="f32", **keys)
+                for step in (3, 1000) if count == 1009 else (3,):
+                    keys = dict(variant="course2025", step=step, grad_dtype=dtype, on_device=on_device)
+                    yield operation("adamw_update", count=count, dtype="f32", **keys)
 
         for shape in [
             dict(rows=1, cols=1),
@@ -125,6 +128,8 @@ def error_cases(dtypes):
 
     for positions, head_dim in [(1, 2), (128, 64), (1009, 80), (2048, 128)]:
         yield operation("rope_table", positions=positions, head_dim=head_dim)
+    for warmup, end in [(7, 21), (0, 1), (3, 3)]:
+        yield operation("cosine_schedule", max=1.0, min=0.1, warmup=warmup, end=end)
 
 
 def timed_cases(profile, device):

@@ -2,6 +2,7 @@
 
 import torch
 
+from parity.core import Side, within
 from parity.ops.sides import compiled, forward_sides, into, rounded
 from parity.shared.model import ADAMW
 from ref import ops as ref
@@ -51,7 +52,7 @@ def adamw_step(case, draw, c):
     if "time" not in case.measure:
         return forward_sides(tandem, torch_adamw, p, g, m, v)
     return {
-        "c": tandem,
+        "c": Side(tandem, steps=True),
         "torch_eager": torch_step(p, g, foreach=True),
         "torch_library": torch_step(p, g, fused=True),
         "torch_compile": torch_step(p, g, compiling=True, foreach=True, capturable=p.is_cuda),
@@ -86,7 +87,8 @@ def sgd_step(case, draw, c):
 
     if "time" not in case.measure:
         return forward_sides(tandem, lambda p, g: {"p": ref.sgd_step(p, g, lr)}, p, g)
-    return {"c": tandem, "torch_eager": torch_step(p, g, torch.optim.SGD, lr=lr, foreach=True)}
+    theirs = torch_step(p, g, torch.optim.SGD, lr=lr, foreach=True)
+    return {"c": Side(tandem, steps=True), "torch_eager": theirs}
 
 
 def global_norm(case, draw, c):
@@ -161,4 +163,15 @@ def adamw_update(case, draw, c):
     sides = {"torch_eager": dict(foreach=True), "torch_library": dict(fused=True)}
     copies = (torch.empty_like(g, dtype=torch.bfloat16) for _ in sides)
     theirs = zip(sides.items(), copies, strict=True)
-    return {"c": tandem} | {impl: torch_step(p, g, copy=copy, **how) for (impl, how), copy in theirs}
+    return {"c": Side(tandem, steps=True)} | {
+        impl: torch_step(p, g, copy=copy, **how) for (impl, how), copy in theirs
+    }
+
+
+def cosine_schedule(case, draw, c):
+    """The learning rate of every step to beyond the end."""
+    keys = (case.max, case.min, case.warmup, case.end)
+    steps = range(case.end + 3)
+    lrs = torch.tensor([c.value("td_cosine_schedule", t, *keys) for t in steps], dtype=torch.float64)
+    exact = torch.tensor([ref.cosine_schedule(t, *keys) for t in steps], dtype=torch.float64)
+    return {"c": {"lr": lrs}, "truth": {"lr": exact}, "rule": {"lr": within(max_abs=1e-15)}}

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from parity.core import DTYPES, equal
+from parity.core import DTYPES, Side, equal
 from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, into, padded, rounded
 from ref import ops as ref
 
@@ -59,7 +59,9 @@ def rmsnorm_backward(case, draw, c):
         outputs["dx_rounded"] = draw.poisoned(x.shape, case.dtype)
     work = c.work(c.value("td_rmsnorm_backward_work_bytes", c.device, desc))
     add = case.get("accumulate", False)
-    c.td_rmsnorm_forward(c.device, *arguments)
+
+    def before():
+        c.td_rmsnorm_forward(c.device, *arguments)
 
     def tandem():
         if add:
@@ -79,7 +81,8 @@ def rmsnorm_backward(case, draw, c):
         return lambda x, weight: rounded(norm(x, weight), dy.dtype)
 
     names, inputs = ["dx", "dweight"], [x, weight]
-    return backward_sides(tandem, names, of(rmsnorm_function), inputs, dy, of(rmsnorm_library), finish)
+    mine = Side(tandem, before=before)
+    return backward_sides(mine, names, of(rmsnorm_function), inputs, dy, of(rmsnorm_library), finish)
 
 
 def silu_mul_inputs(case, draw):
@@ -210,10 +213,10 @@ def cross_entropy_backward(case, draw, c):
     arguments = cross_entropy_arguments(case, draw, c)
     desc, logits, targets, _, lse, _ = arguments
     dlogits = draw.poisoned(logits.shape, case.dtype)
-    c.td_cross_entropy_forward(c.device, *arguments)
-    tandem = into(
+    call = into(
         c, "td_cross_entropy_backward", {"dlogits": dlogits}, desc, logits, targets, lse, 1.0, dlogits
     )
+    tandem = Side(call, before=lambda: c.td_cross_entropy_forward(c.device, *arguments))
 
     one = torch.tensor(1.0, device=draw.device)
     function, library = (

@@ -49,7 +49,7 @@ def backward_sides(tandem, names, function, inputs, cotangent, library=None, fin
     """Sides of the gradients, called `names`, of a function of `inputs`; `finish` maps them to the outputs."""
 
     def side(function, inputs, cotangent):
-        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        leaves = [x.detach().requires_grad_() for x in inputs]
         graph = []
 
         def forward():

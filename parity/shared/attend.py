@@ -1,5 +1,7 @@
 """What attention and flash have in common: the two sides of any way to attend."""
 
+import math
+
 import torch
 
 from parity.core import Case, Side, equal, grid
@@ -144,6 +146,26 @@ def nan_reach(case, column, block):
         "dk": seen[:, None] & all_columns,
         "dv": seen[:, None] & dv,
     }
+
+
+def sampled(case, tensors, rows=8):
+    """Some queries of each head in float64: their rows of o and dq."""
+
+    def sample(outputs):
+        q, k, v, dout = tensors
+        at = torch.linspace(0, case.seq - 1, min(rows, case.seq), device=q.device).round().long()
+        few, keys, values, cotangent = (x.double() for x in (q[:, :, at], k, v, dout[:, :, at]))
+        scores = few @ keys.mT / math.sqrt(case.head_dim)
+        if case.causal:
+            hidden = torch.arange(keys.shape[-2], device=q.device) > at[:, None]
+            scores = scores.masked_fill(hidden, -math.inf)
+        p = torch.softmax(scores, -1)
+        o = p @ values
+        dp = cotangent @ values.mT
+        dq = p * (dp - (cotangent * o).sum(-1, keepdim=True)) @ keys / math.sqrt(case.head_dim)
+        return {name: (outputs[name][:, :, at], x) for name, x in (("o", o), ("dq", dq)) if name in outputs}
+
+    return sample
 
 
 class TandemAttention:
