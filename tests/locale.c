@@ -23,6 +23,7 @@ static const td_transformer_config model = {
     .context = 5,
     .precision = TD_PRECISION_F32,
     .attention = "naive",
+    .rope_theta = 10000.5,
     .keep = TD_KEEP_ALL};
 
 static FILE *open_file(const char *name)
@@ -144,11 +145,21 @@ static void write_record(const char *path)
     td_record_destroy(record);
 }
 
-/* head_dim 20 and 96: their scales need many digits. */
+static void write_weights(const char *path)
+{
+    td_transformer *weights;
+
+    td_assert_ok(td_transformer_create(dev, &model, &weights));
+    td_assert_ok(td_transformer_init(weights, 1));
+    td_assert_ok(td_transformer_save(weights, path));
+    td_transformer_destroy(weights);
+}
+
 TD_TEST(text_is_the_same_in_every_locale)
 {
     static void (*const writers[])(const char *path) = {write_trace,  write_trace_picture,  write_snapshot,
-                                                        write_events, write_memory_picture, write_record};
+                                                        write_events, write_memory_picture, write_record,
+                                                        write_weights};
     char command[160], path[2][64];
 
     for (int i = 0; i < (int)(sizeof writers / sizeof *writers); i++) {

@@ -14,3 +14,13 @@ int td_vformat(char *text, size_t room, const char *format, va_list args)
     freelocale(c);
     return length;
 }
+
+int td_format(char *text, size_t room, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    const int length = td_vformat(text, room, format, args);
+    va_end(args);
+    return length;
+}

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/float16.h"
+#include "base/format.h"
 #include "transformer/model.h"
 #include "transformer/owned.h"
 
@@ -38,7 +39,7 @@ void td_saving_free(td_transformer *model, void *buffer)
 void td_saved_describe(const td_transformer *model, td_saved_texts *out)
 {
     snprintf(out->heads, sizeof out->heads, "%" PRId64, model->plan.config.size.heads);
-    snprintf(out->rope_theta, sizeof out->rope_theta, "%.17g", model->plan.config.rope_theta);
+    td_format(out->rope_theta, sizeof out->rope_theta, "%.17g", model->plan.config.rope_theta);
     out->texts[0] = (td_stored_text){"format", "pt"};
     out->texts[1] = (td_stored_text){"heads", out->heads};
     out->texts[2] = (td_stored_text){"rope_theta", out->rope_theta};
