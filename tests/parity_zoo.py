@@ -138,6 +138,14 @@ def a_record_of_its_own(x, y, device):
     return found | {"c": Side(lambda: {"y": 0.25 * x}, record={"status": "ok"})}
 
 
+def another_torch_side_widens_the_limit(x, y, device):
+    return sides(lambda: {"y": 0 * x}, x, torch_library=lambda: {"y": 0 * x})
+
+
+def a_wrong_reference(x, y, device):
+    return sides(lambda: {"y": 0.7 * x}, x, torch_eager=lambda: {"y": 0.75 * x})
+
+
 # ---- sides that cheat while they are timed, from the third call on ----
 
 
@@ -223,7 +231,11 @@ SIDES = (
     (no_outputs, "failed", "outputs"),
     (c_judged_by_itself, "error", "reference"),
     (a_record_of_its_own, "error", "status"),
+    (another_torch_side_widens_the_limit, "failed", "y"),
+    (a_wrong_reference, "ok", "judged"),
 )
+# PyTorch's sides that are named as wrong.
+WRONG = {another_torch_side_widens_the_limit: {"torch_library"}, a_wrong_reference: {"torch_eager"}}
 
 
 class Sides(unittest.TestCase):
@@ -245,6 +257,8 @@ class Sides(unittest.TestCase):
                 case = Case("zoo", dtype="f32", measure=measure, repeats=5)
                 records = measure_case(module, case, self.library, budget=0.01, device=device)
                 found = next((r for r in records if r["impl"] == "c"), {"status": "no record"})
+                wrong = {r["impl"] for r in records if r["status"] == "failed"} - {"c"}
+                self.assertEqual(wrong, WRONG.get(cheat, set()))
                 self.assertEqual(found["status"], status, found.get("message"))
                 self.assertIn(field, ["", *re.findall(r"\w+", found.get("message", ""))])
 

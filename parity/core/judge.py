@@ -119,11 +119,10 @@ def timed_complaints(compared: Mapping[str, Mapping[str, tuple]], eps: float | N
             most = max(TIMED * u, TIMED_LEAST)
             finite = right.double().isfinite()
             mine, exact = (torch.where(finite, x.double(), 0.0) for x in (value, right))
-            far, common = relative(mine - exact, exact), abs(factor(mine, exact) - 1)
-            if not (far <= most and common <= most / TIMED) and exact.any():
-                found.append(
-                    f"{name}: while timed it is off {what} by rel_l2 {far:.3g}, a factor of {1 + common:.5g}"
-                )
+            far, common = relative(mine - exact, exact), factor(mine, exact)
+            if not (far <= most and abs(common - 1) <= most / TIMED) and exact.any():
+                words = f"rel_l2 {far:.3g}, a factor of {common:.5g}"
+                found.append(f"{name}: while timed it is off {what} by {words}")
     return found
 
 

@@ -109,7 +109,7 @@ class Measurement:
         self.truth, self.rules = plan.pop("truth", {}), plan.pop("rule", {})
         self.equal, self.sample = plan.pop("equal", None), plan.pop("sample", None)
         self.timed: dict[str, Outputs] = {}  # of the last timed call, whose inputs were changed
-        self.changes = "error" not in self.measure or callable(self.truth)
+        self.changes = callable(self.truth) or not self.truth
         named = plan.pop("reference", None)
         self.named = {"reference": named} if named else {}
         torches = [impl for impl in plan if impl.startswith("torch")]
@@ -291,32 +291,38 @@ class Measurement:
     def judge_timed(self) -> None:
         """Compares the last timed call of each side with the truth of the changed inputs, or with a sample of it. If
         the case has no truth, C's call is compared with PyTorch's as well."""
-        mine = [part for impl, part in self.parts.items() if impl in self.timed and part.status == "ok"]
+        timed = [part for impl, part in self.parts.items() if impl in self.timed and part.status == "ok"]
         if self.changes and any(self.timed.values()):
             self.draw.change()
-        known = "error" in self.measure
-        truth = (self.truth() if callable(self.truth) else self.truth) if known and mine else {}
+        try:
+            self._judge_timed(sorted(timed, key=lambda part: is_judged(part.impl)))
+        except DeviceLost:
+            raise
+        except Exception as error:  # the truth failed
+            for part in timed:
+                part.message = f"not judged: {status_of(error)[1]}" if is_judged(part.impl) else part.message
+        finally:
+            self.draw.change_back()
+
+    def _judge_timed(self, timed: Sequence[Part]) -> None:
+        truth = (self.truth() if callable(self.truth) else self.truth) if any(self.timed.values()) else {}
         theirs: dict[str, Outputs] = {}
-        for part in sorted(mine, key=lambda part: is_judged(part.impl)):
-            outputs = self.timed[part.impl]
-            if part.side.steps:
-                outputs = {}  # sides begin with other moments
+        for part in timed:
+            outputs = {} if part.side.steps else self.timed[part.impl]  # each side begins with other moments
             exact = {"the truth": {name: (outputs[name], truth[name]) for name in outputs if name in truth}}
             if self.sample and outputs:
                 exact["the truth"] |= self.sample(outputs)
-            for impl, other in theirs.items() if is_judged(part.impl) and not known else ():
+            for impl, other in theirs.items() if is_judged(part.impl) and not truth else ():
                 exact[impl] = {name: (outputs[name], other[name]) for name in outputs if name in other}
-            compared = [*exact["the truth"], *(name for pairs in exact.values() for name in pairs)]
             found = timed_complaints(exact, EPS.get(self.case.get("dtype")))
             if found:
                 part.status, part.message = "failed", summary(found)
             elif not is_judged(part.impl):
                 theirs |= {} if theirs else {part.impl: outputs}
-            elif compared:
+            elif any(exact.values()):
                 part.measured["timed"] = "judged"
-            elif not known:
+            elif "error" not in self.measure:
                 part.message = "not judged: its timed calls hand out no answer"
-        self.draw.change_back()
 
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
         """Statistics and rates of the samples; of sides that alternated, the ratio to the reference by sample."""
