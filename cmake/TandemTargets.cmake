@@ -27,6 +27,11 @@ check_c_compiler_flag(-mprefer-vector-width=512 TANDEM_HAVE_VECTOR_WIDTH)
 if(TANDEM_HAVE_VECTOR_WIDTH)
   target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU,Clang>:-mprefer-vector-width=512>)
 endif()
+# Clang 19 says this of -march=native itself on some processors.
+check_c_compiler_flag(-Winvalid-feature-combination TANDEM_HAVE_FEATURE_WARNING)
+if(TANDEM_HAVE_FEATURE_WARNING)
+  target_compile_options(td_flags INTERFACE $<$<COMPILE_LANGUAGE:C>:-Wno-invalid-feature-combination>)
+endif()
 # If gcc 12 tunes for Intel's processors from skylake on, it may turn two branches into conditional moves and
 # overwrite their flags in between. Seen with 12.2: "i + 1 < n ? a : b" gave b.
 target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-fno-if-conversion>)
