@@ -502,8 +502,18 @@ static bool connect_to(search *s, const char *host, const char *port)
 
     if (getaddrinfo(host, port, &hints, &found) != 0)
         return false;
-    for (const struct addrinfo *at = next_address(found, NULL); at && !met; at = next_address(found, at))
-        met = keep(s, connect_once(s, at));
+    const struct addrinfo *const first = next_address(found, NULL);
+    for (const struct addrinfo *at = first; at && !met; at = next_address(found, at)) {
+        const int connection = connect_once(s, at);
+
+        /* Rank 0 may have begun to listen after the first address failed. All ranks need the same family. */
+        if (connection >= 0 && at->ai_family != first->ai_family && keep(s, connect_once(s, first))) {
+            close(connection);
+            met = true;
+        } else {
+            met = keep(s, connection);
+        }
+    }
     freeaddrinfo(found);
     return met;
 }
