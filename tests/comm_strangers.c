@@ -62,6 +62,18 @@ static void end(rank *r)
     pthread_join(r->thread, NULL);
 }
 
+/** Starts rank 1 after rank 0. Both must meet without an error. */
+static void start_rank_1_and_meet(rank pair[2])
+{
+    start(&pair[1]);
+    for (int i = 0; i < 2; i++) {
+        end(&pair[i]);
+        assert_string_equal(pair[i].error, "");
+    }
+    td_control_close(pair[1].control);
+    td_control_close(pair[0].control);
+}
+
 static void assert_says(const char *text, const char *words)
 {
     if (!strstr(text, words))
@@ -299,13 +311,7 @@ TD_TEST(a_repeated_greeting_is_no_proof)
         assert_true(is_dropped(crowd[i], OPEN_MS));
         close(crowd[i]);
     }
-    start(&pair[1]);
-    for (int i = 0; i < 2; i++) {
-        end(&pair[i]);
-        assert_string_equal(pair[i].error, "");
-    }
-    td_control_close(pair[1].control);
-    td_control_close(pair[0].control);
+    start_rank_1_and_meet(pair);
 }
 
 /* A rank whose connection is closed before its greeting is answered connects again. */
@@ -643,13 +649,7 @@ TD_TEST(a_file_of_another_user_is_not_believed)
     assert_int_equal(mkfifo(path, 0600), 0);
     td_assert_refused(td_meet_connect(&place, td_clock_ns(), &met), TD_RANK_FAILED, "nobody answers");
     assert_int_equal(rename(kept, path), 0);
-    start(&pair[1]);
-    for (int i = 0; i < 2; i++) {
-        end(&pair[i]);
-        assert_string_equal(pair[i].error, "");
-    }
-    td_control_close(pair[1].control);
-    td_control_close(pair[0].control);
+    start_rank_1_and_meet(pair);
     assert_int_equal(rmdir(folder), 0);
 }
 

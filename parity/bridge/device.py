@@ -106,7 +106,7 @@ def device_of_all(parameters: dict[str, Tensor]) -> Device:
 
 
 def adder_of(parameter: Tensor) -> torch.autograd.graph.Node:
-    """Autograd's node that adds to the parameter's `.grad`. Who has a hook on it keeps it."""
+    """Autograd's node that adds to the parameter's `.grad`. A caller that hooks the node must keep the node."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 

@@ -99,7 +99,7 @@ def ratio(samples, reference) -> dict:
 
 def _round(sides, timings, calling, device: Device, together: int, keep=False, outputs=False) -> float:
     """Calls every side that still runs once (or `together` times), in order; returns the seconds of it all. `outputs`:
-    keeps those of each side, as its call left them."""
+    keeps the outputs of each side, as its call left them."""
     started = time.perf_counter_ns()
     for impl, side in sides.items():
         timing = timings[impl]

@@ -127,7 +127,7 @@ def timed_complaints(compared: Mapping[str, Mapping[str, tuple]], eps: float | N
 
 
 def _tensors_of(pairs: Mapping[str, tuple]) -> list[tuple[str, list[torch.Tensor]]]:
-    """Those of numbers with a fraction."""
+    """The names and tensors of the pairs that are floating point."""
     both = ((name, [*_tensors(dict(enumerate(pair))).values()]) for name, pair in pairs.items())
     return [
         (name, pair) for name, pair in both if not isinstance(pair[0], str) and pair[0].is_floating_point()

@@ -104,7 +104,8 @@ def by_case(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
 
 
 def newest_run(records: Sequence[dict]) -> list[dict]:
-    """Of one case's records, those of its last run, one a side: fewer than `sides` if the run was cut off."""
+    """The records of a case's last run, one for each side. `records` are of one case; a run that was cut off has fewer
+    sides."""
     run = [record for record in records if all(record.get(key) == records[-1].get(key) for key in RUN)]
     return [*{record["impl"]: record for record in run}.values()]
 

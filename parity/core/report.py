@@ -171,7 +171,7 @@ def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
 
 
 def of_module(records: Iterable[Mapping], name: str) -> list[Mapping]:
-    """A module's records: on GPUs those of the card that the newest names, because cards are not compared."""
+    """A module's records. On GPUs: the records of the newest record's card, because cards are not compared."""
     mine = [record for record in records if record["module"] == name]
     newest = max(mine, key=lambda record: record.get("time", ""), default={})
     return [r for r in mine if r.get("machine") == newest.get("machine")] if "device" in newest else mine
