@@ -2,6 +2,7 @@
 
 import functools
 from contextlib import closing
+from itertools import product
 
 import torch
 
@@ -50,10 +51,10 @@ def cases(profile, device):
     yield from ranked.options_alone(
         PROOFS["bucketed"], device, IMPL, strategy="bucketed", bucket_mb=0.05, ranks=2, **TINY
     )
-    for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
+    for keys in xl_ways(profile) if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, profile, **keys)
         drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == usual_mb(device, keys["dtype"])
-        if keys["ranks"] == 2 and (profile == "full" or drawn):
+        if (keys["ranks"] == 2 or device == "cuda") and (profile == "full" or drawn):
             yield communication_case(device, **keys)
 
 
@@ -98,13 +99,12 @@ def laptop_ways(profile):
             yield LAPTOP | way | dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
 
 
-def xl_ways():
-    """The assignment's: xl on two GPUs, batch 2 a rank."""
-    xl = {"size": "xl"} | extents("xl")[0]
-    for dtype, optimizer, sizes in XL_WAYS:
-        for strategy, way in ways(sizes):
-            keys = dict(batch=2, context=128, ranks=2, strategy=strategy, dtype=dtype, optimizer=optimizer)
-            yield xl | way | keys
+def xl_ways(profile):
+    """The assignment's: xl on two GPUs, batch 2 a rank. On more GPUs: the usual buckets alone."""
+    xl = {"size": "xl"} | extents("xl")[0] | dict(batch=2, context=128)
+    for ranks, (dtype, optimizer, sizes) in product(ranked.XL_RANKS[profile], XL_WAYS):
+        for strategy, way in ways(sizes if ranks == 2 else [usual_mb("cuda", dtype)]):
+            yield xl | way | dict(strategy=strategy, ranks=ranks, dtype=dtype, optimizer=optimizer)
 
 
 def ways(sizes, strategies=STRATEGIES):

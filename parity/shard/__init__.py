@@ -49,7 +49,7 @@ def cases(profile, device):
         yield from ranked.options_alone("optimizer_state_sharding", device, "torch_ddp", **keys)
     yield from full.cases(profile, device)
     yield from memory_cases(profile, device)
-    yield from xl_cases() if device == "cuda" else laptop_cases(profile)
+    yield from xl_cases(profile) if device == "cuda" else laptop_cases(profile)
 
 
 def laptop_cases(profile):
@@ -61,13 +61,13 @@ def laptop_cases(profile):
             yield Case(ACCOUNTING, warmup=3, **keys, **how)
 
 
-def xl_cases():
-    for dtype, sizes in XL_WAYS.items():
+def xl_cases(profile):
+    for ranks, (dtype, sizes) in product(ranked.XL_RANKS[profile], XL_WAYS.items()):
         mine = ranked.switches_of("cuda", dtype)
         whole = {ranked.whole_of(side): switches for side, switches in mine.items()}
-        for mb, shard in product(sizes, KINDS):
+        for mb, shard in product(sizes if ranks == 2 else sizes[:1], KINDS):
             config = configs_of("cuda", dtype, shard) | whole
-            keys = xl_size() | ways(shard, mb) | dict(ranks=2, optimizer="adamw")
+            keys = xl_size() | ways(shard, mb) | dict(ranks=ranks, optimizer="adamw")
             how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
             yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=config)
 

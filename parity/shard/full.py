@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -40,9 +41,10 @@ def cases(profile, device):
     keys = TINY | dict(shard="full", ranks=3 if device == "cpu" else 2)
     yield from ranked.options_alone(PROOF, device, IMPL, **keys)
     shapes = XL if device == "cuda" else (("laptop", "f32", 2, 64),)
-    for size, dtype, batch, context in shapes:
+    every = ranked.XL_RANKS[profile if device == "cuda" else "quick"]
+    for ranks, (size, dtype, batch, context) in product(every, shapes):
         keys = {"size": size} | extents(size)[0] | dict(batch=batch, context=context)
-        keys |= dict(shard="full", ranks=2, dtype=dtype, optimizer="adamw")
+        keys |= dict(shard="full", ranks=ranks, dtype=dtype, optimizer="adamw")
         yield from accounting_cases(keys, device, profile)
     if (profile, device) == ("full", "cuda"):
         yield leaderboard_case()

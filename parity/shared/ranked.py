@@ -23,6 +23,7 @@ from ref import shard, transformer
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 SGD_LR = 0.1
 QUICK_RANKS = {"cpu": (2, 3), "cuda": (2, 4)}  # three leave rests, and their averages are rounded
+XL_RANKS = {"full": (2, 4, 8), "standard": (2,), "quick": (2,)}  # GPUs of the timed steps of xl
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
 NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
 NCCL_CTAS_FLAT = {False: 16, True: 24}  # td_shard_nccl_ctas
