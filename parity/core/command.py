@@ -1,4 +1,4 @@
-"""python -m parity run | diverge | report | writeup | compare | list | prune."""
+"""python -m parity run | diverge | judge | report | writeup | compare | list | prune."""
 
 import argparse
 import importlib
@@ -159,6 +159,10 @@ def diverge(package: str, options: argparse.Namespace, console: Console) -> int:
     return importlib.import_module(f"{package}.shared.diverge").main(options, console)
 
 
+def judge(package: str, options: argparse.Namespace, console: Console) -> int:
+    return importlib.import_module(f"{package}.judge").main(options, console)
+
+
 def _say(console: Console, lines: Any) -> int:
     for line in lines:
         console.print(str(line))
@@ -280,6 +284,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--shard", "what ranks split (default: nothing)", choices=["tensors", "flat", "full"])
     add("--backend", "of ranks (default: gloo, on GPUs nccl)", choices=["gloo", "mpi", "nccl"])
     flag("--all", "print every output, in the order of the step")
+
+    words = "somebody else's numbers: what no card can have measured; exits 1 if a row is refused"
+    add, _ = command("judge", judge, words, folders)
+    words = "a CSV file with a head, or a JSON list: id, size, context, batch, dtype, pass, card, ms, std, MiB, ..."
+    add("--numbers", words, type=Path, metavar="FILE", required=True)
+    rate = _number("to be above 0, and finite", lambda n: 0 < n < math.inf)
+    add("--peak-tflops", "of cards that have no data sheet here", type=rate, metavar="TFLOP/S")
+    add("--bandwidth", "of their memory", type=rate, metavar="GB/S")
+    add("--library", "libtandem.so (default: that of the preset)", type=Path)
+    add("--json", "write the verdicts there as well", type=Path, metavar="FILE")
 
     words = "remove results of deleted cases from the records; pages leave them out anyway"
     _, flag = command("prune", prune_records, words, machine, folders)
