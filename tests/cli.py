@@ -4,17 +4,13 @@ cli_commands.py tests each command, and cli_ranks.py tests commands with several
 Run by CTest as  python3 cli.py PATH_OF_TANDEM ; Python's standard library is all it needs.
 """
 
-import fcntl
 import json
 import os
 import pty
 import re
-import resource
-import signal
 import subprocess
-from pathlib import Path
 
-from cli_kit import MODEL, SHORT, TINY, Cli, is_printed, main, program, run, tables
+from cli_kit import MODEL, SHORT, TINY, Cli, main, program, run, tables
 
 COMMANDS = [
     "bench",
@@ -187,7 +183,6 @@ class Program(Cli):
                 "tandem bench: --attention: attention is 'fast', needs naive or flash",
             ),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
-            ("bench --json=", "tandem bench: --json: '' is no file name"),
             ("bench small", "tandem bench: 'small' is one argument too many"),
             ("attention --seq 0", "tandem attention: --seq: '0' needs to be at least 1"),
             ("attention --seq 8,", "tandem attention: --seq: '' is no whole number"),
@@ -203,7 +198,6 @@ class Program(Cli):
             ("flash --dtype int8", "tandem flash: --dtype: 'int8' needs to be f32, tf32, bf16 or f16"),
             ("flash --dtype f64", "tandem flash: --dtype: 'f64' needs to be f32, tf32, bf16 or f16"),
             ("attention --dtype bf16_mixed", "--dtype: 'bf16_mixed' needs to be f32, tf32, bf16 or f16"),
-            ("account --json=", "tandem account: --json: '' is no file name"),
             ("sizes --device cpu", "tandem sizes: unrecognized option '--device'"),
             ("precision --count -1", "tandem precision: --count: '-1' needs to be at least 0"),
             (
@@ -328,7 +322,7 @@ class Program(Cli):
             (there, link),
             (new, self.folder / ".." / self.folder.name / "new"),
         ):
-            for options in (("trace", "json", "trace"), ("memory", "events", "snapshot")):
+            for options in (("trace", "trace", "timeline"), ("memory", "events", "snapshot")):
                 message = f"tandem {options[0]}: --{options[1]} and --{options[2]} name the same file"
                 words = [
                     f"--{option}={path}" for option, path in zip(options[1:], (first, second), strict=True)
@@ -338,89 +332,44 @@ class Program(Cli):
                 self.refuse(1, message, *options[:1], *words)
         self.assertEqual(there.read_text(), '{"old": 1}\n')
 
-    def test_records_that_cannot_be_written_are_refused_before_the_measurement(self):
-        for command in (
-            ["bench", *TINY, "--steps", "1000000000"],
-            ["flash", *SHORT, "--iters", "1000000000"],
-        ):
-            for path, reason in (
-                (self.folder / "missing" / "x.jsonl", "No such file or directory"),
-                (self.folder, "Is a directory"),
-            ):
-                with self.subTest(command=command[0], reason=reason):
-                    message = f"tandem {command[0]}: cannot open '{path}': {reason}"
-                    self.refuse(1, message, *command, "--json", str(path))
-            fifo = self.folder / "fifo"
-            os.mkfifo(fifo)
-            for path in ("/dev/full", fifo):
-                message = f"tandem {command[0]}: cannot write '{path}': not a regular file"
-                self.refuse(1, message, *command, "--json", str(path))
-            fifo.unlink()
-        self.assertEqual(list(self.folder.iterdir()), [])
-        with self.json.open("w") as other:
-            fcntl.flock(other, fcntl.LOCK_EX)
-            message = f"tandem flash: cannot write '{self.json}': another program has locked it"
-            self.refuse(1, message, "flash", *SHORT, "--json", str(self.json))
-
-    def test_records_on_standard_output(self):
+    def test_rows_are_json(self):
+        """They come on standard output, each with all of its numbers' digits, and tables on standard error."""
         for command in (
             ["bench", *TINY],
             ["memory", *MODEL],
+            ["trace", *TINY],
             ["flash", *SHORT, "--seq", "16"],
             ["attention", *SHORT, "--seq", "16"],
+            ["sizes"],
+            ["account"],
+            ["precision"],
+            ["precision", "--ops"],
         ):
             with self.subTest(command=command[0]):
-                done = run(*command, "--json", "-")
-                self.assertEqual(done.returncode, 0, done.stderr)
-                records = [json.loads(line) for line in done.stdout.splitlines()]
-                passes = {"step"} if command[0] in ("bench", "memory") else {"forward", "backward"}
-                self.assertEqual({record["case"]["pass"] for record in records}, passes)
-                self.assertTrue(tables(done.stderr))
-                self.assertNotIn("|", done.stdout)
+                self.rows(*command)
                 with open("/dev/full", "w") as full:
-                    done = run(*command, "--json", "-", stdout=full)
+                    done = run(*command, "--json", stdout=full)
                 self.assertEqual(done.returncode, 1)
                 said = f"tandem {command[0]}: standard output: No space left on device\n"
                 self.assertEqual(done.stderr.count(said), 1)
-        self.assertFalse(Path("-").exists())
+        sizes, _ = self.rows("sizes")
+        self.assertEqual(
+            (sizes[0]["size"], sizes[0]["parameters"], sizes[4]["size"]), ("small", 128625408, "2.7B")
+        )
+        self.assertEqual(sizes[0]["f32_mib"], 128625408 * 4 / 2**20)  # not as printed: 490.67
+        self.assertEqual(self.rows("precision")[0][0]["sum"], 10.000133514404297)
+        lines = [json.loads(line) for line in run("account", "ddp", "--json").stdout.splitlines()]
+        self.assertEqual({line["table"] for line in lines}, {"ddp", "ring"})
+        odd = os.fsencode(self.folder) + b'/\xff"\n'
+        line = json.loads(run("memory", *MODEL, "--json", "--events", odd).stdout.splitlines()[0])
+        self.assertEqual(line["argv"][-1], f'{self.folder}/?"\n')
 
-    def test_rows_of_arithmetic_are_records(self):
-        known = "memory_accounting attention_accounting ddp_overhead_model communication_accounting".split()
-        known += ["fsdp_accounting"]
-        known += "parallelism_calculations mixed_precision_accumulation benchmarking_mixed_precision".split()
-        for command in (["sizes"], ["account"], ["precision"], ["precision", "--ops"]):
-            with self.subTest(command=command):
-                shown = run(*command)
-                done = run(*command, "--json", "-")
-                self.assertEqual((done.returncode, done.stderr), (0, shown.stdout))
-                self.json.unlink(missing_ok=True)
-                self.assertEqual(self.succeed(*command, "--json", str(self.json)), shown.stdout)
-                records = [json.loads(line) for line in done.stdout.splitlines()]
-                rows = [row for table in tables(shown.stdout) for row in table]
-                self.assertEqual(len(records), len(rows))
-                self.assertEqual([r["case"] for r in records], [r["case"] for r in self.records()])
-                self.assertEqual(len({json.dumps(r["case"]) for r in records}), len(rows))
-                for record, row in zip(records, rows, strict=True):
-                    self.assertIn(record["deliverable"], known)
-                    self.assertIn(record["module"], ("accounting", "precision"))
-                    self.assertNotIn("machine", record)
-                    self.assertRegex(record["build"]["library"], r"^[0-9a-f]{16}$")
-                    cells = [*record["case"].values(), *record["values"].values()]
-                    for cell in filter(None, row.values()):
-                        self.assertTrue(any(is_printed(found, cell) for found in cells), f"{cell}: {cells}")
-                with open("/dev/full", "w") as full:
-                    self.assertEqual(run(*command, "--json", "-", stdout=full).returncode, 1)
-                missing = self.folder / "missing" / "x.jsonl"
-                message = f"tandem {command[0]}: cannot open '{missing}': No such file or directory"
-                self.refuse(1, message, *command, "--json", str(missing))
-        records = [json.loads(line) for line in run("sizes", "--json", "-").stdout.splitlines()]
-        self.assertEqual(records[0]["case"], {"table": "sizes", "batch": 4, "context": 512, "size": "small"})
-        self.assertEqual(records[0]["values"]["parameters"], 128625408)
-        self.assertEqual(records[0]["values"]["f32_mib"], 128625408 * 4 / 2**20)  # not as printed: 490.67
-        loops = [json.loads(line) for line in run("precision", "--json", "-").stdout.splitlines()]
-        first = {"table": "loops", "count": 1000, "value": 0.01, "loop": 1}
-        first |= {"accumulator": "f32", "addend": "f32", "method": "sequential"}
-        self.assertEqual((loops[0]["case"], loops[0]["values"]["exactly"]), (first, 10.000133514404297))
+    def test_a_row_comes_before_the_next_length_is_measured(self):
+        command = [program(), "flash", *SHORT, "--seq", "16,4096", "--iters", "3000", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tandem:
+            row = json.loads(tandem.stdout.readline())["row"]
+            self.assertEqual((row["seq"], tandem.poll()), (16, None))
+            tandem.kill()
 
     def test_a_model_attends_in_every_way(self):
         """The same weights and tokens give the same loss."""
@@ -444,28 +393,6 @@ class Program(Cli):
                     self.assertEqual(done.returncode, 1)
                     said = " ".join(["tandem", *command]) + ": standard output: No space left on device\n"
                     self.assertEqual(done.stderr, said)
-
-    def test_a_limit_on_the_size_of_files_is_a_failure_and_no_death(self):
-        self.succeed("flash", *SHORT, "--seq", "16", "--json", str(self.json))
-        whole = self.json.read_bytes()
-        room = len(whole) + 10
-
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores the signal, and so would its child
-
-        done = subprocess.run(
-            [program(), "flash", *SHORT, "--seq", "16", "--json", str(self.json)],
-            capture_output=True,
-            text=True,
-            preexec_fn=limit,
-            # A build for coverage writes its counts at exit. The limit would cut these files off too.
-            env={**os.environ, "GCOV_PREFIX": str(self.folder)},
-        )
-        self.assertEqual(done.returncode, 1)
-        self.assertIn(f"tandem flash: cannot write '{self.json}': File too large", done.stderr)
-        self.assertTrue(tables(done.stdout))
-        self.assertEqual(self.json.read_bytes(), whole)
 
     def test_progress_is_for_terminals_alone(self):
         for args, words in (

@@ -1,7 +1,6 @@
 /* The program's commands, with each of their calls and allocations failing in turn. Every command returns a
  * status and a reason, and frees everything. cli.py tests output and refusals of arguments. */
 #include "accounting/accounting.h"
-#include "base/record.h"
 #include "base/rng.h"
 #include "bench/bench.h"
 #include "cli/commands.h"
@@ -54,36 +53,36 @@ int __wrap_vasprintf(char **out, const char *format, va_list args)
 
 enum { MOST_WORDS = 32 };
 
-static char json[] = "/tmp/tandem_cli_faults_XXXXXX", other[] = "/tmp/tandem_cli_other_XXXXXX";
+static char other[] = "/tmp/tandem_cli_other_XXXXXX";
 static char others[3][64];
 
 typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
-    const char *words; /* "FILE" is a file for records, "OTHER1" to "OTHER3" are other files */
-    /* the command succeeds without memory for one length or some ranks, and records that */
+    const char *words; /* "OTHER1" to "OTHER3" are files */
+    /* the command succeeds without memory for one length or some ranks, and says so */
     bool goes_on;
 } command;
 
 static const command commands[] = {
     {"account", td_command_account, "", false},
-    {"account with records", td_command_account, "flops training --json FILE", false},
+    {"account as JSON", td_command_account, "flops training --json", false},
     {"precision", td_command_precision, "", false},
-    {"precision with records", td_command_precision, "--json FILE", false},
-    {"autocast to standard output", td_command_precision, "--ops --json -", false},
+    {"precision as JSON", td_command_precision, "--json", false},
+    {"autocast as JSON", td_command_precision, "--ops --json", false},
     {"sizes", td_command_sizes, "", false},
-    {"sizes with records", td_command_sizes, "--json FILE", false},
-    {"attention", td_command_attention, "--seq 3,5 --head-dim 4 --warmup 1 --iters 2 --threads 1 --json FILE",
+    {"sizes as JSON", td_command_sizes, "--json", false},
+    {"attention", td_command_attention, "--seq 3,5 --head-dim 4 --warmup 1 --iters 2 --threads 1 --json",
      true},
-    {"flash to standard output", td_command_flash,
-     "--seq 3 --head-dim 4 --dtype bf16 --causal --warmup 0 --iters 2 --json -", true},
+    {"flash as JSON", td_command_flash,
+     "--seq 3 --head-dim 4 --dtype bf16 --causal --warmup 0 --iters 2 --json", true},
     {"bench", td_command_bench,
      "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --warmup 1 "
-     "--steps 2 --json FILE",
+     "--steps 2 --json",
      false},
 #ifdef TANDEM_HAVE_GLOO
     {"allreduce", td_command_allreduce,
-     "--backend gloo --bytes 40,8 --warmup 1 --iters 2 --out-of-place --json FILE", false},
+     "--backend gloo --bytes 40,8 --warmup 1 --iters 2 --out-of-place --json", false},
 #endif
     {"bench forward", td_command_bench,
      "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --warmup 0 "
@@ -91,19 +90,19 @@ static const command commands[] = {
      false},
     {"memory", td_command_memory,
      "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --attention "
-     "naive --json FILE --snapshot OTHER1 --events OTHER2 --timeline OTHER3",
+     "naive --json --snapshot OTHER1 --events OTHER2 --timeline OTHER3",
      false},
     {"memory of checkpoints", td_command_memory,
      "--d-model 4 --d-ff 3 --layers 2 --heads 2 --vocab 5 --batch 1 --context 3 --keep inputs "
-     "--update after --gradients held --json -",
+     "--update after --gradients held --json",
      false},
     {"trace", td_command_trace,
      "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --attention "
-     "naive --warmup 0 --steps 1 --top 2 --json FILE --trace OTHER1 --timeline OTHER2",
+     "naive --warmup 0 --steps 1 --top 2 --json --trace OTHER1 --timeline OTHER2",
      true},
     {"trace of micro-batches, whole", td_command_trace,
      "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --warmup 1 "
-     "--steps 1 --timed whole --micro-batches 2 --json FILE",
+     "--steps 1 --timed whole --micro-batches 2 --json",
      true},
     {"trace of inference", td_command_trace,
      "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --mode forward "
@@ -125,9 +124,7 @@ static td_status run_quietly(const command *c)
     assert_true(nothing >= 0);
     assert_in_range(snprintf(line, sizeof line, "%s", c->words), 0, sizeof line - 1);
     for (char *word = strtok(line, " "); word && argc < MOST_WORDS; word = strtok(NULL, " "))
-        argv[argc++] = strcmp(word, "FILE") == 0        ? json
-                       : strncmp(word, "OTHER", 5) == 0 ? others[word[5] - '1']
-                                                        : word;
+        argv[argc++] = strncmp(word, "OTHER", 5) == 0 ? others[word[5] - '1'] : word;
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         kept[i] = dup(outputs[i]);
@@ -292,12 +289,11 @@ int main(void)
     enum { COMMANDS = sizeof commands / sizeof *commands };
     struct CMUnitTest tests[COMMANDS + 2] = {cmocka_unit_test(control_groups_lower_the_limit),
                                              cmocka_unit_test(each_rank_needs_a_gpu)};
-    const int file = mkstemp(json), second = mkstemp(other);
+    const int file = mkstemp(other);
 
-    if (file < 0 || second < 0)
+    if (file < 0)
         return 1;
     close(file);
-    close(second);
     for (int i = 0; i < 3; i++)
         snprintf(others[i], sizeof others[i], "%s%d", other, i + 1);
     for (int i = 0; i < COMMANDS; i++)
@@ -305,7 +301,6 @@ int main(void)
                                            .test_func = every_fault_comes_back_as_a_status,
                                            .initial_state = (void *)&commands[i]};
     const int failed = cmocka_run_group_tests_name("faults of the commands", tests, NULL, NULL);
-    unlink(json);
     unlink(other);
     for (int i = 0; i < 3; i++)
         unlink(others[i]);

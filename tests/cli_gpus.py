@@ -39,44 +39,38 @@ class OnGpus(cli_ranks.Steps):
             return ["--device", f"cuda:{rank % gpus()}"], {"NCCL_HOSTID": f"rank-{rank}"}
         return ["--device", "cuda"], {}
 
-    def has_windows(self, record):
-        """Whether NCCL got a number of SMs. It does if NVLink joins the GPUs."""
-        version = [int(part) for part in record["versions"]["nccl"].split()[1].split(".")]
-        return "nccl_ctas" in record and version >= [2, 27]
+    def check_defaults(self, command, cases):
+        """Checks buckets, the SMs that NCCL gets, and windows. NCCL gets a number of SMs only if NVLink joins the
+        GPUs."""
+        for words, bucket_mb, ctas, windows in cases:
+            done = self.finish(self.start(2, command, *words, how=self.WIDE))
+            self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
+            text = done[0][1]
+            self.assertIn(f"; buckets of {bucket_mb} MiB", text)
+            told = f", told to take {ctas} SMs" in text if ctas else ", told to take" not in text
+            self.assertTrue(told or ", told to take" not in text, text)
+            version = [int(part) for part in re.search(r"by nccl: NCCL (\d+)\.(\d+)", text).groups()]
+            direct = windows and ", told to take" in text and version >= [2, 27]
+            self.assertEqual(", from GPU to GPU directly" in text, direct)
 
     def test_gradients_of_16_bits_have_defaults_of_their_own(self):
-        for words in (["--dtype", "f32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--ctas", "8"]):
-            done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json), how=self.WIDE))
-            self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
-        records = self.records()
-        self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100, 100])
-        # NCCL gets a number of SMs only if NVLink joins the GPUs.
-        told = [record.get("nccl_ctas") for record in records]
-        self.assertIn(told, ([None, 24, 8], [None, None, None]))
-        direct = self.has_windows(records[1])
-        self.assertEqual([record.get("windows") for record in records], [1 if direct else None] * 3)
+        cases = [(["--dtype", "f32"], 25, None, False), (["--dtype", "bf16"], 100, 24, True)]
+        self.check_defaults("ddp", [*cases, (["--dtype", "bf16", "--ctas", "8"], 100, 8, True)])
 
     def test_state_that_is_split_flat_has_defaults_of_its_own(self):
-        for words in (["--dtype", "f32"], ["--dtype", "bf16_mixed"]):
-            done = self.finish(self.start(2, "shard", *words, "--json", str(self.json), how=self.WIDE))
-            self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
-        records = self.records()
-        self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100])
-        told = [record.get("nccl_ctas") for record in records]
-        self.assertIn(told, ([16, 24], [None, None]))
-        direct = self.has_windows(records[0])
-        self.assertEqual(["windows" in record for record in records], [direct] * 2)
+        cases = [(["--dtype", "f32"], 25, 16, True), (["--dtype", "bf16_mixed"], 100, 24, True)]
+        self.check_defaults("shard", cases)
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):
         kinds = (["shard", "--kind", kind] for kind in ("flat", "tensors", "full"))
         for command in (["ddp"], *kinds):
             losses = []
             for words in ([], ["--queued"]):
-                done = self.finish(self.start(2, *command, *words, "--json", str(self.json)))
+                done = self.finish(self.start(2, *command, *words))
                 self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
                 losses.append(re.search(r"loss .* to .*", done[0][1]).group())
+                self.assertIn("steps are queued" if words else "steps are captured", done[0][1])
             self.assertEqual(losses[0], losses[1], command)
-        self.assertEqual([record["config"]["graph"] for record in self.records()], [True, False] * 4)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Functions that the tests of the program `tandem` share: its path, calls of it, and the parts of its output."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -51,31 +50,21 @@ def tables(text: str) -> list[list[dict[str, str]]]:
 
 
 def is_printed(found, cell: str) -> bool:
-    """Whether a cell has this text, or this number rounded to the cell's digits. cJSON may change the last bit of a
-    double."""
+    """Whether a cell has this text, or this number rounded to the cell's digits."""
     if isinstance(found, str):
         return found == cell
     try:
         shown = Decimal(cell.replace(",", ""))
     except InvalidOperation:
         return False
-    half = Decimal(5).scaleb(shown.as_tuple().exponent - 1)
-    return abs(Decimal(found) - shown) <= half + abs(shown) * Decimal("2.3e-16")
+    return abs(Decimal(found) - shown) <= Decimal(5).scaleb(shown.as_tuple().exponent - 1)
 
 
 class Cli(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        """Compiled attention leaves nothing in the user's own folder."""
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        os.environ["XDG_CACHE_HOME"] = folder.name
-
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        self.json = self.folder / "records.jsonl"
 
     def succeed(self, *args) -> str:
         done = run(*args)
@@ -89,5 +78,22 @@ class Cli(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (status, ""), (args, done.stderr))
         self.assertIn(message, done.stderr.splitlines()[0], args)
 
-    def records(self) -> list[dict]:
-        return [json.loads(line) for line in self.json.read_text().splitlines()]
+    def rows(self, *args) -> tuple[list[dict], str]:
+        """Returns the rows of a command with --json, with the number or text of each cell, and its other output. Checks
+        that the tables show the same numbers."""
+        done = run(*args, "--json")
+        self.assertEqual(done.returncode, 0, (args, done.stderr))
+        return self.check_rows(args, done.stdout, done.stderr), done.stderr
+
+    def check_rows(self, args, stdout, stderr) -> list[dict]:
+        found = [json.loads(line) for line in stdout.splitlines()]
+        shown = [row for table in tables(stderr) for row in table]
+        self.assertEqual(len(found), len(shown), args)
+        for line, row in zip(found, shown, strict=True):
+            self.assertEqual(line["command"], args[0])
+            self.assertLessEqual({*args[1:], "--json"}, set(line["argv"]))
+            cells = {re.sub(r"[^a-z0-9]+", "_", head.lower()).strip("_"): cell for head, cell in row.items()}
+            self.assertEqual(list(line["row"]), [key for key, cell in cells.items() if cell], args)
+            for key, value in line["row"].items():
+                self.assertTrue(is_printed(value, cells[key]), (args, key, value, cells[key]))
+        return [line["row"] for line in found]

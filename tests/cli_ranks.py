@@ -3,7 +3,6 @@
 Run by CTest as  python3 cli_ranks.py PATH_OF_TANDEM ; Python's standard library is all it needs.
 """
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import time
 from pathlib import Path
 
 import launchers
-from cli_kit import TINY, Cli, main, program, run, tables
+from cli_kit import TINY, Cli, main, program, tables
 
 
 def quiet(err: str) -> str:
@@ -233,7 +232,7 @@ class Ranks(Cli):
         self.assertNotIn("cdcd", done.stderr)  # the token is not printed, so no reader of logs sees it
 
     def two_ranks(self, *more, **variables):
-        """Runs two ranks. Returns rank 0's output without the records."""
+        """Runs two ranks. Returns rank 0's output without its rows."""
         environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"} | variables
         command = [
             program(),
@@ -245,7 +244,6 @@ class Ranks(Cli):
             "--iters",
             "3",
             "--json",
-            "-",
             *more,
         ]
         ranks = [
@@ -263,28 +261,13 @@ class Ranks(Cli):
             self.skipTest("no Gloo")
         self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
         self.assertEqual(said[1], ("", ""))
-        records = [json.loads(line) for line in said[0][0].splitlines()]
-        self.assertEqual([record["case"]["bytes"] for record in records], [4096, 400000])
-        for record in records:
-            self.assertEqual(
-                (record["case"]["ranks"], record["case"]["backend"], record["hosts"]), (2, "gloo", 1)
-            )
-            self.assertEqual(record["deliverable"], "distributed_communication_single_node")
-            self.assertEqual(record["ms"]["n"], 3)
-            # The exact numbers: bytes / time, and this times 2 (2 - 1) / 2.
-            seconds = record["throughput_ms"] / 1e3
-            self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
-            self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
+        rows = self.check_rows(command[1:], *said[0])
+        self.assertEqual([row["bytes"] for row in rows], [4096, 400000])
+        self.assertIn("among 2 ranks on 1 host by gloo", said[0][1])
+        for row in rows:  # bytes / time, and this times 2 (2 - 1) / 2
+            self.assertAlmostEqual(row["algbw_gb_s"], row["bytes"] / row["time_us"] / 1e3, delta=0.0051)
+            self.assertEqual(row["busbw_gb_s"], row["algbw_gb_s"])
         return said[0][1]
-
-    def test_ddp_without_the_memory_leaves_a_record(self):
-        args = "ddp --backend gloo --size 10B --batch 4096 --context 2048 --json".split()
-        done = run(*args, str(self.json))
-        if "has no Gloo" in done.stderr:
-            self.skipTest("no Gloo")
-        self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertEqual([r["status"] for r in self.records()], ["oom"])
-        self.assertIn("tandem ddp: ", done.stderr)
 
 
 class Steps(Cli):
@@ -338,57 +321,36 @@ class Steps(Cli):
         return [(status, out, quiet(err)) for out, err, status in done]
 
     def test_ddp_and_shard(self):
-        """Tables and records have the same numbers, for every strategy and kind of sharding."""
+        states = []
         for command, way in self.RANKED:
             with self.subTest(command=command, way=way):
                 option = "--strategy" if command == "ddp" else "--kind"
-                done = self.finish(self.start(2, command, option, way, "--json", str(self.json)))
-                self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
-                self.assertEqual(done[1][1], "")
-                times, memory = tables(done[0][1])
-                self.assertEqual([row["rank"] for row in times], ["0", "1", "mean"])
-                record = self.records()[-1]
-                self.assertEqual((record["case"]["ranks"], record["case"]["backend"]), (2, self.BACKEND))
-                self.assertEqual(record["module"], command)
-                self.assertEqual(record["case"]["strategy" if command == "ddp" else "shard"], way)
-                self.assertEqual(
-                    "bucket_mb" in record["case"], way == "bucketed" or (command, way) == ("shard", "flat")
-                )
-                self.assertEqual((record["ms"]["n"], len(record["samples"])), (3, 3))
-                for name, values in record["by_rank"].items():
-                    head = name.replace("_ms", " ms").replace("beside", "hidden")
-                    for rank, value in enumerate(values):
-                        self.assertEqual(times[rank][head], f"{value:.3f}")
-                    self.assertAlmostEqual(float(times[2][head]), sum(values) / 2, delta=0.0011)
-                for rank in range(2):
-                    of = {name: values[rank] for name, values in record["memory"].items()}
+                done = self.finish(self.start(2, command, option, way, "--json"))
+                self.assertEqual([done[0][0], done[1]], [0, (0, "", "")], done)
+                text = done[0][2]
+                times, memory = self.tables_of(self.check_rows([command, option, way], *done[0][1:]))
+                self.assertEqual([row["rank"] for row in times], [0, 1, "mean"])
+                self.assertIn(f"2 ranks on 1 host by {self.BACKEND}", text)
+                said = {"full": "split by parts of units", "tensors": "its state split by tensors"}
+                said |= {"flat": "its state split by parts of buckets"} if command == "shard" else {}
+                self.assertIn(said.get(way, f"gradients reduced {way}"), text)
+                bucketed = way == "bucketed" or (command, way) == ("shard", "flat")
+                self.assertEqual("; buckets of 25 MiB" in text, bucketed)
+                for head in times[0].keys() - {"rank"}:
+                    self.assertAlmostEqual(times[2][head], (times[0][head] + times[1][head]) / 2)
+                for row, of in zip(times[:2], memory, strict=True):
                     parts = "parameters gradients optimizer_state activations buffers".split()
-                    self.assertAlmostEqual(sum(of[f"{part}_mib"] for part in parts), of["before_update_mib"])
-                    self.assertEqual(memory[rank]["optimizer state"], f"{of['optimizer_state_mib']:.2f}")
-                    exposed = record["by_rank"]["exposed_ms"][rank]
-                    of = {name: values[rank] for name, values in record["by_rank"].items()}
-                    self.assertAlmostEqual(exposed, of["step_ms"] - of["without_ms"])
-                    self.assertLessEqual(of["beside_ms"], of["collectives_ms"])
+                    self.assertAlmostEqual(sum(of[part] for part in parts), of["before_update"])
+                    self.assertAlmostEqual(row["exposed_ms"], row["step_ms"] - row["without_ms"])
+                    self.assertLessEqual(row["hidden_ms"], row["collectives_ms"])
                     if way in ("naive", "flat") and command == "ddp":
-                        self.assertLessEqual(of["beside_ms"], self.BESIDE_MS)
-                if way == "full":
-                    kept = [f"{record['memory'][f'{name}_mib'][0]:.2f}" for name in self.FULL]
-                    self.assertRegex(done[0][1], ".* for layers and .*".join(kept[:2]))
-                    self.assertRegex(done[0][1], " and ".join(kept[2:]))
-        deliverables = [record["deliverable"] for record in self.records()]
-        self.assertEqual(
-            deliverables,
-            [
-                "naive_ddp_benchmarking",
-                "minimal_ddp_flat_benchmarking",
-                "ddp_overlap_individual_parameters_benchmarking",
-                "ddp_bucketed_benchmarking",
-                "optimizer_state_sharding_accounting",
-                "fsdp_accounting",
-            ],
-        )
-        states = [record["memory"]["optimizer_state_mib"][0] for record in self.records()]
+                        self.assertLessEqual(row["hidden_ms"], self.BESIDE_MS)
+                self.assertEqual("Of the buffers, gathered weights use " in text, way == "full")
+                states.append(memory[0]["optimizer_state"])
         self.assertLess(states[4], 0.8 * states[0])
+
+    def tables_of(self, rows) -> tuple[list[dict], list[dict]]:
+        return [row for row in rows if "step_ms" in row], [row for row in rows if "buffers" in row]
 
     def test_ddp_takes_what_bench_takes(self):
         for words in (

@@ -1,5 +1,5 @@
-/* The functions of base/: status, clock, types, random numbers, statistics. fuzz_api_record.c tests records,
- * fuzz_api_files.c files of tensors. */
+/* The functions of base/: status, clock, types, random numbers, statistics. fuzz_api_files.c
+ * tests files of tensors. */
 #include "support/fuzz_api_kit.h"
 
 #include "base/build.h"

@@ -1,7 +1,6 @@
 /* Text for machines has the same bytes in every locale. Each writer runs in the C locale and in a locale
  * whose numbers have a comma. localedef makes this locale here from a few lines, because a fresh machine has
  * none. */
-#include "base/record.h"
 #include "bench/bench.h"
 #include "memory/memory.h"
 #include "trace/trace.h"
@@ -126,25 +125,6 @@ static void write_memory_picture(const char *path)
     td_assert_ok(td_memory_write_timeline(memory, path));
 }
 
-static void write_record(const char *path)
-{
-    static const double samples[] = {0.5, 1234567.125, 1e-9};
-    td_record *record;
-    char *text;
-
-    td_assert_ok(td_record_create("locale", "base", "c", &record));
-    td_assert_ok(td_record_set_number(record, "case.half", 0.5));
-    td_assert_ok(td_record_set_samples(record, "samples", samples, 3));
-    td_assert_ok(td_record_set_string(record, "time", "now"));
-    td_assert_ok(td_record_text(record, &text));
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-    td_record_text_free(text);
-    td_record_destroy(record);
-}
-
 static void write_weights(const char *path)
 {
     td_transformer *weights;
@@ -158,8 +138,7 @@ static void write_weights(const char *path)
 TD_TEST(text_is_the_same_in_every_locale)
 {
     static void (*const writers[])(const char *path) = {write_trace,  write_trace_picture,  write_snapshot,
-                                                        write_events, write_memory_picture, write_record,
-                                                        write_weights};
+                                                        write_events, write_memory_picture, write_weights};
     char command[160], path[2][64];
 
     for (int i = 0; i < (int)(sizeof writers / sizeof *writers); i++) {

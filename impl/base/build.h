@@ -1,4 +1,4 @@
-/** The source of this library and how it was built: records contain it, and `tandem --version` prints it. */
+/** The source of this library and how it was built: in parity's records and in `tandem --version`. */
 #ifndef TD_BASE_BUILD_H
 #define TD_BASE_BUILD_H
 

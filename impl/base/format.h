@@ -1,4 +1,4 @@
-/** Internal to impl/: text that programs read (pictures, records, traces, files). Numbers have a '.' as
+/** Internal to impl/: text that programs read (pictures, traces, files). Numbers have a '.' as
  * decimal point in every locale of the process. */
 #ifndef TD_BASE_FORMAT_H
 #define TD_BASE_FORMAT_H

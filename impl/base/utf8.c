@@ -2,6 +2,8 @@
 
 #include "base/check.h"
 
+#include <stdio.h>
+
 size_t td_utf8_bytes(const char *text)
 {
     const unsigned char *byte = (const unsigned char *)text;
@@ -35,4 +37,15 @@ td_status td_utf8_check(const char *name, const char *text)
     }
 cleanup:
     return status;
+}
+
+const char *td_json_part(const char *text, char part[TD_JSON_PART])
+{
+    const size_t bytes = td_utf8_bytes(text);
+
+    if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
+        snprintf(part, TD_JSON_PART, "\\u%04x", (unsigned)(unsigned char)*text);
+    else
+        snprintf(part, TD_JSON_PART, "%.*s", bytes > 0 ? (int)bytes : 1, bytes > 0 ? text : "?");
+    return text + (bytes > 0 ? bytes : 1);
 }

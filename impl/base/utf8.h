@@ -1,4 +1,4 @@
-/** Internal to impl/: whether text is UTF-8. */
+/** Internal to impl/: whether text is UTF-8, and text in JSON. */
 #ifndef TD_BASE_UTF8_H
 #define TD_BASE_UTF8_H
 
@@ -10,5 +10,10 @@ size_t td_utf8_bytes(const char *text);
 
 /** TD_BAD_ARGUMENT: text is not UTF-8; the message calls it `name`. */
 td_status td_utf8_check(const char *name, const char *text);
+
+/** part = the first character of `text` as a part of a JSON string; '?' for a byte that is not UTF-8. Returns
+ * the text after it. */
+enum { TD_JSON_PART = 8 };
+const char *td_json_part(const char *text, char part[TD_JSON_PART]);
 
 #endif

@@ -64,17 +64,12 @@ void td_writer_print(td_writer *file, const char *format, ...)
 
 void td_writer_json(td_writer *file, const char *text)
 {
+    char part[TD_JSON_PART];
+
     td_writer_put(file, "\"", 1);
     while (*text) {
-        const size_t bytes = td_utf8_bytes(text);
-
-        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
-            td_writer_print(file, "\\u%04x", (unsigned)(unsigned char)*text);
-        else if (bytes == 0)
-            td_writer_put(file, "?", 1);
-        else
-            td_writer_put(file, text, bytes);
-        text += bytes > 0 ? bytes : 1;
+        text = td_json_part(text, part);
+        td_writer_put(file, part, strlen(part));
     }
     td_writer_put(file, "\"", 1);
 }

@@ -4,7 +4,6 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/rows.h"
 #include "transformer/transformer.h"
 
 #include <math.h>
@@ -370,22 +369,18 @@ cleanup:
 
 static const struct listing {
     const char *section, *title, *align, *heads;
-    td_rows rows;
+    const char *name; /* of the table */
     td_status (*add)(td_table *table);
 } listings[] = {
     {"parameters",
      "Parameters by part: embedding and head V d each, attention 4 d^2 a layer, feed-forward 3 "
      "d d_ff a layer",
-     "lrrrrrrrr",
-     "size\tembedding\tattention\tfeed-forward\tnorms\thead\ttotal\ttensors\tf32 MiB",
-     {"memory_accounting", "accounting", "parameters", 1, NULL},
-     add_parameters},
+     "lrrrrrrrr", "size\tembedding\tattention\tfeed-forward\tnorms\thead\ttotal\ttensors\tf32 MiB",
+     "parameters", add_parameters},
     {"flops",
      "TFLOP of one pass, batch 4, context 512: a multiply-add is 2, backward is 2x forward; the "
      "masked half of attention is counted",
-     "lrrrrrrr",
-     "size\tprojections\tQK^T and PV\tfeed-forward\thead\tforward\tbackward\tsoftmax",
-     {"memory_accounting", "accounting", "flops", 1, "batch=4\tcontext=512"},
+     "lrrrrrrr", "size\tprojections\tQK^T and PV\tfeed-forward\thead\tforward\tbackward\tsoftmax", "flops",
      add_flops},
     {"flops",
      "Model FLOPs utilisation: the leaderboard of 2026, d 4096, d_ff 11008, 34 layers, 32 "
@@ -393,15 +388,11 @@ static const struct listing {
      "rrrrrr",
      "parameters\tPFLOP a step\tbf16 logits GiB a sequence\tstep ms\tTFLOP/s a GPU, of two\tof "
      "a peak of 2250 TFLOP/s",
-     {"memory_accounting", "accounting", "mfu", 0,
-      "d_model=4096\td_ff=11008\tlayers=34\theads=32\tvocab=151936\tbatch=2\tcontext=32768"},
-     add_mfu},
+     "mfu", add_mfu},
     {"activations",
      "Activations in MiB, f32, batch 4: one residual tensor B S d, one layer's scores B H S^2, "
      "one feed-forward hidden B S d_ff, logits B S V",
-     "lrrrrr",
-     "size\tcontext\tresidual MiB\tscores MiB\tfeed-forward MiB\tlogits MiB",
-     {"memory_accounting", "accounting", "activations", 2, "batch=4\tdtype=f32"},
+     "lrrrrr", "size\tcontext\tresidual MiB\tscores MiB\tfeed-forward MiB\tlogits MiB", "activations",
      add_activations},
     {"training",
      "Memory in GiB without activations, f32 and AdamW: 16 bytes a parameter; copies are what "
@@ -409,15 +400,11 @@ static const struct listing {
      "lrrrrrr",
      "size\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tautocast copies GiB\t"
      "bf16 inference GiB",
-     {"memory_accounting", "accounting", "training", 1, NULL},
-     add_training},
+     "training", add_training},
     {"training",
      "Gradient checkpointing, 2.7B (the xl of 2026), batch 4, context 2048: 32 blocks, 80 MiB a "
      "boundary, 3.6 GiB a block",
-     "rr",
-     "blocks a segment\tactivations GiB",
-     {"memory_accounting", "accounting", "checkpointing", 1, "size=2.7B\tbatch=4\tcontext=2048"},
-     add_checkpointing},
+     "rr", "blocks a segment\tactivations GiB", "checkpointing", add_checkpointing},
     {"fsdp",
      "Fully sharded weights: memory of one rank without activations and buffers, f32 and AdamW; shared: "
      "gradients if blocks share two places for them; saved: the difference from no sharding; a block: "
@@ -425,65 +412,42 @@ static const struct listing {
      "lrrrrrrrr",
      "size\tranks\tparameters GiB\tgradients GiB\tshared GiB\tAdamW state GiB\ttraining GiB\tsaved GiB\ta "
      "block MiB",
-     {"fsdp_accounting", "accounting", "fsdp", 2, NULL},
-     add_fsdp},
+     "fsdp", add_fsdp},
     {"attention",
      "Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved "
      "is kept for backward, with q, k, v and o",
      "rrrrrrrrr",
      "seq\tM MiB\tsaved, course softmax MiB\tsaved, fused softmax MiB\tsaved, flash MiB\t"
      "forward peak MiB\tbackward peak MiB\tforward GFLOP\tproducts to softmax",
-     {"attention_accounting", "accounting", "attention", 1, "batch=8\theads=1\thead_dim=64\tdtype=f32"},
-     add_attention},
+     "attention", add_attention},
     {"attention",
      "The first power of two at which naive attention's backward peak, 8 M + 8 B S d e, does "
      "not fit: batch 8, one head of 64",
-     "rrr",
-     "memory GiB\tseq, f32\tseq, bf16",
-     {"attention_accounting", "accounting", "attention_oom", 1, "batch=8\theads=1\thead_dim=64"},
-     add_attention_oom},
+     "rrr", "memory GiB\tseq, f32\tseq, bf16", "attention_oom", add_attention_oom},
     {"ddp",
      "Distributed data parallel, xl in f32: s = 7.993 GB of gradients; overhead after backward "
      "s / (n w) + n o for n buckets",
-     "lrrr",
-     "link\tbuckets\tMB a bucket\toverhead ms",
-     {"ddp_overhead_model", "accounting", "ddp", 2, "size=xl\tdtype=f32"},
-     add_ddp},
+     "lrrr", "link\tbuckets\tMB a bucket\toverhead ms", "ddp", add_ddp},
     {"ddp",
      "All-reduce in ms over links of 180 GB/s: ring 2 (N - 1) / N S / W; alternate, which "
      "passes whole buffers on, (N - 1) S / W",
-     "rrrr",
-     "MiB\tranks\tring ms\talternate ms",
-     {"ddp_overhead_model", "accounting", "ring", 2, NULL},
-     add_ring},
-    {"xxl",
-     "communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears",
-     "lrl",
-     "quantity\tvalue\thow",
-     {"communication_accounting", "accounting", "xxl", 1, NULL},
-     add_xxl},
+     "rrrr", "MiB\tranks\tring ms\talternate ms", "ring", add_ring},
+    {"xxl", "communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears", "lrl",
+     "quantity\tvalue\thow", "xxl", add_xxl},
     {"xxl",
      "XXL on a mesh of X = 16 ways FSDP over M_X = 2 axes and Y = 4 ways tensor parallel over "
      "M_Y = 1; assumed: C = 4.6e14 FLOP/s a device, W = 1.8e11 bytes/s an axis (2 directions of "
      "9e10)",
-     "lrrl",
-     "quantity\tvalue\ta device\thow",
-     {"communication_accounting", "accounting", "mesh", 1, NULL},
-     add_mesh},
+     "lrrl", "quantity\tvalue\ta device\thow", "mesh", add_mesh},
     {"parallel",
      "The calculations of 2026 for one feed-forward of three matrices: B = 2^20 tokens, D "
      "16384, F 53248, N = 64 devices, C = 4.6e14 FLOP/s, W = 1.8e11 bytes/s",
      "lrrrrrr",
      "strategy\tforward compute ms\tforward communication ms\tlargest N, forward\tbackward "
      "compute ms\tbackward communication ms\tlargest N, backward",
-     {"parallelism_calculations", "accounting", "parallel", 1, NULL},
-     add_parallel},
-    {"operations",
-     "Operations: FLOPs, the least bytes they move, and the ratio",
-     "llrrr",
-     "operation\tdtype\tGFLOP\tMiB\tFLOP a byte",
-     {"memory_accounting", "accounting", "operations", 2, NULL},
-     add_costs},
+     "parallel", add_parallel},
+    {"operations", "Operations: FLOPs, the least bytes they move, and the ratio", "llrrr",
+     "operation\tdtype\tGFLOP\tMiB\tFLOP a byte", "operations", add_costs},
 };
 
 enum { LISTINGS = sizeof listings / sizeof listings[0] };
@@ -491,12 +455,13 @@ enum { LISTINGS = sizeof listings / sizeof listings[0] };
 static td_status show(const td_common *common, const struct listing *listing)
 {
     td_status status = TD_OK;
-    td_table table = {.align = listing->align, .heads = listing->heads};
+    td_table table = {
+        .align = listing->align, .heads = listing->heads, .common = common, .name = listing->name};
 
     TD_TRY(listing->add(&table));
     fprintf(td_common_tables(common), "%s\n\n", listing->title);
 cleanup:
-    return td_rows_end(common, &table, status, &listing->rows);
+    return td_table_end(&table, status, td_common_tables(common));
 }
 
 typedef struct arguments {
@@ -549,12 +514,11 @@ td_status td_command_account(int argc, char **argv)
                "  operations   FLOPs and bytes of single operations"
                "\vExamples:\n"
                "  tandem account flops training\n"
-               "  tandem account ddp --json records.jsonl"};
+               "  tandem account ddp --json"};
     arguments args = {.any = false};
     td_status status = TD_OK;
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
-    TD_TRY(td_common_probe(&args.common));
     for (int i = 0; i < LISTINGS; i++)
         if (!args.any || args.wanted[i])
             TD_TRY(show(&args.common, &listings[i]));

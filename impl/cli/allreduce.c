@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/rng.h"
+#include "base/stats.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
@@ -321,44 +322,12 @@ cleanup:
 
 /* ---- results ---- */
 
-static td_status append_record(const problem *p, const result *r)
-{
-    td_status status = TD_OK;
-    td_record *record = NULL;
-    char words[48];
-
-    TD_TRY(td_output_record(p->dev, "distributed_communication_single_node", "comm", &record));
-    TD_TRY(td_record_set_string(record, "case.collective", "all_reduce"));
-    TD_TRY(td_ranks_record(&p->info, record));
-    TD_TRY(td_record_set_integer(record, "case.bytes", p->bytes));
-    TD_TRY(td_record_set_string(record, "case.dtype", td_comm_type_name(p->args->type)));
-    TD_TRY(td_record_set_string(record, "case.reduction", reductions[p->args->reduction]));
-    TD_TRY(td_record_set_bool(record, "case.in_place", !p->args->out_of_place));
-    TD_TRY(td_record_set_integer(record, "case.warmup", p->args->warmup));
-    TD_TRY(td_record_set_stats(record, "ms", &r->ms));
-    TD_TRY(td_record_set_samples(record, "samples", r->samples, r->ms.n));
-    TD_TRY(td_record_set_number(record, "throughput_ms", r->throughput_ms));
-    if (p->info.ranks > 1) {
-        TD_TRY(td_record_set_number(record, "algbw_gb_s", r->algorithm / 1e9));
-        TD_TRY(td_record_set_number(record, "busbw_gb_s", r->bus / 1e9));
-    }
-    if (r->wrong > 0) {
-        snprintf(words, sizeof words, "%" PRId64 " elements are wrong", r->wrong);
-        TD_TRY(td_record_set_string(record, "status", "failed"));
-        TD_TRY(td_record_set_string(record, "message", words));
-    }
-    TD_TRY(td_common_append(&p->args->common, record));
-cleanup:
-    td_record_destroy(record);
-    return status;
-}
-
 /** Measures one size; rank 0 adds a row. */
 static td_status measure(problem *p, td_table *table, int64_t *wrong)
 {
     td_status status = TD_OK;
     result r = {0};
-    char bytes[32], count[32], bandwidth[64];
+    char bytes[32], count[32], algorithm[32] = "n/a", bus[32] = "n/a";
 
     p->count = p->bytes / (int64_t)td_comm_type_size(p->args->type);
     p->iters = p->args->iters ? p->args->iters : p->bytes < INT64_C(512) * MIB ? 20 : 5;
@@ -374,16 +343,15 @@ static td_status measure(problem *p, td_table *table, int64_t *wrong)
     TD_TRY(time_calls(p, &r));
     TD_TRY(time_throughput(p, &r));
     *wrong += r.wrong;
-    if (p->info.rank == 0) {
-        snprintf(bandwidth, sizeof bandwidth, p->info.ranks > 1 ? "%.2f\t%.2f" : "n/a\tn/a",
-                 r.algorithm / 1e9, r.bus / 1e9);
-        td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%s\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
+    if (p->info.ranks > 1) {
+        snprintf(algorithm, sizeof algorithm, "%.2f", r.algorithm / 1e9);
+        snprintf(bus, sizeof bus, "%.2f", r.bus / 1e9);
+    }
+    if (p->info.rank == 0)
+        td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%s\t%s\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
                      td_grouped(p->bytes, bytes), td_grouped(p->count, count),
                      td_comm_type_name(p->args->type), reductions[p->args->reduction], r.throughput_ms * 1e3,
-                     bandwidth, r.wrong, r.ms.median, r.ms.min, r.ms.p95);
-        if (p->args->common.json)
-            TD_TRY(append_record(p, &r));
-    }
+                     algorithm, bus, r.wrong, r.ms.median, r.ms.min, r.ms.p95);
 cleanup:
     /* After an error a library may still use the buffers. The device frees them when it is closed. */
     if (status == TD_OK && p->out != p->in)
@@ -422,7 +390,7 @@ td_status td_command_allreduce(int argc, char **argv)
                                   "numbers.\n\n"
                                   "Examples:\n"
                                   "  mpirun -n 4 tandem allreduce\n"
-                                  "  mpirun -n 2 tandem allreduce --device cuda --json records.jsonl\n"
+                                  "  mpirun -n 2 tandem allreduce --device cuda --json\n"
                                   "  tandem allreduce --mib 1 --iters 5\n"
                                   "  tandem allreduce --bytes 1000,4096 --dtype bf16 --reduction average",
                               .children = children};
@@ -435,7 +403,8 @@ td_status td_command_allreduce(int argc, char **argv)
     td_table table = {
         .align = "rrllrrrrrrr",
         .heads = "bytes\tcount\ttype\tredop\ttime (us)\talgbw (GB/s)\tbusbw (GB/s)\t#wrong\tone call, median "
-                 "(ms)\tmin (ms)\tp95 (ms)"};
+                 "(ms)\tmin (ms)\tp95 (ms)",
+        .common = &args.common};
     td_ranks ranks = {.dev = NULL};
     int64_t wrong = 0;
 

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "base/stats.h"
 #include "cli/options.h"
 #include "cli/output.h"
 
@@ -200,36 +201,6 @@ typedef struct result {
     double gflops, saved_mib, peak_mib;
 } result;
 
-static td_status append_record(const td_attend *attend, const arguments *args, const result *r,
-                               const td_device *dev)
-{
-    td_status status = TD_OK;
-    td_record *record = NULL;
-    const td_attention_shape *shape = &args->shape;
-
-    TD_TRY(td_output_record(dev, attend->deliverable, attend->module, &record));
-    TD_TRY(td_record_set_integer(record, "case.batch", shape->batch));
-    TD_TRY(td_record_set_integer(record, "case.heads", shape->heads));
-    TD_TRY(td_record_set_integer(record, "case.seq", shape->seq));
-    TD_TRY(td_record_set_integer(record, "case.head_dim", shape->head_dim));
-    TD_TRY(td_record_set_string(record, "case.dtype", dtype_name(shape)));
-    TD_TRY(td_record_set_bool(record, "case.causal", shape->causal));
-    TD_TRY(td_record_set_integer(record, "case.warmup", args->warmup));
-    TD_TRY(td_record_set_string(record, "case.pass", r->backward ? "backward" : "forward"));
-    if (r->samples) {
-        TD_TRY(td_record_set_stats(record, "ms", &r->ms));
-        TD_TRY(td_record_set_samples(record, "samples", r->samples, r->ms.n));
-        TD_TRY(td_record_set_number(record, "tflops", r->gflops / 1e3));
-        TD_TRY(td_record_set_number(record, "peak_mib", r->peak_mib));
-    } else {
-        TD_TRY(td_record_set_string(record, "status", "oom"));
-    }
-    TD_TRY(td_common_append(&args->common, record));
-cleanup:
-    td_record_destroy(record);
-    return status;
-}
-
 static void add_row(td_table *table, int64_t seq, const result *r)
 {
     const char *pass = r->backward ? "backward" : "forward";
@@ -284,11 +255,8 @@ static td_status measure_lengths(const td_attend *attend, arguments *args, td_de
         if (status != TD_OK && status != TD_NO_MEMORY) /* no memory is a result: the table says oom */
             goto cleanup;
         status = TD_OK;
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 2; j++)
             add_row(table, args->shape.seq, &results[j]);
-            if (args->common.json)
-                TD_TRY(append_record(attend, args, &results[j], dev));
-        }
     }
 cleanup:
     return status;
@@ -322,7 +290,8 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     td_status status = TD_OK;
     td_device *dev = NULL;
     td_table table = {.align = "rlrrrrrrr",
-                      .heads = "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB"};
+                      .heads = "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB",
+                      .common = &args.common};
     double *samples = NULL;
     FILE *out;
 

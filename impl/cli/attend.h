@@ -14,8 +14,7 @@
 
 typedef struct td_attend {
     const td_attention_impl *impl;
-    const char *deliverable, *module; /* in the records */
-    const char *doc;                  /* of --help */
+    const char *doc; /* of --help */
 } td_attend;
 
 /** Times forward and backward for every length of --seq, and prints a row for each pass. If a length does not

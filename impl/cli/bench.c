@@ -51,7 +51,7 @@ typedef struct pass {
     td_bench_phase phase;
 } pass;
 
-/** The timed passes of the mode, with their names in records; returns their number. A forward pass that keeps
+/** The timed passes of the mode; returns their number. A forward pass that keeps
  * nothing for backward is "inference". */
 static int passes_of(const td_bench_config *config, const td_bench_summary *summary, pass passes[4])
 {
@@ -81,7 +81,9 @@ static double tokens_of(const td_bench_config *config)
 static td_status print_passes(const arguments *args, const td_bench_summary *summary, td_device *dev)
 {
     td_status status = TD_OK;
-    td_table table = {.align = "lrrrrr", .heads = "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s"};
+    td_table table = {.align = "lrrrrr",
+                      .heads = "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s",
+                      .common = &args->common};
     pass passes[4];
     FILE *out = td_common_tables(&args->common);
 
@@ -113,48 +115,6 @@ cleanup:
     return td_table_end(&table, status, NULL);
 }
 
-/** A pass without samples did not fit into memory. */
-static td_status append_record(const arguments *args, const td_bench_summary *summary, const pass *timed,
-                               const td_device *dev)
-{
-    td_status status = TD_OK;
-    td_record *record = NULL;
-    double tokens = tokens_of(&args->config);
-
-    TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
-    TD_TRY(td_step_record(&args->step, timed->name, record));
-    if (timed->phase.ms.n > 0) {
-        TD_TRY(td_record_set_stats(record, "ms", &timed->phase.ms));
-        TD_TRY(td_record_set_samples(record, "samples", timed->phase.samples, timed->phase.ms.n));
-        TD_TRY(td_record_set_number(record, "tokens_per_second", tokens / (timed->phase.ms.median / 1e3)));
-        TD_TRY(td_record_set_number(record, "model_flops", summary->model_flops_per_step));
-        if (summary->sm_mhz > 0) {
-            TD_TRY(td_record_set_integer(record, "gpu.sm_mhz", summary->sm_mhz));
-            TD_TRY(td_record_set_number(record, "gpu.watts", summary->watts));
-            TD_TRY(td_record_set_bool(record, "gpu.slowed", summary->slowed));
-        }
-        TD_TRY(td_record_set_number(record, "peak_mib", (double)summary->peak_bytes / 1048576.0));
-    } else {
-        TD_TRY(td_record_set_string(record, "status", "oom"));
-    }
-    TD_TRY(td_common_append(&args->common, record));
-cleanup:
-    td_record_destroy(record);
-    return status;
-}
-
-static td_status append_records(const arguments *args, const td_bench_summary *summary, const td_device *dev)
-{
-    td_status status = TD_OK;
-    pass passes[4];
-    int count = passes_of(&args->config, summary, passes);
-
-    for (int i = 0; args->common.json && i < count; i++)
-        TD_TRY(append_record(args, summary, &passes[i], dev));
-cleanup:
-    return status;
-}
-
 td_status td_command_bench(int argc, char **argv)
 {
     static const struct argp_child children[] = {
@@ -166,7 +126,7 @@ td_status td_command_bench(int argc, char **argv)
                "Tokens per second come from the median. With --mode forward the model keeps nothing for a "
                "backward pass, and the pass is called inference.\n\n"
                "Examples:\n"
-               "  tandem bench --size small --context 256 --json records.jsonl\n"
+               "  tandem bench --size small --context 256 --json\n"
                "  tandem bench --size small --timed phases\n"
                "  tandem bench --device cuda --size xl --context 512 --dtype bf16_mixed",
         .children = children};
@@ -174,19 +134,15 @@ td_status td_command_bench(int argc, char **argv)
     td_status status = TD_OK;
     td_device *dev = NULL;
     td_bench_result *result = NULL;
-    td_bench_summary summary = {0};
+    td_bench_summary summary;
 
     args.step = td_step_defaults(&args.config);
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
     TD_TRY(td_step_choose(&args.step, dev));
-    status = td_step_run(&args.config, dev, &result);
-    if (status == TD_NO_MEMORY) /* no memory is a result: the records say oom */
-        append_records(&args, &summary, dev);
-    TD_TRY(status);
+    TD_TRY(td_step_run(&args.config, dev, &result));
     TD_TRY(td_bench_summary_of(result, &summary));
     TD_TRY(print_passes(&args, &summary, dev));
-    TD_TRY(append_records(&args, &summary, dev));
 cleanup:
     td_bench_result_destroy(result);
     td_device_close(dev);

@@ -6,11 +6,10 @@
 td_status td_command_ddp(int argc, char **argv)
 {
     const td_parallel parallel = {
-        .module = "ddp",
         .doc = "Times training steps of several ranks, which average their gradients. Start the ranks with "
                "mpirun, srun, torchrun, or a loop that sets RANK and WORLD_SIZE." TD_PARALLEL_NOTES
                "  mpirun -n 2 tandem ddp --strategy bucketed --bucket-mb 25\n"
-               "  mpirun -n 2 tandem ddp --device cuda --size xl --batch 2 --json r.jsonl\n"
+               "  mpirun -n 2 tandem ddp --device cuda --size xl --batch 2 --json\n"
                "  tandem ddp --strategy naive --steps 5\n"
                "  tandem ddp --strategy flat --optimizer sgd --dtype bf16"};
 

@@ -7,8 +7,6 @@ td_status td_command_flash(int argc, char **argv)
 {
     const td_attend attend = {
         .impl = &td_attention_flash,
-        .deliverable = "flash_benchmarking",
-        .module = "flash",
         .doc = "Times FlashAttention-2, which never holds the score matrix, on random "
                "queries, keys and values." TD_ATTEND_NOTES
                "  tandem flash --batch 8 --seq 512,1024,2048 --causal\n"

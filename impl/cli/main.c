@@ -120,7 +120,7 @@ int main(int argc, char **argv)
                                 "the arguments.\n\n"
                                 "Examples:\n"
                                 "  tandem bench --size small --timed phases\n"
-                                "  tandem flash --seq 512,1024 --causal --json -";
+                                "  tandem flash --seq 512,1024 --causal --json";
     char doc[2048] = "Measures and accounts for the training of language models, in C.\n\n";
     const struct argp argp = {.parser = parse, .args_doc = "COMMAND [OPTION...]", .doc = doc};
     invocation call = {0};

@@ -166,12 +166,14 @@ static void add_span(td_table *table, const char *name, const td_memory_span *sp
                  mib((double)by[TD_MEMORY_SCRATCH]), mib((double)span->end_bytes));
 }
 
-static td_status print_peaks(const td_memory_summary *summary, FILE *out)
+static td_status print_peaks(const arguments *args, const td_memory_summary *summary, FILE *out)
 {
     td_table table = {
         .align = "lrrrrrrrr",
         .heads = "phase\tblocks\ttensors\tweights\tgradients\toptimizer state\tactivations\tscratch\t"
-                 "at its end"};
+                 "at its end",
+        .common = &args->common,
+        .name = "peaks"};
 
     fprintf(out,
             "Peaks in MiB: the device's blocks, and the live tensors in them, in all and by category\n\n");
@@ -187,7 +189,10 @@ static td_status print_largest(const arguments *args, const td_memory_recording 
     td_status status = TD_OK;
     td_memory_tensor *largest = NULL;
     td_memory_summary summary;
-    td_table table = {.align = "llrrll", .heads = "phase\ttensor\tMiB each\tcount\tcategory\tfirst under"};
+    td_table table = {.align = "llrrll",
+                      .heads = "phase\ttensor\tMiB each\tcount\tcategory\tfirst under",
+                      .common = &args->common,
+                      .name = "largest"};
 
     TD_TRY(td_memory_summary_of(recording, &summary));
     largest = calloc((size_t)args->top, sizeof *largest);
@@ -213,8 +218,12 @@ cleanup:
 static td_status print_block(const arguments *args, const td_memory_block *block, const expected *want,
                              FILE *out)
 {
-    td_table sizes = {.align = "lrr", .heads = "what\tMiB\tMiB by the arithmetic"},
-             largest = {.align = "lrr", .heads = "tensor\tMiB\tshare %"};
+    td_table sizes = {.align = "lrr",
+                      .heads = "what\tMiB\tMiB by the arithmetic",
+                      .common = &args->common,
+                      .name = "sizes"},
+             largest = {
+                 .align = "lrr", .heads = "tensor\tMiB\tshare %", .common = &args->common, .name = "block"};
 
     fprintf(out, "Sizes compared with the arithmetic\n\n");
     td_table_row(&sizes, "one tensor of the residual stream\t%.3f\t%.3f", mib((double)block->residual_bytes),
@@ -257,102 +266,12 @@ static td_status print(const arguments *args, const td_memory_recording *recordi
             td_device_name(dev), td_machine_name(dev, machine));
     print_way(&args->config, out);
     fprintf(out, "\n\n");
-    TD_TRY(print_peaks(summary, out));
+    TD_TRY(print_peaks(args, summary, out));
     TD_TRY(print_largest(args, recording, out));
     TD_TRY(print_block(args, block, &want, out));
     fprintf(out, "%" PRId64 " events, %" PRId64 " in a snapshot\n", summary->entries,
             td_memory_snapshot_events(recording));
 cleanup:
-    return status;
-}
-
-/* ---- records ---- */
-
-static td_status set_config(td_record *record, const td_memory_config *config)
-{
-    const td_transformer_config *model = &config->model;
-    td_status status = TD_OK;
-
-    TD_TRY(td_record_set_string(record, "config.attention", model->attention));
-    TD_TRY(td_record_set_bool(record, "config.graph", false));
-    if (config->pass == TD_MEMORY_INFERENCE)
-        goto cleanup;
-    TD_TRY(td_model_record_keep(model, record));
-    TD_TRY(
-        td_record_set_string(record, "config.gradients", model->transient_gradients ? "transient" : "held"));
-    if (config->pass == TD_MEMORY_STEP)
-        TD_TRY(td_record_set_string(record, "config.update",
-                                    config->time == TD_UPDATE_ALONG ? "along" : "after"));
-cleanup:
-    return status;
-}
-
-/** Sets values.<what><name>; blanks become _. */
-static td_status set_bytes(td_record *record, const char *what, const char *name, size_t bytes)
-{
-    char path[96];
-
-    snprintf(path, sizeof path, "values.%s%s", what, name);
-    for (char *c = path; *c; c++)
-        *c = *c == ' ' ? '_' : *c;
-    return td_record_set_integer(record, path, (int64_t)bytes);
-}
-
-static td_status set_values(td_record *record, const td_memory_summary *summary, const td_memory_block *block)
-{
-    td_status status = TD_OK;
-
-    TD_TRY(td_record_set_number(record, "peak_mib", mib((double)summary->peak_bytes)));
-    TD_TRY(set_bytes(record, "peak_bytes", "", summary->peak_bytes));
-    TD_TRY(set_bytes(record, "live_bytes", "", summary->whole.live_bytes));
-    for (int i = 0; i < TD_MEMORY_CATEGORIES; i++) {
-        const char *name = td_memory_category_name((td_memory_category)i);
-
-        TD_TRY(set_bytes(record, "allocated_", name, summary->allocated[i]));
-        TD_TRY(set_bytes(record, "live_", name, summary->whole.by_category[i]));
-    }
-    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
-        if (summary->phases[phase].end_ns > 0)
-            TD_TRY(set_bytes(record, "peak_in_", td_memory_phase_name((td_memory_phase)phase),
-                             summary->phases[phase].live_bytes));
-    TD_TRY(set_bytes(record, "saved_bytes", "", block->saved_bytes));
-    TD_TRY(set_bytes(record, "gradient_bytes", "", block->gradient_bytes));
-    TD_TRY(set_bytes(record, "residual_bytes", "", block->residual_bytes));
-    TD_TRY(set_bytes(record, "scores_bytes", "", block->scores_bytes));
-    for (int64_t i = 0; i < block->saved && i < TD_MEMORY_CONTRIBUTORS; i++) {
-        char path[64];
-
-        snprintf(path, sizeof path, "values.saved_%" PRId64 "_name", i + 1);
-        TD_TRY(td_record_set_string(record, path, block->largest[i].name));
-        snprintf(path, sizeof path, "values.saved_%" PRId64 "_bytes", i + 1);
-        TD_TRY(td_record_set_integer(record, path, (int64_t)block->largest[i].bytes));
-    }
-cleanup:
-    return status;
-}
-
-/** summary NULL: the pass did not fit into memory. */
-static td_status append_record(const arguments *args, const td_memory_summary *summary,
-                               const td_memory_block *block, const td_device *dev)
-{
-    td_status status = TD_OK;
-    td_record *record = NULL;
-
-    if (!args->common.json)
-        goto cleanup;
-    TD_TRY(td_output_record(dev, "memory_profiling", "memory", &record));
-    if (args->config.pass == TD_MEMORY_STEP && args->config.time == TD_UPDATE_ALONG)
-        TD_TRY(td_record_set_string(record, "impl", "c_overlap"));
-    TD_TRY(set_config(record, &args->config));
-    TD_TRY(td_model_record(&args->model, record));
-    TD_TRY(td_record_set_string(record, "case.pass", td_memory_pass_name(args->config.pass)));
-    if (summary)
-        TD_TRY(set_values(record, summary, block));
-    else
-        TD_TRY(td_record_set_string(record, "status", "oom"));
-    TD_TRY(td_common_append(&args->common, record));
-cleanup:
-    td_record_destroy(record);
     return status;
 }
 
@@ -400,7 +319,7 @@ td_status td_command_memory(int argc, char **argv)
             "Blocks are allocations of the device. Tensors lie in blocks, each from its first write to its "
             "last use. A file of the same name is replaced when the new one is complete.\n\n"
             "Examples:\n"
-            "  tandem memory --size small --context 256 --json records.jsonl\n"
+            "  tandem memory --size small --context 256 --json\n"
             "  tandem memory --size small --layers 2 --pass forward --attention naive\n"
             "  tandem memory --layers 2 --update after --snapshot a.pickle --timeline a.svg\n"
             "  tandem memory --device cuda --size 2.7B --context 512 --dtype bf16_mixed",
@@ -423,14 +342,10 @@ td_status td_command_memory(int argc, char **argv)
     args.model.model = args.pass.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
-    status = run(&args, dev, &recording);
-    if (status == TD_NO_MEMORY) /* no memory is a result: the record says oom */
-        append_record(&args, NULL, NULL, dev);
-    TD_TRY(status);
+    TD_TRY(run(&args, dev, &recording));
     TD_TRY(td_memory_summary_of(recording, &summary));
     TD_TRY(td_memory_block_of(recording, args.layer, &block));
     TD_TRY(print(&args, recording, &summary, &block, dev));
-    TD_TRY(append_record(&args, &summary, &block, dev)); /* first: it stays if a file cannot be written */
     TD_TRY(write_files(&args, recording));
 cleanup:
     td_memory_recording_destroy(recording);

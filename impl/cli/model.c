@@ -138,26 +138,6 @@ cleanup:
     return status;
 }
 
-td_status td_model_record(const td_model_options *of, td_record *record)
-{
-    const td_transformer_config *model = of->model;
-    td_status status = TD_OK;
-
-    if (of->size)
-        TD_TRY(td_record_set_string(record, "case.size", of->size));
-    TD_TRY(td_record_set_integer(record, "case.d_model", model->size.d_model));
-    TD_TRY(td_record_set_integer(record, "case.d_ff", model->size.d_ff));
-    TD_TRY(td_record_set_integer(record, "case.layers", model->size.layers));
-    TD_TRY(td_record_set_integer(record, "case.heads", model->size.heads));
-    TD_TRY(td_record_set_integer(record, "case.vocab", model->size.vocab));
-    TD_TRY(td_record_set_integer(record, "case.batch", model->batch));
-    TD_TRY(td_record_set_integer(record, "case.context", model->context));
-    TD_TRY(td_record_set_string(record, "case.dtype", td_precision_name(model->precision)));
-    TD_TRY(td_record_set_string(record, "case.attention", model->attention));
-cleanup:
-    return status;
-}
-
 static int64_t layers_of(int64_t option)
 {
     return option > 0 ? option : 1;
@@ -170,18 +150,4 @@ void td_model_print_keep(const td_transformer_config *model, FILE *out)
         fprintf(out, ", checkpoints of %" PRId64 " layers", layers_of(model->checkpoint_layers));
     if (model->kept_layers > 1)
         fprintf(out, ", the last of at least %" PRId64, model->kept_layers);
-}
-
-td_status td_model_record_keep(const td_transformer_config *model, td_record *record)
-{
-    td_status status = TD_OK;
-
-    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
-    if (model->keep < TD_KEEP_INPUTS)
-        goto cleanup;
-    TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", layers_of(model->checkpoint_layers)));
-    if (model->kept_layers > 1)
-        TD_TRY(td_record_set_integer(record, "config.kept_layers", model->kept_layers));
-cleanup:
-    return status;
 }

@@ -3,7 +3,6 @@
 #ifndef TD_CLI_MODEL_H
 #define TD_CLI_MODEL_H
 
-#include "base/record.h"
 #include "transformer/transformer.h"
 
 #include <argp.h>
@@ -30,13 +29,7 @@ void td_option_check_layers(const struct argp_state *state, const td_transformer
 /** Prints "small: d_model 768, ..., flash attention", without a newline. */
 td_status td_model_print(const td_model_options *options, FILE *out);
 
-/** Sets case.size, .d_model, ..., .batch, .context, .dtype and .attention. */
-td_status td_model_record(const td_model_options *options, td_record *record);
-
 /** Prints "; backward finds all of forward", with the value of `keep`, and the layers of checkpoints. */
 void td_model_print_keep(const td_transformer_config *model, FILE *out);
-
-/** Sets config.keep, and the layers of checkpoints. */
-td_status td_model_record_keep(const td_transformer_config *model, td_record *record);
 
 #endif

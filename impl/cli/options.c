@@ -93,9 +93,8 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
         common->threads = (int)td_option_integer(state, "threads", arg, 1, TD_CPU_MOST_THREADS);
         return 0;
     case KEY_JSON:
-        if (arg[0] == '\0')
-            argp_error(state, "--json: '' is no file name");
-        common->json = arg;
+        common->argv = state->argv;
+        common->argc = state->argc;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -104,9 +103,9 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
 
 #define JSON_OPTION                                                                                          \
     {                                                                                                        \
-        "json", KEY_JSON, "FILE", 0,                                                                         \
-            "append each result to FILE, one JSON object a line; with - results go to standard output, and " \
-            "tables to standard error",                                                                      \
+        "json", KEY_JSON, 0, 0,                                                                              \
+            "print each row of a table as a JSON object to standard output; everything else goes to "        \
+            "standard error",                                                                                \
             0                                                                                                \
     }
 
@@ -122,33 +121,9 @@ static const struct argp_option json_options[] = {JSON_OPTION, {0}};
 const struct argp td_common_argp = {.options = common_options, .parser = parse_common};
 const struct argp td_json_argp = {.options = json_options, .parser = parse_common};
 
-bool td_common_pipes(const td_common *common)
-{
-    return common->json && strcmp(common->json, "-") == 0;
-}
-
 FILE *td_common_tables(const td_common *common)
 {
-    return td_common_pipes(common) ? stderr : stdout;
-}
-
-td_status td_common_append(const td_common *common, const td_record *record)
-{
-    td_status status = TD_OK;
-    char *text = NULL;
-
-    if (!td_common_pipes(common)) {
-        TD_TRY(td_record_append(record, common->json));
-        goto cleanup;
-    }
-    TD_TRY(td_record_text(record, &text));
-    if (puts(text) < 0 || fflush(stdout) != 0) {
-        status = td_fail(TD_IO_ERROR, "standard output: %s", strerror(errno));
-        clearerr(stdout); /* so that the error is not reported again at exit */
-    }
-cleanup:
-    td_record_text_free(text);
-    return status;
+    return common->argv ? stderr : stdout;
 }
 
 /** The identity of a path: the file, or, if there is no file, its folder and its name in the folder. */
@@ -189,20 +164,16 @@ static td_status probe_file(const char *path)
     return status;
 }
 
-td_status td_common_probe(const td_common *common)
+/** Checks, before anything is computed, that the files can be written. */
+static td_status probe_files(const td_common *common)
 {
-    const bool records = common->json && !td_common_pipes(common);
     td_status status = TD_OK;
 
-    if (records)
-        TD_TRY(td_record_probe(common->json));
     for (int i = 0; i < TD_MOST_FILES; i++) {
         const td_output_file *file = &common->files[i];
 
         if (!file->path)
             continue;
-        TD_CHECK(!records || !same_file(file->path, common->json), "--json and --%s name the same file, '%s'",
-                 file->option, file->path);
         for (int j = 0; j < i; j++)
             TD_CHECK(!common->files[j].path || !same_file(file->path, common->files[j].path),
                      "--%s and --%s name the same file, '%s'", common->files[j].option, file->option,
@@ -219,7 +190,7 @@ td_status td_common_begin(const td_common *common, td_device **dev)
 
     if (common->threads > 0)
         TD_TRY(td_cpu_set_threads(common->threads));
-    TD_TRY(td_common_probe(common));
+    TD_TRY(probe_files(common));
     TD_TRY(td_device_open(common->device, dev));
 cleanup:
     return status;

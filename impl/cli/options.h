@@ -6,7 +6,6 @@
 #define TD_CLI_OPTIONS_H
 
 #include "base/dtype.h"
-#include "base/record.h"
 #include "device/device.h"
 
 #include <argp.h>
@@ -41,8 +40,9 @@ enum { TD_MOST_FILES = 3 };
 /** The input of td_common_argp, a child of a command's argp: --device, --threads, --json. */
 typedef struct td_common {
     const char *device; /* the caller sets "cpu" */
-    const char *json;   /* NULL: no records; "-": records go to standard output */
-    int threads;        /* 0: OpenMP's choice */
+    char **argv;        /* [argc] the command's arguments, if --json was given; NULL: it was not */
+    int argc;
+    int threads; /* 0: OpenMP's choice */
     td_output_file files[TD_MOST_FILES];
 } td_common;
 
@@ -55,22 +55,13 @@ extern const struct argp td_common_argp;
 /** --json alone, for commands that need no device. */
 extern const struct argp td_json_argp;
 
-/** Checks, before anything is computed, that records can be appended and the other files can be written.
- * TD_IO_ERROR: a file cannot be written; the message names it. TD_BAD_ARGUMENT: two options name one file. */
-td_status td_common_probe(const td_common *common);
-
-/** Sets the number of threads, calls td_common_probe, and opens the device. Errors: as these calls. */
+/** Sets the number of threads, checks that the files can be written, and opens the device. TD_IO_ERROR: a
+ * file cannot be written; the message names it. TD_BAD_ARGUMENT: two options name one file. Other errors: as
+ * td_cpu_set_threads and td_device_open. */
 td_status td_common_begin(const td_common *common, td_device **dev);
 
-/** Whether the records go to standard output. */
-bool td_common_pipes(const td_common *common);
-
-/** The stream for tables: standard output, or standard error if records go to standard output. */
+/** The stream for tables and all other text: standard output; with --json standard error. */
 FILE *td_common_tables(const td_common *common);
-
-/** Appends the record to the file of --json, or to standard output. json must not be NULL. TD_IO_ERROR: the
- * message names the file. */
-td_status td_common_append(const td_common *common, const td_record *record);
 
 /** TD_NO_MEMORY: dev is the CPU, and `bytes` is more than td_memory_limit. Without this check the system
  * would give addresses without memory, and end the program when it uses them. */

@@ -1,9 +1,11 @@
 #include "cli/output.h"
 
-#include "base/build.h"
 #include "base/check.h"
 #include "base/grow.h"
+#include "base/utf8.h"
 
+#include <ctype.h>
+#include <math.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,23 +13,22 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TYPED_COLUMNS = 12 }; /* enough for all tables of results; later cells are text */
+/* Enough for all tables of results; later cells are text. */
+enum { TYPED_COLUMNS = 12, CELL_TEXT = 256 };
 
-struct td_table_line {
-    char *text; /* cells between tabs */
-    td_cell cells[TYPED_COLUMNS];
-};
+/** All digits of a cell's number; "" if its format is not a single conversion of a number. */
+typedef char digits[32];
 
-/* ---- tables ---- */
+/* ---- rows as JSON ---- */
 
 /** Reads the arguments as printf would. Stops at a conversion that tables of results do not use. */
-static void take_values(const char *format, va_list args, td_cell cells[TYPED_COLUMNS])
+static void take_numbers(const char *format, va_list args, digits numbers[TYPED_COLUMNS])
 {
     const char *start = format; /* of the cell */
     int column = 0;
 
     for (const char *at = format; *at && column < TYPED_COLUMNS; at++) {
-        td_cell value = {.kind = TD_CELL_TEXT};
+        digits number = "";
         if (*at == '\t') {
             start = at + 1;
             column++;
@@ -35,35 +36,133 @@ static void take_values(const char *format, va_list args, td_cell cells[TYPED_CO
         if (*at != '%' || *++at == '%')
             continue;
         const char *const first = at - 1;
-        at += strspn(at, ".0123456789");
-        if (*at == 's')
+        at += strspn(at, "+.0123456789");
+        if (*at == 's') {
             (void)va_arg(args, const char *);
-        else if (strncmp(at, PRId64, strlen(PRId64)) == 0)
-            value = (td_cell){.kind = TD_CELL_WHOLE, .whole = va_arg(args, int64_t)};
-        else if (strchr("efg", *at))
-            value = (td_cell){.kind = TD_CELL_REAL, .real = va_arg(args, double)};
-        else
+        } else if (strncmp(at, PRId64, strlen(PRId64)) == 0) {
+            snprintf(number, sizeof number, "%" PRId64, va_arg(args, int64_t));
+            at += strlen(PRId64) - 1;
+        } else if (strchr("efg", *at)) {
+            snprintf(number, sizeof number, "%.17g", va_arg(args, double));
+        } else {
             return;
-        at += value.kind == TD_CELL_WHOLE ? strlen(PRId64) - 1 : 0;
+        }
         if (first == start && (at[1] == '\t' || at[1] == '\0'))
-            cells[column] = value;
+            memcpy(numbers[column], number, sizeof number);
     }
 }
+
+static void write_string(const char *text)
+{
+    char part[TD_JSON_PART];
+
+    putchar('"');
+    while (*text) {
+        text = td_json_part(text, part);
+        fputs(part, stdout);
+    }
+    putchar('"');
+}
+
+/** Writes "bf16 logits GiB" as the key "bf16_logits_gib". */
+static void write_key(const char *head, int length)
+{
+    char key[CELL_TEXT] = "";
+    size_t used = 0;
+
+    for (; length > 0 && used < sizeof key - 1; length--, head++)
+        if (isalnum((unsigned char)*head))
+            key[used++] = (char)tolower((unsigned char)*head);
+        else if (used > 0 && key[used - 1] != '_')
+            key[used++] = '_';
+    key[used - (used > 0 && key[used - 1] == '_')] = '\0';
+    write_string(key);
+    fputs(": ", stdout);
+}
+
+/** Writes a number if the text is one, with or without commas between groups of digits; else the text. */
+static void write_value(const char *text)
+{
+    char number[CELL_TEXT], *end;
+    size_t used = 0;
+
+    for (const char *at = text; *at; at++)
+        if (*at != ',')
+            number[used++] = *at;
+    number[used] = '\0';
+    const double value = strtod(number, &end);
+    if (*end == '\0' && isfinite(value))
+        printf("%.17g", value);
+    else
+        write_string(text);
+}
+
+/** Returns the length of cell `column` of a line; *start = its first character. */
+static int cell(const char *line, int column, const char **start)
+{
+    for (; column > 0; column--) {
+        line += strcspn(line, "\t");
+        line += *line == '\t';
+    }
+    *start = line;
+    return (int)strcspn(line, "\t");
+}
+
+static void write_row(const td_table *table, const char *line, digits numbers[TYPED_COLUMNS])
+{
+    char **const argv = table->common->argv, *const command = strrchr(argv[0], ' ');
+    const char *start, *between = "";
+
+    fputs("{\"command\": ", stdout);
+    write_string(command ? command + 1 : argv[0]);
+    fputs(", \"argv\": [", stdout);
+    for (int i = 1; i < table->common->argc; i++) {
+        fputs(i > 1 ? ", " : "", stdout);
+        write_string(argv[i]);
+    }
+    fputs("], ", stdout);
+    if (table->name) {
+        fputs("\"table\": ", stdout);
+        write_string(table->name);
+        fputs(", ", stdout);
+    }
+    fputs("\"row\": {", stdout);
+    for (int column = 0; table->align[column]; column++) {
+        const bool typed = column < TYPED_COLUMNS && *numbers[column];
+        char text[CELL_TEXT];
+        int length = cell(line, column, &start);
+
+        snprintf(text, sizeof text, "%.*s", length, start);
+        if (!*text)
+            continue;
+        fputs(between, stdout);
+        length = cell(table->heads, column, &start);
+        write_key(start, length);
+        write_value(typed ? numbers[column] : text);
+        between = ", ";
+    }
+    puts("}}");
+    fflush(stdout); /* the end of the program reports a failure */
+}
+
+/* ---- tables ---- */
 
 static td_status add_line(td_table *table, const char *format, va_list args)
 {
     td_status status = TD_OK;
+    digits numbers[TYPED_COLUMNS] = {""};
     va_list again;
+    char *line;
 
     TD_FAIL_IF(!td_grow(&table->lines, table->count, &table->capacity, 16, sizeof *table->lines),
                TD_NO_MEMORY, "no memory for a table of %" PRId64 " rows", table->count + 1);
-    td_table_line *line = &table->lines[table->count];
-    *line = (td_table_line){.text = NULL};
     va_copy(again, args);
-    take_values(format, again, line->cells);
+    take_numbers(format, again, numbers);
     va_end(again);
-    TD_FAIL_IF(vasprintf(&line->text, format, args) < 0, TD_NO_MEMORY, "no memory for a row of a table");
-    table->count++;
+    TD_FAIL_IF(vasprintf(&line, format, args) < 0, TD_NO_MEMORY, "no memory for a row of a table");
+    table->lines[table->count++] = line;
+    if (table->common->argv)
+        write_row(table, line, numbers);
 cleanup:
     return status;
 }
@@ -85,7 +184,7 @@ td_status td_table_end(td_table *table, td_status status, FILE *out)
     if (status == TD_OK && out)
         td_table_write(table, out);
     for (int64_t i = 0; i < table->count; i++)
-        free(table->lines[i].text);
+        free(table->lines[i]);
     free(table->lines);
     *table = (td_table){.count = 0};
     return status;
@@ -93,18 +192,7 @@ td_status td_table_end(td_table *table, td_status status, FILE *out)
 
 static const char *text_of(const td_table *table, int64_t row)
 {
-    return row == 0 ? table->heads : table->lines[row - 1].text;
-}
-
-/** Returns the length of cell `column` of a line; *start = its first character. */
-static int cell(const char *line, int column, const char **start)
-{
-    for (; column > 0; column--) {
-        line += strcspn(line, "\t");
-        line += *line == '\t';
-    }
-    *start = line;
-    return (int)strcspn(line, "\t");
+    return row == 0 ? table->heads : table->lines[row - 1];
 }
 
 static int column_width(const td_table *table, int column)
@@ -150,16 +238,6 @@ void td_table_write(const td_table *table, FILE *out)
         putc('\n', out);
 }
 
-td_cell td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room)
-{
-    const char *start;
-    const int length = cell(text_of(table, row), column, &start);
-
-    snprintf(text, room, "%.*s", length, start);
-    return row > 0 && column < TYPED_COLUMNS ? table->lines[row - 1].cells[column]
-                                             : (td_cell){.kind = TD_CELL_TEXT};
-}
-
 const char *td_grouped(int64_t number, char text[32])
 {
     char digits[24];
@@ -195,38 +273,20 @@ void td_progress_end(void)
     td_progress("%s", "");
 }
 
-/* ---- records ---- */
+/* ---- the machine ---- */
 
-enum { PROCESSOR_TEXT = 8192 };
-
-/** text = the section of /proc/cpuinfo about the first processor. */
-static void read_processor(char text[PROCESSOR_TEXT])
+/** name = the processor's name in /proc/cpuinfo. */
+static void read_processor(char name[128])
 {
     FILE *file = fopen("/proc/cpuinfo", "r");
-    const size_t length = file ? fread(text, 1, PROCESSOR_TEXT - 1, file) : 0;
+    char line[256];
 
-    text[length] = '\0';
-    char *next = strstr(text, "\n\n");
-    if (next)
-        next[1] = '\0';
+    snprintf(name, 128, "unknown processor");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "model name : %127[^\n]", name) == 1)
+            break;
     if (file)
         fclose(file);
-}
-
-/** The value of a line "name : value", up to its end; NULL without such a line. */
-static const char *processor_line(const char *text, const char *name, int *length)
-{
-    const size_t bytes = strlen(name);
-
-    for (; *text; text += strcspn(text, "\n"), text += *text == '\n') {
-        const char *value = text + bytes;
-        if (strncmp(text, name, bytes) != 0 || *(value += strspn(value, " \t")) != ':')
-            continue;
-        value += 1 + strspn(value + 1, " ");
-        *length = (int)strcspn(value, "\n");
-        return value;
-    }
-    return NULL;
 }
 
 static int usable_cores(void)
@@ -234,112 +294,19 @@ static int usable_cores(void)
     cpu_set_t mine;
 
     CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
-    return CPU_COUNT(&mine);
+    return sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine)
+                                                         : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 const char *td_machine_name(const td_device *dev, char text[160])
 {
-    char processor[PROCESSOR_TEXT];
-    int length = 0;
+    char processor[128];
 
     if (td_device_kind_of(dev) != TD_DEVICE_CPU) {
         snprintf(text, 160, "%s", td_device_model(dev));
         return text;
     }
     read_processor(processor);
-    const char *name = processor_line(processor, "model name", &length);
-    snprintf(text, 160, "%.*s, %d threads", name ? length : 17, name ? name : "unknown processor",
-             usable_cores());
+    snprintf(text, 160, "%s, %d threads", processor, usable_cores());
     return text;
-}
-
-static bool has_word(const char *text, int length, const char *word)
-{
-    const int bytes = (int)strlen(word);
-
-    for (int i = 0; i + bytes <= length; i++)
-        if (memcmp(text + i, word, (size_t)bytes) == 0 && (i == 0 || text[i - 1] == ' ') &&
-            (i + bytes == length || text[i + bytes] == ' '))
-            return true;
-    return false;
-}
-
-/** Sets the record's "host" to the processor, with the keys of parity/core/identity.py. */
-static td_status set_host(td_record *record)
-{
-    static const char *const numbers[][2] = {
-        {"cpu family", "host.family"}, {"model", "host.model"}, {"stepping", "host.stepping"}};
-    static const char *const sets[] = {"avx2",        "avx512f",  "avx512_bf16",
-                                       "avx512_fp16", "amx_bf16", "amx_fp16"};
-    static const char *const limits[] = {"ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
-                                         "ONEDNN_MAX_CPU_ISA"};
-    td_status status = TD_OK;
-    char processor[PROCESSOR_TEXT], text[160] = "unknown processor";
-    FILE *file = NULL;
-    int length;
-
-    read_processor(processor);
-    const char *value = processor_line(processor, "model name", &length);
-    if (value)
-        snprintf(text, sizeof text, "%.*s", length, value);
-    TD_TRY(td_record_set_string(record, "host.name", text));
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        value = processor_line(processor, numbers[i][0], &length);
-        if (value)
-            TD_TRY(td_record_set_integer(record, numbers[i][1], atoll(value)));
-    }
-    value = processor_line(processor, "flags", &length);
-    text[0] = '\0';
-    for (size_t i = 0; value && i < sizeof sets / sizeof sets[0]; i++)
-        if (has_word(value, length, sets[i])) {
-            const size_t used = strlen(text);
-            snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "", sets[i]);
-        }
-    TD_TRY(td_record_set_string(record, "host.isa", text));
-    TD_TRY(td_record_set_integer(record, "host.cores", usable_cores()));
-    file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
-    if (file && fgets(text, sizeof text, file) && strchr(text, 'K'))
-        TD_TRY(td_record_set_number(record, "host.l3_mib", strtod(text, NULL) / 1024.0));
-    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
-        const char *limit = getenv(limits[i]);
-        if (limit) {
-            snprintf(text, sizeof text, "host.limits.%s", limits[i]);
-            TD_TRY(td_record_set_string(record, text, limit));
-        }
-    }
-cleanup:
-    if (file)
-        fclose(file);
-    return status;
-}
-
-td_status td_output_record(const td_device *dev, const char *deliverable, const char *module, td_record **out)
-{
-    td_status status = TD_OK;
-    const td_build *build = td_build_info();
-    td_record *record = NULL;
-    char machine[160];
-
-    *out = NULL;
-    TD_TRY(td_record_create(deliverable, module, "c", &record));
-    if (dev) {
-        TD_TRY(td_record_set_string(record, "machine", td_machine_name(dev, machine)));
-        TD_TRY(set_host(record));
-    }
-    if (dev && td_device_kind_of(dev) == TD_DEVICE_CPU)
-        TD_TRY(td_record_set_integer(record, "threads", td_cpu_threads()));
-    else if (dev)
-        TD_TRY(td_record_set_string(record, "device", "cuda"));
-    TD_TRY(td_record_set_string(record, "build.version", build->version));
-    TD_TRY(td_record_set_string(record, "build.commit", build->commit));
-    TD_TRY(td_record_set_bool(record, "build.dirty", build->dirty));
-    TD_TRY(td_record_set_string(record, "build.library", build->id));
-    TD_TRY(td_record_set_string(record, "versions.tandem", build->version));
-    TD_TRY(td_record_set_string(record, "versions.cc", build->compiler));
-    *out = record;
-    record = NULL;
-cleanup:
-    td_record_destroy(record);
-    return status;
 }

@@ -1,35 +1,35 @@
-/** The program's output: tables, the progress line, records. */
+/** The program's output: tables, their rows as JSON, the progress line. */
 #ifndef TD_CLI_OUTPUT_H
 #define TD_CLI_OUTPUT_H
 
-#include "base/record.h"
-#include "device/device.h"
+#include "cli/options.h"
 
 #include <stdio.h>
 
 /* ---- tables ---- */
 
 /** A Markdown table with padded columns, also for terminals. Tabs separate cells. Initialise it as
- * {.align = ..., .heads = ...}, and end it with td_table_end. */
-typedef struct td_table_line td_table_line;
+ * {.align = ..., .heads = ..., .common = ...}, and end it with td_table_end. */
 typedef struct td_table {
-    const char *align;    /* 'l' or 'r' for each column */
-    const char *heads;    /* the heads of the columns, with units */
-    td_table_line *lines; /* [count], the rows */
+    const char *align;       /* 'l' or 'r' for each column */
+    const char *heads;       /* the heads of the columns, with units */
+    const td_common *common; /* the command's options */
+    const char *name;        /* of the table, in JSON; NULL: the command has only this table */
+    char **lines;            /* [count], the rows: cells between tabs */
     int64_t count, capacity;
     td_status status; /* TD_NO_MEMORY: a row could not be added */
 } td_table;
 
-/** The value of a cell. A cell whose format is a single conversion of a number has the number with all of its
- * digits. Any other cell is text. */
-typedef struct td_cell {
-    enum { TD_CELL_TEXT = 0, TD_CELL_WHOLE, TD_CELL_REAL } kind;
-    int64_t whole;
-    double real;
-} td_cell;
-
 /** Adds a row, formatted like printf: "%s\t%.2f". Missing cells at the end are empty. After a failure it does
- * nothing, and td_table_end returns the failure. */
+ * nothing, and td_table_end returns the failure.
+ *
+ * With --json the row is also printed to standard output at once, as one line:
+ *
+ *     {"command": "sizes", "argv": ["--json"], "row": {"size": "small", "d_model": 768, ...}}
+ *
+ * "table" follows "argv" if the table has a name. The key of a cell is the head of its column in small
+ * letters and _. Empty cells are left out. A cell whose format is a single conversion of a number keeps all
+ * digits of the number. A text that is a number, also with commas between groups of digits, becomes one. */
 void td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /** Writes the table and an empty line. Writes nothing for a table without rows, or after a failure. */
@@ -38,9 +38,6 @@ void td_table_write(const td_table *table, FILE *out);
 /** Writes the table, unless `status` or the table's status is a failure, and frees its rows. status: of the
  * code that filled the table. out NULL: nothing is written. Returns the first failure. */
 td_status td_table_end(td_table *table, td_status status, FILE *out);
-
-/** Copies a cell's text, cut to `room` bytes, and returns its value. Row 0 is the heads. */
-td_cell td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room);
 
 /** Writes number with a comma between groups of three digits to text. Returns text. */
 const char *td_grouped(int64_t number, char text[32]);
@@ -53,15 +50,10 @@ void td_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /** Clears the progress line. */
 void td_progress_end(void);
 
-/* ---- records ---- */
+/* ---- the machine ---- */
 
 /** Writes the device's model to text and returns text: the GPU's name, or the processor's model and the
  * number of hardware threads that this process may use. */
 const char *td_machine_name(const td_device *dev, char text[160]);
-
-/** *out = a record of impl "c" with machine, host, threads, build and versions. dev NULL: without machine,
- * host and threads, for arithmetic that does not depend on them. The caller destroys *out. */
-td_status td_output_record(const td_device *dev, const char *deliverable, const char *module,
-                           td_record **out);
 
 #endif

@@ -236,17 +236,17 @@ static const char *optimizer_of(const td_bench_ranks_config *config)
 
 /** A column of the table of times. */
 typedef struct column {
-    const char *head, *key; /* in the table, and in the record */
-    size_t at;              /* of a td_stats in td_bench_rank; 0: exposed_ms */
+    const char *head;
+    size_t at; /* of a td_stats in td_bench_rank; 0: exposed_ms */
 } column;
 
 static const column columns[] = {
-    {"step ms", "step_ms", offsetof(td_bench_rank, step)},
-    {"without ms", "without_ms", offsetof(td_bench_rank, silent)},
-    {"exposed ms", "exposed_ms", offsetof(td_bench_rank, exposed_ms)},
-    {"collectives ms", "collectives_ms", offsetof(td_bench_rank, collectives)},
-    {"hidden ms", "beside_ms", offsetof(td_bench_rank, hidden)},
-    {"tail ms", "tail_ms", offsetof(td_bench_rank, tail)},
+    {"step ms", offsetof(td_bench_rank, step)},
+    {"without ms", offsetof(td_bench_rank, silent)},
+    {"exposed ms", offsetof(td_bench_rank, exposed_ms)},
+    {"collectives ms", offsetof(td_bench_rank, collectives)},
+    {"hidden ms", offsetof(td_bench_rank, hidden)},
+    {"tail ms", offsetof(td_bench_rank, tail)},
 };
 
 enum { COLUMNS = sizeof columns / sizeof *columns };
@@ -258,11 +258,11 @@ static double value_of(const td_bench_rank *rank, const column *c)
     return ((const td_stats *)((const char *)rank + c->at))->median;
 }
 
-static td_status print_times(const td_bench_ranks_summary *s, FILE *out)
+static td_status print_times(const td_common *common, const td_bench_ranks_summary *s, FILE *out)
 {
     double mean[COLUMNS] = {0};
     char head[160] = "rank";
-    td_table table = {.align = "rrrrrrr", .heads = head};
+    td_table table = {.align = "rrrrrrr", .heads = head, .common = common, .name = "times"};
 
     for (int i = 0; i < COLUMNS; i++) {
         const size_t used = strlen(head);
@@ -290,12 +290,14 @@ static double mib(size_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
+static td_status print_memory(const td_common *common, const td_bench_ranks_summary *s, FILE *out)
 {
     td_table table = {.align = "rrrrrrrrr",
                       .heads =
                           "rank\tmade MiB\tbefore update\tafter update\tparameters\tgradients\toptimizer "
-                          "state\tactivations\tbuffers"};
+                          "state\tactivations\tbuffers",
+                      .common = common,
+                      .name = "memory"};
 
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         const td_bench_rank *r = &s->of[rank];
@@ -371,7 +373,7 @@ static td_status print_all(const arguments *args, const td_ranks *ranks, const t
     double first = 0, last = 0;
 
     TD_TRY(print_head(args, ranks, gradients_of(&args->config, s), out));
-    TD_TRY(print_times(s, out));
+    TD_TRY(print_times(&args->common, s, out));
     for (int64_t rank = 0; rank < s->ranks; rank++) {
         first += s->of[rank].first_loss / (double)s->ranks;
         last += s->of[rank].last_loss / (double)s->ranks;
@@ -385,133 +387,8 @@ static td_status print_all(const arguments *args, const td_ranks *ranks, const t
     if (s->update_sms > 0)
         fprintf(out, "weights were updated on %d SMs\n", (int)s->update_sms);
     fprintf(out, "\n");
-    TD_TRY(print_memory(s, out));
+    TD_TRY(print_memory(&args->common, s, out));
 cleanup:
-    return status;
-}
-
-static const char *deliverable_of(const td_bench_ranks_config *config)
-{
-    static const char *const by_strategy[] = {[TD_DDP_NAIVE] = "naive_ddp_benchmarking",
-                                              [TD_DDP_FLAT] = "minimal_ddp_flat_benchmarking",
-                                              [TD_DDP_OVERLAP] =
-                                                  "ddp_overlap_individual_parameters_benchmarking",
-                                              [TD_DDP_BUCKETED] = "ddp_bucketed_benchmarking"};
-
-    return config->state == TD_BENCH_STATE_WHOLE  ? by_strategy[config->strategy]
-           : config->state == TD_BENCH_STATE_FULL ? "fsdp_accounting"
-                                                  : "optimizer_state_sharding_accounting";
-}
-
-static td_status set_case(const arguments *args, const td_ranks *ranks, const char *gradients,
-                          td_record *record)
-{
-    const td_bench_ranks_config *config = &args->config;
-    td_status status = TD_OK;
-
-    TD_TRY(td_model_record(&args->model, record));
-    TD_TRY(td_ranks_record(&ranks->info, record));
-    if (config->state != TD_BENCH_STATE_WHOLE)
-        TD_TRY(td_record_set_string(
-            record, "case.shard",
-            td_shard_kind_name((td_shard_kind)(config->state - TD_BENCH_STATE_TENSORS))));
-    if (config->state == TD_BENCH_STATE_FULL) {
-        TD_TRY(td_record_set_integer(record, "config.prefetch", config->prefetch > 0 ? config->prefetch : 1));
-        TD_TRY(td_record_set_bool(record, "config.keep_weights", config->keep_weights));
-        TD_TRY(td_record_set_bool(record, "config.reduce_last", config->reduce_last));
-    }
-    if (config->model.f32_gradients)
-        TD_TRY(td_record_set_bool(record, "config.f32_gradients", true));
-    if (config->state < TD_BENCH_STATE_FLAT)
-        TD_TRY(td_record_set_string(record, "case.strategy", td_ddp_strategy_name(config->strategy)));
-    if (has_buckets(config))
-        TD_TRY(td_record_set_number(record, "case.bucket_mb", config->bucket_mb));
-    TD_TRY(td_record_set_string(record, "case.optimizer", optimizer_of(config)));
-    if (config->micro_batches > 1)
-        TD_TRY(td_record_set_integer(record, "case.micro_batches", config->micro_batches));
-    TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
-    TD_TRY(td_record_set_string(record, "case.pass", "step"));
-    TD_TRY(td_record_set_string(record, "config.attention", config->model.attention));
-    TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
-    TD_TRY(td_model_record_keep(&config->model, record));
-    TD_TRY(td_record_set_string(record, "config.gradients", gradients));
-    TD_TRY(
-        td_record_set_string(record, "config.update", config->time == TD_UPDATE_ALONG ? "along" : "after"));
-cleanup:
-    return status;
-}
-
-/** Sets the times and the bytes of every rank, in the order of ranks. */
-static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
-{
-    static const struct {
-        const char *path;
-        size_t at;
-    } bytes[] = {{"memory.made_mib", offsetof(td_bench_rank, peak[TD_BENCH_MADE])},
-                 {"memory.before_update_mib", offsetof(td_bench_rank, peak[TD_BENCH_BEFORE_UPDATE])},
-                 {"memory.after_update_mib", offsetof(td_bench_rank, peak[TD_BENCH_AFTER_UPDATE])},
-                 {"memory.parameters_mib", offsetof(td_bench_rank, parameters)},
-                 {"memory.gradients_mib", offsetof(td_bench_rank, gradients)},
-                 {"memory.optimizer_state_mib", offsetof(td_bench_rank, optimizer_state)},
-                 {"memory.activations_mib", offsetof(td_bench_rank, activations)},
-                 {"memory.buffers_mib", offsetof(td_bench_rank, buffers)},
-                 {"memory.gathered_layers_mib", offsetof(td_bench_rank, gathered_layers)},
-                 {"memory.gathered_tables_mib", offsetof(td_bench_rank, gathered_tables)},
-                 {"memory.reduced_layers_mib", offsetof(td_bench_rank, reduced_layers)},
-                 {"memory.reduced_tables_mib", offsetof(td_bench_rank, reduced_tables)}};
-    const size_t count = sizeof bytes / sizeof *bytes - (s->of[0].gathered_layers > 0 ? 0 : 4);
-    double *values = calloc((size_t)s->ranks, sizeof *values), peak = 0;
-    td_status status = TD_OK;
-    char path[64];
-
-    TD_FAIL_IF(!values, TD_NO_MEMORY, "no memory for the figures of %" PRId64 " ranks", s->ranks);
-    for (int i = 0; i < COLUMNS; i++) {
-        for (int64_t rank = 0; rank < s->ranks; rank++)
-            values[rank] = value_of(&s->of[rank], &columns[i]);
-        snprintf(path, sizeof path, "by_rank.%s", columns[i].key);
-        TD_TRY(td_record_set_samples(record, path, values, s->ranks));
-    }
-    for (size_t i = 0; i < count; i++) {
-        for (int64_t rank = 0; rank < s->ranks; rank++) {
-            values[rank] = mib(*(const size_t *)((const char *)&s->of[rank] + bytes[i].at));
-            if (i < TD_BENCH_POINTS && values[rank] > peak)
-                peak = values[rank];
-        }
-        TD_TRY(td_record_set_samples(record, bytes[i].path, values, s->ranks));
-    }
-    TD_TRY(td_record_set_number(record, "peak_mib", peak));
-cleanup:
-    free(values);
-    return status;
-}
-
-/** s NULL: the run did not fit into memory. */
-static td_status append_record(const arguments *args, const td_ranks *ranks, const td_bench_ranks_summary *s)
-{
-    td_status status = TD_OK;
-    td_record *record = NULL;
-
-    if (!args->common.json)
-        goto cleanup;
-    TD_TRY(td_output_record(ranks->dev, deliverable_of(&args->config), args->parallel->module, &record));
-    TD_TRY(set_case(args, ranks, gradients_of(&args->config, s), record));
-    if (s) {
-        TD_TRY(td_record_set_stats(record, "ms", &s->step));
-        TD_TRY(td_record_set_samples(record, "samples", s->samples, s->step.n));
-        TD_TRY(td_record_set_number(record, "tokens_per_second", s->tokens_per_second));
-        TD_TRY(td_record_set_integer(record, "collectives", s->of[0].calls));
-        TD_TRY(td_record_set_integer(record, "collective_bytes", s->of[0].bytes));
-        if (s->of[0].windows > 0)
-            TD_TRY(td_record_set_integer(record, "windows", s->of[0].windows));
-        if (s->update_sms > 0)
-            TD_TRY(td_record_set_integer(record, "config.update_sms", s->update_sms));
-        TD_TRY(set_ranks(s, record));
-    } else {
-        TD_TRY(td_record_set_string(record, "status", "oom"));
-    }
-    TD_TRY(td_common_append(&args->common, record));
-cleanup:
-    td_record_destroy(record);
     return status;
 }
 
@@ -524,7 +401,7 @@ static td_status show_step(void *user, int64_t done, int64_t total)
     return TD_OK;
 }
 
-/** Checks that all ranks have the same options, because the record states the options of rank 0. */
+/** Checks that all ranks have the same options, because the output states the options of rank 0. */
 static td_status agree(const arguments *args, const td_ranks *ranks)
 {
     const td_bench_ranks_config *c = &args->config;
@@ -619,19 +496,10 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     args.config.graph = gpu && !args.pass.queued;
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
         args.config.bucket_mb = NARROW_MB;
-    status = measure(&args, &ranks, &result);
-    if (status == TD_NO_MEMORY) { /* no memory is a result: the record says oom */
-        char text[256];
-
-        snprintf(text, sizeof text, "%s", td_last_error());
-        (void)append_record(&args, &ranks, NULL);
-        status = td_fail(TD_NO_MEMORY, "%s", text);
-    }
-    TD_TRY(status);
+    TD_TRY(measure(&args, &ranks, &result));
     TD_TRY(td_bench_ranks_summary_of(result, &summary));
     if (ranks.info.rank == 0)
         TD_TRY(print_all(&args, &ranks, &summary));
-    TD_TRY(append_record(&args, &ranks, &summary));
 cleanup:
     td_bench_ranks_result_destroy(result);
     return td_ranks_end(argv[0], &ranks, status);

@@ -13,9 +13,8 @@
     "`collectives', `hidden' and `tail' are measured in separate steps.\n\nExamples:\n"
 
 typedef struct td_parallel {
-    const char *module; /* the command, and the module in its records */
-    bool sharded;       /* the command is `tandem shard` */
-    const char *doc;    /* of --help */
+    bool sharded;    /* the command is `tandem shard` */
+    const char *doc; /* of --help */
 } td_parallel;
 
 td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv);

@@ -4,7 +4,6 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/rows.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -76,9 +75,10 @@ static td_status print_loops(const arguments *args)
     static const td_sum_method methods[] = {TD_SUM_KAHAN, TD_SUM_PAIRWISE};
     td_status status = TD_OK;
     td_table table = {.align = "llllrrrl",
-                      .heads = "loop\taccumulator\taddend\tmethod\tsum\texactly\terror\tnote"};
+                      .heads = "loop\taccumulator\taddend\tmethod\tsum\texactly\terror\tnote",
+                      .common = &args->common,
+                      .name = "loops"};
     td_sum_case c;
-    char more[80];
 
     for (int i = 0; i < 4; i++) {
         char number[2] = {(char)('1' + i), '\0'};
@@ -106,10 +106,8 @@ static td_status print_loops(const arguments *args)
     fprintf(td_common_tables(&args->common),
             "%" PRId64 " additions of %g; loops 1 to 4 are the loops of the handout\n\n", args->count,
             args->value);
-    snprintf(more, sizeof more, "count=%" PRId64 "\tvalue=%.17g", args->count, args->value);
 cleanup:
-    return td_rows_end(&args->common, &table, status,
-                       &(td_rows){"mixed_precision_accumulation", "precision", "loops", 4, more});
+    return td_table_end(&table, status, td_common_tables(&args->common));
 }
 
 static td_status print_toy_model(const td_common *common)
@@ -120,7 +118,9 @@ static td_status print_toy_model(const td_common *common)
     td_status status = TD_OK;
     td_table table = {
         .align = "llllllllll",
-        .heads = "device\tautocast\tloss is\tparameters\tfc1\trelu\tlayer norm\tlogits\tloss\tgradients"};
+        .heads = "device\tautocast\tloss is\tparameters\tfc1\trelu\tlayer norm\tlogits\tloss\tgradients",
+        .common = common,
+        .name = "toy_model"};
 
     for (int device = 0; device < 2; device++)
         for (int low = 0; low < 2; low++)
@@ -139,15 +139,14 @@ static td_status print_toy_model(const td_common *common)
     fprintf(td_common_tables(common),
             "The ToyModel under autocast, by the operator lists of PyTorch 2.13\n\n");
 cleanup:
-    return td_rows_end(common, &table, status,
-                       &(td_rows){"benchmarking_mixed_precision", "precision", "toy_model", 3, NULL});
+    return td_table_end(&table, status, td_common_tables(common));
 }
 
 static td_status print_ops(const td_common *common)
 {
     static const td_autocast_device devices[] = {TD_AUTOCAST_CUDA, TD_AUTOCAST_CPU};
     td_status status = TD_OK;
-    td_table table = {.align = "lll", .heads = "device\toperation\trule"};
+    td_table table = {.align = "lll", .heads = "device\toperation\trule", .common = common};
 
     for (int device = 0; device < 2; device++)
         for (int64_t i = 0; i < td_autocast_list_size(devices[device]); i++) {
@@ -157,8 +156,7 @@ static td_status print_ops(const td_common *common)
             td_table_row(&table, "%s\t%s\t%s", device == 0 ? "CUDA" : "CPU", op, td_autocast_rule_name(rule));
         }
 cleanup:
-    return td_rows_end(common, &table, status,
-                       &(td_rows){"benchmarking_mixed_precision", "precision", "operations", 2, NULL});
+    return td_table_end(&table, status, td_common_tables(common));
 }
 
 td_status td_command_precision(int argc, char **argv)
@@ -182,7 +180,6 @@ td_status td_command_precision(int argc, char **argv)
     td_status status = TD_OK;
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
-    TD_TRY(td_common_probe(&args.common));
     if (args.ops) {
         TD_TRY(print_ops(&args.common));
     } else {

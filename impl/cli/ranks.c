@@ -208,8 +208,8 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
     TD_TRY(choose_device(&launch, of->comm.backend, &common->device, out->device));
     if (common->threads == 0) /* with a GPU too: the host draws the weights */
         common->threads = threads_of(&launch);
-    if (of->comm.rank > 0) /* only rank 0 writes records */
-        common->json = NULL;
+    if (of->comm.rank > 0) /* only rank 0 prints rows */
+        common->argv = NULL;
     if (of->comm.address)
         TD_TRY(read_token(token, &of->comm.token));
     if (of->comm.address && !of->comm.token && launch.rank == 0 && launch.ranks > 1)
@@ -259,21 +259,4 @@ void td_ranks_text(const td_comm_info *info, char *text, size_t room)
     snprintf(text, room, "%d ranks on %d host%s by %s%s%s%s", (int)info->ranks, (int)info->hosts,
              info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend), info->library[0] ? ": " : "",
              info->library, ctas);
-}
-
-td_status td_ranks_record(const td_comm_info *info, td_record *record)
-{
-    const char *backend = td_comm_backend_name(info->backend);
-    td_status status = TD_OK;
-    char path[40];
-
-    TD_TRY(td_record_set_string(record, "case.backend", backend));
-    TD_TRY(td_record_set_integer(record, "case.ranks", info->ranks));
-    TD_TRY(td_record_set_integer(record, "hosts", info->hosts));
-    if (info->nccl_ctas > 0)
-        TD_TRY(td_record_set_integer(record, "nccl_ctas", info->nccl_ctas));
-    snprintf(path, sizeof path, "versions.%s", backend);
-    TD_TRY(td_record_set_string(record, path, info->library));
-cleanup:
-    return status;
 }

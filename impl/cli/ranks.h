@@ -26,8 +26,8 @@ typedef struct td_ranks {
 } td_ranks;
 
 /** Reads the launcher's variables, and opens this rank's device and communicator. Without --threads, ranks on
- * one host get equal parts of its processors. common->json becomes NULL on all ranks except rank 0, which
- * alone writes records. program must live until td_ranks_end.
+ * one host get equal parts of its processors. common->argv becomes NULL on all ranks except rank 0, which
+ * alone prints rows. program must live until td_ranks_end.
  *
  * TD_UNSUPPORTED: fewer GPUs than ranks. Other errors: as td_launch_read, td_common_begin and td_comm_open.
  * Call td_ranks_end after success and after failure. */
@@ -40,8 +40,5 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status);
 /** Writes "2 ranks on 1 host by gloo: Gloo 0.5.0" to text, with the SMs reserved for NCCL; or that one rank
  * sends nothing. */
 void td_ranks_text(const td_comm_info *info, char *text, size_t room);
-
-/** Sets case.ranks, case.backend, hosts, the library's version, and nccl_ctas if NCCL has reserved SMs. */
-td_status td_ranks_record(const td_comm_info *info, td_record *record);
 
 #endif

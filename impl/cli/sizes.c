@@ -3,7 +3,6 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/rows.h"
 #include "transformer/transformer.h"
 
 #include <stdio.h>
@@ -53,17 +52,16 @@ td_status td_command_sizes(int argc, char **argv)
             "for 2.7B.\n\n"
             "Examples:\n"
             "  tandem sizes --batch 8 --context 1024\n"
-            "  tandem sizes --json records.jsonl"};
+            "  tandem sizes --json"};
     arguments args = {.batch = 4, .context = 512};
     td_status status = TD_OK;
     td_table table = {.align = "lrrrrrrrrrr",
                       .heads = "size\td_model\td_ff\tlayers\theads\thead_dim\tparameters\ttensors\tf32 MiB\t"
-                               "forward TFLOP\tbackward TFLOP"};
+                               "forward TFLOP\tbackward TFLOP",
+                      .common = &args.common};
     const char *name;
-    char more[64];
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
-    TD_TRY(td_common_probe(&args.common));
     for (int64_t i = 0; (name = td_model_size_name(i)); i++) {
         td_model_size size;
         td_account_parameters parameters;
@@ -83,8 +81,6 @@ td_status td_command_sizes(int argc, char **argv)
     }
     fprintf(td_common_tables(&args.common),
             "Model sizes; FLOPs of batch %" PRId64 ", context %" PRId64 "\n\n", args.batch, args.context);
-    snprintf(more, sizeof more, "batch=%" PRId64 "\tcontext=%" PRId64, args.batch, args.context);
 cleanup:
-    return td_rows_end(&args.common, &table, status,
-                       &(td_rows){"memory_accounting", "accounting", "sizes", 1, more});
+    return td_table_end(&table, status, td_common_tables(&args.common));
 }

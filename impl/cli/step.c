@@ -253,42 +253,6 @@ cleanup:
     return status;
 }
 
-/** The parity layer's name of C's side with this configuration. */
-static const char *impl_of(const td_bench_config *config)
-{
-    if (config->graph)
-        return config->overlap ? "c_graph_overlap" : "c_graph";
-    return config->overlap ? "c_overlap" : "c";
-}
-
-td_status td_step_record(const td_step_options *of, const char *pass, td_record *record)
-{
-    const td_bench_config *config = of->config;
-    const td_transformer_config *model = &config->model;
-    td_status status = TD_OK;
-
-    TD_TRY(td_record_set_string(record, "impl", impl_of(config)));
-    TD_TRY(td_record_set_string(record, "config.attention", model->attention));
-    TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
-    TD_TRY(td_record_set_string(record, "config.timed", td_bench_timed_name(config->timed)));
-    if (config->mode != TD_BENCH_FORWARD) {
-        TD_TRY(td_model_record_keep(model, record));
-        TD_TRY(td_record_set_string(record, "config.gradients",
-                                    model->transient_gradients ? "transient" : "held"));
-    }
-    if (config->mode == TD_BENCH_TRAIN)
-        TD_TRY(td_record_set_string(record, "config.update", config->overlap ? "along" : "after"));
-    if (config->update_sms > 0)
-        TD_TRY(td_record_set_integer(record, "config.update_sms", config->update_sms));
-    TD_TRY(td_model_record(&of->model, record));
-    if (config->micro_batches > 1)
-        TD_TRY(td_record_set_integer(record, "case.micro_batches", config->micro_batches));
-    TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
-    TD_TRY(td_record_set_string(record, "case.pass", pass));
-cleanup:
-    return status;
-}
-
 td_status td_step_choose(td_step_options *args, td_device *dev)
 {
     td_bench_config *const config = args->config;

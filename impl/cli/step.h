@@ -62,9 +62,6 @@ td_step_options td_step_defaults(td_bench_config *config);
 /** Prints the model, the batch, the machine and how the steps run, with an empty line at the end. */
 td_status td_step_print(const td_step_options *of, td_device *dev, FILE *out);
 
-/** Sets the record's "impl" and "config", and all of its "case"; `pass` names the timed part. */
-td_status td_step_record(const td_step_options *of, const char *pass, td_record *record);
-
 /** td_common_fits of the bytes of `ranks` trainers. */
 td_status td_step_fits(const td_device *dev, const td_train_bytes *bytes, int32_t ranks);
 

@@ -21,8 +21,6 @@ static const struct argp_option options[] = {
      4},
     {0}};
 
-enum { RECORDED = 10 }; /* kernels in a record */
-
 typedef struct arguments {
     td_common common;
     td_bench_config config;
@@ -58,7 +56,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 /* ---- passes: the timed parts of a step, and the trace's phases in each ---- */
 
 typedef struct pass {
-    const char *name;              /* in records */
+    const char *name;
     unsigned phases;               /* bits 1 << td_trace_phase */
     td_bench_phase plain;          /* timed as --timed says, without the trace */
     td_bench_phase events, traced; /* timed by events on the device, without the trace and with it */
@@ -135,7 +133,9 @@ static td_status print_times(const run *r, FILE *out)
     td_table table = {.align = "lrrrrrrrrrr",
                       .heads =
                           "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
-                          "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities"};
+                          "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities",
+                      .common = &r->args->common,
+                      .name = "times"};
 
     fprintf(out,
             "(a) Times. timer: as --timed says. events: by events on the device, without and with the trace. "
@@ -176,12 +176,16 @@ cleanup:
 static td_status print_kernels(const run *r, const char *pass, unsigned phases, FILE *out)
 {
     td_status status = TD_OK;
+    char name[40];
     td_table table = {.align = "rrrrrrrrllrr",
                       .heads = "Time (%)\tTotal Time (ns)\tInstances\tAvg (ns)\tMed (ns)\tMin (ns)\tMax "
-                               "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass\tAlone (ns)"};
+                               "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass\tAlone (ns)",
+                      .common = &r->args->common,
+                      .name = name};
     td_trace_kernel *rows = NULL;
     int64_t count;
 
+    snprintf(name, sizeof name, "kernels of %s", pass);
     TD_TRY(take_kernels(r, phases, r->args->top, &rows, &count));
     fprintf(out,
             "%s of %s by their time. Total: the time in which at least one instance ran; Time: its share of "
@@ -245,7 +249,10 @@ cleanup:
 static td_status print_others(const run *r, FILE *out)
 {
     td_status status = TD_OK;
-    td_table table = {.align = "lrrlr", .heads = "class\tms\tshare %\tlargest\tshare of the largest %"};
+    td_table table = {.align = "lrrlr",
+                      .heads = "class\tms\tshare %\tlargest\tshare of the largest %",
+                      .common = &r->args->common,
+                      .name = "others"};
     td_trace_kernel *rows = NULL;
     int64_t count;
 
@@ -271,7 +278,9 @@ static td_status print_classes(const run *r, FILE *out)
 {
     const td_trace_total *all = &r->passes[r->count - 1].total;
     td_table table = {.align = "lrrrrr",
-                      .heads = "class\tforward ms\tof forward %\tall ms\tof all %\tdifference in points"};
+                      .heads = "class\tforward ms\tof forward %\tall ms\tof all %\tdifference in points",
+                      .common = &r->args->common,
+                      .name = "classes"};
 
     fprintf(out, "(d) Classes, in forward alone and in the whole %s; %%: of the busy time\n\n",
             r->passes[r->count - 1].name);
@@ -297,7 +306,10 @@ static td_status print_attention(const run *r, FILE *out)
     const td_trace_attention *a = &r->attention;
     const double matmul_ms = a->ms[TD_TRACE_SCORES] + a->ms[TD_TRACE_VALUES],
                  matmul_flops = a->flops[TD_TRACE_SCORES] + a->flops[TD_TRACE_VALUES];
-    td_table table = {.align = "lrrrrr", .heads = "part\tms\tGFLOP\tGFLOP/s\tMB\tGB/s"};
+    td_table table = {.align = "lrrrrr",
+                      .heads = "part\tms\tGFLOP\tGFLOP/s\tMB\tGB/s",
+                      .common = &r->args->common,
+                      .name = "attention"};
 
     fprintf(out, "(e) Scaled dot product attention of a forward pass, all layers\n\n");
     for (int i = TD_TRACE_SCORES; i < TD_TRACE_PARTS; i++)
@@ -321,7 +333,9 @@ static td_status print_labels(const run *r, FILE *out)
         .align = "llrrrrrrrrr",
         .heads = "Range\tStyle\tTotal Proj Time (ns)\tTotal Range Time (ns)\tRange Instances\tProj "
                  "Avg (ns)\tProj Med (ns)\tProj Min (ns)\tProj Max (ns)\tProj StdDev (ns)\tTotal GPU "
-                 "Ops"};
+                 "Ops",
+        .common = &r->args->common,
+        .name = "ranges"};
     td_trace_label *rows = NULL;
     int64_t count;
 
@@ -380,130 +394,6 @@ cleanup:
     return status;
 }
 
-/* ---- records ---- */
-
-static td_status set_number(td_record *record, const char *what, const char *name, double value)
-{
-    char path[96];
-
-    snprintf(path, sizeof path, "values.%s%s", what, name);
-    return td_record_set_number(record, path, value);
-}
-
-static td_status set_total(td_record *record, const pass *p)
-{
-    const td_trace_total *t = &p->total;
-    td_status status = TD_OK;
-
-    TD_TRY(set_number(record, "events_ms", "", p->events.ms.median));
-    TD_TRY(set_number(record, "traced_ms", "", p->traced.ms.median));
-    TD_TRY(set_number(record, "window_ms", "", t->window_ms));
-    TD_TRY(set_number(record, "busy_ms", "", t->busy_ms));
-    TD_TRY(set_number(record, "sum_ms", "", t->sum_ms));
-    TD_TRY(set_number(record, "activities", "", t->activities));
-    TD_TRY(set_number(record, "products", "", t->operations[TD_OP_MATMUL]));
-    for (int i = 0; i < TD_OP_CLASSES; i++)
-        if (t->by_class_ms[i] > 0)
-            TD_TRY(set_number(record, "ms_", td_op_class_name((td_op_class)i), t->by_class_ms[i]));
-cleanup:
-    return status;
-}
-
-static td_status set_kernels(td_record *record, const run *r, unsigned phases)
-{
-    td_status status = TD_OK;
-    td_trace_kernel *rows = NULL;
-    int64_t count;
-
-    TD_TRY(take_kernels(r, phases, RECORDED, &rows, &count));
-    for (int64_t i = 0; i < count; i++) {
-        char what[32], path[64];
-
-        snprintf(what, sizeof what, "kernel_%" PRId64 "_", i + 1);
-        snprintf(path, sizeof path, "values.%sname", what);
-        TD_TRY(td_record_set_string(record, path, rows[i].name));
-        snprintf(path, sizeof path, "values.%sclass", what);
-        TD_TRY(td_record_set_string(record, path, td_op_class_name(rows[i].op_class)));
-        TD_TRY(set_number(record, what, "share", rows[i].share));
-        TD_TRY(set_number(record, what, "ms", rows[i].total_ns / 1e6 / (double)r->info.steps));
-        TD_TRY(set_number(record, what, "alone_ms", rows[i].alone_ns / 1e6 / (double)r->info.steps));
-        TD_TRY(set_number(record, what, "per_pass", rows[i].per_pass));
-    }
-cleanup:
-    free(rows);
-    return status;
-}
-
-static td_status set_attention(td_record *record, const td_trace_attention *a)
-{
-    static const char *const names[TD_TRACE_PARTS] = {[TD_TRACE_SCORES] = "scores",
-                                                      [TD_TRACE_SOFTMAX] = "softmax",
-                                                      [TD_TRACE_VALUES] = "values",
-                                                      [TD_TRACE_FUSED] = "fused"};
-    td_status status = TD_OK;
-
-    for (int i = TD_TRACE_SCORES; i < TD_TRACE_PARTS; i++) {
-        if (a->ms[i] <= 0)
-            continue;
-        TD_TRY(set_number(record, "attention_ms_", names[i], a->ms[i]));
-        TD_TRY(set_number(record, "attention_flops_", names[i], a->flops[i]));
-        TD_TRY(set_number(record, "attention_bytes_", names[i], a->bytes[i]));
-    }
-cleanup:
-    return status;
-}
-
-static td_status set_info(td_record *record, const td_trace_info *info)
-{
-    td_status status = TD_OK;
-
-    TD_TRY(td_record_set_bool(record, "values.gpu", info->gpu));
-    if (*info->cupti)
-        TD_TRY(td_record_set_string(record, "values.without_kernels", info->cupti));
-    if (info->cupti_version > 0)
-        TD_TRY(td_record_set_integer(record, "values.cupti", info->cupti_version));
-    TD_TRY(td_record_set_integer(record, "values.unattributed", info->unattributed));
-    TD_TRY(td_record_set_integer(record, "values.without_times", info->without_times));
-    TD_TRY(td_record_set_integer(record, "values.dropped", info->dropped));
-cleanup:
-    return status;
-}
-
-/** A pass without times did not fit into memory. */
-static td_status append_record(const run *r, const pass *p)
-{
-    td_status status = TD_OK;
-    td_record *record = NULL;
-
-    TD_TRY(td_output_record(r->dev, "nsys_profile", "trace", &record));
-    TD_TRY(td_step_record(&r->args->step, p->name, record));
-    if (p->plain.ms.n == 0) {
-        TD_TRY(td_record_set_string(record, "status", "oom"));
-    } else {
-        TD_TRY(td_record_set_stats(record, "ms", &p->plain.ms));
-        TD_TRY(td_record_set_samples(record, "samples", p->plain.samples, p->plain.ms.n));
-        TD_TRY(set_info(record, &r->info));
-        TD_TRY(set_total(record, p));
-        TD_TRY(set_kernels(record, r, p->phases));
-        if (p->phases & FORWARD)
-            TD_TRY(set_attention(record, &r->attention));
-    }
-    TD_TRY(td_common_append(&r->args->common, record));
-cleanup:
-    td_record_destroy(record);
-    return status;
-}
-
-static td_status append_records(const run *r)
-{
-    td_status status = TD_OK;
-
-    for (int i = 0; r->args->common.json && i < r->count; i++)
-        TD_TRY(append_record(r, &r->passes[i]));
-cleanup:
-    return status;
-}
-
 /* ---- the run ---- */
 
 /** Runs the steps as --timed says, without the trace, because a trace costs time. Then runs them by events on
@@ -546,26 +436,6 @@ cleanup:
     return status;
 }
 
-static td_status measure_and_tell(run *r)
-{
-    td_status status = measure(r);
-
-    if (status == TD_NO_MEMORY) { /* no memory is a result: the records say oom */
-        td_trace_destroy(r->trace);
-        r->trace = NULL;
-        r->plain_summary = r->events_summary = r->traced_summary = (td_bench_summary){.steps = 0};
-        if (find_passes(r) == TD_OK)
-            (void)append_records(r);
-    }
-    TD_TRY(status);
-    TD_TRY(find_passes(r));
-    TD_TRY(print(r));
-    TD_TRY(append_records(r)); /* first: they stay if a file cannot be written */
-    TD_TRY(write_files(r));
-cleanup:
-    return status;
-}
-
 td_status td_command_trace(int argc, char **argv)
 {
     static const struct argp_child children[] = {
@@ -581,7 +451,7 @@ td_status td_command_trace(int argc, char **argv)
                "command shows no kernels. A file of the same name is replaced when the new one is "
                "complete.\n\n"
                "Examples:\n"
-               "  tandem trace --size small --attention naive --json records.jsonl\n"
+               "  tandem trace --size small --attention naive --json\n"
                "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"
                "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed\n"
                "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
@@ -595,7 +465,10 @@ td_status td_command_trace(int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &r.dev));
     TD_TRY(td_step_choose(&args.step, r.dev));
-    TD_TRY(measure_and_tell(&r));
+    TD_TRY(measure(&r));
+    TD_TRY(find_passes(&r));
+    TD_TRY(print(&r));
+    TD_TRY(write_files(&r));
 cleanup:
     td_trace_destroy(r.trace);
     td_bench_result_destroy(r.plain);

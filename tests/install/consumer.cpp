@@ -1,20 +1,16 @@
-#include <tandem/record.h>
+#include <tandem/dtype.h>
 #include <tandem/rng.h>
 
 #include <cstring>
 
 int main()
 {
-    td_record *record = nullptr;
-    char *text = nullptr;
+    const td_rng rng = {.seed = 1, .stream = 2};
+    float number = 0;
 
-    if (td_record_create("install", "base", "c", &record) != TD_OK || td_record_text(record, &text) != TD_OK)
-        return 1;
-    const bool named = std::strstr(text, "\"deliverable\":\"install\"") != nullptr;
-    td_record_text_free(text);
-    td_record_destroy(record);
-    return named && td_record_create("", "base", "c", &record) == TD_BAD_ARGUMENT &&
-                   std::strstr(td_last_error(), "deliverable") != nullptr
+    return td_rng_normal(&rng, 0, 1, 0, 1, &number) == TD_OK && number != 0 &&
+                   td_rng_normal(&rng, 0, 1, 0, 1, nullptr) == TD_BAD_ARGUMENT &&
+                   std::strstr(td_last_error(), "out") != nullptr
                ? 0
                : 1;
 }
