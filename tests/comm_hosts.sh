@@ -45,7 +45,7 @@ ip link add "$name-0" type veth peer name "$name-1" 2>/dev/null || skip "this sy
 for i in 0 1; do
     ip link set "$name-$i" netns "${hosts[i]}"
     ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name-$i"
-    ip -n "${hosts[i]}" addr add "${six[i]}/64" dev "$name-$i" nodad
+    ip -n "${hosts[i]}" addr add "${six[i]}/64" dev "$name-$i" nodad || skip "this system has no IPv6"
     ip -n "${hosts[i]}" link set "$name-$i" up
     ip -n "${hosts[i]}" link set lo up
 done

@@ -13,6 +13,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -304,6 +306,86 @@ TD_TEST(ranks_that_do_not_fit_are_refused)
     open_pair(pair);
     for (int i = 0; i < 2; i++)
         assert_says(&pair[i], "ranks 0 and 1 both use GPU 0000:0f:00.0: each needs its own GPU");
+}
+
+/* ---- two families of addresses ---- */
+
+static rank *late_hub; /* begins to listen after the next attempt to connect by IPv4 */
+
+int __real_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out);
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out);
+/* "both" has an IPv4 and an IPv6 address. glibc frees each entry by itself. */
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **out)
+{
+    if (strcmp(host, "both") != 0)
+        return __real_getaddrinfo(host, port, hints, out);
+    const int code = __real_getaddrinfo("127.0.0.1", port, hints, out);
+    return code != 0 ? code : __real_getaddrinfo("::1", port, hints, &(*out)->ai_next);
+}
+
+int __real_connect(int connection, const struct sockaddr *at, socklen_t length);
+int __wrap_connect(int connection, const struct sockaddr *at, socklen_t length);
+
+static bool listens(in_port_t port)
+{
+    const struct sockaddr_in6 at = {
+        .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT, .sin6_port = port};
+    const int probe = socket(AF_INET6, SOCK_STREAM, 0);
+    const bool joined = __real_connect(probe, (const struct sockaddr *)&at, sizeof at) == 0;
+
+    close(probe);
+    return joined;
+}
+
+int __wrap_connect(int connection, const struct sockaddr *at, socklen_t length)
+{
+    const int result = __real_connect(connection, at, length), error = errno;
+    rank *const hub = late_hub;
+
+    if (hub && at->sa_family == AF_INET) {
+        late_hub = NULL;
+        assert_int_equal(__real_pthread_create(&hub->thread, NULL, open_control, hub), 0);
+        while (!listens(((const struct sockaddr_in *)(const void *)at)->sin_port) &&
+               td_clock_ns() < hub->options.deadline_ns)
+            usleep(1000);
+    }
+    errno = error;
+    return result;
+}
+
+/* Rank 0 begins to listen after a rank's attempt by IPv4 and before its attempt by IPv6. The other ranks meet
+ * by IPv4, and Gloo needs one family. */
+TD_TEST(a_rank_that_tries_both_families_meets_by_the_first)
+{
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    socklen_t length = sizeof any;
+    char places[2][32], ip[TD_MEET_IP];
+    rank pair[2];
+    const int probe = socket(AF_INET6, SOCK_STREAM, 0);
+    const bool there = probe >= 0 && bind(probe, (struct sockaddr *)&any, sizeof any) == 0 &&
+                       getsockname(probe, (struct sockaddr *)&any, &length) == 0;
+
+    close(probe);
+    if (!there) {
+        print_message("skipped: the loopback has no IPv6\n");
+        skip();
+    }
+    prepare(pair);
+    for (int i = 0; i < 2; i++) {
+        snprintf(places[i], sizeof places[i], "%s:%d", i == 0 ? "[::]" : "both", ntohs(any.sin6_port));
+        pair[i].options.place.address = places[i];
+    }
+    late_hub = &pair[0];
+    open_control(&pair[1]);
+    pthread_join(pair[0].thread, NULL);
+    for (int i = 0; i < 2; i++)
+        assert_string_equal(pair[i].error, "");
+    td_meet_ip(pair[1].control->connections[0].socket, ip);
+    assert_string_equal(ip, "127.0.0.1");
+    close_pair(pair);
 }
 
 /* ---- waits ---- */
