@@ -14,6 +14,8 @@ its module runs, and again before its backward. At that moment the gather of the
 
 import contextlib
 import functools
+import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.bridge import replicas
 from parity.bridge.device import FLOATS, adder_of, check_type, check_unwrapped, device_of_all
-from parity.bridge.ranks import Call, Ranks, digest, ranks_of
+from parity.bridge.ranks import Call, Ranks, digest, identity, ranks_of
 from parity.core.draw import NAMES
 
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
@@ -211,7 +213,7 @@ class _Unit:
 
     def __init__(
         self,
-        number: tuple[int, int],
+        number: tuple[int, int, dict],
         name: str,
         weight: nn.Parameter,
         ranks: Ranks,
@@ -264,7 +266,8 @@ class _Unit:
                 self._ranks.carry("weight", *self._number)
                 return Call(self._ranks, name, *arguments)
         except RuntimeError as error:
-            words = "every rank calls the same modules in the same order, also an expert without tokens"
+            words = "every rank calls the same modules in the same order, also an expert without tokens; states that "
+            words += "ranks load are of one save"
             error.add_note(f"in the collective of {self.name}: {words}")
             raise
 
@@ -437,9 +440,11 @@ class FullyShardedDataParallel(nn.Module):
         self._compare(repr((compute_dtype, described)).encode(), "has another module")
         self._ranks.broadcast((tensor, 0) for tensor in (*parameters.values(), *module.buffers()))
         number = next(self._ranks.models)
+        self._id = int.from_bytes(self._ranks.exchange(os.urandom(7))[0])  # no other run's
+        self._loaded: dict[str, Any] = {"module": None, "optimizer": None}  # of which all ranks need parts
         split = {id(m.weight) for m in module.modules() if _is_split(m)}
         self._units = {
-            name: _Unit((number, index), name, parameter, self._ranks, compute_dtype)
+            name: _Unit((number, index, self._loaded), name, parameter, self._ranks, compute_dtype)
             for index, (name, parameter) in enumerate(parameters.items())
             if id(parameter) in split
         }
@@ -448,6 +453,10 @@ class FullyShardedDataParallel(nn.Module):
         for name, parameter in parameters.items():
             if parameter not in self._units_of:
                 replicas.know(self._ranks, name, parameter)
+        whole, split = (sum(x.shape.numel() for x in some) for some in (self._whole, self._units.values()))
+        if whole > max(split, 1 << 20):
+            words = f"{whole} of {whole + split} parameters are whole on each rank: FullyShardedDataParallel splits "
+            warnings.warn(words + "the weights of Linear and Embedding only", stacklevel=2)
         self._passes = 0  # backward passes
         self._hook()
         self.forward = torch.compiler.disable(self.forward)
@@ -700,6 +709,7 @@ class FullyShardedDataParallel(nn.Module):
             if state[key].shape != unit.shape:
                 raise ValueError(f"{key} is {[*state[key].shape]}, the module's is {[*unit.shape]}")
             mine[key] = state[key][unit.own]
+        self._loaded["module"] = identity(state)
         return self.module.load_state_dict(mine, strict)
 
     @torch.no_grad()
@@ -718,6 +728,7 @@ class FullyShardedDataParallel(nn.Module):
             optimizer, state, lambda unit: unit.shape, lambda unit, whole: whole[unit.own].clone()
         )
         optimizer.load_state_dict(mine)
+        self._loaded["optimizer"] = identity(state["state"])
 
     def _map_state(
         self, optimizer: torch.optim.Optimizer, state: dict, shape_of: Callable, change: Callable
@@ -736,15 +747,17 @@ class FullyShardedDataParallel(nn.Module):
         return state | {"state": changed}
 
     def get_extra_state(self) -> Tensor:
-        return _Shard.of(torch.tensor([self._ranks.rank, self._ranks.ranks]), torch.Size([2]), 0, reads=False)
+        about = torch.tensor([self._ranks.rank, self._ranks.ranks, self._id, self._passes])
+        return _Shard.of(about, about.shape, 0, reads=False)
 
     def set_extra_state(self, state: Tensor) -> None:
         theirs, mine = state.tolist(), self.get_extra_state().tolist()
-        if theirs != mine:
+        if theirs[:2] != mine[:2]:
             raise ValueError(
                 f"this is the part of rank {theirs[0]} of {theirs[1]}, and rank {mine[0]} of {mine[1]} loads it: "
                 "full_state_dict() and load_full_state_dict() are for any number of ranks"
             )
+        self._loaded["module"] = theirs[2:]
 
 
 def _address(tensor: Tensor) -> int:

@@ -583,17 +583,31 @@ def other_modules(ranks, rank):
     def another(chosen):
         (other if odd else model)(x, chosen)
 
+    def load_part(late):
+        early = model.state_dict()
+        train((0, 1, 2))
+        model.load_state_dict(model.state_dict() if late else early)
+        model(x, (0,))
+
+    def load_whole(other):
+        model.load_full_state_dict({key: p + other for key, p in seeded(Experts).state_dict().items()})
+        model(x, (0,))
+
     state, call = "in another state than rank 0", "made another call"
     for words, chosen, run in (
         (state, ((0,), (1,)), look),
         (state, ((0, 1, 2), (0, 2)), look),
         (state, ((0,), (0,)), another),
         (state, ((0, 1), (1, 0)), train),
+        (state, (False, True), load_part),
+        (state, (0, 1), load_whole),
         (call, ((0, 1), (0,)), train),
     ):
         model, other = get_fsdp(seeded(Experts)), get_fsdp(seeded(Experts))
+        for _ in range(2):
+            load_whole(0)
         train((0, 1, 2))  # the next pass begins a gather before its module is called
-        with torch.set_grad_enabled(run is train):
+        with torch.set_grad_enabled(run in (train, load_part)):
             says(words, lambda run=run, mine=chosen[odd]: run(mine))
             says("also an expert without tokens", lambda run=run, mine=chosen[odd]: run(mine))
         with contextlib.redirect_stderr(io.StringIO()):  # the same error again
@@ -669,7 +683,11 @@ def hooks_and_ends(ranks, rank):
 
 
 def calls_of_pytorch(ranks, rank):
-    """What cannot work with rows is refused by name."""
+    """What cannot work with rows is refused by name. A module whose weights are not split is named in a warning."""
+    with warnings.catch_warnings(record=True) as came:
+        warnings.simplefilter("always")
+        get_fsdp(nn.Sequential(nn.Conv2d(1 << 10, 1 << 11, 1, bias=False), nn.Linear(8, 8)))
+    assert "2097160 of 2097224 parameters are whole on each rank" in str(came[0].message), came
     model = get_fsdp(seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))))
     words = "neither copied nor pickled, because each rank has a part"
     says(words, lambda: copy.deepcopy(model))

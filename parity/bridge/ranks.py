@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterable
 from multiprocessing.util import Finalize
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from parity.bridge.device import LIMITS, SENT, Device
 from parity.core.draw import NAMES
@@ -65,6 +65,7 @@ class Ranks:
         self.models = itertools.count()  # a number for each DataParallel among these ranks
         self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
         _signals()
+        _statuses()
         ffi = device.c.ffi
         self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         usual = "mpi" if _launched()[:1] == [(MPIRUN, rank, ranks)] else "gloo"
@@ -149,16 +150,16 @@ class Ranks:
 
     def close(self) -> None:
         """At the end of the process, which fails if this fails. A failed program only tells the other ranks."""
-        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
+        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died() or any(_statuses())
         try:
             with self.device.calls() as c:
                 if failed:
                     c.td_comm_abort(self.comm, "its program failed")
                 c.td_comm_close(self.comm)
-        except BaseException:
+        except BaseException as error:
             if failed:
                 return
-            traceback.print_exc()
+            print(f"tandem: rank {self.rank} of {self.ranks} ends: {error}", file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)  # what Finalize's functions raise does not count
@@ -189,6 +190,19 @@ def _signals_so_far() -> bytes:
     return b""
 
 
+@functools.cache
+def _statuses() -> list:
+    """What the program has given to sys.exit() so far. Python does not tell at the end of a process."""
+    exits, statuses = sys.exit, []
+
+    def note(status: Any = None) -> None:
+        statuses.append(status)
+        exits(status)
+
+    sys.exit = note
+    return statuses
+
+
 def _has_died() -> bool:
     """Whether the interpreter has printed the error that ends this program."""
     return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
@@ -214,6 +228,11 @@ def sampled(tensor: Tensor | None) -> bytes:
     flat = (tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()).flatten()
     content = torch.cat([flat[:1024], flat[-1024:]]).contiguous().view(torch.uint8).cpu().numpy().tobytes()
     return digest(content) if any(content) else bytes(8)
+
+
+def identity(state: Any) -> bytes:
+    """A digest of a saved state: of the begin and the end of each of its tensors."""
+    return digest(b"".join(sampled(x) for x in tree_leaves(state) if isinstance(x, Tensor)))
 
 
 def as_words(data: Tensor) -> Tensor:

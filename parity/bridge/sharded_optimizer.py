@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parity.bridge.device import check_whole, device_of
-from parity.bridge.ranks import digest, ranks_within, sampled
+from parity.bridge.ranks import digest, identity, ranks_within, sampled
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -43,6 +44,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._owners: dict[Tensor, int] = {}  # in the order of all groups
         self._loads = None
         self._agreed = 0  # parameters that were compared among ranks
+        self._steps = self._run = 0  # a number that all ranks have, and no other run
+        self._loaded: Any = None  # which state; all ranks need parts of one
         self._whole: dict | None = None  # what consolidate_state_dict() made, until the state changes
         super().__init__(params, dict(options))
 
@@ -86,7 +89,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self._owners[parameter] == self._ranks.rank
 
     @torch.no_grad()
-    def step(self, closure=None) -> Any:
+    def step(self, closure=None, **named: Any) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -97,9 +100,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = [
             [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
         ]
-        self._ranks.carry(self._class.__qualname__, groups)
+        self._ranks.carry(self._class.__qualname__, groups, self._loaded)
+        self._steps += 1
         self._inner.param_groups = [self._part(group) for group in self.param_groups]
-        self._inner.step()
+        self._inner.step(**named)
         for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
             group.update(_hyper(part))
         updated = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
@@ -115,9 +119,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         new = [*self._owners][first:]
         words = [digest(repr(sorted(d.items())).encode()) for d in described[first:]]
         data, grads = ([sampled(x) for x in xs] for xs in (new, [p.grad for p in new]))
-        counts = self._ranks.exchange(len(new).to_bytes(8, "little"))
-        if len(set(counts)) > 1:
-            found = [int.from_bytes(count, "little") for count in counts]
+        counts = self._ranks.exchange(len(new).to_bytes(8, "little") + os.urandom(8))
+        self._run = self._run or int.from_bytes(counts[0][8:], "little")
+        found = [int.from_bytes(count[:8], "little") for count in counts]
+        if len(set(found)) > 1:
             raise ValueError(f"ranks have other numbers of parameters: {found}")
         every = self._ranks.exchange(b"".join(map(b"".join, zip(words, data, grads, strict=True))))
         for i, described_here in enumerate(described[first:]):
@@ -157,7 +162,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if "param_names" in group:
                 some["param_names"] = [*itertools.compress(group["param_names"], kept)]
             saved["param_groups"].append(_hyper(group) | some)
-        return saved if whole else saved | {"rank": self._ranks.rank, "ranks": self._ranks.ranks}
+        part = {"rank": self._ranks.rank, "ranks": self._ranks.ranks, "saved": (self._run, self._steps)}
+        return saved if whole else saved | part
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise TypeError(
+            "a ShardedOptimizer is neither copied nor pickled: use state_dict() and load_state_dict()"
+        )
 
     def _described(self) -> list[dict]:
         return [
@@ -205,6 +216,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 del group[name]
             group.update(_hyper(part))
         self._whole = None
+        self._loaded = state_dict.get("saved") or identity(state_dict["state"])
 
     def _check_parameters(self, state_dict: dict, whole: bool) -> None:
         mine = self._described()

@@ -28,7 +28,7 @@ import torch
 from parity import bridge
 
 folder, started = sys.argv[1], {}
-for scenario in ("alone", "waits", "thread", "limit", "raises", "leaves"):
+for scenario in ("alone", "waits", "thread", "limit", "raises", "leaves", "exits"):
     for rank in (0, 1) if scenario != "alone" else (0,):
         path = f"{folder}/{scenario}.{rank}"
         process = os.fork()
@@ -68,6 +68,8 @@ try:
         raise ValueError("mine")
     if rank == 1 and scenario == "leaves":
         sys.exit(0)
+    if rank == 1 and scenario == "exits":
+        sys.exit(7)
     def step():
         try:
             model(torch.ones(3, 2)).sum().backward()
@@ -137,7 +139,9 @@ class Ranks(OnRanks):
         for path, (status, sent) in json.loads(done.stdout).items():
             text = said[Path(path).name] = Path(path).read_text()
             with self.subTest(path):
-                self.assertEqual(text.count("Traceback"), 1, text)
+                leaves = Path(path).name in ("leaves.1", "exits.1")
+                self.assertEqual(text.count("Traceback"), int(not leaves), text)
+                self.assertEqual(os.WEXITSTATUS(status) == 7, path.endswith("exits.1"), (status, text))
                 self.assertTrue(status > 0, (status, text))
                 if sent is not None:
                     interrupted += 1
@@ -157,7 +161,8 @@ class Ranks(OnRanks):
             "raises.0": ["rank 1 (process ", "gave up: its program failed"],
             "raises.1": ["ValueError: mine"],
             "leaves.0": ["made another call, close #"],
-            "leaves.1": ["td_comm_close: TD_RANK_FAILED: "],
+            "leaves.1": ["tandem: rank 1 of 2 ends: td_comm_close: TD_RANK_FAILED: "],
+            "exits.0": ["rank 1 (process ", "gave up: its program failed"],
         }.items():
             for word in words:
                 self.assertIn(word, said[name])

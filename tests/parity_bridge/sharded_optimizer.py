@@ -1,6 +1,7 @@
 """ShardedOptimizer compared with the whole optimizer, its states, and ranks that differ."""
 
 import contextlib
+import copy
 import io
 from multiprocessing.util import _run_finalizers
 
@@ -211,6 +212,14 @@ def optimizers_that_differ(rank, device):
         optimizer.param_groups[0]["lr"] = 0.2 if odd else 0.1
         optimizer.step()
 
+    def load():  # parts of two saved states
+        optimizer = bridge.ShardedOptimizer(layers()[1], adamw, lr=0.1)
+        optimizer.step()
+        early = copy.deepcopy(optimizer.state_dict())
+        optimizer.step()
+        optimizer.load_state_dict(early if odd else optimizer.state_dict())
+        optimizer.step()
+
     def passes():  # one more on rank 0, which must not match a gradient of another pass
         model = bridge.DataParallel(layers()[0])
         for _ in range(1 + (rank == 0)):
@@ -227,6 +236,7 @@ def optimizers_that_differ(rank, device):
         ("in another state than rank 0", step(cls=sgd if odd else adamw)),
         ("in another state than rank 0", step(weight_decay=0.1 + rank)),
         ("in another state than rank 0", schedule),
+        ("in another state than rank 0", load),
         ("in another state than rank 0", passes),
     ):
         said(words, call)
