@@ -698,7 +698,11 @@ int main(int argc, char **argv)
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
-    assert_true(info.ranks <= MOST_RANKS);
+    if (info.ranks > MOST_RANKS) {
+        fprintf(stderr, "test_matrix: %d ranks, needs 1 or 2: a sum of more numbers has several orders\n",
+                info.ranks);
+        return td_ranks_end(dev, comm, 1);
+    }
     td_assert_ok(td_cpu_set_threads(1)); /* there are as many ranks as processors */
     td_assert_ok(td_device_alloc(dev, SCRATCH_BYTES, &scratch));
     const int failed = td_run_group(argv[1], 1, &tests[all], NULL, NULL);
