@@ -440,7 +440,7 @@ static td_status wait_for(td_comm *comm, td_work *work)
     bool done = atomic_load(&work->done);
     td_wait wait = td_wait_begin(td_comm_waiting(comm));
 
-    /* It ended when it was issued. Since then another rank may have given up, because of what was exchanged. */
+    /* It ended when it was issued. Since then another rank may have given up: it read the same values. */
     if (!work->native)
         return TD_OK;
 
