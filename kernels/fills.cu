@@ -1,5 +1,6 @@
 #include "kernels/fills.h"
 
+#include <cstdint>
 #include <new>
 
 namespace
@@ -15,20 +16,6 @@ template <typename T> __global__ void td_fill(T *to, T value, size_t count)
 
     if (at < count)
         to[at] = value;
-}
-
-template <typename T> cudaError_t add(cudaGraphNode_t *node, cudaGraph_t graph, cudaMemsetParams fill)
-{
-    T *to = (T *)fill.dst;
-    T value = (T)fill.value;
-    void *arguments[] = {&to, &value, &fill.width};
-    cudaKernelNodeParams kernel = {};
-
-    kernel.func = (void *)td_fill<T>;
-    kernel.gridDim = dim3((unsigned)((fill.width + THREADS - 1) / THREADS));
-    kernel.blockDim = dim3(THREADS);
-    kernel.kernelParams = arguments;
-    return cudaGraphAddKernelNode(node, graph, nullptr, 0, &kernel);
 }
 
 /* A list of nodes. CUDA's functions return its length in a first call and the nodes in a second. */
@@ -81,49 +68,91 @@ cudaError_t copy_priority(const nodes &from, cudaGraphNode_t to)
     return error;
 }
 
-cudaError_t replace(cudaGraph_t graph, cudaGraphNode_t node)
+template <typename T>
+cudaError_t add(cudaGraphNode_t *node, cudaGraph_t graph, cudaMemsetParams fill, const nodes &before)
 {
-    cudaMemsetParams fill;
-    cudaGraphNode_t kernel;
-    nodes before, after;
-    cudaError_t error = cudaGraphMemsetNodeGetParams(node, &fill);
+    T *to = (T *)fill.dst;
+    T value = (T)fill.value;
+    void *arguments[] = {&to, &value, &fill.width};
+    cudaKernelNodeParams kernel = {};
 
-    if (error != cudaSuccess || fill.height > 1 || fill.width * fill.elementSize > MOST_BYTES)
-        return error;
-    error = fill.elementSize == 4   ? add<unsigned>(&kernel, graph, fill)
-            : fill.elementSize == 2 ? add<unsigned short>(&kernel, graph, fill)
-                                    : add<unsigned char>(&kernel, graph, fill);
+    kernel.func = (void *)td_fill<T>;
+    kernel.gridDim = dim3((unsigned)((fill.width + THREADS - 1) / THREADS));
+    kernel.blockDim = dim3(THREADS);
+    kernel.kernelParams = arguments;
+    return cudaGraphAddKernelNode(node, graph, before.all, before.count, &kernel);
+}
+
+/* Each node of `from` comes before each of `to`. */
+cudaError_t connect(cudaGraph_t graph, const cudaGraphNode_t *from, size_t count, const nodes &to)
+{
+    cudaError_t error = cudaSuccess;
+
+    for (size_t i = 0; i < count * to.count && error == cudaSuccess; i++)
+        error = cudaGraphAddDependencies(graph, &from[i / to.count], &to.all[i % to.count], NO_DATA 1);
+    return error;
+}
+
+/* Adds a kernel that fills after all of `before` and before all of `after`. */
+cudaError_t fill_between(cudaGraph_t graph, const cudaMemsetParams &fill, const nodes &before,
+                         const nodes &after)
+{
+    cudaGraphNode_t kernel;
+    cudaError_t error = fill.elementSize == 4   ? add<unsigned>(&kernel, graph, fill, before)
+                        : fill.elementSize == 2 ? add<unsigned short>(&kernel, graph, fill, before)
+                                                : add<unsigned char>(&kernel, graph, fill, before);
+
     if (error == cudaSuccess)
-        error = before.read([&](cudaGraphNode_t *list, size_t *count) {
-            return cudaGraphNodeGetDependencies(node, list, NO_DATA count);
-        });
+        error = connect(graph, &kernel, 1, after);
+    return error == cudaSuccess ? copy_priority(after, kernel) : error;
+}
+
+/* Replaces the fill by a kernel, or removes it if its memory is `cleared` already. */
+cudaError_t replace(cudaGraph_t graph, cudaGraphNode_t node, const cudaMemsetParams &fill, bool cleared)
+{
+    nodes before, after;
+    cudaError_t error = before.read([&](cudaGraphNode_t *list, size_t *count) {
+        return cudaGraphNodeGetDependencies(node, list, NO_DATA count);
+    });
+
     if (error == cudaSuccess)
         error = after.read([&](cudaGraphNode_t *list, size_t *count) {
             return cudaGraphNodeGetDependentNodes(node, list, NO_DATA count);
         });
-    for (size_t i = 0; i < before.count && error == cudaSuccess; i++)
-        error = cudaGraphAddDependencies(graph, &before.all[i], &kernel, NO_DATA 1);
-    for (size_t i = 0; i < after.count && error == cudaSuccess; i++)
-        error = cudaGraphAddDependencies(graph, &kernel, &after.all[i], NO_DATA 1);
     if (error == cudaSuccess)
-        error = copy_priority(after, kernel);
+        error = cleared ? connect(graph, before.all, before.count, after)
+                        : fill_between(graph, fill, before, after);
     return error == cudaSuccess ? cudaGraphDestroyNode(node) : error;
 }
 
 } // namespace
 
-cudaError_t td_cuda_fills_to_kernels(cudaGraph_t graph)
+cudaError_t td_cuda_fills_to_kernels(cudaGraph_t graph, void *counters, size_t counter_bytes)
 {
-    nodes nodes;
+    const nodes none;
+    nodes nodes, roots;
+    bool clears = false;
     cudaError_t error = nodes.read(
         [&](cudaGraphNode_t *list, size_t *count) { return cudaGraphGetNodes(graph, list, count); });
 
     for (size_t i = 0; i < nodes.count && error == cudaSuccess; i++) {
         cudaGraphNodeType type;
+        cudaMemsetParams fill;
 
         error = cudaGraphNodeGetType(nodes.all[i], &type);
-        if (error == cudaSuccess && type == cudaGraphNodeTypeMemset)
-            error = replace(graph, nodes.all[i]);
+        if (error != cudaSuccess || type != cudaGraphNodeTypeMemset)
+            continue;
+        error = cudaGraphMemsetNodeGetParams(nodes.all[i], &fill);
+        if (error != cudaSuccess || fill.height > 1 || fill.width * fill.elementSize > MOST_BYTES)
+            continue;
+        const bool cleared = (uintptr_t)fill.dst - (uintptr_t)counters < counter_bytes && fill.value == 0;
+        error = replace(graph, nodes.all[i], fill, cleared);
+        clears |= cleared;
     }
-    return error;
+    if (!clears || error != cudaSuccess)
+        return error;
+    error = roots.read(
+        [&](cudaGraphNode_t *list, size_t *count) { return cudaGraphGetRootNodes(graph, list, count); });
+    return error == cudaSuccess ? fill_between(graph, {counters, 0, 0, 4, counter_bytes / 4, 1}, none, roots)
+                                : error;
 }

@@ -143,6 +143,47 @@ TD_TEST(a_captured_product_outlives_what_is_kept_of_it)
     ops_finish(&c);
 }
 
+/* cuBLASLt clears a counter before a GEMM of so many tiles. In each launch of a graph one kernel clears the
+ * counters of all. */
+TD_TEST(a_graph_clears_the_counters_of_its_products)
+{
+    enum { M = 2048, N = 6144, K = 768, PRODUCTS = 3 };
+    const td_gemm_shape shape = {.batch = 1,
+                                 .m = M,
+                                 .n = N,
+                                 .k = K,
+                                 .trans_b = true,
+                                 .alpha = 1,
+                                 .dtype = TD_BF16,
+                                 .out_dtype = TD_BF16};
+    ops_case c = ops_begin(TD_BF16, "counters");
+    void *a = ops_draw(&c, M * K), *b = ops_draw(&c, N * K), *out[PRODUCTS + 1], *work;
+    td_graph *graph = NULL;
+    size_t bytes = 0;
+
+    for (int i = 0; i <= PRODUCTS; i++)
+        out[i] = ops_room(&c, TD_BF16, (int64_t)M * N);
+    td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &bytes));
+    td_assert_ok(td_device_alloc(ops_dev, bytes, &work));
+    ops_upload();
+    td_assert_ok(td_gemm(ops_dev, &shape, on(a), on(b), on(out[PRODUCTS]), work));
+    td_assert_ok(td_graph_begin(ops_dev));
+    for (int i = 0; i < PRODUCTS; i++)
+        td_assert_ok(td_gemm(ops_dev, &shape, on(a), on(b), on(out[i]), work));
+    td_assert_ok(td_graph_end(ops_dev, &graph));
+    for (int launch = 0; launch < 3; launch++) {
+        for (int i = 0; i < PRODUCTS; i++)
+            td_assert_ok(td_device_fill(ops_dev, on(out[i]), 0xFF, (size_t)M * N * 2));
+        td_assert_ok(td_graph_launch(graph));
+    }
+    ops_download();
+    for (int i = 0; i < PRODUCTS; i++)
+        td_assert_identical("replayed", TD_BF16, out[i], out[PRODUCTS], (int64_t)M * N);
+    td_graph_destroy(graph);
+    td_assert_ok(td_device_free(ops_dev, work));
+    ops_finish(&c);
+}
+
 /* Vectors have 16 bytes. Tensors that begin at other addresses give the same bits. */
 TD_TEST(tensors_may_begin_anywhere)
 {

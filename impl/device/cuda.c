@@ -285,33 +285,58 @@ static void cuda_set_stream(void *context, bool own, void *native)
     cuda->stream = own ? cuda->own : native;
 }
 
+/* Not during a capture, which ends if memory is freed, even NULL. */
+static void graph_free(td_cuda_graph *graph)
+{
+    if (!graph)
+        return;
+    if (graph->exec)
+        (void)cudaGraphExecDestroy(graph->exec);
+    (void)cudaFree(graph->counters);
+    free(graph);
+}
+
 static td_status cuda_graph_begin(void *context)
 {
     td_cuda *cuda = enter(context);
+    td_cuda_graph *made = calloc(1, sizeof *made);
+    td_status status = TD_OK;
 
+    TD_FAIL_IF(!made, TD_NO_MEMORY, "no host memory for a graph");
+    TD_TRY(td_cuda_status(cudaMalloc(&made->counters, (size_t)TD_CUDA_COUNTERS * TD_CUDA_COUNTER),
+                          "allocating a graph's counters"));
     /* Thread-local mode: other threads may allocate or wait during the capture. */
     cuda->origin = cuda->stream;
-    return leave(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
-                 "beginning a capture");
+    TD_TRY(td_cuda_status(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
+                          "beginning a capture"));
+    cuda->capture = made;
+    made = NULL;
+cleanup:
+    graph_free(made);
+    td_cuda_leave(cuda);
+    return status;
 }
 
 static td_status cuda_graph_end(void *context, void **graph)
 {
     td_cuda *cuda = enter(context);
+    td_cuda_graph *made = cuda->capture;
     cudaGraph_t captured = NULL;
-    cudaGraphExec_t exec = NULL;
     td_status status = TD_OK;
 
+    cuda->capture = NULL;
     TD_TRY(td_cuda_status(cudaStreamEndCapture(cuda->origin, &captured), "ending a capture"));
-    TD_TRY(td_cuda_status(td_cuda_fills_to_kernels(captured), "replacing a graph's fills"));
-    TD_TRY(td_cuda_status(cudaGraphInstantiate(&exec, captured, cudaGraphInstantiateFlagUseNodePriority),
-                          "instantiating a graph"));
-    TD_TRY(td_cuda_status(cudaGraphUpload(exec, cuda->stream), "uploading a graph"));
-    *graph = exec;
-    exec = NULL;
+    TD_TRY(td_cuda_status(
+        td_cuda_fills_to_kernels(captured, made->counters, (size_t)made->used * TD_CUDA_COUNTER),
+        "replacing a graph's fills"));
+    TD_TRY(
+        td_cuda_status(cudaGraphInstantiate(&made->exec, captured, cudaGraphInstantiateFlagUseNodePriority),
+                       "instantiating a graph"));
+    TD_TRY(td_cuda_status(cudaGraphUpload(made->exec, cuda->stream), "uploading a graph"));
+    *graph = made;
+    made = NULL;
 cleanup:
-    if (exec)
-        (void)cudaGraphExecDestroy(exec);
+    graph_free(made);
     if (captured)
         (void)cudaGraphDestroy(captured);
     td_cuda_leave(cuda);
@@ -322,14 +347,14 @@ static td_status cuda_graph_launch(void *context, void *graph)
 {
     td_cuda *cuda = enter(context);
 
-    return leave(cuda, cudaGraphLaunch(graph, cuda->stream), "launching a graph");
+    return leave(cuda, cudaGraphLaunch(((td_cuda_graph *)graph)->exec, cuda->stream), "launching a graph");
 }
 
 static void cuda_graph_destroy(void *context, void *graph)
 {
     td_cuda *cuda = enter(context);
 
-    (void)cudaGraphExecDestroy(graph);
+    graph_free(graph);
     td_cuda_leave(cuda);
 }
 

@@ -7,16 +7,26 @@
 
 #include <cuda_runtime_api.h>
 
+/** A graph has memory for the counters of its GEMMs: each takes the next TD_CUDA_COUNTER bytes. One kernel
+ * clears all of them when a launch begins. */
+enum { TD_CUDA_COUNTER = 256, TD_CUDA_COUNTERS = 512 };
+typedef struct td_cuda_graph {
+    cudaGraphExec_t exec;
+    void *counters; /* [TD_CUDA_COUNTERS * TD_CUDA_COUNTER] bytes */
+    int used;       /* counters */
+} td_cuda_graph;
+
 typedef struct td_cuda {
     int index;  /* CUDA's index of the device */
     int caller; /* between enter and leave: the thread's current GPU before enter; -1: not known */
     int multiprocessors;
-    int capability;      /* 10 major + minor */
-    bool maps;           /* large blocks use td_cuda_map of device/cuda_memory.h */
-    char model[256];     /* the name of the GPU */
-    cudaStream_t stream; /* the current stream */
-    cudaStream_t own;    /* the context's own stream */
-    cudaStream_t origin; /* the stream on which the capture began */
+    int capability;         /* 10 major + minor */
+    bool maps;              /* large blocks use td_cuda_map of device/cuda_memory.h */
+    char model[256];        /* the name of the GPU */
+    cudaStream_t stream;    /* the current stream */
+    cudaStream_t own;       /* the context's own stream */
+    cudaStream_t origin;    /* the stream on which the capture began */
+    td_cuda_graph *capture; /* the graph that is captured; NULL: none */
 } td_cuda;
 
 /** dev is a device of kind TD_DEVICE_CUDA. */

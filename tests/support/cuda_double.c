@@ -150,7 +150,7 @@ DOUBLE(cudaStreamWaitEvent, cudaStream_t stream, cudaEvent_t event, unsigned fla
 DOUBLE(cudaMemsetAsync, void *dst, int value, size_t bytes, cudaStream_t stream)
 DOUBLE(cudaStreamBeginCapture, cudaStream_t stream, enum cudaStreamCaptureMode mode)
 DOUBLE(cudaStreamEndCapture, cudaStream_t stream, cudaGraph_t *graph)
-DOUBLE(td_cuda_fills_to_kernels, cudaGraph_t graph)
+DOUBLE(td_cuda_fills_to_kernels, cudaGraph_t graph, void *counters, size_t counter_bytes)
 DOUBLE(cudaGraphInstantiate, cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 DOUBLE(cudaGraphUpload, cudaGraphExec_t exec, cudaStream_t stream)
 DOUBLE(cudaGraphLaunch, cudaGraphExec_t exec, cudaStream_t stream)

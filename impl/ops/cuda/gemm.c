@@ -29,6 +29,7 @@ typedef struct product {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
+    size_t work_bytes; /* that algo needs */
 } product;
 
 /** The functions of cuBLASLt that this file calls. The library, half a gigabyte, is loaded by the first GEMM.
@@ -229,6 +230,7 @@ static td_status choose_algorithm(const products *all, product *p)
     }
     TD_TRY(check_lt(all, code, "choosing an algorithm"));
     p->algo = found.algo;
+    p->work_bytes = found.workspaceSize;
 cleanup:
     if (preference)
         (void)all->lt.MatmulPreferenceDestroy(preference);
@@ -345,9 +347,16 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     key_make(shape, a, b, c, &k);
     k.sms = sms_left(cuda, td_device_reserved_sms(dev));
     TD_TRY(find_product(all, &k, &p));
+    /* An algorithm with so little work has a counter of tiles there, which cuBLASLt clears. */
+    td_cuda_graph *const graph = cuda->capture;
+    size_t bytes = WORK_BYTES;
+    if (graph && graph->used < TD_CUDA_COUNTERS && p->work_bytes > 0 && p->work_bytes <= TD_CUDA_COUNTER) {
+        bytes = TD_CUDA_COUNTER;
+        work = (char *)graph->counters + (size_t)graph->used++ * bytes;
+    }
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
-                                   p->c, c, p->c, &p->algo, work, WORK_BYTES, cuda->stream),
+                                   p->c, c, p->c, &p->algo, work, bytes, cuda->stream),
                     "gemm"));
 cleanup:
     td_cuda_leave(cuda);
