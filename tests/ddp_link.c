@@ -458,8 +458,6 @@ TD_TEST(a_link_belongs_to_the_trainer_that_was_made_with_it)
     td_assert_refused(td_train_create(dev, &with, &train), TD_BAD_STATE,
                       "hooks: link 0 is in another trainer");
     assert_null(train);
-    without.behind = td_ddp_link_hook(link);
-    td_assert_refused(td_train_create(dev, &without, &train), TD_BAD_STATE, "behind: link 0 is in another");
     td_ddp_link_hook(link)->silent = true; /* else a step of a trainer that is not joined is refused */
     td_assert_ok(td_train_init(other, 7));
     step(other, 0, info.rank);

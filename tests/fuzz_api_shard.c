@@ -211,7 +211,7 @@ API(td_shard_link_create)
 
     if (status != TD_OK)
         assert_true(config.groups == before.groups && config.hooks == before.hooks &&
-                    config.behind == before.behind && config.model.owned == before.model.owned);
+                    config.model.owned == before.model.owned);
     API_MADE(status, to, link, td_shard_link_destroy);
     return close_bed(b, status);
 }
@@ -237,11 +237,13 @@ API(td_shard_link_attach)
     return close_bed(b, td_shard_link_attach(to, device, pointer("train", b->train)));
 }
 
-API(td_shard_link_wait)
+API(td_shard_link_hook)
 {
     bed *b = open_link(true);
 
-    return close_bed(b, td_shard_link_wait(pointer("link", b->link)));
+    assert_null(td_shard_link_hook(NULL));
+    assert_ptr_equal(td_shard_link_hook(b->link), b->config.hooks);
+    return close_bed(b, TD_OK);
 }
 
 API(td_shard_link_finish)

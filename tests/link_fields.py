@@ -26,7 +26,6 @@ NOT_COMPARED = {
     "config.update_sms": "compared, but only a GPU has more than one choice",
     "config.own_groups": "set by td_shard_link_create, whose kind is compared",
     "config.hooks": "an address in this process",
-    "config.behind": "an address in this process",
 }
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 STRUCT = re.compile(r"typedef struct (\w+) \{(.*?)\n\} \1;", re.DOTALL)

@@ -233,7 +233,7 @@ static void train_groups(int64_t count, const td_optimizer_group *groups, td_upd
     read_block(&b, e.p);
     td_optimizer *optimizer = make(&b, count, groups, time);
     reader after = {.hook = {.updated = on_updated}, .of = &b, .want = &e};
-    td_optimizer_hook(optimizer)->next = &after.hook;
+    td_optimizer_hook(optimizer)->chain = &after.hook;
     for (b.state = (td_update_state){1, 0.25f}; b.state.step <= 2; b.state.step++) {
         int64_t elements = 0;
 

@@ -265,7 +265,7 @@ TD_TEST(passes_by_hand_are_checked)
     if (shard_info.ranks == 1)
         return;
     td_train *const train = open_deep(&options, &config, &link);
-    td_hook *const hook = &link->reduce;
+    td_hook *const hook = &link->hook;
     const td_shard_piece *const units = link->split.pieces;
     const td_range head = units[HEAD].range, layer = units[2].range, norms = units[NORMS].range;
 

@@ -95,7 +95,7 @@ static td_train *open_train(bool keep, td_hook *between, bool captured, td_shard
 
     config.capture = captured;
     td_assert_ok(td_shard_link_create(shard_comm, &options, &config, link));
-    (*link)->reduce.next = between;
+    (*link)->hook.next = between;
     (*link)->sms = 0;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
@@ -236,7 +236,7 @@ static td_status late_final(td_hook *hook, td_range range, td_event *event)
     l->ranges[i] = range;
     td_assert_ok(td_event_record(l->events[i]));
     *updates_before(l->events[i]) = 1u << i;
-    return td_hooks_updated(&l->link->gather, range, l->events[i]);
+    return td_hooks_updated(&l->link->hook, range, l->events[i]);
 }
 
 /* Now the stream has waited for all updates except updates of norms, for which the optimizer waits. */

@@ -289,8 +289,6 @@ static const td_hyperparameters
     adamw = {.adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}},
     sgd = {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
 
-static td_hook callers; /* a hook in the chain without functions */
-
 /* A gather would read the new weights after this event, or after the work of the device's stream. An update
  * on the second stream comes before the event. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
@@ -302,7 +300,7 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     return TD_OK;
 }
 
-static td_hook gathers = {.updated = on_updated};
+static td_hook callers = {.updated = on_updated};
 
 static td_train_config config_of(const kind *k)
 {
@@ -320,8 +318,7 @@ static td_train_config config_of(const kind *k)
         .clip = k->clip,
         .micro_batches = k->micros,
         .capture = k->capture,
-        .hooks = &callers,
-        .behind = &gathers};
+        .hooks = &callers};
 }
 
 /* Puts the device into the state of the kind, before any call. */
@@ -330,7 +327,7 @@ static void pretend(const kind *k)
     memset(&side, 0, sizeof side);
     memset(&graphs, 0, sizeof graphs);
     side.there = k->streams;
-    callers = (td_hook){.next = NULL};
+    callers = (td_hook){.updated = on_updated};
 }
 
 static td_status create(td_device *dev, const kind *k, td_train **out)

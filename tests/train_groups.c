@@ -1,6 +1,6 @@
-/* A trainer whose optimizer updates some weights, or none, with links after it: notifications of updates, and
+/* A trainer whose optimizer updates some weights, or none, with links: notifications of updates, and
  * the request for all weights. */
-#include "train/train.h"
+#include "train/state.h"
 
 #include "support/cases.h"
 #include "support/compare.h"
@@ -36,9 +36,9 @@ static td_status on_settle(td_hook *hook)
     return l->answer;
 }
 
-static td_train_config config_of(td_update_time time, listener *behind)
+static td_train_config config_of(td_update_time time, listener *heard)
 {
-    *behind = (listener){.hook = {.updated = on_updated, .settle = on_settle}};
+    *heard = (listener){.hook = {.updated = on_updated, .settle = on_settle}};
     return (td_train_config){
         .model = {.size = {.d_model = 12, .d_ff = 20, .layers = 2, .heads = 2, .vocab = VOCAB},
                   .batch = BATCH,
@@ -48,30 +48,30 @@ static td_train_config config_of(td_update_time time, listener *behind)
                   .keep = TD_KEEP_ALL},
         .hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)},
         .time = time,
-        .behind = &behind->hook};
+        .hooks = &heard->hook};
 }
 
-TD_TEST(links_behind_hear_of_every_element_once)
+TD_TEST(links_hear_of_every_element_once)
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
-    listener behind;
+    listener heard;
 
     for (int p = 0; p < 2; p++)
         for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
             for (int clip = 0; clip < 2; clip++) {
-                td_train_config config = config_of(time, &behind);
+                td_train_config config = config_of(time, &heard);
 
                 config.model.precision = precisions[p];
                 config.clip = (float)clip;
                 td_train *train = make(&config, 7);
                 for (int step = 1; step <= 2; step++) {
                     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
-                    assert_int_equal(behind.updated, step * weights_of(train).elements);
+                    assert_int_equal(heard.updated, step * weights_of(train).elements);
                 }
-                behind.answer = TD_IO_ERROR;
+                heard.answer = TD_IO_ERROR;
                 assert_int_equal(td_train_step(train, ids, targets, BATCH, CONTEXT), TD_IO_ERROR);
                 td_train_destroy(train);
-                assert_null(behind.hook.next);
+                assert_null(heard.hook.next);
             }
 }
 
@@ -79,18 +79,18 @@ TD_TEST(links_behind_hear_of_every_element_once)
 TD_TEST(groups_are_updated_and_nothing_else_is)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
-        listener behind, behind_half;
-        td_train_config config = config_of(time, &behind);
+        listener heard, heard_half;
+        td_train_config config = config_of(time, &heard);
         td_train *whole = make(&config, 7);
         const td_weights all = weights_of(whole);
         const int64_t middle = all.elements / 2 + 3;
 
         td_train_config alone = config;
-        alone.behind = NULL;
+        alone.hooks = NULL;
         td_train *untouched = make(&alone, 7);
         td_assert_ok(td_train_step(whole, ids, targets, BATCH, CONTEXT));
         for (int half = 0; half < 2; half++) {
-            td_train_config of_half = config_of(time, &behind_half);
+            td_train_config of_half = config_of(time, &heard_half);
             const td_optimizer_group group = {.range = {half ? middle : 0, half ? all.elements : middle},
                                               .hyper = config.hyper};
 
@@ -110,8 +110,8 @@ TD_TEST(groups_are_updated_and_nothing_else_is)
                 free(got);
                 free(wanted);
             }
-            assert_int_equal(behind_half.updated, group.range.end - group.range.begin);
-            assert_int_equal(behind.updated, all.elements);
+            assert_int_equal(heard_half.updated, group.range.end - group.range.begin);
+            assert_int_equal(heard.updated, all.elements);
             td_train_destroy(train);
         }
         td_train_destroy(whole);
@@ -122,8 +122,8 @@ TD_TEST(groups_are_updated_and_nothing_else_is)
 TD_TEST(an_optimizer_may_have_no_weights)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
-        listener behind;
-        td_train_config config = config_of(time, &behind);
+        listener heard;
+        td_train_config config = config_of(time, &heard);
         const td_optimizer_group unused_group = {.range = {-1, -1}};
         td_train_bytes bytes;
 
@@ -131,10 +131,10 @@ TD_TEST(an_optimizer_may_have_no_weights)
         td_assert_ok(td_train_plan(dev, &config, &bytes));
         assert_int_equal(bytes.optimizer + bytes.moments, 0);
         td_train *train = make(&config, 7);
-        config.behind = NULL;
+        config.hooks = NULL;
         td_train *untouched = make(&config, 7);
         td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
-        assert_int_equal(behind.updated, 0);
+        assert_int_equal(heard.updated, 0);
         td_assert_identical("weights", TD_F32, weights_of(train).params, weights_of(untouched).params,
                             weights_of(train).elements);
         td_assert_ok(td_train_set(train, &config.hyper));
@@ -164,8 +164,8 @@ static void assert_same_moments(const td_train *got, const td_train *want)
 TD_TEST(weights_settle_before_they_are_saved)
 {
     char path[] = "train_groups_XXXXXX";
-    listener behind;
-    td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
+    listener heard;
+    td_train_config config = config_of(TD_UPDATE_ALONG, &heard);
     const int file = mkstemp(path);
 
     assert_true(file >= 0);
@@ -173,12 +173,12 @@ TD_TEST(weights_settle_before_they_are_saved)
     td_train *train = make(&config, 7);
     const td_weights all = weights_of(train);
     td_assert_ok(td_train_settle(train));
-    assert_int_equal(behind.settled, 1);
+    assert_int_equal(heard.settled, 1);
     td_assert_ok(td_train_save(train, path));
-    assert_int_equal(behind.settled, 2);
+    assert_int_equal(heard.settled, 2);
     td_assert_ok(td_train_restore(train, path));
-    assert_int_equal(behind.settled, 3);
-    behind.answer = TD_IO_ERROR;
+    assert_int_equal(heard.settled, 3);
+    heard.answer = TD_IO_ERROR;
     assert_int_equal(td_train_settle(train), TD_IO_ERROR);
     assert_int_equal(td_train_save(train, path), TD_IO_ERROR);
     assert_int_equal(td_train_restore(train, path), TD_IO_ERROR);
@@ -186,7 +186,7 @@ TD_TEST(weights_settle_before_they_are_saved)
 
     td_optimizer_group groups[] = {{.range = {0, 100}, .hyper = config.hyper},
                                    {.range = {100, all.elements}, .hyper = config.hyper}};
-    behind.answer = TD_OK;
+    heard.answer = TD_OK;
     config.groups = groups;
     config.group_count = 1;
     train = make(&config, 7);
@@ -202,7 +202,7 @@ TD_TEST(weights_settle_before_they_are_saved)
     train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
     td_assert_ok(td_train_save(train, path));
-    config.behind = NULL;
+    config.hooks = NULL;
     td_train *other = make(&config, 7);
     td_assert_ok(td_train_restore(other, path));
     assert_same_moments(other, train);
@@ -215,17 +215,21 @@ TD_TEST(weights_settle_before_they_are_saved)
     unlink(path);
 }
 
-/* If the trainer has no optimizer, the links in `behind` still get passes and the call to settle. */
-TD_TEST(links_behind_are_there_without_an_optimizer)
+/* If the trainer has no optimizer, links still get passes and the call to settle. */
+TD_TEST(links_are_there_without_an_optimizer)
 {
-    listener behind;
-    td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
+    listener heard;
+    td_train_config config = config_of(TD_UPDATE_ALONG, &heard);
 
     config.until = TD_TRAIN_BACKWARD;
     td_train *train = make(&config, 7);
     td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
     td_assert_ok(td_train_settle(train));
-    assert_true(behind.updated == 0 && behind.settled == 1);
+    assert_true(heard.updated == 0 && heard.settled == 1);
+    for (int capture = 1; capture >= 0; capture--) {
+        td_train_set_capture(train, capture);
+        assert_int_equal(heard.hook.captured, capture);
+    }
     td_train_destroy(train);
 }
 

@@ -457,7 +457,7 @@ TD_TEST(labels_stay_balanced)
 /* A link that makes the last pass end one call too early. */
 static td_status end_early(td_hook *hook, td_range range, td_event *event)
 {
-    td_transformer *const model = (td_transformer *)hook->owner;
+    td_transformer *const model = (void *)hook->chain;
 
     (void)event;
     model->stage.call -= range.begin == 0;
@@ -493,7 +493,7 @@ TD_TEST(another_order_is_refused)
         td_assert_refused(step_of(model), TD_BAD_STATE, words);
         r->calls[i].key ^= 1;
     }
-    td_hook early = {.owner = model, .final = end_early};
+    td_hook early = {.chain = (void *)model, .final = end_early};
     td_assert_ok(td_transformer_set_hooks(model, &early));
     td_assert_refused(step_of(model), TD_BAD_STATE,
                       "is the end (layer 0), but the plan has embed_grad (layer 0)");

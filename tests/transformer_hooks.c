@@ -363,6 +363,7 @@ typedef struct gather {
     toy_event *gathered[2];
     int slot; /* slot of the next range */
     int ahead;
+    int ticks;
 } gather;
 
 static void fetch(gather *g, td_range range)
@@ -418,10 +419,16 @@ static td_status gather_done(td_hook *hook, td_pass pass, td_range range)
     return TD_OK;
 }
 
+static td_status gather_tick(td_hook *hook)
+{
+    ((gather *)hook)->ticks++;
+    return TD_OK;
+}
+
 static void read_gathered(void)
 {
     toy_model model = {0};
-    gather gathering = {.hook = {.needed = gather_needed, .done = gather_done}};
+    gather gathering = {.hook = {.needed = gather_needed, .done = gather_done, .tick = gather_tick}};
     double want = 0;
 
     reset();
@@ -435,6 +442,7 @@ static void read_gathered(void)
     for (int i = 0; i < ELEMENTS; i++)
         want += model.sample[i] * gathering.masters[i];
     expect_near(model.output, want);
+    assert_int_equal(gathering.ticks, 2 * RANGES);
     assert_int_equal(gathering.ahead,
                      RANGES - 1); /* all but the first were fetched during the work before them */
 }

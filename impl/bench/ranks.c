@@ -3,7 +3,8 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "bench/draw.h"
-#include "shard/state.h"
+#include "shard/shard.h"
+#include "train/state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -190,8 +191,6 @@ cleanup:
 
 static void destroy_trainer(run *r)
 {
-    if (r->shard) /* waits only after a failure */
-        (void)td_shard_link_wait(r->shard);
     td_train_destroy(r->train);
     td_ddp_link_destroy(r->ddp);
     td_shard_link_destroy(r->shard);
@@ -219,13 +218,13 @@ static td_status make_trainer(run *r)
     r->probe = (probe){.before = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
     r->trainer.hooks = &r->probe.before;
     if (r->shard) {
-        td_hook **last = &r->trainer.behind;
+        td_hook *last = r->trainer.hooks;
 
         r->probe.before.needed = probe_needed;
         r->probe.after.needed = probe_there;
-        while (*last)
-            last = &(*last)->next;
-        *last = &r->probe.after;
+        while (last->next)
+            last = last->next;
+        last->next = &r->probe.after;
     }
     TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
     TD_TRY(td_train_init(r->train, r->config->seed));
@@ -241,16 +240,6 @@ cleanup:
     return status;
 }
 
-/** If steps are to be captured: captures later steps, or queues them. */
-static void set_capture(run *r, bool capture)
-{
-    if (!r->config->graph)
-        return;
-    td_train_set_capture(r->train, capture);
-    if (r->shard)
-        r->shard->captured = capture;
-}
-
 /** Later steps do not communicate. */
 static void silence(run *r)
 {
@@ -258,7 +247,7 @@ static void silence(run *r)
     if (r->ddp)
         td_ddp_link_hook(r->ddp)->silent = true;
     if (r->shard)
-        td_shard_silence(r->shard);
+        td_shard_link_hook(r->shard)->silent = true;
 }
 
 /* ---- steps ---- */
@@ -495,9 +484,9 @@ static td_status run_all(run *r)
 
     TD_TRY(make_trainer(r));
     TD_TRY(run_series(r, STEP));
-    set_capture(r, false);
+    td_train_set_capture(r->train, false);
     TD_TRY(run_watched(r));
-    set_capture(r, true);
+    td_train_set_capture(r->train, r->config->graph);
     silence(r);
     TD_TRY(run_series(r, SILENT));
     if (r->shard) {
@@ -641,7 +630,7 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_TRY(td_comm_describe(comm, &info));
     td_train_config trainer = trainer_config(config, info.ranks);
     TD_TRY(make_shard(comm, config, &trainer, &shard));
-    trainer.hooks = trainer.behind = NULL;
+    trainer.hooks = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
     if (shard) {
         td_shard_info link;

@@ -100,17 +100,9 @@ bool td_buckets_due(const td_buckets *b)
     return b->sent < b->count && b->buckets[b->sent].pending == 0;
 }
 
-td_status td_buckets_send(td_buckets *b)
+void td_buckets_sent(td_buckets *b)
 {
-    td_bucket *const bucket = &b->buckets[b->sent];
-    td_status status = TD_OK;
-
-    for (int64_t i = 0; i < bucket->count; i++)
-        TD_TRY(b->send(b->user, bucket->first + i));
-    bucket->sent = b->flight.sent;
-    b->sent++;
-cleanup:
-    return status;
+    b->buckets[b->sent++].sent = b->flight.sent;
 }
 
 /** Counts the buckets whose collectives were all waited for. */

@@ -2,13 +2,12 @@
  *
  * Members (tensors, parameters) become ready in any order. Buckets are sent in the same order on all ranks: a
  * bucket is due when all buckets before it were sent and all of its members are ready. A collective sends a
- * stretch: members of a bucket that are neighbours in memory. The caller supplies `send`, and calls each step
- * itself, so that it can queue its own work in between:
+ * stretch: members of a bucket that are neighbours in memory. The caller sends it:
  *
  *     td_buckets_begin(b)            a backward pass begins: no member is ready
  *     td_buckets_mark(b, member)     a member is ready
- *     while (td_buckets_due(b))
- *         td_buckets_send(b)         the next bucket
+ *     while (td_buckets_due(b))      the caller queues the collectives of b->buckets[b->sent] in the flight
+ *         td_buckets_sent(b)         and says so
  *     td_buckets_wait(b, b->sent)    the first `done` buckets are reduced after flight.event
  *     td_buckets_settle(b)           all collectives are waited for: the next pass may begin */
 #ifndef TD_DDP_BUCKETS_H
@@ -41,8 +40,6 @@ typedef struct td_buckets {
     td_bucket *buckets;
     td_stretch *stretches; /* bucket by bucket */
 
-    td_status (*send)(void *user, int64_t stretch); /* queues the stretch's collectives in the flight */
-    void *user;
     td_flight flight;
     int64_t sent, done; /* how many buckets were sent, and how many of these were waited for */
 } td_buckets;
@@ -58,7 +55,7 @@ void td_buckets_fill(td_buckets *b, int64_t count, const int64_t *order, double 
 void td_buckets_begin(td_buckets *b);                /* after td_buckets_settle */
 bool td_buckets_mark(td_buckets *b, int64_t member); /* false: it was ready before */
 bool td_buckets_due(const td_buckets *b);
-td_status td_buckets_send(td_buckets *b);
+void td_buckets_sent(td_buckets *b);
 
 /** Waits for the first `count` buckets, which were sent. td_buckets_poll counts the buckets that are reduced,
  * and never makes the host wait (td_flight_poll). */

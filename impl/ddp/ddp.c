@@ -219,8 +219,6 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
     ddp->sms = info.nccl_ctas;
     TD_TRY(copy_list(ddp, config));
     TD_TRY(td_buckets_alloc(&ddp->buckets, config->count));
-    ddp->buckets.send = td_ddp_send_stretch;
-    ddp->buckets.user = ddp;
     ddp->members = members;
     ddp->order = calloc((size_t)config->count, sizeof *ddp->order);
     ddp->marked = calloc((size_t)config->count, sizeof *ddp->marked);

@@ -55,24 +55,11 @@ cleanup:
     return status;
 }
 
-static td_status on_read(td_hook *hook)
+static td_status on_tick(td_hook *hook)
 {
     td_ddp_link *link = (td_ddp_link *)hook;
 
     return link->running && link->passed < link->held_count ? progress(link, false) : TD_OK;
-}
-
-static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
-                           const void **where)
-{
-    (void)pass, (void)range, (void)next, (void)where;
-    return on_read(hook);
-}
-
-static td_status on_done(td_hook *hook, td_pass pass, td_range range)
-{
-    (void)pass, (void)range;
-    return on_read(hook);
 }
 
 /** Marks the parameters of the range from its end to its begin. Layers become final from the last to the
@@ -133,9 +120,11 @@ td_status td_ddp_link_create(td_comm *comm, td_ddp_strategy strategy, double buc
     TD_TRY(td_ddp_check_strategy(strategy, bucket_mb));
     link = calloc(1, sizeof *link);
     TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
-    link->hook =
-        (td_hook){.begin = on_begin, .needed = on_needed, .done = on_done, .final = on_final, .end = on_end};
-    link->hook.late = strategy == TD_DDP_NAIVE || strategy == TD_DDP_FLAT;
+    link->hook = (td_hook){.begin = on_begin,
+                           .tick = on_tick,
+                           .final = on_final,
+                           .end = on_end,
+                           .late = strategy == TD_DDP_NAIVE || strategy == TD_DDP_FLAT};
     link->comm = comm;
     link->strategy = strategy;
     link->bucket_mb = bucket_mb;

@@ -28,18 +28,25 @@ void td_ddp_fill(td_ddp *ddp)
                              : 0);
 }
 
-td_status td_ddp_send_stretch(void *user, int64_t stretch)
+/** Sends the next bucket, stretch by stretch. */
+static td_status send_bucket(td_ddp *ddp)
 {
-    td_ddp *const ddp = user;
-    const td_ddp_tensor *const first = &ddp->tensors[ddp->buckets.stretches[stretch].first];
+    td_buckets *const b = &ddp->buckets;
+    const td_bucket *const bucket = &b->buckets[b->sent];
     td_status status = TD_OK;
     td_work **work;
 
-    TD_TRY(td_flight_place(&ddp->buckets.flight, &work));
-    TD_TRY(td_comm_all_reduce(ddp->comm, first->grad, first->grad, td_ddp_stretch(ddp, stretch),
-                              (td_comm_type)first->grad_dtype, ddp->config.sum ? TD_SUM : TD_AVERAGE, work));
-    ddp->buckets.flight.sent++;
-    td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, ddp->sms);
+    for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+        const td_ddp_tensor *const first = &ddp->tensors[b->stretches[i].first];
+
+        TD_TRY(td_flight_place(&b->flight, &work));
+        TD_TRY(td_comm_all_reduce(ddp->comm, first->grad, first->grad, td_ddp_stretch(ddp, i),
+                                  (td_comm_type)first->grad_dtype, ddp->config.sum ? TD_SUM : TD_AVERAGE,
+                                  work));
+        b->flight.sent++;
+        td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, ddp->sms);
+    }
+    td_buckets_sent(b);
 cleanup:
     return status;
 }
@@ -98,7 +105,7 @@ td_status td_ddp_ready(td_ddp *ddp, int64_t index)
     state->touched = td_buckets_mark(&ddp->buckets, index);
     ddp->marked[ddp->marks++] = index;
     while (ddp->last && along && td_buckets_due(&ddp->buckets))
-        TD_TRY(td_buckets_send(&ddp->buckets));
+        TD_TRY(send_bucket(ddp));
 cleanup:
     return status;
 }
@@ -145,7 +152,7 @@ td_status td_ddp_send(td_ddp *ddp)
     ddp->running = false;
     TD_TRY(check_complete(ddp));
     while (ddp->last && ddp->buckets.sent < ddp->buckets.count) {
-        TD_TRY(td_buckets_send(&ddp->buckets));
+        TD_TRY(send_bucket(ddp));
         if (ddp->config.strategy == TD_DDP_NAIVE)
             TD_TRY(td_buckets_wait(&ddp->buckets, ddp->buckets.sent));
     }

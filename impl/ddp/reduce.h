@@ -43,9 +43,6 @@ int64_t td_ddp_stretch(const td_ddp *ddp, int64_t stretch);
 /** Fills the buckets with the tensors of ddp->order. */
 void td_ddp_fill(td_ddp *ddp);
 
-/** td_buckets.send; user: the td_ddp. */
-td_status td_ddp_send_stretch(void *user, int64_t stretch);
-
 /** The two halves of td_ddp_finish. td_ddp_send sends the buckets that are left. td_ddp_end waits for all, so
  * that the next pass may begin. */
 td_status td_ddp_send(td_ddp *ddp);

@@ -253,16 +253,16 @@ cleanup:
     return status;
 }
 
-/** Tells the links after this one which parts of the range were updated. */
+/** Tells all links which parts of the range were updated. */
 static td_status notify_updated(const td_optimizer *o, td_range range, td_event *event)
 {
     td_status status = TD_OK;
 
-    for (int64_t i = 0; i < o->count && o->hook.next; i++) {
+    for (int64_t i = 0; i < o->count; i++) {
         const td_range part = td_range_both(o->groups[i].is.range, range);
 
         if (part.begin < part.end)
-            TD_TRY(td_hooks_updated(o->hook.next, part, event));
+            TD_TRY(td_hooks_updated(o->hook.chain, part, event));
     }
 cleanup:
     return status;

@@ -267,7 +267,7 @@ static td_status gather(td_shard_link *link, int64_t number, td_shard_buffer *bu
         TD_TRY(td_device_copy(link->dev, buffer->at + size_between(unit->range.begin, rest.begin, dtype),
                               td_weights_master(&link->weights, rest.begin).at,
                               size_between(rest.begin, rest.end, dtype)));
-    if (!link->full.silent) {
+    if (!link->hook.silent) {
         TD_TRY(td_flight_place(&link->gathers, &work));
         TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, buffer->at,
                                   own.end - own.begin, (td_comm_type)dtype, work));
@@ -378,7 +378,7 @@ cleanup:
 /** The update of the range has read its gradients in the unit's place when `event` comes. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
-    td_shard_link *link = td_shard_link_of_gather(hook);
+    td_shard_link *link = (td_shard_link *)hook;
     td_stream *const current = link->dev ? td_device_stream(link->dev) : NULL;
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
@@ -414,7 +414,7 @@ static td_status reduce(td_shard_link *link, int64_t number)
     TD_FAIL_IF(f->sent == link->split.piece_count || (is_split(unit) && !buffer), TD_BAD_STATE,
                "gradients of elements %" PRId64 " to %" PRId64 " became final twice", unit->range.begin,
                unit->range.end);
-    if (link->split.ranks > 1 && !f->silent) {
+    if (link->split.ranks > 1 && !link->hook.silent) {
         const bool stays = f->adds && !link->options.reduce_last;
         char *const grads = buffer ? buffer->at : td_weights_master(&link->weights, unit->range.begin).grad,
                     *const part = grads + size_between(unit->range.begin, unit->own.begin, dtype);
@@ -424,7 +424,7 @@ static td_status reduce(td_shard_link *link, int64_t number)
         TD_TRY(td_shard_reduce(link, &f->reductions, unit, grads,
                                stays ? part : td_weights_master(&link->weights, unit->own.begin).grad));
     }
-    const int64_t sent = f->silent ? 0 : f->reductions.sent;
+    const int64_t sent = link->hook.silent ? 0 : f->reductions.sent;
     f->reduced[f->sent++] = (td_shard_reduced){number, sent, buffer};
     if (buffer) {
         buffer->number = sent;
@@ -496,9 +496,9 @@ static td_status pass_on(td_shard_link *link, int64_t keep)
         if (link->now != TD_SHARD_LAST_BACKWARD)
             continue;
         if (unit->own.begin < unit->own.end)
-            TD_TRY(td_hooks_final(link->reduce.next, unit->own, event));
+            TD_TRY(td_hooks_final(link->hook.next, unit->own, event));
         if (unit->rest.begin < unit->rest.end)
-            TD_TRY(td_hooks_final(link->reduce.next, unit->rest, event));
+            TD_TRY(td_hooks_final(link->hook.next, unit->rest, event));
     }
 cleanup:
     return status;
@@ -623,16 +623,14 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     return status;
 }
 
-void td_shard_full_hook(td_shard_link *link)
-{
-    link->reduce = (td_hook){.begin = on_begin,
-                             .needed = on_needed,
-                             .room = on_room,
-                             .written = on_written,
-                             .final = on_final,
-                             .end = on_end};
-    link->gather = (td_hook){.updated = on_updated};
-}
+const td_hook td_shard_full_hook = {.stays = true,
+                                    .begin = on_begin,
+                                    .needed = on_needed,
+                                    .room = on_room,
+                                    .written = on_written,
+                                    .final = on_final,
+                                    .updated = on_updated,
+                                    .end = on_end};
 
 /* ---- outside of passes ---- */
 

@@ -1,16 +1,10 @@
-/* TD_SHARD_TENSORS and TD_SHARD_FLAT: gathers new weights, after the optimizer. */
+/* TD_SHARD_TENSORS and TD_SHARD_FLAT: the link, which gathers new weights after their update. */
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
 #include "transformer/owned.h"
 
-#include <stddef.h>
 #include <stdlib.h>
-
-td_shard_link *td_shard_link_of_gather(td_hook *hook)
-{
-    return (td_shard_link *)((char *)hook - offsetof(td_shard_link, gather));
-}
 
 static bool touches(td_range a, td_range b)
 {
@@ -18,10 +12,10 @@ static bool touches(td_range a, td_range b)
 }
 
 /** Whether weights are gathered when the next forward pass begins; else each piece is gathered once it is
- * updated. */
+ * updated. No gather runs from a captured step into the next one. */
 static bool at_head(const td_shard_link *link)
 {
-    return link->captured || link->split.kind == TD_SHARD_TENSORS;
+    return link->hook.captured || link->split.kind == TD_SHARD_TENSORS;
 }
 
 static void set_all(td_shard_link *link, td_gather_state state)
@@ -141,16 +135,6 @@ cleanup:
     return status;
 }
 
-td_status td_shard_link_wait(td_shard_link *link)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(link, "link is NULL");
-    TD_TRY(wait_for(link, link->gathers.sent));
-cleanup:
-    return status;
-}
-
 /* ---- graphs ---- */
 
 /** If a graph was captured without a gather, because there was nothing to gather then, gathers before the
@@ -177,7 +161,7 @@ static td_status on_launched(void *user)
     return TD_OK;
 }
 
-static void on_leave(void *user)
+static void on_destroyed(void *user)
 {
     td_shard_graph *graph = user;
 
@@ -196,14 +180,14 @@ static td_status join_graph(td_shard_link *link, td_shard_graph **out)
     *out = NULL;
     if (capture == 0)
         goto cleanup;
-    TD_FAIL_IF(!link->captured, TD_BAD_STATE,
-               "a step is captured, but the link was made for a trainer without capture");
+    TD_FAIL_IF(!link->hook.captured, TD_BAD_STATE,
+               "a step is captured, but not by the trainer: its config has no capture");
     if (!link->graph || link->graph->capture != capture) {
         graph = calloc(1, sizeof *graph);
         TD_FAIL_IF(!graph, TD_NO_MEMORY, "no host memory for a graph");
         *graph = (td_shard_graph){.link = link, .capture = capture};
         const td_graph_guest guest = {
-            .launch = on_launch, .launched = on_launched, .leave = on_leave, .user = graph};
+            .launch = on_launch, .launched = on_launched, .leave = on_destroyed, .user = graph};
         TD_TRY(td_graph_join(link->dev, &guest));
         link->graph = graph;
         graph = NULL;
@@ -233,6 +217,7 @@ static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
 static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last)
 {
     link->now = last ? TD_SHARD_LAST_BACKWARD : TD_SHARD_BACKWARD;
+    td_buckets_begin(&link->split.buckets);
     if (graph) {
         graph->backward = true;
         graph->last = last;
@@ -243,7 +228,7 @@ static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
-    td_shard_link *link = td_shard_link_of_gather(hook);
+    td_shard_link *link = (td_shard_link *)hook;
     td_shard_graph *graph;
     td_status status = TD_OK;
 
@@ -260,7 +245,7 @@ cleanup:
 static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td_range *next,
                            const void **where)
 {
-    td_shard_link *link = td_shard_link_of_gather(hook);
+    td_shard_link *link = (td_shard_link *)hook;
     int64_t until = 0;
 
     (void)pass, (void)next, (void)where;
@@ -274,7 +259,7 @@ static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td
  * update them in the same order. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
-    td_shard_link *link = td_shard_link_of_gather(hook);
+    td_shard_link *link = (td_shard_link *)hook;
     td_stream *current = NULL;
     td_status status = TD_OK;
 
@@ -303,21 +288,25 @@ cleanup:
 
 static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
-    td_shard_link *link = td_shard_link_of_gather(hook);
+    td_shard_link *link = (td_shard_link *)hook;
     const bool last = link->now == TD_SHARD_LAST_BACKWARD;
     td_status status = TD_OK;
 
+    if (pass == TD_PASS_BACKWARD && last)
+        status = td_shard_reduce_end(link, ended);
+    if (ended == TD_OK)
+        ended = status;
     if (pass != TD_PASS_RECOMPUTE)
         link->now = TD_SHARD_NO_PASS;
     if (pass == TD_PASS_FORWARD && link->dev)
         td_shard_share(link);
     if (ended != TD_OK) { /* nobody else waits for gathers that were begun */
         /* But a capture that was refused cannot wait for gathers from before it: the next pass waits. */
-        if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)
+        if (link->hook.captured || !link->dev || td_graph_capture(link->dev) == 0)
             (void)wait_for(link, link->gathers.sent);
         goto cleanup;
     }
-    if (pass == TD_PASS_FORWARD && link->captured)
+    if (pass == TD_PASS_FORWARD && link->hook.captured)
         TD_TRY(wait_for(link, link->gathers.sent));
     if (pass == TD_PASS_BACKWARD && td_graph_capture(link->dev) == 0) {
         if (last && at_head(link))
@@ -331,7 +320,7 @@ cleanup:
 /** Gathers the lower planes, too: until now only their owners have new ones. */
 static td_status on_settle(td_hook *hook)
 {
-    td_shard_link *link = td_shard_link_of_gather(hook);
+    td_shard_link *link = (td_shard_link *)hook;
     td_status status = TD_OK;
 
     if (!link->dev)
@@ -350,8 +339,16 @@ cleanup:
     return status;
 }
 
-void td_shard_gather_hook(td_shard_link *link)
+static void on_leave(td_hook *hook)
 {
-    link->gather = (td_hook){
-        .begin = on_begin, .needed = on_needed, .updated = on_updated, .end = on_end, .settle = on_settle};
+    td_shard_link *link = (td_shard_link *)hook;
+
+    (void)wait_for(link, link->gathers.sent);
 }
+
+const td_hook td_shard_gather_hook = {.begin = on_begin,
+                                      .needed = on_needed,
+                                      .updated = on_updated,
+                                      .end = on_end,
+                                      .settle = on_settle,
+                                      .leave = on_leave};

@@ -32,7 +32,7 @@ int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
 
 void td_shard_share(const td_shard_link *link)
 {
-    const bool gathers = link->now == TD_SHARD_FORWARD && link->captured && !link->midway;
+    const bool gathers = link->now == TD_SHARD_FORWARD && link->hook.captured && !link->midway;
     const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
 
     td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
@@ -51,13 +51,11 @@ static td_status make(td_shard_link *link, const td_train_config *config)
     TD_TRY(td_comm_describe(link->comm, &info));
     link->sms = info.nccl_ctas;
     TD_TRY(td_shard_split_make(o, &info, config, &link->split));
-    if (o->kind == TD_SHARD_FULL) {
-        td_shard_full_hook(link);
+    link->hook = o->kind == TD_SHARD_FULL ? td_shard_full_hook : td_shard_gather_hook;
+    if (o->kind == TD_SHARD_FLAT)
+        link->hook.final = td_shard_reduce_final;
+    if (o->kind == TD_SHARD_FULL)
         TD_TRY(td_shard_full_plan(link, config));
-    } else {
-        td_shard_reduce_hook(link);
-        td_shard_gather_hook(link);
-    }
     const int64_t count = td_train_groups(config, link->split.elements, &all, &groups);
     td_group_settings(count, groups, link->settings);
     memcpy(link->settings + TD_GROUP_SETTINGS,
@@ -104,22 +102,15 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, t
     link->options = *options;
     if (options->prefetch == 0)
         link->options.prefetch = 1;
-    link->captured = config->capture;
     TD_TRY(make(link, config));
 
-    if (kind != TD_SHARD_TENSORS) {
-        link->reduce.next = config->hooks;
-        config->hooks = &link->reduce;
-    }
+    link->hook.next = config->hooks;
+    config->hooks = &link->hook;
     if (kind == TD_SHARD_FULL) {
         config->model.owned = link->split.owned;
         config->model.owned_count = link->split.owned_count;
         if (link->split.shares)
             config->model.grad_places = link->split.grad_places;
-    }
-    if (kind != TD_SHARD_FULL || link->split.shares) {
-        link->gather.next = config->behind;
-        config->behind = &link->gather;
     }
     config->own_groups = true;
     config->groups = link->split.groups;
@@ -173,12 +164,9 @@ cleanup:
     return status;
 }
 
-void td_shard_silence(td_shard_link *link)
+td_hook *td_shard_link_hook(td_shard_link *link)
 {
-    const bool full = link->split.kind == TD_SHARD_FULL;
-
-    link->full.silent = full;
-    link->reduce.silent = link->gather.silent = !full;
+    return link ? &link->hook : NULL;
 }
 
 /* ---- joining a trainer ---- */
@@ -237,8 +225,7 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     td_weights weights;
 
     TD_CHECK(link, "link is NULL");
-    TD_TRY(td_link_check(link->split.kind == TD_SHARD_FULL ? &link->reduce : &link->gather, link->dev != NULL,
-                         dev, train, &weights));
+    TD_TRY(td_link_check(&link->hook, link->dev != NULL, dev, train, &weights));
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);

@@ -26,15 +26,24 @@ cleanup:
     return status;
 }
 
-/** Reduces a stretch's gradients in place: td_buckets.send. */
-static td_status send(void *user, int64_t stretch)
+/** Begins to reduce the next bucket, stretch by stretch, in place. */
+static td_status send(td_shard_link *link)
 {
-    td_shard_link *const link = user;
-    const td_shard_piece *const piece = &link->split.pieces[stretch];
+    td_buckets *const b = &link->split.buckets;
+    const td_bucket *const bucket = &b->buckets[b->sent];
+    td_status status = TD_OK;
 
-    return td_shard_reduce(link, &link->split.buckets.flight, piece,
-                           td_weights_master(&link->weights, piece->range.begin).grad,
-                           td_weights_master(&link->weights, piece->own.begin).grad);
+    for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+        const td_shard_piece *const piece = &link->split.pieces[i];
+
+        TD_TRY(td_shard_reduce(link, &b->flight, piece,
+                               td_weights_master(&link->weights, piece->range.begin).grad,
+                               td_weights_master(&link->weights, piece->own.begin).grad));
+    }
+    td_buckets_sent(b);
+    td_shard_share(link);
+cleanup:
+    return status;
 }
 
 /** Waits for sent buckets until `keep` of them are left, and passes on to the optimizer the ranges of them
@@ -52,27 +61,19 @@ static td_status pass_on(td_shard_link *link, int64_t keep)
             const td_shard_piece *const piece = &link->split.pieces[bucket->first + i];
 
             if (piece->own.begin < piece->own.end)
-                TD_TRY(td_hooks_final(link->reduce.next, piece->own, b->flight.event));
+                TD_TRY(td_hooks_final(link->hook.next, piece->own, b->flight.event));
             if (piece->rest.begin < piece->rest.end)
-                TD_TRY(td_hooks_final(link->reduce.next, piece->rest, b->flight.event));
+                TD_TRY(td_hooks_final(link->hook.next, piece->rest, b->flight.event));
         }
     }
 cleanup:
     return status;
 }
 
-static td_status on_begin(td_hook *hook, td_pass pass, bool last)
-{
-    (void)last;
-    if (pass == TD_PASS_BACKWARD)
-        td_buckets_begin(&((td_shard_link *)hook)->split.buckets);
-    return TD_OK;
-}
-
 /** Sends the buckets that are ready, and passes on reduced ones. Links after the optimizer call collectives,
  * too, and all ranks must call collectives in the same order. On a CPU ranks learn at different times that a
  * reduction has ended. So on a CPU a bucket is passed on when the next bucket has been sent. */
-static td_status on_final(td_hook *hook, td_range range, td_event *event)
+td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event)
 {
     td_shard_link *link = (td_shard_link *)hook;
     td_buckets *const b = &link->split.buckets;
@@ -87,22 +88,18 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
                    "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
                    link->split.ranges[first].begin, link->split.ranges[first].end);
     while (td_buckets_due(b)) {
-        TD_TRY(td_buckets_send(b));
-        td_shard_share(link);
+        TD_TRY(send(link));
         TD_TRY(pass_on(link, b->flight.side ? 0 : 1));
     }
 cleanup:
     return status;
 }
 
-static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
+td_status td_shard_reduce_end(td_shard_link *link, td_status ended)
 {
-    td_shard_link *link = (td_shard_link *)hook;
     td_buckets *const b = &link->split.buckets;
     td_status status = TD_OK;
 
-    if (pass != TD_PASS_BACKWARD || link->now != TD_SHARD_LAST_BACKWARD)
-        return TD_OK;
     if (ended == TD_OK && b->sent < b->count)
         status = td_fail(TD_BAD_STATE, "gradients of %" PRId64 " of %" PRId64 " buckets never became final",
                          b->count - b->sent, b->count);
@@ -111,11 +108,4 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     const td_status settled = td_buckets_settle(b); /* after a failure, too: nobody else waits for it */
     td_shard_share(link);
     return status == TD_OK && ended == TD_OK ? settled : status;
-}
-
-void td_shard_reduce_hook(td_shard_link *link)
-{
-    link->reduce = (td_hook){.begin = on_begin, .final = on_final, .end = on_end};
-    link->split.buckets.send = send;
-    link->split.buckets.user = link;
 }

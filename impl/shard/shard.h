@@ -47,13 +47,11 @@
  * stay until the next backward pass. Places are separate with clipping, updates after the pass, several
  * micro-batches, no update, a link in config.hooks with `final`, or keep_gradients.
  *
- * With TD_SHARD_TENSORS and TD_SHARD_FLAT there are three calls to wait between steps:
+ * With TD_SHARD_TENSORS and TD_SHARD_FLAT there are two calls to wait between steps:
  *
  *     td_shard_link_finish   gathers the weights that the next forward pass reads. The time of a step ends
  *                            here
  *     td_train_settle        gathers all weights with both planes, for saving and reading
- *     td_shard_link_wait     waits for the gathers that were begun. Call it before you destroy a trainer
- *                            without one of the other two calls
  *
  * Steps may be captured. No gather runs from a captured step into the next one. So TD_SHARD_TENSORS and
  * TD_SHARD_FLAT gather new weights when the next forward pass begins, and each layer waits for its own
@@ -183,16 +181,14 @@ typedef struct td_shard_link td_shard_link;
 
 /** Changes the config of a trainer of all weights into the config of this rank's trainer:
  *
- *   groups   all kinds: only the weights that this rank updates
- *   hooks    TD_SHARD_FLAT, TD_SHARD_FULL: the link becomes the first one
- *   behind   TD_SHARD_TENSORS, TD_SHARD_FLAT: the link becomes the first one; TD_SHARD_FULL: also, if
- *            gradients share places
+ *   groups   only the weights that this rank updates
+ *   hooks    the link becomes the first one
  *   model    TD_SHARD_FULL: `owned` are this rank's weights. If gradients share places, `grad_places` is set;
  *            td_train_create then refuses the config if it was changed later so that it needs all gradients
  *
- * The new arrays of config belong to the link. Set config->capture before: if it is false, a captured pass
- * fails with TD_BAD_STATE, except with TD_SHARD_FULL. Destroy the trainer, and other graphs with its passes,
- * before the link.
+ * The new arrays of config belong to the link. If config->capture is false, a captured pass fails with
+ * TD_BAD_STATE, except with TD_SHARD_FULL. Destroy the trainer, and other graphs with its passes, before the
+ * link.
  *
  * With TD_SHARD_TENSORS another link must reduce gradients, such as td_ddp_link. The other kinds sum
  * gradients: set config->gain to 1 / ranks. If config->clip is set, all ranks clip by the norm of all
@@ -207,6 +203,10 @@ typedef struct td_shard_link td_shard_link;
 TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
                                       td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
+
+/** The hook of the link; NULL for NULL. If it is silent, steps communicate nothing, to time them without
+ * communication. With TD_SHARD_FULL they then compute with the numbers in the buffers. */
+TD_API td_hook *td_shard_link_hook(td_shard_link *link);
 
 /** Joins the link to the trainer that was made with its config. All ranks call it together, after weights
  * exist.
@@ -223,8 +223,8 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * With TD_SHARD_FULL no rank has all weights. Rank 0 sends only the weights that every rank has, such as
  * norms. Ranks compare a hash of the seeds and calls that made their weights. The link allocates buffers for
  * gathered weights and for gradients (td_shard_info), which td_shard_link_destroy frees; they become windows
- * too. No call is needed between steps: td_train_settle, td_shard_link_finish and td_shard_link_wait do
- * nothing, and weights stay split.
+ * too. No call is needed between steps: td_train_settle and td_shard_link_finish do nothing, and weights stay
+ * split.
  *
  * TD_BAD_ARGUMENT: a NULL, a trainer of another size or without the link in its chain; on every rank, links
  * or trainers that differ. TD_UNSUPPORTED: a model with owned ranges, except with TD_SHARD_FULL.
@@ -235,11 +235,6 @@ TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_tr
  * for them. The time of a step ends here. All ranks call it together, between steps. TD_BAD_ARGUMENT: a NULL.
  * TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
 TD_API td_status td_shard_link_finish(td_shard_link *link);
-
-/** Waits for the gathers that were begun, and begins none. Gathers use the trainer's memory: call it before
- * you destroy a trainer without td_shard_link_finish or td_train_settle. After a step that failed no gather
- * runs, unless a capture was refused. TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
-TD_API td_status td_shard_link_wait(td_shard_link *link);
 
 /** Copies a whole parameter to every rank. All ranks call it together, between steps.
  *

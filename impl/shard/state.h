@@ -67,17 +67,15 @@ typedef struct td_shard_full {
     td_stream *updates;       /* waits for updates and records `updated`; NULL: no places are shared */
     td_event *last_update;    /* `updated` of this pass's latest update; NULL: none */
     td_shard_order orders[2]; /* of forward, of backward */
-    int64_t at;  /* index in the order of the unit that the pass computes; -1: before the first */
-    bool silent; /* td_shard_silence was called */
-    bool adds;   /* the pass adds to the gradients of earlier micro-batches */
+    int64_t at; /* index in the order of the unit that the pass computes; -1: before the first */
+    bool adds;  /* the pass adds to the gradients of earlier micro-batches */
     td_shard_reduced *reduced; /* [units] in the order in which this pass queued their reductions */
     int64_t sent, done;        /* how many of them are queued, and passed on */
     td_flight reductions;
 } td_shard_full;
 
 struct td_shard_link {
-    td_hook reduce; /* before the optimizer; TD_SHARD_FLAT and TD_SHARD_FULL have it */
-    td_hook gather; /* after the optimizer; TD_SHARD_FULL has it only if units share places for gradients */
+    td_hook hook;
     td_comm *comm;
     td_shard_options options;
     int32_t sms; /* that collectives take; 0: not known */
@@ -92,22 +90,20 @@ struct td_shard_link {
     td_shard_full full;
 
     td_shard_now now;
-    bool captured;         /* the trainer captures its steps: no gather may run from one step into the next */
     bool midway;           /* the step has more micro-batches, which read the same weights */
     td_flight gathers;     /* gathers that were begun; they are waited for in the device's current stream */
     td_shard_graph *graph; /* the graph that was captured last; NULL: none, or it was destroyed */
 };
 
-/** These set the functions of link->reduce and link->gather. */
-void td_shard_reduce_hook(td_shard_link *link);
-void td_shard_gather_hook(td_shard_link *link);
-void td_shard_full_hook(td_shard_link *link);
+/** The functions of link->hook: of TD_SHARD_TENSORS and TD_SHARD_FLAT, and of TD_SHARD_FULL. */
+extern const td_hook td_shard_gather_hook, td_shard_full_hook;
 
 /** TD_BAD_STATE: the link is joined to no trainer. */
 td_status td_shard_check_joined(const td_shard_link *link);
 
-/** The link that has the hook as its `gather`. */
-td_shard_link *td_shard_link_of_gather(td_hook *hook);
+/** TD_SHARD_FLAT: gradients are final, and the step's last backward pass ends with the status `ended`. */
+td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event);
+td_status td_shard_reduce_end(td_shard_link *link, td_status ended);
 
 /** Queues the reduction of a piece's gradients, which begin at `grads`: this rank's part is reduced to `own`,
  * the rest in place. */
@@ -128,10 +124,6 @@ void td_shard_full_free(td_shard_link *link);
 
 /** The bytes of all buffers on the device. */
 size_t td_shard_buffers_bytes(const td_shard_buffers *buffers);
-
-/** From here on steps communicate nothing, to time them without communication. With TD_SHARD_FULL they
- * compute with the numbers in the buffers. */
-void td_shard_silence(td_shard_link *link);
 
 /** td_shard_gather with TD_SHARD_FULL. */
 td_status td_shard_full_gather(td_shard_link *link, const td_parameter *parameter, void *numbers);

@@ -211,13 +211,11 @@ static td_status count_step(td_hook *hook, td_pass pass, bool last)
     return td_update_begin(train->dev, state_of(train), config->gain / (float)config->micro_batches);
 }
 
-/** Links the chain: the trainer's hook, config.hooks, clipping, the optimizer, config.behind. */
+/** Links the chain: the trainer's hook, config.hooks, clipping, the optimizer. */
 static td_status chain(td_train *train)
 {
-    td_hook *const behind = train->setup.config.behind;
     td_hook *const optimizer = td_optimizer_hook(train->optimizer);
-    td_hook *const updates = optimizer ? optimizer : behind;
-    td_hook *const own = train->clip ? td_clip_hook(train->clip) : updates;
+    td_hook *const own = train->clip ? td_clip_hook(train->clip) : optimizer;
 
     train->hook = (td_hook){.next = train->setup.config.hooks, .begin = count_step};
     for (td_hook *hook = train->setup.config.hooks; hook; hook = hook->next)
@@ -228,21 +226,21 @@ static td_status chain(td_train *train)
         train->hook.next = own;
     if (train->clip)
         own->next = optimizer;
-    if (optimizer)
-        optimizer->next = behind;
-    for (td_hook *hook = train->hook.next; hook; hook = hook->next)
-        hook->owner = train;
+    for (td_hook *hook = &train->hook; hook; hook = hook->next) {
+        hook->chain = &train->hook;
+        hook->captured = train->setup.config.capture;
+    }
     return td_transformer_set_hooks(train->model, &train->hook);
 }
 
-/** TD_BAD_STATE: a link of the chain is in another trainer. */
-static td_status check_free(const char *name, const td_hook *chain)
+/** TD_BAD_STATE: a link is in another trainer. */
+static td_status check_free(const td_hook *hook)
 {
     td_status status = TD_OK;
 
-    for (int link = 0; chain && status == TD_OK; chain = chain->next, link++)
-        if (chain->owner)
-            status = td_fail(TD_BAD_STATE, "%s: link %d is in another trainer", name, link);
+    for (int link = 0; hook && status == TD_OK; hook = hook->next, link++)
+        if (hook->chain)
+            status = td_fail(TD_BAD_STATE, "hooks: link %d is in another trainer", link);
     return status;
 }
 
@@ -277,8 +275,7 @@ td_status td_train_create(td_device *dev, const td_train_config *config, td_trai
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_TRY(prepare(dev, config, &s));
-    TD_TRY(check_free("hooks", config->hooks));
-    TD_TRY(check_free("behind", config->behind));
+    TD_TRY(check_free(config->hooks));
     train = calloc(1, sizeof *train);
     TD_FAIL_IF(!train, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
     train->dev = dev;
@@ -313,8 +310,11 @@ void td_train_destroy(td_train *train)
     if (!train)
         return;
     forget_graphs(train);
-    for (td_hook *hook = train->hook.next; hook; hook = hook->next)
-        hook->owner = NULL;
+    for (td_hook *hook = train->hook.next; hook; hook = hook->next) {
+        if (hook->leave)
+            hook->leave(hook);
+        hook->chain = NULL;
+    }
     if (train->last)
         train->last->next = NULL;
     td_transformer_destroy(train->model);
@@ -407,6 +407,8 @@ void td_train_set_capture(td_train *train, bool capture)
 {
     forget_graphs(train);
     train->setup.config.capture = capture;
+    for (td_hook *hook = &train->hook; hook; hook = hook->next)
+        hook->captured = capture;
 }
 
 void td_train_forget(td_train *train)
@@ -426,8 +428,8 @@ td_status td_train_check_link(const td_train *train, const td_hook *link)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(link->owner == train, "train was made without the link in its chain: %s",
-             link->owner ? "another trainer has it"
+    TD_CHECK(link->chain == &train->hook, "train was made without the link in its chain: %s",
+             link->chain ? "another trainer has it"
                          : "its config had no such link when td_train_create read it");
 cleanup:
     return status;

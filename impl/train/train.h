@@ -2,8 +2,7 @@
  *
  * A trainer owns a model, an optimizer, and memory on the device that a captured step reads: ids, targets,
  * the number of the step, and the factor of its gradients. Steps are queued, or captured once as a graph and
- * replayed. Communication takes part by hooks (hooks.h): before clipping and the optimizer, or after the
- * optimizer.
+ * replayed. Communication takes part by hooks (hooks.h).
  *
  *     td_train_create(dev, &config, &train);
  *     td_train_init(train, seed);
@@ -54,8 +53,7 @@ typedef struct td_train_config {
     /* Each part, or the whole step, is queued the first time, captured the second time, and then replayed.
      * After a change of batch or seq this begins again. */
     bool capture;
-    td_hook *hooks;  /* links before clipping and the optimizer; they must outlive the trainer; NULL: none */
-    td_hook *behind; /* links after the optimizer, which hear `updated`; they must outlive the trainer */
+    td_hook *hooks; /* links before clipping and the optimizer; they must outlive the trainer; NULL: none */
 } td_train_config;
 
 /** Bytes that a trainer allocates on the device. */
@@ -83,7 +81,7 @@ typedef struct td_train td_train;
 
 /** Creates a trainer on dev, which must outlive the trainer. Its model has no weights yet. A link can be in
  * one trainer at a time. The trainer sets `next` of the last link of config->hooks, and resets it in
- * td_train_destroy. Links of config->behind are not changed.
+ * td_train_destroy.
  *
  * TD_BAD_ARGUMENT: a NULL; an unknown `until` or `time`; a gain or clip that is negative or not finite;
  * micro_batches below 0, or above 1 with transient gradients; an update_sms below TD_UPDATE_ALL_SMS, or not
@@ -93,7 +91,7 @@ typedef struct td_train td_train;
  *
  * TD_UNSUPPORTED: a capture on a device without graphs; groups (or groups NULL, all weights) with weights
  * that model.owned leaves out; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of
- * hooks or behind is in another trainer. TD_NO_MEMORY. *out is then NULL. */
+ * hooks is in another trainer. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
 

@@ -35,10 +35,15 @@ td_master td_weights_master(const td_weights *weights, int64_t index)
                        .end = piece->range.end};
 }
 
+static bool hears(const td_hook *hook)
+{
+    return !hook->silent || hook->stays;
+}
+
 /** Calls the function of each link that has it, with these arguments, until one fails. */
 #define TELL(function, arguments)                                                                            \
     for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)                                  \
-        if (!hook->silent && hook->function)                                                                 \
+        if (hears(hook) && hook->function)                                                                   \
     status = hook->function arguments
 
 td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
@@ -47,7 +52,7 @@ td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
 
     /* All of them: `end` comes to all of them, too. */
     for (td_hook *hook = chain; hook; hook = hook->next) {
-        const td_status status = !hook->silent && hook->begin ? hook->begin(hook, pass, last) : TD_OK;
+        const td_status status = hears(hook) && hook->begin ? hook->begin(hook, pass, last) : TD_OK;
 
         if (first == TD_OK)
             first = status;
@@ -62,6 +67,7 @@ td_status td_hooks_needed(td_hook *chain, td_pass pass, td_range range, const td
 
     TD_NOT_NULL(where);
     TELL(needed, (hook, pass, range, next, where));
+    TELL(tick, (hook));
 cleanup:
     return status;
 }
@@ -71,6 +77,7 @@ td_status td_hooks_done(td_hook *chain, td_pass pass, td_range range)
     td_status status = TD_OK;
 
     TELL(done, (hook, pass, range));
+    TELL(tick, (hook));
     return status;
 }
 
@@ -94,7 +101,7 @@ td_status td_hooks_written(td_hook *chain, td_range range)
 
 td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 {
-    while (chain && (chain->silent || !chain->final))
+    while (chain && (!hears(chain) || !chain->final))
         chain = chain->next;
     return chain ? chain->final(chain, range, event) : TD_OK;
 }
@@ -118,7 +125,7 @@ td_status td_hooks_settle(td_hook *chain)
 td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status)
 {
     for (td_hook *hook = chain; hook; hook = hook->next) {
-        const td_status ended = !hook->silent && hook->end ? hook->end(hook, pass, status) : TD_OK;
+        const td_status ended = hears(hook) && hook->end ? hook->end(hook, pass, status) : TD_OK;
 
         if (status == TD_OK)
             status = ended;

@@ -10,6 +10,7 @@
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
+ *     tick      after needed and done: a time to look what has ended
  *     room      gradients of a range are about to be written
  *     written   this pass has written them
  *     final     gradients of a range are complete, with all micro-batches added
@@ -17,6 +18,7 @@
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
  *     settle    between passes: all weights must be in the block
+ *     leave     the memory of the weights is freed after this call
  *
  * For every element `needed` comes before a pass reads it, and `done` after the last read. `done` comes
  * before `final`, because the optimizer writes the weights of a range that is final. In the backward pass of
@@ -24,11 +26,11 @@
  * work that hooks queued on other streams. Work on weights may take longer: until the weights are needed
  * again.
  *
- * All links of a chain hear begin, needed, done, room, written, output and end, one after the other. Only the
- * first link hears `final`. It passes a range on to the next link when it has reduced it, clipped it or
- * removed the loss scale: it calls td_hooks_final(hook->next, ...). The optimizer is the last link that hears
- * `final`. It calls td_hooks_updated(hook->next, ...), so that later links can send new weights to other
- * ranks. A function may be NULL; a link without `final` is skipped.
+ * All links of a chain hear all of these, one after the other, except `final`. Only the first link with a
+ * function `final` hears it. It passes a range on when it has reduced it, clipped it or removed the loss
+ * scale: it calls td_hooks_final(hook->next, ...). The optimizer is the last link that hears `final`. It calls
+ * td_hooks_updated(hook->chain, ...), so that links can send new weights to other ranks. A function may be
+ * NULL.
  *
  * Every function may fail. The pass then ends and returns that status. */
 #ifndef TD_TRANSFORMER_HOOKS_H
@@ -105,10 +107,12 @@ typedef struct td_output {
  * function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
-    td_hook *next;     /* the link after this one; NULL: none */
-    const void *owner; /* the trainer that has the link; NULL: none */
-    bool silent;       /* none of its functions is called, as if the link was not in the chain */
-    bool late;         /* the link passes gradients on in `end` only */
+    td_hook *next;  /* the link after this one; NULL: none */
+    td_hook *chain; /* the first link of the chain that has this one; NULL: the link is in no trainer */
+    bool silent;    /* none of its functions is called, as if the link was not in the chain */
+    bool stays;     /* but if it is silent, they are called: the link then communicates nothing */
+    bool late;      /* the link passes gradients on in `end` only */
+    bool captured;  /* the trainer captures its passes as graphs; the trainer sets it */
 
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
@@ -123,6 +127,9 @@ struct td_hook {
                         const void **where);
 
     td_status (*done)(td_hook *hook, td_pass pass, td_range range);
+
+    /** The work of the pass so far is queued. */
+    td_status (*tick)(td_hook *hook);
 
     /** Work that is queued after this call writes gradients of the range to *where, or adds to them, until
      * `written`. *where is the address of the range's first gradient in the model's block, and a link may
@@ -145,7 +152,7 @@ struct td_hook {
     td_status (*final)(td_hook *hook, td_range range, td_event *event);
 
     /** New weights of the range are in the block after `event`; NULL: after the work on the device's current
-     * stream. The optimizer tells the links after it, during a backward pass or in the update after it. */
+     * stream. The optimizer tells all links, during a backward pass or in the update after it. */
     td_status (*updated)(td_hook *hook, td_range range, td_event *event);
 
     /** For debugging: queued work writes these numbers, and later work may overwrite them. A tensor has its
@@ -163,6 +170,9 @@ struct td_hook {
     /** Between passes: the caller will read or write all weights, after the work on the device's current
      * stream. If weights are on other ranks or still being copied, the link brings them to the block. */
     td_status (*settle)(td_hook *hook);
+
+    /** The trainer is destroyed: the link waits for its work on the trainer's memory. */
+    void (*leave)(td_hook *hook);
 };
 
 /* ---- how a model calls hooks, and how a link calls the next links ---- */

@@ -135,6 +135,8 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
     /* on a device without graphs a link may still gather as a capture needs */
     config.capture &= shard_on_gpu();
     td_assert_ok(td_train_create(shard_dev, &config, &t.train));
+    if (sharded)
+        td_shard_link_hook(t.shard)->captured = s->captured;
     /* The weights that rank 0 sends replace other weights; but no rank sends parts. */
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(s->kind == TD_SHARD_FULL ? 0 : shard_info.rank)));
     if (t.ddp)
