@@ -44,9 +44,10 @@ ip netns add "${hosts[1]}"
 ip link add "$name-0" type veth peer name "$name-1" 2>/dev/null || skip "this system has no veth"
 for i in 0 1; do
     ip link set "$name-$i" netns "${hosts[i]}"
-    ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name-$i"
-    ip -n "${hosts[i]}" addr add "${six[i]}/64" dev "$name-$i" nodad || skip "this system has no IPv6"
-    ip -n "${hosts[i]}" link set "$name-$i" up
+    ip -n "${hosts[i]}" link set "$name-$i" name "$name"
+    ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name"
+    ip -n "${hosts[i]}" addr add "${six[i]}/64" dev "$name" nodad || skip "this system has no IPv6"
+    ip -n "${hosts[i]}" link set "$name" up
     ip -n "${hosts[i]}" link set lo up
 done
 
@@ -136,8 +137,20 @@ meets "two hosts, IPv6" "0 1" "TD_ADDRESS=[${six[0]}]:29922"
 meets "two hosts, a name with both" "0 1" TD_ADDRESS=both:29923
 meets "two hosts, a name with IPv6" "0 1" TD_ADDRESS=only6:29924
 meets "two hosts, a name that is 127.0.1.1 on its own" "0 1" TD_ADDRESS=host0:29925
+# A link-local address: ranks of one host meet. Gloo does not connect two hosts, and the errors name the
+# address.
+link=$(ip -n "${hosts[0]}" -6 -o addr show dev "$name" scope link | awk '{print $4}')
+meets "one host, a link-local address" "0 0" "TD_ADDRESS=[${link%/*}%$name]:29928"
+where=(0 1)
+rm -f "$work"/rank.*
+if TD_SECONDS=6 TD_OPEN_SECONDS=6 TD_ADDRESS="[${link%/*}%$name]:29929" ranks 2 timeout 30 "$driver" gloo none -1; then
+    die "two hosts, a link-local address: no error"
+fi
+[ "$(grep -c 'other hosts cannot use the link-local address fe80:' "$work"/rank.0)" = 1 ] ||
+    die "two hosts, a link-local address: $(cat "$work"/rank.*)"
+echo "two hosts, a link-local address: refused"
 for i in 0 1; do
-    ip -n "${hosts[i]}" addr del "${ips[i]}/24" dev "$name-$i"
+    ip -n "${hosts[i]}" addr del "${ips[i]}/24" dev "$name"
     ip -n "${hosts[i]}" addr del 127.0.0.1/8 dev lo
 done
 meets "one host without IPv4, localhost" "0 0" TD_ADDRESS=localhost:29927
@@ -145,7 +158,7 @@ meets "one host without IPv4, by a name" "0 0" TD_NOTHING=
 meets "two hosts without IPv4, by a directory" "0 1" "TD_DIRECTORY=$work/directory"
 for i in 0 1; do
     ip -n "${hosts[i]}" addr add 127.0.0.1/8 dev lo
-    ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name-$i"
+    ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name"
 done
 where=(0 1)
 

@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- doubles: each counts its calls, and fails if it is told to ---- */
@@ -732,6 +733,12 @@ TD_TEST(arguments_are_checked)
         skip();
     }
     td_assert_ok(td_comm_open(dev, &one, &comm));
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(td_comm_barrier(comm) == TD_BAD_STATE && td_comm_close(comm) == TD_BAD_STATE ? 0 : 1);
+    int ended;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
     td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_I64, TD_AVERAGE, NULL), TD_BAD_ARGUMENT,
                       "reduction is average and type is i64");
     td_assert_refused(td_comm_all_reduce(comm, a, a + 1, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,

@@ -230,6 +230,7 @@ class RealLibrary(unittest.TestCase):
             y = torch.full((3, 5), float("nan"))
             c.td_gemm(c.device, shape, a, b, y, c.work(c.value("td_gemm_work_bytes", c.device, shape)))
             self.assertTrue(torch.equal(y, a @ b.T))
+            self.assertEqual(c.struct("td_hyperparameters", {}, kind=1).kind, 1)
 
 
 def _exported(lib, name):

@@ -34,9 +34,10 @@ static const struct {
     const char *name;
     int64_t bytes;
 } dtypes[] = {
-    {"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2}, /* the order of td_dtype */
-    {"I64", 8}, {"I32", 4}, {"I16", 2},  {"I8", 1},      {"U64", 8},     {"U32", 4},
-    {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"C64", 8},
+    {"F64", 8},     {"F32", 4}, {"F16", 2},     {"BF16", 2}, /* the order of td_dtype */
+    {"I64", 8},     {"I32", 4}, {"I16", 2},     {"I8", 1},          {"U64", 8},
+    {"U32", 4},     {"U16", 2}, {"U8", 1},      {"BOOL", 1},        {"F8_E4M3", 1},
+    {"F8_E5M2", 1}, {"C64", 8}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
 };
 
 const char *td_stored_dtype(td_dtype dtype)
@@ -378,11 +379,7 @@ static td_status take_header(td_safetensors *file, cursor *c)
     td_status status = TD_OK;
     const char *name;
 
-    if (*c->at != '{') {
-        status = wrong(c, "'{'");
-        goto cleanup;
-    }
-    c->at++;
+    TD_TRY(expect(c, '{'));
     more = !takes(c, '}');
     while (more) {
         TD_TRY(take_string(c, &name));

@@ -158,7 +158,7 @@ static td_status append_tensors(text *t, const char *path, int64_t count, const 
         const td_stored *tensor = &tensors[i];
 
         TD_TRY(check_tensor(path, tensor, &bytes));
-        append_word(t, ",");
+        append_word(t, t->length > TD_STORED_LENGTH_BYTES + 1 ? "," : "");
         append_string(t, tensor->name);
         append_word(t, ":{\"dtype\":");
         append_string(t, tensor->dtype);
@@ -190,7 +190,8 @@ static td_status make_head(const char *path, int64_t count, const td_stored *ten
     names = calloc((size_t)most + 1, sizeof *names);
     TD_FAIL_IF(!names, TD_NO_MEMORY, "no memory for %" PRId64 " names", most);
     append(head, "????????{", TD_STORED_LENGTH_BYTES + 1);
-    TD_TRY(append_metadata(head, metadata_count, metadata, names));
+    if (metadata_count > 0)
+        TD_TRY(append_metadata(head, metadata_count, metadata, names));
     TD_TRY(append_tensors(head, path, count, tensors, names, data));
     append_word(head, "}");
     while (head->length % 8 != 0)

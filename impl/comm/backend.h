@@ -96,6 +96,7 @@ struct td_comm_window {
 
 struct td_comm {
     td_device *dev;
+    pid_t process; /* that opened it */
     td_comm_options options;
     const td_comm_backend_table *backend; /* NULL: a single rank */
     void *state;                          /* of the backend */

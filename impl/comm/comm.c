@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- open and close ---- */
 
@@ -153,6 +154,7 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     }
     comm->free_works = comm->works;
     comm->dev = dev;
+    comm->process = getpid();
     comm->options = *options;
     if (options->open_seconds == 0)
         comm->options.open_seconds = 60;
@@ -182,12 +184,23 @@ cleanup:
 
 static td_status run_sync(td_comm *comm, const td_signature *call, const void *in, void *out);
 
+/** In a child of fork() the communicator's threads do not exist: a call would wait for ever. */
+static td_status check_process(const td_comm *comm)
+{
+    return comm->process == getpid()
+               ? TD_OK
+               : td_fail(TD_BAD_STATE, "process %ld opened the communicator: a child of fork() cannot use it",
+                         (long)comm->process);
+}
+
 td_status td_comm_close(td_comm *comm)
 {
     td_status status;
 
     if (!comm)
         return TD_OK;
+    if (check_process(comm) != TD_OK)
+        return TD_BAD_STATE;
     if (comm->graphs > 0)
         return td_fail(TD_BAD_STATE,
                        "%" PRId64 " graphs with collectives of this communicator exist: destroy them first",
@@ -386,6 +399,8 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
 
     td_signature next = *call;
 
+    if (check_process(comm) != TD_OK)
+        return TD_BAD_STATE;
     next.number = graph ? 0 : comm->number + 1;
     if (status != TD_OK)
         return comm->control ? td_control_status(comm->control, &next) : status;

@@ -143,8 +143,8 @@ TD_API td_status td_comm_open(td_device *dev, const td_comm_options *options, td
 /** Ends the communicator; all ranks call it. It waits for calls and launched graphs, and until every rank
  * closes. Handles (td_work) become invalid. After an error it does not wait for other ranks, but may wait
  * until the deadline of a call inside the library. Accepts NULL. TD_RANK_FAILED, TD_LIBRARY_ERROR: the
- * communicator is freed anyway. TD_BAD_STATE: graphs with its collectives still exist; destroy them first.
- * Nothing is freed then. */
+ * communicator is freed anyway. TD_BAD_STATE, and nothing is freed: graphs with its collectives still
+ * exist, which the caller destroys first; or this process is a child of fork(), where no collective works. */
 TD_API td_status td_comm_close(td_comm *comm);
 
 /** Makes the calls of all ranks return TD_RANK_FAILED with `reason` and this rank's number. Any thread may

@@ -146,8 +146,9 @@ static void take_hello(td_control *control, stranger *from)
     for (int peer = 0; peer < control->ranks && !text[0]; peer++)
         if (control->joined[peer] && h->peer.device[0] && strcmp(control->keys[peer], h->key) == 0 &&
             strcmp(control->peers[peer].device, h->peer.device) == 0)
-            snprintf(text, sizeof text, "ranks %d and %d both use %s: each needs its own GPU", peer, rank,
-                     h->peer.device);
+            snprintf(text, sizeof text,
+                     "ranks %d and %d both use %s: each needs its own GPU, or another NCCL_HOSTID", peer,
+                     rank, h->peer.device);
     if (td_control_faulted(control)) /* too late: send the earlier fault */
         snprintf(text, sizeof text, "%s", control->fault);
     if (text[0]) {

@@ -88,7 +88,7 @@ template <class Work> int guarded(char *text, Work work)
 
 int open_engine(const td_engine_setup *setup, void **state, char *text)
 {
-    return guarded(text, [&] {
+    const int failed = guarded(text, [&] {
         gloo::transport::tcp::attr address;
         Values values(setup);
         auto engine = std::make_unique<Engine>();
@@ -102,6 +102,12 @@ int open_engine(const td_engine_setup *setup, void **state, char *text)
                       GLOO_VERSION_PATCH);
         *state = engine.release();
     });
+    const size_t used = failed ? std::strlen(text) : 0;
+
+    if (failed && std::strncmp(setup->ip, "fe80:", 5) == 0)
+        std::snprintf(text + used, TD_ENGINE_TEXT - used,
+                      "; other hosts cannot use the link-local address %s", setup->ip);
+    return failed;
 }
 
 void close_engine(void *state, bool)

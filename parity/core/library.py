@@ -229,7 +229,7 @@ class Session(contextlib.AbstractContextManager):
             )
         return found[0]
 
-    def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
+    def struct(self, kind: str, case: Mapping | Any = None, /, **fields: Any):
         """A struct filled by name from keywords, then from the case, else with 0. "bf16" becomes TD_BF16. "tf32" and
         "bf16_mixed" set dtype, tf32 and precision. A nested struct gets the same case, or a dict of its keyword."""
         keys = dict(case) if isinstance(case, Mapping) else dict(getattr(case, "keys", ()))

@@ -58,6 +58,7 @@ def shard_beside_the_whole(rank, device):
                 optimizer.step()
             for a, b in zip(sharded.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-7, atol=0)
+        said("neither copied nor pickled", lambda parts=parts: copy.deepcopy(parts))
         owned = [p for p in sharded.parameters() if p.requires_grad and parts.owner(p) == rank]
         held = [entry["exp_avg"].numel() for entry in parts.state_dict()["state"].values()]
         assert sum(held) == sum(p.numel() for p in owned), (held, owned)
@@ -94,6 +95,12 @@ class Gpt(nn.Module):
             x = x + block["out"](mixed.transpose(-2, -3).flatten(-2))
             x = x + block["mlp"](x)
         return self.head(self.norm(x))
+
+
+class Kept(torch.optim.SGD):
+    def step(self, closure=None, kept=None):
+        kept += [len(self.param_groups)]
+        return super().step(closure)
 
 
 def train_gpt(make, rank, ranks, begin=0, end=50, saved=None):
@@ -196,6 +203,8 @@ def optimizers_that_differ(rank, device):
         net(torch.ones(2, 4, device=device)).square().sum().backward()
         return net, list(net.parameters())
 
+    bridge.ShardedOptimizer(layers()[1], Kept, lr=0.1).step(kept=(kept := []))
+    assert kept == [1]
     odd = rank == 1
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
     # the parameters differ only in their gradients

@@ -90,13 +90,13 @@ def preload():
 
 
 def ends(started, statuses):
-    """Their exit codes. After one that is wrong the others have 20 s."""
+    """Their exit codes. After one that is wrong the others have 5 s."""
     until = time.monotonic() + 120
     while any(process.is_alive() for process in started) and time.monotonic() < until:
         time.sleep(0.05)
         codes = [process.exitcode for process in started]
         if any(code not in (None, status) for code, status in zip(codes, statuses, strict=True)):
-            until = min(until, time.monotonic() + 20)
+            until = min(until, time.monotonic() + 5)
     for process in started:
         process.kill()
         process.join()
