@@ -5,6 +5,7 @@
 
 typedef enum cudaError { cudaSuccess = 0, cudaErrorNotReady = 600 } cudaError_t;
 typedef struct CUstream_st *cudaStream_t;
+typedef struct stand_in_graph *cudaGraphExec_t;
 typedef struct CUevent_st *cudaEvent_t;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum cudaDeviceP2PAttr { cudaDevP2PAttrNativeAtomicSupported = 3 };
