@@ -28,9 +28,9 @@
  *
  * All links of a chain hear all of these, one after the other, except `final`. Only the first link with a
  * function `final` hears it. It passes a range on when it has reduced it, clipped it or removed the loss
- * scale: it calls td_hooks_final(hook->next, ...). The optimizer is the last link that hears `final`. It calls
- * td_hooks_updated(hook->chain, ...), so that links can send new weights to other ranks. A function may be
- * NULL.
+ * scale: it calls td_hooks_final(hook->next, ...). The optimizer is the last link that hears `final`. It
+ * calls td_hooks_updated(hook->chain, ...), so that links can send new weights to other ranks. A function
+ * may be NULL.
  *
  * Every function may fail. The pass then ends and returns that status. */
 #ifndef TD_TRANSFORMER_HOOKS_H
