@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-from parity.core import DTYPES, Case, Side, equal, grid, parity, within
+from parity.core import DTYPES, Case, Side, equal, grid, parity, sampled, within
 from parity.core.comparison import ms_of
 from parity.shared.pages import MIB, number, tabled
 from parity.shared.ranked import BACKENDS, QUICK_RANKS, sides_of
@@ -171,14 +171,24 @@ def in_order(case, inputs, rank, order):
 
 
 def timed(case, draw, c):
-    """All-reduces in place. Before each sample the buffer is filled anew, because a sum grows with every call."""
+    """All-reduces in place. Before each sample the buffer is filled anew, because a sum grows with every call. Before
+    the last one each rank fills it with other numbers."""
     count = case.bytes // DTYPES[case.dtype].itemsize
-    x = draw.quickly("x", (count,), case.dtype)
+    x = torch.empty(count, dtype=DTYPES[case.dtype], device=draw.device)
     several = case.calls > 1
     on_the_bus = case.bytes * (case.ranks - 1) / case.ranks * 2  # of each rank's link, as nccl-tests counts
 
+    def numbers(rank):
+        return torch.arange(count, out=x).remainder_(ROW).mul_(rank + 1)
+
+    def truth():
+        summed = sum(sampled(numbers(rank)).double() for rank in range(case.ranks))
+        return {"x": summed * case.ranks ** (case.calls - 1)}
+
     def side(call, **how):
-        return Side(call, before=lambda: x.fill_(1), nbytes=on_the_bus, **how)
+        renew = functools.partial(numbers, c.ranks.rank)
+        how |= dict(before=lambda: x.fill_(1), renew=renew, answer=lambda: {"x": sampled(x)})
+        return Side(call, nbytes=on_the_bus, **how)
 
     def tandem(backend):
         handle = c.ffi.new("td_work **")
@@ -201,7 +211,7 @@ def timed(case, draw, c):
         return {}
 
     kind = draw.device.type
-    return sides_of(kind, tandem) | {TORCH[kind]: side(eager)}
+    return sides_of(kind, tandem) | {TORCH[kind]: side(eager), "truth": truth}
 
 
 JOINED = True  # the question asks for CPUs and GPUs: a write-up joins the machines

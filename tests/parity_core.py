@@ -16,7 +16,7 @@ import torch
 
 from parity.core import clock, identity, measure, memory
 from parity.core.case import Case, Side, grid, seed_of, within
-from parity.core.draw import Draw, left_poisoned
+from parity.core.draw import Draw, left_poisoned, sampled
 from parity.core.folder import folder_of
 
 torch.set_num_threads(1)  # the tensors are small
@@ -135,6 +135,21 @@ class Draws(unittest.TestCase):
         self.assertEqual(draw.poisoned((4,), "i64").tolist(), [-1] * 4)
         self.assertEqual(draw.poisoned((0, 4), "f32").shape, (0, 4))
         self.assertEqual(draw.complaints(), [])
+
+    def test_inputs_change_and_change_back(self):
+        draw = Draw("changes")
+        x, ids = draw.normal("x", (3, 5), "f32"), draw.integers("ids", (9,))
+        before, was = x.clone(), ids.clone()
+        for changed, same in ((True, False), (True, False), (False, True), (False, True)):
+            draw.change(changed)
+            self.assertEqual((torch.equal(x, before), torch.equal(ids, was)), (same, True))
+        self.assertEqual(draw.complaints(), [])
+
+    def test_a_sample_has_the_last_element(self):
+        for count in (1, 2**16, 2**16 + 1, 1_000_000):
+            found = sampled(torch.arange(count))
+            self.assertEqual(int(found[-1]), count - 1)
+            self.assertEqual(len(found), count if count <= 2**16 else -(-count // 1021))
 
     def test_fences_and_inputs_are_watched(self):
         draw = Draw("fences")

@@ -321,7 +321,7 @@ class BenchOnAGpu(unittest.TestCase):
         self.assertEqual(list(case.config), impls)
         for impl in ("c", "c_graph"):
             with self.subTest(impl=impl):
-                driver = drivers.CDriver(case, c, impl, {}, None, None)
+                driver = drivers.CDriver(case, c, impl, {}, MagicMock(shape=(4, 512)), None)
                 config, graph = driver.model.config, impl == "c_graph"
                 self.assertEqual((config["until"], config["capture"]), ("forward", graph))
                 self.assertEqual((driver.training, driver.captured), (False, graph))

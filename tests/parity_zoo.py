@@ -211,6 +211,44 @@ def nothing_to_judge(x, y, device):
     return {"c": dict, "torch_eager": dict}
 
 
+def steps(act):
+    """Training steps hand out no answer while they are timed. From the third one on C's do `act`."""
+
+    def cheat(x, y, device):
+        calls, theirs, first = [], torch.zeros_like(x), x.clone()
+
+        def tandem():
+            calls.append(1)
+            y.add_(x if len(calls) < 3 else act(x, first))
+
+        def eager():
+            theirs.add_(x)
+
+        def side(call, state):
+            return Side(call, renew=state.zero_, answer=lambda: {"y": state})
+
+        return {"c": side(tandem, y), "torch_eager": side(eager, theirs)}
+
+    cheat.__name__ = f"steps_{act.__name__}"
+    return cheat
+
+
+def right(x, first):
+    return x
+
+
+def left_out(x, first):
+    return 0.0
+
+
+def twice(x, first):
+    return 2 * x
+
+
+def of_kept_inputs(x, first):
+    return first
+
+
 TIMED = (
     (honest, "error time", "ok", ""),
     (honest, "time", "ok", ""),
@@ -218,6 +256,8 @@ TIMED = (
     *((cheat, "error time", "failed", "y") for cheat in (kept_by_address, its_own_memory)),
     (never_judged, "time", "failed", "y"),
     (nothing_to_judge, "time", "ok", "judged"),
+    (steps(right), "time", "ok", ""),
+    *((steps(act), "time", "failed", "y") for act in (left_out, twice, of_kept_inputs)),
 )
 SIDES = (
     (honest, "ok", ""),
@@ -261,6 +301,8 @@ class Sides(unittest.TestCase):
                 self.assertEqual(wrong, WRONG.get(cheat, set()))
                 self.assertEqual(found["status"], status, found.get("message"))
                 self.assertIn(field, ["", *re.findall(r"\w+", found.get("message", ""))])
+                if (measure, status, field) == ("time", "ok", ""):
+                    self.assertEqual(found["timed"], "judged")
 
 
 class Spoilt(unittest.TestCase):
@@ -380,6 +422,11 @@ class Sentences(unittest.TestCase):
             records = Records([result(case={"dtype": "f32"}, error=error)])
             (row,) = pages.errors_by(records, ["dtype"])
             self.assertEqual((row["relative error, c"], pages.held(records)["used"]), (rel_l2, used))
+
+    def test_a_time_without_a_verdict_is_marked(self):
+        for message, words in (("not judged: no answer", "c (not judged)"), ("", None)):
+            (row,) = pages.tabled([result(message=message)], (), lambda record: {})
+            self.assertEqual(row.get("noisy"), words)
 
     def test_every_length_needs_a_clean_comparison(self):
         wide, slow = MS | {"std": 1.0}, MS | dict.fromkeys(("median", "mean", "min", "max"), 9.0)

@@ -4,7 +4,7 @@ GPU as a whole, captured and compiled."""
 from parity.bench.drivers import COLD_CONTEXT, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
 from parity.bench.page import report
 from parity.core import Case, grid
-from parity.shared.model import c_switches, extents, initial_state, torch_switches
+from parity.shared.model import c_switches, extents, initial_state, timed_rules, torch_switches
 from parity.shared.pages import MIB
 from ref.transformer import SIZES
 
@@ -259,12 +259,13 @@ def run(case, draw, c):
     batch = (state, *inputs(case, draw))
     flops = model_flops(case, c)
     values = activations(case, c) if case.deliverable == "gradient_checkpointing" else {}
-    return {
+    sides = {
         impl: (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch).side(
             values, flops
         )
         for impl in case.config
     }
+    return sides | {"rule": timed_rules(case)}
 
 
 def inputs(case, draw):

@@ -7,15 +7,17 @@ A Side calls open() or open_whole() first, then the step that it times, and clos
     phased()         a step that adds a sample to each phase of `times`, the device synchronised at its end
     whole()          a step without a look at the clock
     close()          gives everything back
+    begin()          the initial weights, no moments
+    answer()         of the last step: how far weights moved, and the loss; or the logits
     holds()          the tensors that live on between steps
     peaks            keys of the record that open_whole() alone can tell
 """
 
 from time import perf_counter
 
-from parity.core import Side
+from parity.core import Side, sampled
 from parity.core.clock import statistics
-from parity.shared.model import TandemTrainer, torch_model
+from parity.shared.model import TandemTrainer, forget, moved, state_dict, torch_model
 from ref import bench as ref
 from ref.transformer import fused_attention
 
@@ -56,6 +58,7 @@ class Driver:
             return {"phases": phases, "values": values}
 
         how = dict(open=self.open_whole if whole else self.open, close=self.close, holds=self.holds)
+        how |= dict(renew=self.begin, answer=self.answer)
         return Side(call, flops=flops, record=record, **how)
 
 
@@ -67,19 +70,35 @@ class CDriver(Driver):
         super().__init__(case, self.c.on, impl, state, ids, targets)
         until = {} if self.training else {"until": "forward"}
         self.model = TandemTrainer(case, self.c, self.switches["attention"], self.switches, **until)
+        self.logits = None
 
     def open(self):
-        self.model.open().begin(self.state)
+        self.model.open()
+        self.begin()
         sms = self.model.update_sms() if self.training and self.on.torch.type == "cuda" else 0
         self.peaks |= {"update_sms": sms} if sms else {}
 
     def open_whole(self):
         self.open()
+        if not self.training:
+            self.model.load(self.ids, self.targets)
+            self.forward()  # which tells where logits of later passes are as well
         for _ in range(2 if self.captured else 0):  # the second one is captured
             self.whole()
 
     def close(self):
         self.model.close()
+
+    def begin(self):
+        self.model.begin(self.state)
+
+    def answer(self):
+        if not self.training:
+            return {"logits": self.model.read(self.logits, self.ids.shape)}
+        self.c.td_train_settle(self.model.train)
+        return {"loss": self.model.loss()} | moved(
+            self.state, state_dict(self.c, self.model.model, take=sampled)
+        )
 
     def holds(self):
         return ()
@@ -89,7 +108,7 @@ class CDriver(Driver):
 
     def phased(self):
         self.model.load(self.ids, self.targets)
-        passes = [self.model.forward]
+        passes = [self.forward]
         passes += [self.model.backward, self.model.update] if self.training else []
         laps = [self.lap()]
         for run in passes:
@@ -97,6 +116,9 @@ class CDriver(Driver):
             laps.append(self.lap())
         for phase, start, end in zip(PHASES, laps, laps[1:], strict=False):
             getattr(self.times, phase).append(1e3 * (end - start))
+
+    def forward(self):
+        self.logits = self.model.forward()
 
     def lap(self):
         self.c.td_device_synchronize(self.c.device)
@@ -108,7 +130,7 @@ class TorchDriver(Driver):
 
     def __init__(self, case, c, impl, state, ids, targets):
         super().__init__(case, c.on, impl, state, ids, targets)
-        self.trainer = self.replay = None
+        self.trainer = self.replay = self.result = None
 
     def open(self):
         switches = self.switches
@@ -142,7 +164,18 @@ class TorchDriver(Driver):
 
     def close(self):
         self.replay = None  # the graph before what it reads
-        self.trainer = None
+        self.trainer = self.result = None
+
+    def begin(self):
+        self.trainer.model.load_state_dict(self.state)
+        forget(self.trainer.optimizer)
+
+    def answer(self):
+        known = self.result is not None  # a replay returns nothing
+        if not self.training:
+            return {"logits": self.result} if known else {}
+        weights = {name: sampled(p) for name, p in self.trainer.model.named_parameters()}
+        return moved(self.state, weights) | ({"loss": self.result.reshape(1)} if known else {})
 
     def holds(self):
         held = list(self.trainer.model.parameters())
@@ -153,7 +186,7 @@ class TorchDriver(Driver):
 
     def whole(self):
         step = self.replay or self.trainer.whole
-        step()
+        self.result = step()
 
     def phased(self):
-        self.trainer.step()
+        self.result = self.trainer.step()

@@ -58,12 +58,15 @@ parity/core/sides.py. "c" and names that begin with "c_" are judged.
         needs_bytes  memory of this side, in place of the case's
         holds        lists the side's tensors that live between calls and are no inputs, for its memory. Blocks on C's
                      device need not be listed
-        steps        True: each call goes on from the outputs of the one before
+        renew        of a call that goes on from the one before: called before the last sample in place of `before`,
+                     begins again from the inputs, which were changed
+        answer       of a timed call that returns nothing: called untimed after the last one, returns its outputs
         record       further keys of the record, or a function that returns them after the calls
     truth        float64 outputs, or a function that returns them
     rule         {output name or pattern: rule}; default parity(). Others: equal() (torch's bits), equal("truth"),
                  within(rel_l2=..., max_abs=...) and amid("torch_other") (as near to the reference as that side)
-    sample       of a timed case without a truth: a function of outputs that returns {name: (a part, its truth)}
+    sample       of a timed case without a truth: a function of outputs that returns {name: (a part, its truth)}.
+                 sampled(tensor) takes some elements
     equal        returns outputs by the reference's formula. It runs under parity.core.equals.Sequential, several times,
                  with other orders of sums. Default: the reference side
     reference    the side that C is judged against; default "torch_eager", else the first torch side
@@ -81,6 +84,6 @@ A complete example is ci/module/template/: ci/new-module NAME makes a module of 
 """
 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
-from parity.core.draw import DTYPES, NAMES
+from parity.core.draw import DTYPES, NAMES, sampled
 
-__all__ = ["DTYPES", "NAMES", "Case", "Side", "amid", "equal", "grid", "parity", "within"]
+__all__ = ["DTYPES", "NAMES", "Case", "Side", "amid", "equal", "grid", "parity", "sampled", "within"]

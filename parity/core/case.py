@@ -101,7 +101,8 @@ class Side:
     nbytes: float | None = None
     needs_bytes: int | None = None
     holds: Callable[[], Iterable[Any]] = tuple
-    steps: bool = False
+    renew: Callable[[], None] | None = None
+    answer: Callable[[], Outputs] | None = None
     record: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -26,6 +26,7 @@ POISON = 0xFF  # NaN in every float type, -1 in every signed one
 FENCE = 0xA5
 FENCE_BYTES = 256
 PIECE = 2**20  # elements of a checksum at a time
+FEW, APART = 2**16, 1021  # of more numbers a sample has each APART-th; a prime meets all lanes of a vector
 
 
 class Draw:
@@ -36,7 +37,7 @@ class Draw:
         self.device = device or torch.device("cpu")
         self._inputs: dict[str, tuple[torch.Tensor, int]] = {}
         self._fenced: list[tuple[torch.Tensor, int]] = []
-        self._changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._changed = False
 
     def normal(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         values = torch.empty(shape, dtype=_wide(dtype)).normal_(mean, std, generator=self._generator(name))
@@ -81,17 +82,12 @@ class Draw:
             if block.data_ptr() + start in places:
                 block.copy_(before)
 
-    def change(self) -> None:
-        """Moves all numbers of each floating-point input by one place, until change_back()."""
-        for tensor, _ in self._inputs.values():
-            if tensor.is_floating_point() and tensor.numel() > 1:
-                self._changed.append((tensor, tensor.clone()))
-                tensor.copy_(tensor.flatten().roll(1).view_as(tensor))
-
-    def change_back(self) -> None:
-        while self._changed:
-            tensor, before = self._changed.pop()
-            tensor.copy_(before)
+    def change(self, changed: bool) -> None:
+        """Moves all numbers of each floating-point input by one place, or back."""
+        floating = (tensor for tensor, _ in self._inputs.values() if tensor.is_floating_point())
+        for tensor in floating if changed != self._changed else ():
+            tensor.copy_(tensor.flatten().roll(1 if changed else -1).view_as(tensor))
+        self._changed = changed
 
     def poison(self, outputs: Iterable) -> None:
         """Overwrites outputs, whoever made them, unless they are inputs."""
@@ -125,6 +121,13 @@ class Draw:
         tensor = tensor.to(self.device)
         self._inputs[name] = (tensor, _checksum(tensor))
         return tensor
+
+
+def sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of some elements of many, the last among them."""
+    flat = tensor.detach().flatten()
+    apart = APART if len(flat) > FEW else 1
+    return flat[(len(flat) - 1) % apart :: apart].clone()
 
 
 def left_poisoned(tensor: torch.Tensor) -> int:

@@ -105,8 +105,11 @@ def judge(
     return verdicts
 
 
-def timed_complaints(compared: Mapping[str, Mapping[str, tuple]], eps: float | None) -> list[str]:
-    """What is wrong with a timed answer, by the norm and a common factor: {by what: {output: (answer, right one)}}."""
+def timed_complaints(
+    compared: Mapping[str, Mapping[str, tuple]], eps: float | None, rules: Mapping[str, Rule]
+) -> list[str]:
+    """What is wrong with a timed answer, by the norm and a common factor: {by what: {output: (answer, right one)}}.
+    A rule within() names the limit by norm."""
     found = []
     for what, pairs in compared.items():
         for name, (value, right) in _tensors_of(pairs):
@@ -116,7 +119,7 @@ def timed_complaints(compared: Mapping[str, Mapping[str, tuple]], eps: float | N
                 )
                 continue
             u = (torch.finfo(value.dtype).eps if eps is None else eps) / 2
-            most = max(TIMED * u, TIMED_LEAST)
+            most = rule_of(name, rules).rel_l2 or max(TIMED * u, TIMED_LEAST)
             finite = right.double().isfinite()
             mine, exact = (torch.where(finite, x.double(), 0.0) for x in (value, right))
             far, common = relative(mine - exact, exact), factor(mine, exact)

@@ -1,10 +1,11 @@
 """One case: every side of it computed, judged, timed and weighed, and a record of each."""
 
+import functools
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -257,7 +258,7 @@ class Measurement:
         return found, longest
 
     def time(self, parts: Iterable[Part], budget: float) -> dict[str, clock.Timing]:
-        sides = {part.impl: part.side for part in self._alive(parts)}
+        sides = {part.impl: replace(part.side) for part in self._alive(parts)}
         if not sides:
             return {}
         self.others = clock.others_running()
@@ -271,29 +272,35 @@ class Measurement:
             together=self.case.together,
             before_last=lambda timings: self.before_last(sides, timings),
         )
-        self.draw.change_back()
         for impl, timing in timings.items():
+            part = self.parts[impl]
             if timing.failure is not None:
-                self.parts[impl].end(timing.failure)
+                part.end(timing.failure)
             else:
-                self.timed[impl] = {name: _copy(value) for name, value in timing.outputs.items()}
+                self._attempt(
+                    part, functools.partial(self.keep, part, part.side.answer or timing.outputs.copy)
+                )
+        self.draw.change(False)
         return timings
+
+    def keep(self, part: Part, answer: Callable[[], Outputs]) -> None:
+        self.timed[part.impl] = {name: _copy(value) for name, value in answer().items()}
 
     def before_last(self, sides: Mapping[str, Side], timings: Mapping[str, clock.Timing]) -> None:
         """What the last timed call finds: other inputs, and no answer of before. So an answer that is kept is wrong."""
-        if any(side.steps for side in sides.values()):
-            return
-        if self.changes and any(timing.outputs for timing in timings.values()):
-            self.draw.change()
+        if self.changes and any(timing.outputs or sides[impl].answer for impl, timing in timings.items()):
+            self.draw.change(True)
         for impl in filter(is_judged, timings):
             self.draw.poison(timings[impl].outputs.values())
+        for side in sides.values():
+            side.before = side.renew or side.before
 
     def judge_timed(self) -> None:
         """Compares the last timed call of each side with the truth of the changed inputs, or with a sample of it. If
         the case has no truth, C's call is compared with PyTorch's as well."""
         timed = [part for impl, part in self.parts.items() if impl in self.timed and part.status == "ok"]
         if self.changes and any(self.timed.values()):
-            self.draw.change()
+            self.draw.change(True)
         try:
             self._judge_timed(sorted(timed, key=lambda part: is_judged(part.impl)))
         except DeviceLost:
@@ -302,27 +309,27 @@ class Measurement:
             for part in timed:
                 part.message = f"not judged: {status_of(error)[1]}" if is_judged(part.impl) else part.message
         finally:
-            self.draw.change_back()
+            self.draw.change(False)
 
     def _judge_timed(self, timed: Sequence[Part]) -> None:
         truth = (self.truth() if callable(self.truth) else self.truth) if any(self.timed.values()) else {}
         theirs: dict[str, Outputs] = {}
         for part in timed:
-            outputs = {} if part.side.steps else self.timed[part.impl]  # each side begins with other moments
+            outputs = self.timed[part.impl]
             exact = {"the truth": {name: (outputs[name], truth[name]) for name in outputs if name in truth}}
             if self.sample and outputs:
                 exact["the truth"] |= self.sample(outputs)
             for impl, other in theirs.items() if is_judged(part.impl) and not truth else ():
                 exact[impl] = {name: (outputs[name], other[name]) for name in outputs if name in other}
-            found = timed_complaints(exact, EPS.get(self.case.get("dtype")))
+            found = timed_complaints(exact, EPS.get(self.case.get("dtype")), self.rules)
             if found:
                 part.status, part.message = "failed", summary(found)
             elif not is_judged(part.impl):
-                theirs |= {} if theirs else {part.impl: outputs}
+                theirs |= {} if theirs or not outputs else {part.impl: outputs}
             elif any(exact.values()):
                 part.measured["timed"] = "judged"
             elif "error" not in self.measure:
-                part.message = "not judged: its timed calls hand out no answer"
+                part.message = "not judged: no answer of its timed calls has another to be compared with"
 
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
         """Statistics and rates of the samples; of sides that alternated, the ratio to the reference by sample."""

@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from parity.core import DTYPES, NAMES
+from parity.core import DTYPES, NAMES, sampled, within
 from ref import transformer as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
@@ -33,6 +33,11 @@ def c_switches(graph=False, keep="most", gradients="held", update="after", **mor
     "transient", in the memory of dead activations. update: "after" the backward pass, "along" with it or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
 
+
+# Of a timed step, in relative L2: how far its loss, logits and updates of a weight tensor may be from the
+# right ones. AdamW's first steps move a weight fully even if rounding decides the sign of its gradient. So
+# updates of one step of `small` in mixed precision are off float64's by up to 0.11, in PyTorch as in C.
+TIMED_WITHIN = {"f32": (1e-4, 1e-4, 0.2), "tf32": (1e-3, 0.01, 0.3), "16 bits": (0.01, 0.05, 0.5)}
 
 # The step whose time the pages boast of.
 AS_TIMED = c_switches(graph=True, keep="all", gradients="transient", update="along")
@@ -82,17 +87,19 @@ def load_state_dict(c, model, state):
         c.td_transformer_write(model, index, tensor)
 
 
-def state_dict(c, model, what="data", read=None):
-    """New tensors of the parameters, or with what="grad" of gradients. `read` fills that of an index."""
+def state_dict(c, model, what="data", read=None, take=lambda x: x):
+    """New tensors of the parameters, or with what="grad" of gradients. `read` fills that of an index. `take`: what is
+    kept of each."""
     read = read or functools.partial(c.td_transformer_read, model)
     state = {}
     for index, (name, parameter) in enumerate(parameters(c, model).items()):
         dtype = c.ffi.string(c.td_dtype_name(parameter.grad_dtype if what == "grad" else parameter.dtype))
-        state[name] = torch.empty(shape_of(parameter), dtype=DTYPES[dtype.decode()], device=c.on.torch)
+        tensor = torch.empty(shape_of(parameter), dtype=DTYPES[dtype.decode()], device=c.on.torch)
         if what == "grad":
-            c.td_device_copy(c.device, state[name], parameter.grad, state[name].nbytes)
+            c.td_device_copy(c.device, tensor, parameter.grad, tensor.nbytes)
         else:
-            read(index, state[name])
+            read(index, tensor)
+        state[name] = take(tensor)
     return state
 
 
@@ -140,8 +147,11 @@ class TandemTrainer:
 
     def logits(self, ids, targets):
         self.load(ids, targets)
+        return self.read(self.forward(), ids.shape)
+
+    def read(self, logits, shape):
         dtype = self.case.dtype.removesuffix("_mixed")  # of the products
-        return self.c.tensor(self.forward(), (*ids.shape, self.case.vocab), dtype)
+        return self.c.tensor(logits, (*shape, self.case.vocab), dtype)
 
     def backward(self):
         self.c.td_train_backward(self.train)
@@ -188,6 +198,18 @@ def torch_model(case, state, dtype=None, **options):
     return model
 
 
+def timed_rules(case):
+    limits = TIMED_WITHIN.get(case.dtype, TIMED_WITHIN["16 bits"])
+    return {
+        name: within(rel_l2=limit) for name, limit in zip(("loss", "logits", "update.*"), limits, strict=True)
+    }
+
+
+def moved(state, samples):
+    """How far sampled weights are from those of `state`."""
+    return {f"update.{name}": (x.double() - sampled(state[name]).double()) for name, x in samples.items()}
+
+
 def autocast(case, device):
     """What PyTorch does for bf16_mixed, and nothing for any other dtype."""
     return torch.autocast(device.type, torch.bfloat16, enabled=case.dtype == "bf16_mixed")
@@ -196,6 +218,12 @@ def autocast(case, device):
 def torch_options(adamw=ADAMW):
     options = {name: adamw[name] for name in ("lr", "eps", "weight_decay")}
     return options | {"betas": (adamw["beta1"], adamw["beta2"])}
+
+
+def forget(optimizer):
+    """Back to step 0, in the tensors that a captured step reads."""
+    for state in optimizer.state.values() if optimizer else ():
+        state.update({key: x.zero_() if isinstance(x, torch.Tensor) else 0 for key, x in state.items()})
 
 
 def torch_adamw(model):

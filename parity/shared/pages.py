@@ -119,10 +119,12 @@ def apart_of(record) -> float | None:
 
 
 def mark(row, record, name: str = "") -> None:
-    """Names a side under the row's `noisy` if its samples lie too far apart, or its machine was loaded."""
-    if record and noisy(record):
+    """Names a side under the row's `noisy` if its samples lie too far apart, its machine was loaded, or its answer was
+    not judged."""
+    unjudged = " (not judged)" * (record or {}).get("message", "").startswith("not judged")
+    if record and (noisy(record) or unjudged):
         names = row["noisy"].split(", ") if "noisy" in row else []
-        row["noisy"] = ", ".join(dict.fromkeys([*names, name or record["impl"]]))
+        row["noisy"] = ", ".join(dict.fromkeys([*names, (name or record["impl"]) + unjudged]))
 
 
 def tabled(

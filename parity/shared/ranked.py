@@ -6,14 +6,16 @@ import functools
 import torch
 import torch.distributed as dist
 
-from parity.core import Case, Side, equal
+from parity.core import Case, Side, equal, sampled
 from parity.shared.model import (
     ADAMW,
     TandemTrainer,
     autocast,
     c_switches,
     initial_state,
+    moved,
     state_dict,
+    timed_rules,
     torch_model,
     torch_options,
 )
@@ -130,11 +132,11 @@ class RankTrainer(TandemTrainer):
         if self.shard is not None and not self.switches["graph"]:
             self.c.td_shard_link_finish(self.shard)
 
-    def weights(self):
+    def weights(self, **how):
         """Whole, on every rank."""
         self.c.td_train_settle(self.train)
         read = functools.partial(self.c.td_shard_gather, self.shard) if self.split == "full" else None
-        return state_dict(self.c, self.model, read=read)
+        return state_dict(self.c, self.model, read=read, **how)
 
     def windows(self):
         """How many blocks of memory collectives go from GPU to GPU of."""
@@ -378,7 +380,8 @@ def timed_step(case, draw, c, optimizer=None):
     """A step of every side that the case's config names, on one random batch a rank. C's run on its own stream, as its
     users' do: a step's products go ahead of its updates, and its collectives ahead of both."""
     state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
-    ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
+    batches = draw_batches(case, draw, 1)
+    ids, targets = batches[0][c.ranks.rank]
 
     def tandem(backend, whole=False):
         trainer, found = RankTrainer(case, c, backend, whole), {}
@@ -395,11 +398,21 @@ def timed_step(case, draw, c, optimizer=None):
             trainer.step(ids, targets)
             return {}
 
+        def renew():
+            trainer.c.own_stream(False)  # in order with the changes of `state`
+            trainer.begin(state)
+            trainer.c.own_stream(True)
+
+        def answer():
+            trainer.c.own_stream(False)
+            return {"loss": trainer.loss()} | moved(state, trainer.weights(take=sampled))
+
         def close():
             trainer.close()
             trainer.c.own_stream(False)
 
-        return Side(call, open=begin, close=close, record=lambda: found)
+        how = dict(renew=renew, answer=answer)
+        return Side(call, open=begin, close=close, record=lambda: found, **how)
 
     def torch_side(switches):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
@@ -422,7 +435,15 @@ def timed_step(case, draw, c, optimizer=None):
 
         return Side(call, open=begin, close=trainer.close)
 
-    sides = sides_of(draw.device.type, tandem)
+    def truth():
+        """In turn models are large, and f64 might not fit."""
+        losses, weights = alone(case, state, batches, None if case.in_turn else torch.float64)
+        samples = {name: sampled(weight) for name, weight in weights.items()}
+        return {"loss": torch.tensor([float(losses[0][c.ranks.rank])], device=draw.device)} | moved(
+            state, samples
+        )
+
+    sides = sides_of(draw.device.type, tandem) | {"truth": truth, "rule": timed_rules(case)}
     unsplit = {whole_of(f"c_{backend}"): backend for backend in BACKENDS[draw.device.type]}
     sides |= {side: tandem(backend, whole=True) for side, backend in unsplit.items() if side in case.config}
     return sides | {side: torch_side(switches) for side, switches in case.config.items() if side not in sides}
