@@ -430,6 +430,46 @@ TD_BODY(gemms_leave_sms_to_other_work)
     td_device_reserve_sms(gpu, TD_SMS_COLLECTIVES, 0);
 }
 
+/* A measured algorithm is for one card, one version of cuBLASLt and one GEMM. Elsewhere cuBLASLt chooses. */
+TD_BODY(gemms_use_measured_algorithms)
+{
+    static _Alignas(256) float x[128];
+    const uint64_t measured = UINT64_C(5) << 32 | 2 << 16 | 201;
+    static const struct {
+        const char *card;
+        size_t version;
+        int64_t n;
+        bool refuses, unaligned;
+    } cases[] = {{"NVIDIA H100 80GB HBM3", 130100, 12800, false, false},
+                 {"NVIDIA H200", 130100, 12800, false, false},
+                 {"NVIDIA H100 80GB HBM3", 130200, 12800, false, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12801, false, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12800, true, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12800, false, true}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const td_gemm_shape shape = {.batch = 1,
+                                     .m = 2048,
+                                     .n = cases[i].n,
+                                     .k = 1600,
+                                     .trans_b = true,
+                                     .alpha = 1,
+                                     .dtype = TD_BF16,
+                                     .out_dtype = TD_BF16};
+
+        td_double.card = cases[i].card;
+        td_double.lt_version = cases[i].version;
+        td_double.refuses_cluster = cases[i].refuses;
+        assert_int_equal(open_gpu(NULL), 0);
+        td_double.algorithm = 1;
+        td_assert_ok(td_gemm(gpu, &shape, x + 32 * cases[i].unaligned, x, x + 64, x));
+        assert_int_equal(td_double.algorithm, i == 0 ? measured : 0);
+        assert_int_equal(close_gpu(NULL), 0);
+    }
+    td_double.card = NULL;
+    td_double.refuses_cluster = false;
+}
+
 TD_BODY(gemms_of_every_length_use_bounded_memory)
 {
     enum { LENGTHS = 20000, MOST = 512 };
@@ -542,6 +582,7 @@ int main(void)
         cmocka_unit_test(updates_go_between_collectives_and_gemms),
         cmocka_unit_test_setup_teardown(a_models_gemms_are_described_once, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(gemms_leave_sms_to_other_work, open_gpu, close_gpu),
+        cmocka_unit_test(gemms_use_measured_algorithms),
         cmocka_unit_test_setup_teardown(gemms_of_every_length_use_bounded_memory, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(more_than_a_grid_holds_is_refused, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(as_much_as_a_grid_holds_is_launched, open_gpu, close_gpu),

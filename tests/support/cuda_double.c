@@ -52,6 +52,8 @@ cudaError_t __wrap_cudaGetDeviceProperties(struct cudaDeviceProp *properties, in
 {
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "double %d", device);
+    if (td_double.card)
+        snprintf(properties->name, sizeof properties->name, "%s", td_double.card);
     properties->major = 8;
     properties->minor = 6;
     properties->multiProcessorCount = 100;
@@ -317,12 +319,32 @@ static cublasStatus_t lt_matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t de
 {
     const void *const used[] = {desc, a_layout, b_layout, c_layout, d_layout};
 
-    (void)handle, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)d, (void)algo, (void)work,
-        (void)bytes, (void)stream;
+    (void)handle, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)d, (void)work, (void)bytes,
+        (void)stream;
+    td_double.algorithm = algo->data[0];
     (void)on_gpu("cublasLtMatmul");
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         assert_int_equal(*(const unsigned *)used[i], LIVE);
     td_double.products++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static size_t lt_version(void)
+{
+    return td_double.lt_version;
+}
+
+static cublasStatus_t lt_algo_set(cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                  const void *value, size_t bytes)
+{
+    uint32_t number = 0;
+
+    memcpy(&number, value, bytes);
+    if (td_double.refuses_cluster && attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    algo->data[0] |= (uint64_t)number << (attribute == CUBLASLT_ALGO_CONFIG_TILE_ID         ? 0
+                                          : attribute == CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION ? 16
+                                                                                            : 32);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -407,7 +429,9 @@ static const struct {
 } lt_functions[] = {{"cublasLtCreate", (function)lt_create},
                     {"cublasLtDestroy", (function)lt_destroy},
                     {"cublasLtGetStatusString", (function)lt_text},
+                    {"cublasLtGetVersion", (function)lt_version},
                     {"cublasLtMatmul", (function)lt_matmul},
+                    {"cublasLtMatmulAlgoConfigSetAttribute", (function)lt_algo_set},
                     {"cublasLtMatmulAlgoGetHeuristic", (function)lt_heuristic},
                     {"cublasLtMatmulDescCreate", (function)lt_desc},
                     {"cublasLtMatmulDescDestroy", (function)lt_desc_forget},
