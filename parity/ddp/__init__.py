@@ -101,10 +101,11 @@ def laptop_ways(profile):
 
 def xl_ways(profile):
     """The assignment's: xl on two GPUs, batch 2 a rank. On more GPUs: the usual buckets alone."""
-    xl = {"size": "xl"} | extents("xl")[0] | dict(batch=2, context=128)
+    xl = {"size": "xl"} | extents("xl")[0]
     for ranks, (dtype, optimizer, sizes) in product(ranked.XL_RANKS[profile], XL_WAYS):
         for strategy, way in ways(sizes if ranks == 2 else [usual_mb("cuda", dtype)]):
-            yield xl | way | dict(strategy=strategy, ranks=ranks, dtype=dtype, optimizer=optimizer)
+            keys = dict(batch=2, context=128, ranks=ranks, strategy=strategy, dtype=dtype, optimizer=optimizer)
+            yield xl | way | keys
 
 
 def ways(sizes, strategies=STRATEGIES):
