@@ -190,8 +190,9 @@ def answer(page, timed):
         flash=mine.get(last, {}).get("flash_mib"),
         batch=BATCH,
         matrix=kept.get("matrix_mib"),
-        peak=peak,
+        peak=peak if peak == peak else None,
         rows=BATCH * last * HEAD_DIM * 4 / MIB if last else None,
+        end_matrix=BATCH * told["end"] ** 2 * 4 / 2**30 if told["end"] else None,
     )
 
 
@@ -229,4 +230,5 @@ def compared(grid):
             if head_dim == HEAD_DIM and phase == "forward":
                 fused = Comparison.of(sides.get("c_flash"), sides.get("c"))
                 found = {"seq": seq, "gain": gain, "fused": fused}
+    found |= {f"{phase}_count": len(ratios) for phase, ratios in gains.items()}
     return found | {f"{phase}_mean": geomean(ratios) for phase, ratios in gains.items()}

@@ -1,5 +1,6 @@
 """Where the memory of a pass goes: peaks of passes and steps, sizes of tensors, and what one block saves."""
 
+import re
 from contextlib import closing
 
 import torch
@@ -421,6 +422,17 @@ def report_largest(page, f32):
     page.say(**told)
 
 
+def scores_of(record):
+    """PyTorch's largest saved tensor, if it is a matrix of scores, in MiB, and what the formula says of it."""
+    values = values_of(record)
+    if not re.search(r"x(\d+)x\1$", values.get("saved 1 name", "")):
+        return {}
+    case = record["case"]
+    expected = case["batch"] * case["heads"] * case["context"] ** 2 * 4 / MIB
+    share = values["saved 1"] / values["saved"]
+    return {"scores": in_mib(values, "saved 1"), "scores_share": share, "expected": expected}
+
+
 def report_saved(page, f32):
     page.section("memory_profiling (f)")
     forward = f32.only(**{"pass": "forward"}).where(lambda r: values_of(r).get("saved"))
@@ -454,4 +466,5 @@ def report_saved(page, f32):
             first=values["saved 1 name"].replace("layers.0.", ""),
             share=values["saved 1"] / values["saved"],
             gradients=gradients,
+            **scores_of(at_longest.get("torch_eager")),
         )

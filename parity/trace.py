@@ -380,7 +380,13 @@ def report_times(page, profiled, both, case):
     order = [f"{impl} {what}" for impl in BOTH for what in ("clock (ms)", "profiler (ms)", "difference")]
     page.table(rows_of(profiled, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
     theirs = profiled.only(impl="torch_eager").where(values_of).records
+    lost = [r for r in profiled.records if not values_of(r)]
     page.say(
+        gpu=on_gpu(profiled),
+        lost=[
+            "{} of {size} at context {context}: {status}".format(r["impl"], **r["case"], status=r["status"])
+            for r in lost
+        ],
         **case,
         **{name: times(record) for name, record in both.items()},
         most=max((abs(apart(record)) for record in both.values()), default=None),
@@ -503,19 +509,21 @@ def report_others(page, both, case):
             if found:
                 largest.setdefault(found["class"], found)
         total, others = sum(times.values()), {k: ms for k, ms in times.items() if k != "matmul"}
+        named = [k for k in (kernel_of(record, "forward", i) for i in range(1, KERNELS + 1)) if k]
+        named = [k for k in named if k["class"] != "matmul"]
         for kind, ms in others.items():
             if total and ms >= 0.001 * total:
                 row = {"side": record["impl"], "class": kind, "ms": ms, "share": percent(ms / total)}
                 first = largest.get(kind, {}).get("kernel", "")
                 rows.append(row | {"largest kernel among the first five": first})
         if others and total:
-            most = max(others, key=others.get)
-            told[name] = {"class": most, "ms": others[most], "share": others[most] / total}
-            told[name] |= {"all": sum(others.values()) / total, "first": largest.get(most)}
+            told[name] = {"all": sum(others.values()) / total}
+            told[name]["rest"] = told[name]["all"] - sum(k["share"] for k in named)
+            told[name]["named"] = [f"`{k['kernel']}` {percent(k['share'])}" for k in named[:4]]
     if case:
         page.note("{size}, context {context}, f32, the forward pass:".format(**case))
     page.table(rows, "others")
-    page.say(**told)
+    page.say(**told, kernels=KERNELS)
 
 
 def shares(record):

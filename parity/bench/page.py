@@ -5,7 +5,7 @@ import itertools
 from parity.bench.drivers import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.cards import peak_of
 from parity.core.clock import statistics
-from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
+from parity.core.comparison import ADAMW_BYTES, clean, differing, ms_of
 from parity.core.tables import Spread
 from parity.shared.model import extents
 from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, tabled
@@ -26,7 +26,7 @@ def report(page, records):
     report_phases(page, warm)
     report_warmup(page, grid)
     report_precision(page, warm)
-    report_compiled(page, compiled)
+    report_compiled(page, compiled, warm)
     report_checkpoints(page, records.only("gradient_checkpointing").records)
     page.method("steps")
 
@@ -84,25 +84,26 @@ def report_phases(page, warm):
     ended = [r for r in asked.only(impl="torch_eager").records if r["status"] == "oom"]
     lost = list(dict.fromkeys(r["case"]["size"] for r in ended))
     if lost:
-        page.lacks(f"PyTorch's {', '.join(lost)} in f32 on {page.machine}: out of memory")
+        page.lacks(
+            f"PyTorch's {', '.join(lost)} in f32: out of memory beside the weights that our harness holds"
+        )
     for what, sizes in fewer.items():
         if sizes:
             page.lacks(f"{max(sizes.values())} {what} steps of {', '.join(sizes)}: fewer were run")
     sizes = [size for size in asked.values("size") if clean(asked.first(impl="c", size=size))]
-    ends, longer, spreads = {}, {}, {}
-    for name, size in (("small", sizes[0]), ("large", sizes[-1])) if sizes else ():
+    ends, spreads = {}, {}
+    both = [size for size in sizes if phase_ms(asked.first(impl="torch_eager", size=size), "forward")]
+    named = (("small", sizes[:1]), ("large", sizes[-1:]), ("most", both[-1:]))
+    for name, size in ((name, size) for name, found in named for size in found):
         ends[name] = {"size": size, "torch": phase_ms(asked.first(impl="torch_eager", size=size), "forward")}
         ends[name] |= {phase: phase_ms(asked.first(impl="c", size=size), phase) for phase in PHASES[:2]}
     for record in filter(clean, asked.records):
         found = {name: of for name, of in phases_of(record).items() if name in PHASES[:2] and of.mean}
-        if len(found) == 2:
-            longer.setdefault(record["impl"], []).append(found["backward"].mean / found["forward"].mean)
         for phase, spread in found.items():
             told = (spread.std / spread.mean, phase, record["case"]["size"], spread)
             spreads[record["impl"]] = max(told, spreads.get(record["impl"], told))
     page.say(
         **ends,
-        longer={impl: geomean(ratios) for impl, ratios in longer.items()},
         spreads=spreads,
         several=len(sizes) > 1,
         cold=list(fewer["warm-up"]),
@@ -215,13 +216,13 @@ def report_precision(page, warm):
     )
 
 
-def report_compiled(page, compiled):
+def report_compiled(page, compiled, others):
     page.section("torch_compile (b)")
     steps, forward = (compiled.only(**{"pass": what}) for what in ("step", "inference"))
     ms, order = dict.fromkeys(ORDER, "ms"), ["dtype", "size", *ORDER]
     page.note(
-        f"A training step, batch 4, context {WHOLE_CONTEXT}. The clock waits for the device once a step; in "
-        "benchmarking_mixed_precision (c) it waits after each phase, in other runs, so its times differ."
+        f"A training step, batch 4, context {WHOLE_CONTEXT}. Eager has scores in memory and AdamW as a loop; the "
+        "compiled sides have fused attention and a fused AdamW as well."
     )
     page.table(steps.wide(["dtype", "size"], "ms"), "steps_bf16_mixed", order, ms, expected=5)
     page.note("The forward pass alone, without gradients:")
@@ -245,11 +246,11 @@ def report_compiled(page, compiled):
         title=f"A training step, batch 4, context {WHOLE_CONTEXT}, bf16 mixed precision",
         stacked=False,
     )
-    page.say(step=said_of(steps), forward=said_of(forward))
+    page.say(step=said_of(steps, others), forward=said_of(forward, others))
 
 
-def said_of(records):
-    """The largest size that eager and compiled PyTorch have clean times of; and the smallest, if it gains more."""
+def said_of(records, others):
+    """The largest size that eager and compiled PyTorch have clean times of, and the smallest; what else differs."""
     sizes = {size: sides for (size,), sides in by_case(records, ["size"]).items()}
     usable = {
         s: sides for s, sides in sizes.items() if fastest(sides, COMPILED) and clean(sides.get("torch_eager"))
@@ -257,13 +258,15 @@ def said_of(records):
     if not usable:
         return None
     (least, *_), (*_, size) = usable, usable
-    gains = [
-        Comparison.of(usable[s]["torch_eager"], fastest(usable[s], COMPILED)).ratio for s in (least, size)
-    ]
     told, small = ({impl: ms_of(r) for impl, r in usable[s].items()} | {"size": s} for s in (size, least))
     mine, best = (fastest(usable[size], impls) for impls in (ORDER[:3], COMPILED))
-    told |= {"c": ms_of(mine), "comparison": Comparison.of(mine, best)}
-    return told | {"small": small if gains[0] > gains[1] else None}
+    eager, compiled = usable[size]["torch_eager"], usable[size].get("torch_compile")
+    told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(mine, best)}
+    told |= {"differ": differing(compiled, eager), "small": small if least != size else None}
+    same = {name: eager["case"][name] for name in ("size", "context", "dtype", "pass")}
+    again = [ms for ms in map(ms_of, others.only(impl="torch_eager", **same).records) if ms]
+    apart = max((abs(ms / ms_of(eager) - 1) for ms in again), default=0.0)
+    return told | ({"others": again, "apart": apart} if apart > 0.05 else {})
 
 
 def fastest(sides, impls):

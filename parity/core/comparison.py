@@ -45,6 +45,31 @@ class Comparison:
         return cls(ms["median"], other["median"], low, high)
 
 
+def differing(mine: Mapping | None, theirs: Mapping | None) -> list[str]:
+    """What differs between two sides besides what their ratio is about, as "attention (fused, scores)". A setting that
+    one of them does not state is no difference."""
+    sides = [traits(record) for record in (mine, theirs) if record]
+    return [
+        f"{name} ({value}, {sides[1][name]})"
+        for name, value in (sides[0] if len(sides) == 2 else {}).items()
+        if sides[1].get(name, value) != value
+    ]
+
+
+def traits(record: Mapping) -> dict[str, str]:
+    """How a side computes, in the words of one list for C and PyTorch."""
+    config = record.get("config", {})
+    words = {"flash": "fused", "naive": "scores"}
+    found = {
+        name: words.get(config[name], config[name]) for name in ("attention", "optimizer") if name in config
+    }
+    captured = config.get("graph", config.get("captured", False))
+    found["capture"] = "one CUDA graph" if captured else "queued"
+    if "compressed" in config or record["case"].get("dtype") != "bf16_mixed":
+        found["gradients sent in"] = "bf16" if config.get("compressed") else "f32"
+    return found if config else {}
+
+
 def same_place(mine: Mapping, theirs: Mapping) -> bool:
     """Whether two records are of one machine with the same versions."""
     return all(mine.get(key) == theirs.get(key) for key in ("machine", "device", "host", "versions"))

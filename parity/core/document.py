@@ -3,7 +3,7 @@
 import base64
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Section:
     blocks: list[Text | Tabled | Figure] = field(default_factory=list)
     complete: bool = True  # whether everything that the question asks for was measured
     lacks: list[str] = field(default_factory=list)  # what was not
+    notes: list[str] = field(default_factory=list)  # sentences beyond those that the question asks for
 
     def rows(self) -> int:
         return sum(
@@ -58,6 +59,12 @@ class Section:
 
     def has_content(self) -> bool:
         return bool(self.answer) or any(getattr(block, "kind", "") != "small" for block in self.blocks)
+
+
+def anchor(heading: str) -> str:
+    """Where a heading is found, as GitHub makes it."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
 
 
 class Markdown:
@@ -119,6 +126,25 @@ class Markdown:
                 self.picture(block)
             else:
                 getattr(self, block.kind)(block.words)
+        if section.notes:
+            self.text(f"Notes: {' '.join(section.notes)}")
+        if section.lacks:
+            self.small(f"Not measured on this machine: {'; '.join(section.lacks)}.")
+
+    def contents(self, year: str, rows: Iterable[str]) -> None:
+        """Links to the answers of a handout. An id with several parts stands once."""
+        parts: dict[str, list[str]] = {}
+        for row in rows:
+            name, _, part = row.partition(" (")
+            parts.setdefault(name, []).append(self.inside(f"({part}" if part else name, row))
+        items = (
+            " ".join([*([] if links[0].count(name) else [name]), *links]) for name, links in parts.items()
+        )
+        self.parts.append(self.TEXT.format(f"{year}: {'; '.join(items)}."))
+
+    def inside(self, words: str, heading: str) -> str:
+        """A link to a heading of this document."""
+        return f"[{words}](#{anchor(heading)})"
 
     def drawn(self, figure: Figure, form: str) -> str:
         """The picture's path from the document."""
@@ -154,7 +180,10 @@ code{background:#f2f2f2;padding:0 .2em}"""
         super().working(html.escape(lines))
 
     def heading(self, level: int, words: str) -> None:
-        self.parts.append(f"<h{level}>{self.inline(words)}</h{level}>")
+        self.parts.append(f'<h{level} id="{anchor(words)}">{self.inline(words)}</h{level}>')
+
+    def inside(self, words: str, heading: str) -> str:
+        return f'<a href="#{anchor(heading)}">{self.inline(words)}</a>'
 
     def picture(self, figure: Figure) -> None:
         data = base64.b64encode(plot.save(figure.draw(), "svg")).decode()
@@ -185,6 +214,9 @@ class Latex(Markdown):
 
     def heading(self, level: int, words: str) -> None:
         self.parts.append(f"\\{(level - 1) * 'sub'}section*{{{self.inline(words)}}}\n")
+
+    def contents(self, year: str, rows: Iterable[str]) -> None:
+        pass  # pages have numbers
 
     def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
         self.parts.append(table.render("latex", caption, f"tab:{label}" if label else ""))

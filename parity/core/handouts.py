@@ -60,6 +60,23 @@ HANDOUTS = {
         "leaderboard (2026)": "How long is a training step of the 8B model on two GPUs?",
     },
 }
+# How many sentences an answer may have, if a handout says so; the others stand under its table as notes.
+SENTENCES = {
+    **dict.fromkeys(("benchmarking_script (b)", *(f"nsys_profile ({part})" for part in "abcde")), 2),
+    **dict.fromkeys(("memory_profiling (d)", "memory_profiling (e)", "minimal_ddp_flat_benchmarking"), 2),
+    "ddp_overlap_individual_parameters_benchmarking (a)": 2,
+    **dict.fromkeys(("benchmarking_script (c)", "mixed_precision_accumulation"), 3),
+    **dict.fromkeys((f"benchmarking_mixed_precision ({part})" for part in "bc"), 3),
+    **dict.fromkeys((f"memory_profiling ({part})" for part in "ac"), 3),
+    "distributed_communication_single_node": 3,
+    **dict.fromkeys((f"optimizer_state_sharding_accounting ({part})" for part in "abc"), 3),
+    "pytorch_attention": 8,  # two paragraphs
+    "communication_accounting": 10,  # three sentences and a paragraph
+    "gradient_checkpointing": 10,  # twice five
+    "fsdp_accounting": 6,  # twice three
+    "alternate_ring_all_reduce": 1,
+}
+USUAL = 4
 QUESTIONS = {row: question for rows in HANDOUTS.values() for row, question in rows.items()}
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from parity.core import plot, words
 from parity.core.case import BAD, ParityError, case_name, is_judged
 from parity.core.comparison import Rates
-from parity.core.document import Figure, Markdown, Section, Tabled, Text
+from parity.core.document import Figure, Markdown, Section, Tabled, Text, anchor
 from parity.core.escape import escape
 from parity.core.files import write_whole
-from parity.core.handouts import QUESTIONS, deliverable_of
+from parity.core.handouts import QUESTIONS, SENTENCES, USUAL, deliverable_of
 from parity.core.identity import host_words
 from parity.core.record import FILE, RecordError
 from parity.core.sides import explained, sides_note
@@ -55,9 +55,10 @@ class Page:
         self.section("", text)
 
     def say(self, **values: Any) -> None:
-        """The answer, from the templates of parity/words/<module>.j2 for the section's row, and from "## <row> working"
-        the steps to it."""
-        self._now.answer += words.sentences(self.module, self._now.row, values)
+        """The answer, from the templates of parity/words/<module>.j2 for the section's row, the notes that follow it
+        there, and from "## <row> working" the steps to it."""
+        found, most = words.sentences(self.module, self._now.row, values), SENTENCES.get(self._now.row, USUAL)
+        self._now.answer, self._now.notes = found[:most], found[most:]
         lines = words.lines(self.module, f"{self._now.row} working", values)
         if any(lines):
             self._now.blocks.append(Text("\n".join(lines).strip("\n"), "working"))
@@ -149,12 +150,6 @@ class Page:
         return [section for section in self.sections if section.has_content()]
 
 
-def anchor(heading: str) -> str:
-    """Where a heading is found, as GitHub makes it."""
-    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
-    return kept.replace(" ", "-")
-
-
 def heading_of(section: Section) -> str:
     return f"{section.row}: {section.question}" if section.row else section.question
 
@@ -170,20 +165,26 @@ def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
     return _write(path, out.getvalue())
 
 
-def of_module(records: Iterable[Mapping], name: str) -> list[Mapping]:
-    """A module's records. On GPUs: the records of the newest record's card, because cards are not compared."""
+def of_module(records: Iterable[Mapping], name: str, joined: bool = False) -> list[Mapping]:
+    """A module's records. On GPUs: the records of the newest record's card, because cards are not compared, unless
+    folders of several machines are `joined`."""
     mine = [record for record in records if record["module"] == name]
+    if joined:
+        return mine
     newest = max(mine, key=lambda record: record.get("time", ""), default={})
     return [r for r in mine if r.get("machine") == newest.get("machine")] if "device" in newest else mine
 
 
 def pages_of(
-    modules: Mapping[str, ModuleType], records: Sequence[Mapping], only: Sequence[str] = ()
+    modules: Mapping[str, ModuleType],
+    records: Sequence[Mapping],
+    only: Sequence[str] = (),
+    joined: bool = False,
 ) -> tuple[dict[str, Page], list[str]]:
     """The pages of the modules that have records, unwritten, and what went wrong."""
     pages, broken = {}, []
     for name, module in modules.items():
-        mine = of_module(records, name)
+        mine = of_module(records, name, joined)
         if not mine or (only and name not in only):
             continue
         machines = {record.get("machine") for record in mine}

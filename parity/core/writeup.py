@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from parity.core import report, sweep
-from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled
+from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, anchor
 from parity.core.files import write_whole
 from parity.core.handouts import HANDOUTS, QUESTIONS, deliverable_of
 from parity.core.record import FILE, RecordError, key_of, load
@@ -50,7 +50,7 @@ class Found:
     def key(self) -> tuple:
         """The larger, the better, by the rule above. Machines that are joined have all that each of them has."""
         joined, complete = " and " in self.machine.name, self.section.complete
-        sentences = 0 if complete else len(self.section.answer)
+        sentences = 0 if complete else len(self.section.answer) + len(self.section.notes)
         return joined, complete, sentences, self.machine.rank(), self.section.rows()
 
 
@@ -84,7 +84,7 @@ def sections_of(
                 mine = {key_of(r): r for r in report.of_module(part.records, name)}
                 whole |= {key: r for key, r in mine.items() if r["status"] == "ok" or key not in whole}
             joined = Machine(" and ".join(m.name for m in parts), list(whole.values()))
-            pages, wrong = report.pages_of({name: module}, joined.records)
+            pages, wrong = report.pages_of({name: module}, joined.records, joined=True)
             broken += wrong
             collect(found, pages, joined)
     return found, broken
@@ -116,17 +116,22 @@ def write(
         raise report.ReportError(f"--out: '{path}' needs to end with {FORMATS[form].suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
-    if not only:
-        write_head(document, there)
     chosen = {row: max(found.get(row, ()), key=Found.key, default=None) for row in QUESTIONS}
-    for year, rows in HANDOUTS.items():
-        answers = {row: chosen[row] for row in rows if wanted(row, only) and chosen[row]}
-        if answers:
+    answers = {
+        year: {row: chosen[row] for row in rows if wanted(row, only) and chosen[row]}
+        for year, rows in HANDOUTS.items()
+    }
+    for year, of_year in answers.items():
+        if of_year:
+            document.contents(year, of_year)
+    for year, of_year in answers.items():
+        if of_year:
             document.heading(1, f"The handout of {year}")
-        for row, answer in answers.items():
+        for row, answer in of_year.items():
             write_section(document, row, answer)
     if not only:
         write_missing(document, chosen)
+        write_method(document, there)
     write_whole(path, document.whole())
     written = [path, *document.files]
     if not only and form == "md":
@@ -143,7 +148,8 @@ def wanted(row: str, only: Sequence[str]) -> bool:
     return not only or row in only or deliverable_of(row) in only
 
 
-def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
+def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
+    document.heading(1, "How it was measured")
     document.text(
         "Every answer is formed from records by `python -m parity writeup`. Times are in ms, and medians if the table "
         f"does not say means; memory is in MiB (2^20 bytes). {RULE} A column `noisy` names results whose samples "
@@ -209,7 +215,8 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
     for year, rows in HANDOUTS.items():
         lines = []
         for row in rows:
-            line = {"row": row} | {f"[{m.name}]({m.name}/README.md)": "" for m in machines}
+            line = {"row": f"[{row}]({NAME}.md#{anchor(row)})" if row in found else row}
+            line |= {f"[{m.name}]({m.name}/README.md)": "" for m in machines}
             for of in found.get(row, ()):
                 folder = of.machine.name
                 head = f"[{folder}]({folder}/README.md)"

@@ -104,7 +104,9 @@ def xl_ways(profile):
     xl = {"size": "xl"} | extents("xl")[0]
     for ranks, (dtype, optimizer, sizes) in product(ranked.XL_RANKS[profile], XL_WAYS):
         for strategy, way in ways(sizes if ranks == 2 else [usual_mb("cuda", dtype)]):
-            keys = dict(batch=2, context=128, ranks=ranks, strategy=strategy, dtype=dtype, optimizer=optimizer)
+            keys = dict(
+                batch=2, context=128, ranks=ranks, strategy=strategy, dtype=dtype, optimizer=optimizer
+            )
             yield xl | way | keys
 
 

@@ -1,9 +1,10 @@
 """The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
+from itertools import product
 from typing import Any, NamedTuple
 
 from parity.core import words
-from parity.core.comparison import ms_of
+from parity.core.comparison import Comparison, clean, ms_of
 from parity.shared.pages import MIB, on_gpu, report_proofs, setup, tabled
 
 PROOFS = {
@@ -151,12 +152,15 @@ def values_of(steps, strategy):
     values = min((r["values"] for r in found), key=lambda v: v["step"])
     shares = {f"{name}_share": values[name] / values["step"] for name in ("exposed", "collectives")}
     theirs = theirs_of(steps, strategy)
-    return values | shares | {"hidden": hidden(values), "theirs": min(theirs, default=None)}
+    found = values | shares | {"hidden": hidden(values), "theirs": min(map(ms_of, theirs), default=None)}
+    apart = [Comparison.of(*pair) for pair in product(theirs, theirs_of(steps, "naive"))]
+    found["spread"] = max((r["ms"]["std"] / r["ms"]["mean"] for r in theirs), default=None)
+    return found | {"equal": any(of and of.verdict == "equal" for of in apart)}
 
 
 def theirs_of(steps, strategy):
-    """PyTorch's steps with a strategy, in ms."""
-    return [ms for ms in map(ms_of, steps.timed.only(strategy=strategy, impl="torch_ddp").records) if ms]
+    """PyTorch's steps with a strategy, without noise."""
+    return steps.timed.only(strategy=strategy, impl="torch_ddp").where(clean).records
 
 
 def report_one(page, steps, strategies):
@@ -265,8 +269,15 @@ def report_buckets(page, steps):
     told["hidden"] = min(map(hidden, buckets), default=None)
     told["small"], told["large"] = (pick(buckets, key=lambda v: v["mb"], default={}) for pick in (min, max))
     theirs = [r["ms"] for r in timed.only(impl="torch_ddp").records if "ms" in r]
+    told["more_calls"] = more_calls(buckets) if steps.way.get("dtype") == "f32" else None
     told["spread"] = max((ms["std"] / ms["mean"] for ms in theirs), default=None)
     page.say(**steps.way, **told)
+
+
+def more_calls(buckets):
+    """The two smallest buckets of xl in f32, if neither holds two matrices, of which the smallest has 9.8 MiB."""
+    found = sorted((v for v in buckets if v["mb"] <= 10), key=lambda v: v["mb"])
+    return {"small": found[0], "large": found[-1]} if len(found) > 1 else None
 
 
 def steps_by_bucket(steps, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):

@@ -14,7 +14,8 @@ PARTS = (*STATE, "gathered", "reduced", "peak")
 PUBLISHED_MS, NAIVE_MS = 3837.0, 10_000.0
 LATE_MS = 0.02  # what two events of a GPU and the clock of collectives tell apart
 GATHER = CALLS.index("all_gather")
-NUMBERS = {"step": "step", "ideal": "without communication", "exposed_ms": "exposed", "stretch": "stretch"}
+NUMBERS = {"step": "step", "ideal": "without communication", "exposed_ms": "exposed"}
+NUMBERS |= {"waits_ms": "waits", "stretch": "slower compute"}
 
 
 def report(page, records):
@@ -164,11 +165,12 @@ def timed_of(records):
 
 
 def numbers_of(record):
-    """What communication takes of a step: exposed waits, and the rest, by which it stretches compute."""
+    """What communication takes of a step: exposed, as docs/ranks.md defines it; of that waits, and the rest, by which
+    compute takes longer."""
     values = record["values"]
-    exposed = values["waits"] + values["tail"]
+    exposed, waits = values["step"] - values["without"], values["waits"] + values["tail"]
     found = {"step": values["step"], "ideal": values["without"], "exposed_ms": exposed}
-    return found | {"stretch": values["step"] - values["without"] - exposed}
+    return found | {"waits_ms": waits, "stretch": exposed - waits}
 
 
 def gathers_of(series, rank):
@@ -219,8 +221,9 @@ def report_gathers(page, records):
     page.table(rows, "fsdp_gathers")
     if numbers:
         page.note(
-            "What communication takes of a step that is queued. exposed: a pass waits for weights, or the step for the "
-            "last gradients. stretch: the rest by which the step is longer than without communication."
+            "What communication takes of a step that is queued. exposed: the step less the same step without "
+            "communication. waits: a pass waits for weights, or the step for the last gradients. The rest is slower "
+            "compute."
         )
     page.table(numbers, "fsdp_exposed")
     if not rows:

@@ -1,6 +1,6 @@
 """The page of sharded optimizer state: proofs, memory at three points, steps, and what is sent."""
 
-from parity.core.comparison import Comparison, ms_of
+from parity.core.comparison import Comparison, differing, ms_of
 from parity.shard import full_page
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import PARTS, POINTS, elements_of
@@ -120,6 +120,7 @@ def report_steps(page, times):
             told = dict(zip(NAMES, key, strict=False)) | told
             told[key[-1]] = Comparison.of(found[mine], found[whole_of(mine)])
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
+            told.setdefault("differ", differing(found[mine], found.get("torch_zero")))
             told.setdefault("torch_ddp", ms_of(found.get("torch_ddp")))
     page.say(**told)
 

@@ -59,6 +59,7 @@ def held(records) -> dict:
         "judged": len(judged) or None,
         "used": max(used, default=None),
         "ratio": geomean(records.error_ratio()),
+        "ratios": sum(ratio > 0 for ratio in records.error_ratio()),
     }
 
 
