@@ -238,7 +238,7 @@ TD_TEST(the_device_is_shared_while_collectives_are_on_their_way)
 
 /* As the rows of tests/ddp_link.c, for what is compared only here. The last rows are repeated: a link that
  * changes the config must compare them too. */
-#define FIELDS                                                                                               \
+#define FIELDS(ROW)                                                                                          \
     ROW(options.kind, TD_SHARD_FLAT, "link: kind (0 tensors, 1 flat, 2 full): rank 1 has 1")                 \
     ROW(options.bucket_mb, 0.001, "link: bucket_mb: rank 1 has 0.001")                                       \
     ROW(options.prefetch, 2, "link: prefetch: rank 1 has 2, where rank 0 has 1")                             \
@@ -252,11 +252,7 @@ TD_TEST(the_device_is_shared_while_collectives_are_on_their_way)
 
 TD_TEST(links_that_differ_are_named)
 {
-#define ROW(field, value, words) {#field, words},
-    static const struct {
-        const char *field, *words;
-    } rows[] = {FIELDS};
-#undef ROW
+    static const td_field rows[] = {FIELDS(TD_FIELD)};
 
     for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && shard_info.ranks > 1; i++) {
         const shard_setting s = {.name = "differ", .adamw = true, .micro_batches = 1};
@@ -275,11 +271,8 @@ TD_TEST(links_that_differ_are_named)
             config.groups = groups;
             config.group_count = 2;
         }
-#define ROW(field, value, words)                                                                             \
-    if (row++ == i && shard_info.rank == 1)                                                                  \
-        field = value;
-        FIELDS
-#undef ROW
+        const bool differs = shard_info.rank == 1;
+        FIELDS(TD_FIELD_SET)
         td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
         if (config.capture)
             td_as_if_gpu_once();

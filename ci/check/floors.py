@@ -14,6 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+INTERNAL = re.compile(
+    r"/\*\* Internal to ((?:impl/)?\w+/(?:[^:,]*? and \w+/)?)"
+)  # of these modules; "impl/": of all
 PUBLIC = "\nTD_BEGIN_DECLS"
 SEEN_BY_KERNELS = {"base", "device", "ops", "attention"}
 DECLARATIONS = "base/base.h"  # defines the macros that mark a public header
@@ -39,6 +42,12 @@ def may_use(cmake: str) -> dict[str, set[str]]:
     return floors
 
 
+def owners(header: Path) -> set[str]:
+    """The modules that the first line of a header names, as "Internal to ddp/ and shard/"; none: all may include it."""
+    said = INTERNAL.match(header.read_text())
+    return set(re.findall(r"(\w+)/", said[1])) - {"impl"} if said else set()
+
+
 def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
     found = []
     # cli/ may use every module and is no module of the library.
@@ -58,6 +67,10 @@ def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
                 found.append(f'{where}: "{included}" is no path from impl/')
             elif target not in allowed[module]:
                 found.append(f'{where}: includes "{included}", but {module} may not use {target}')
+            elif (mine := owners(impl / included)) and module not in mine:
+                found.append(
+                    f'{where}: includes "{included}", which is internal to {", ".join(sorted(mine))}'
+                )
     return found
 
 

@@ -40,6 +40,18 @@ class Floors(unittest.TestCase):
         (line,) = self.check({"impl/base/base.c": '#include "ops/ops.h"\n'})
         self.assertIn("base may not use ops", line)
 
+    def test_internal_headers_are_for_their_modules(self) -> None:
+        for said, names in (
+            ("base/", "base"),
+            ("impl/base/cuda*.c", "base"),
+            ("impl/", ""),
+            ("base/ and ops/", ""),
+        ):
+            files = {"impl/base/state.h": f"/** Internal to {said}: a state. */"}
+            found = self.check(files | {"impl/ops/ops.c": '#include "base/state.h"\n'})
+            self.assertEqual(len(found), 1 if names else 0, said)
+            self.assertIn(f"which is internal to {names}" if names else "", "".join(found))
+
     def test_relative_include_is_named(self) -> None:
         (line,) = self.check({"impl/ops/ops.c": '#include "../base/base.h"\n'})
         self.assertIn("no path from impl/", line)

@@ -73,7 +73,7 @@ td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, con
 
     TD_TRY(resolve_gemm(dev, shape, &resolved));
     TD_NOT_NULL(a, b, c);
-    TD_TRY(td_gemm_work_bytes(dev, shape, &bytes));
+    TD_TRY(WORK_BYTES(dev, gemm, &bytes, &resolved));
     TD_TRY(check_work(work, bytes));
     if (td_device_listened(dev))
         TD_TRY(td_gemm_cost(resolved.batch, resolved.m, resolved.n, resolved.k, resolved.dtype, &cost));

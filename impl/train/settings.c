@@ -1,5 +1,6 @@
 /* What must be the same in the trainers of all ranks. */
 #include "base/check.h"
+#include "base/names.h"
 #include "train/state.h"
 
 #include <math.h>
@@ -56,13 +57,11 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
     const td_transformer_config *model = &config->model;
     const td_model_size *size = &model->size;
     td_status status = TD_OK;
-    double attention = 0;
+    int attention;
     int64_t steps;
 
     TD_TRY(td_train_steps(train, &steps));
-    for (int i = 0; i < 2; i++)
-        if (strcmp(model->attention, attentions[i]) == 0)
-            attention = i;
+    TD_TRY(td_names_find("attention", attentions, sizeof *attentions, 2, model->attention, &attention));
     memcpy(out,
            (td_setting[]){{"d_model", (double)size->d_model},
                           {"d_ff", (double)size->d_ff},

@@ -40,8 +40,9 @@ static int area_count;
 
 void api_add(const char *name, td_status (*call)(void))
 {
-    if (entry_count < MOST_CALLS)
-        entries[entry_count++] = (struct entry){.name = name, .call = call};
+    if (entry_count == MOST_CALLS)
+        abort();
+    entries[entry_count++] = (struct entry){.name = name, .call = call};
 }
 
 /* ---- notes ---- */

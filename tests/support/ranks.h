@@ -60,4 +60,15 @@ td_comm_options td_ranks_options(td_comm_backend backend);
  * NULL with another backend, or with one rank. */
 td_comm *td_ranks_other(td_device *dev, const td_comm *comm, const char *name);
 
+/* Fields of which each has another value on one rank, and the words that name it: FIELDS(ROW) is a list of
+ * ROW(field, value, words). FIELDS(TD_FIELD) fills an array. FIELDS(TD_FIELD_SET) sets field number i if
+ * `differs`; `row` is 0 before. */
+typedef struct td_field {
+    const char *field, *words;
+} td_field;
+#define TD_FIELD(field, value, words) {#field, words},
+#define TD_FIELD_SET(field, value, words)                                                                    \
+    if (row++ == i && differs)                                                                               \
+        field = value;
+
 #endif

@@ -20,7 +20,7 @@
     static void name(void **state);                                                                          \
     __attribute__((constructor)) static void add_##name(void)                                                \
     {                                                                                                        \
-        td_tests[td_test_count++] = (struct CMUnitTest)cmocka_unit_test(name);                               \
+        *td_next_test() = (struct CMUnitTest)cmocka_unit_test(name);                                         \
     }                                                                                                        \
     TD_BODY(name)
 #define td_run_tests(group, setup, teardown)                                                                 \
@@ -35,8 +35,16 @@
 #define TD_OPTIMIZE __attribute__((optimize("O2")))
 #endif
 
-static struct CMUnitTest td_tests[64] __attribute__((unused));
+enum { TD_MOST_TESTS = 64 };
+static struct CMUnitTest td_tests[TD_MOST_TESTS] __attribute__((unused));
 static int td_test_count __attribute__((unused));
+
+static inline struct CMUnitTest *td_next_test(void)
+{
+    if (td_test_count == TD_MOST_TESTS)
+        abort();
+    return &td_tests[td_test_count++];
+}
 
 /** Puts `before` and `after` around each test, and runs the tests. */
 static inline void td_each(CMFixtureFunction before, CMFixtureFunction after)
@@ -52,7 +60,7 @@ static inline void td_each(CMFixtureFunction before, CMFixtureFunction after)
 /** Adds a test for each row of an array. `name` is its name, and the row is its state. */
 #define td_add_rows(test, rows)                                                                              \
     for (size_t row = 0; row < sizeof(rows) / sizeof *(rows); row++)                                         \
-        td_tests[td_test_count++] = (struct CMUnitTest)                                                      \
+        *td_next_test() = (struct CMUnitTest)                                                                \
         {                                                                                                    \
             .name = (rows)[row].name, .test_func = (test), .initial_state = (void *)&(rows)[row]             \
         }
