@@ -31,7 +31,7 @@ class Device:
         self.torch, self.kind = device, device.type
         self.name = f"cuda:{device.index}" if self.kind == "cuda" else "cpu"
         self.c = Session(library(), self)
-        self._lock = threading.RLock()
+        self._lock, self._process = threading.RLock(), os.getpid()
         self.limits: dict[str, float] = {}  # that callers named
         self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
         self.failed = False  # the ranks have; the error was raised
@@ -60,6 +60,8 @@ class Device:
     def calls(self) -> Iterator[Session]:
         """One thread at a time, on that thread's stream."""
         with self._lock:
+            if os.getpid() != self._process:  # a child of fork() has no other threads
+                self.c.td_cpu_set_threads(1)
             native = self.stream()
             if native is not None:
                 if native not in self._streams:

@@ -1,5 +1,8 @@
 """FlashAttention, on every kind of device."""
 
+import os
+import subprocess
+import sys
 import unittest
 import unittest.mock
 
@@ -21,6 +24,21 @@ def attention(q, k, v, causal):
         seen = torch.ones(scores.shape[-2:], device=q.device).tril().bool()
         scores = scores.masked_fill(~seen, -torch.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+FORK = """
+import os, signal, torch
+from parity.bridge import FlashAttention
+
+torch.set_num_threads(2)
+q = torch.randn(2, 300, 32)
+right = FlashAttention.apply(q, q, q, True)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(not torch.equal(FlashAttention.apply(q, q, q, True), right))
+os._exit(os.waitpid(child, 0)[1] != 0)
+"""
 
 
 class Attention(unittest.TestCase):
@@ -96,6 +114,13 @@ class Attention(unittest.TestCase):
         torch.library.opcheck(torch.ops.tandem.flash_forward.default, (q, k, v, True))
         o, lse = torch.ops.tandem.flash_forward(q, k, v, True)
         torch.library.opcheck(torch.ops.tandem.flash_backward.default, (q, k, v, o, o, lse, True))
+
+    def test_a_child_of_fork(self):
+        """It has no other threads, although PyTorch tells OpenMP the parent's number of them."""
+        done = subprocess.run(
+            [sys.executable, "-c", FORK], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        self.assertEqual(done.returncode, 0)
 
     def test_what_cannot_be(self):
         x = torch.zeros(2, 4, 8)
