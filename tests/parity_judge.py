@@ -517,6 +517,23 @@ class Equals(unittest.TestCase):
             common, most = leaning(answer.to(BF16), truth, [])
             self.assertEqual(abs(common) > most, leans)
 
+    def test_leaning_of_an_answer_that_is_less_noisy_than_the_equals(self):
+        truth, noise = (normal(name, F32, 64, 64).double() for name in ("t", "noise"))
+        near, far = 1.01 * truth.to(BF16).double(), 1.01 * truth + 0.02 * noise
+        equals = [(factor * truth + 0.02 * noise.roll(1)).to(BF16) for factor in (0.995, 1.005)]
+        for answer, leans in ((near, True), (far, False)):
+            common, most = leaning(answer.to(BF16), truth, equals)
+            self.assertEqual(abs(common) > most, leans)
+
+    def test_a_small_row_in_16_bits(self):
+        truth = normal("rows", F32, 64, 32).double()
+        truth[7] *= 1e-3
+        right, *equals = ((truth * (1 + 0.01 * normal(f"noise {i}", F32, 64, 32))).to(BF16) for i in range(4))
+        self.assertTrue(verdict(right, right, truth, equals=equals).passed)
+        wrong = right.clone()
+        wrong[7] = 0
+        self.assertIn("a row is off as a whole", verdict(wrong, right, truth, equals=equals).complaints[0])
+
 
 class OtherRules(unittest.TestCase):
     def test_equal_sees_one_bit(self):

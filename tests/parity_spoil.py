@@ -26,8 +26,7 @@ SPOILS = {
     "zeros": torch.zeros_like,
     "sign": lambda x: -x,
     "stale": lambda x: x.flatten().roll(x.numel() // 2 + 1).view_as(x),
-    # In 16 bits this rounds twice, which allows what many roundings would.
-    "scale": lambda x: ((1.01 if x.dtype.itemsize >= 4 else 1.02) * x.double()).to(x.dtype),
+    "scale": lambda x: (1.01 * x.double()).to(x.dtype),
 }
 FAR = 0.6  # relative error from which on any rule must refuse
 MOST = 2**18  # numbers of a case; larger ones would take most of the time

@@ -20,7 +20,8 @@ In 16 bits a common factor of 1.001 hides in the last rounding. So 4096 numbers 
 alone explains: d is the answer less the truth rounded once. d may follow the truth by u / 8, and by 3 times what it
 would by chance if rows are independent: f = sum(d t) / sum(t^2). Honest answers reach half of this limit (170 outputs
 of C in 16 bits on a CPU), a factor of 1.003 at least 1.7 times it. An answer that is off by more than 1.3 roundings, as
-one after many operations in 16 bits, is allowed 6 times the equals' std of f as well.
+one after many operations in 16 bits, is allowed 6 times the equals' std of f as well, or less if its error beyond one
+rounding is smaller than that of the equals.
 
 An answer of PyTorch is a measure only if it is one itself: not further from the truth than FAIR times what its equals
 allow, and without a common factor. The equals share the formula, and must lie around the truth: their mean may be off
@@ -37,7 +38,7 @@ import torch
 SAME = 1.1  # times PyTorch's own error
 NORM, SPREAD = 1.25, 4.0
 NORM_16 = 1.1 * 0.5**0.5
-ELEMENT, FLOOR = 10.0, 5.0
+ELEMENT, FLOOR, LONG_ROW = 10.0, 5.0, 16
 AROUND = 4
 RARE, RARELY = 2**15, 3.0
 ROUNDING = 2.0**-24
@@ -54,6 +55,7 @@ class Allowance:
 
     norm: float
     elements: torch.Tensor
+    rows: torch.Tensor | None  # by the rms of a row, of long rows in 16 bits
     rarely: float  # the limit of one number in RARE
     torch_rel_l2: float | None
     equals_rel_l2: float | None
@@ -73,18 +75,22 @@ def allow(
     norms = [relative(e, truth) for e in theirs]
     norm = SAME * max(norms, default=0.0)
     elements = torch.stack([*theirs, torch.zeros_like(truth)]).abs().amax(0)
-    rms_equals = None
+    rms_equals = rows = None
     if off:
         narrow = dtype.itemsize < 4
         limit, rms_equals = _of_orders(off, truth, narrow)
         norm = max(norm, limit)
         noise = _noise(torch.stack([*theirs, *off]), truth, torch.finfo(dtype).eps / 2, narrow)
         elements = torch.maximum(elements, noise)
+        if narrow and truth.dim() > 1 and truth.shape[-1] >= LONG_ROW:
+            squares = torch.stack([*theirs, *off]).square().mean((0, -1))
+            rows = ELEMENT * squares.sqrt() + 2 * u * truth.square().mean(-1).sqrt()
     largest = max((float(e.abs().max()) for e in [*theirs, *off] if e.numel()), default=0.0)
     last = 2 * u if off and dtype.itemsize < 4 else u
     return Allowance(
         norm + u,
         elements + last * truth.abs(),
+        rows,
         RARELY * largest,
         norms[0] if norms else None,
         rms_equals,
@@ -165,10 +171,15 @@ def leaning(
     rounded, wide = truth.to(value.dtype).double(), value.double()
     common, spread = _factor(wide - rounded, truth)
     most = LEANING * torch.finfo(value.dtype).eps / 2 + CHANCE * spread
-    rest = relative(wide - factor(wide, truth) * truth, truth)
-    if rest > LITTLE_MORE * relative(rounded - truth, truth):
-        most += FACTORS * max(apart, factors_apart(equals, truth))
-    return common, most
+    once = relative(rounded - truth, truth)
+
+    def beyond(answer: torch.Tensor) -> float:
+        rest = relative(answer - factor(answer, truth) * truth, truth)
+        return math.sqrt(rest**2 - once**2) if rest > LITTLE_MORE * once else 0.0
+
+    theirs = max((beyond(equal.double()) for equal in equals), default=0.0)
+    share = min(1.0, beyond(wide) / max(theirs, 1e-300))
+    return common, most + share * FACTORS * max(apart, factors_apart(equals, truth))
 
 
 def factor(value: torch.Tensor, truth: torch.Tensor) -> float:

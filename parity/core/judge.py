@@ -298,6 +298,8 @@ def _parity(
     if not bool((share <= 1).all()):
         count = int((~(share <= 1)).sum())
         over.append(f"{count} of {share.numel()} elements are off by more than is allowed")
+    if allowed.rows is not None and not bool((off.square().mean(-1).sqrt() <= allowed.rows).all()):
+        over.append("a row is off as a whole")
     if not over and value.dtype.itemsize < 4 and value.numel() >= LEANING_NUMBERS and exact.any():
         common, most = leaning(mine, exact, equals, apart)
         if not abs(common) <= most:
