@@ -439,13 +439,16 @@ TD_BODY(gemms_use_measured_algorithms)
         const char *card;
         size_t version;
         int64_t n;
-        bool refuses, unaligned;
-    } cases[] = {{"NVIDIA H100 80GB HBM3", 130100, 12800, false, false},
-                 {"NVIDIA H200", 130100, 12800, false, false},
-                 {"NVIDIA H100 80GB HBM3", 130200, 12800, false, false},
-                 {"NVIDIA H100 80GB HBM3", 130100, 12801, false, false},
-                 {"NVIDIA H100 80GB HBM3", 130100, 12800, true, false},
-                 {"NVIDIA H100 80GB HBM3", 130100, 12800, false, true}};
+        int refuses;
+        bool unaligned;
+    } cases[] = {{"NVIDIA H100 80GB HBM3", 130100, 12800, 0, false},
+                 {"NVIDIA H200", 130100, 12800, 0, false},
+                 {"NVIDIA H100 80GB HBM3", 130200, 12800, 0, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12801, 0, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12800, 1, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12800, 2, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12800, 3, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 12800, 0, true}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const td_gemm_shape shape = {.batch = 1,
@@ -459,7 +462,7 @@ TD_BODY(gemms_use_measured_algorithms)
 
         td_double.card = cases[i].card;
         td_double.lt_version = cases[i].version;
-        td_double.refuses_cluster = cases[i].refuses;
+        td_double.lt_refuses = cases[i].refuses;
         assert_int_equal(open_gpu(NULL), 0);
         td_double.algorithm = 1;
         td_assert_ok(td_gemm(gpu, &shape, x + 32 * cases[i].unaligned, x, x + 64, x));
@@ -467,7 +470,7 @@ TD_BODY(gemms_use_measured_algorithms)
         assert_int_equal(close_gpu(NULL), 0);
     }
     td_double.card = NULL;
-    td_double.refuses_cluster = false;
+    td_double.lt_refuses = 0;
 }
 
 TD_BODY(gemms_of_every_length_use_bounded_memory)

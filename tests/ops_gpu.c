@@ -1,4 +1,6 @@
 /* The operations on a GPU: the groups of test_ops, and tests that need a GPU. */
+#include "base/float16.h"
+#include "device/share.h"
 #include "support/ops_kit.h"
 
 /* Weights that a replayed graph or calls update, and the inputs of these updates. */
@@ -181,6 +183,54 @@ TD_TEST(a_graph_clears_the_counters_of_its_products)
         td_assert_identical("replayed", TD_BF16, out[i], out[PRODUCTS], (int64_t)M * N);
     td_graph_destroy(graph);
     td_assert_ok(td_device_free(ops_dev, work));
+    ops_finish(&c);
+}
+
+/* The GEMMs of a layer of xl and large, next to an update. On an H100 many of them have a measured algorithm
+ * for these numbers of SMs. For 4 SMs less cuBLASLt chooses. Both give the same sums, rounded to bf16. */
+TD_TEST(products_agree_for_other_numbers_of_sms)
+{
+    enum { TOKENS = 2048, MOST = 12800 * TOKENS };
+    static const int64_t wide[] = {1600, 1280};
+    ops_case c = ops_begin(TD_BF16, "measured products");
+    const size_t bytes = MOST * sizeof(td_bf16);
+    const td_bf16 *const drawn = ops_draw(&c, MOST);
+    td_bf16 *const got[] = {ops_room(&c, TD_BF16, MOST), ops_room(&c, TD_BF16, MOST)};
+    void *in, *out, *work;
+    size_t work_bytes;
+
+    td_assert_ok(td_device_alloc(ops_dev, bytes, &in));
+    td_assert_ok(td_device_alloc(ops_dev, bytes, &out));
+    td_assert_ok(td_device_upload(ops_dev, in, drawn, bytes));
+    for (int i = 0; i < 2 * 4 * 3; i++) {
+        const int64_t d = wide[i / 12], rows[] = {8 * d, d, 3 * d, d}, cols[] = {d, 4 * d, d, d};
+        const int64_t o = rows[i / 3 % 4], w = cols[i / 3 % 4], t = TOKENS;
+        const td_gemm_shape kinds[] = {{.m = o, .n = w, .k = t, .trans_a = true}, /* gradients of weights */
+                                       {.m = t, .n = w, .k = o},                  /* and of inputs */
+                                       {.m = t, .n = o, .k = w, .trans_b = true}};
+        td_gemm_shape shape = kinds[i % 3];
+
+        shape.batch = 1, shape.alpha = 1, shape.dtype = shape.out_dtype = TD_BF16;
+        td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &work_bytes));
+        td_assert_ok(td_device_alloc(ops_dev, work_bytes, &work));
+        for (int way = 0; way < 2; way++) {
+            td_device_reserve_sms(ops_dev, TD_SMS_UPDATE, (i % 3 == 2 ? 0 : 20) + 4 * way);
+            td_assert_ok(td_device_fill(ops_dev, out, 0xFF, bytes));
+            td_assert_ok(td_gemm(ops_dev, &shape, in, in, out, work));
+            td_assert_ok(td_device_download(ops_dev, got[way], out, bytes));
+        }
+        td_assert_ok(td_device_free(ops_dev, work));
+        for (int64_t j = 0; j < shape.m * shape.n; j++) {
+            const float x = td_bf16_to_f32(got[0][j]), y = td_bf16_to_f32(got[1][j]);
+
+            if (!(fabsf(x - y) <= 0.01f * fabsf(x) + 0.01f))
+                fail_msg("m %d, n %d, k %d: element %ld is %g and %g", (int)shape.m, (int)shape.n,
+                         (int)shape.k, (long)j, (double)x, (double)y);
+        }
+    }
+    td_device_reserve_sms(ops_dev, TD_SMS_UPDATE, 0);
+    td_assert_ok(td_device_free(ops_dev, in));
+    td_assert_ok(td_device_free(ops_dev, out));
     ops_finish(&c);
 }
 

@@ -340,12 +340,22 @@ static cublasStatus_t lt_algo_set(cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgo
     uint32_t number = 0;
 
     memcpy(&number, value, bytes);
-    if (td_double.refuses_cluster && attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
+    if (td_double.lt_refuses == 1 && attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     algo->data[0] |= (uint64_t)number << (attribute == CUBLASLT_ALGO_CONFIG_TILE_ID         ? 0
                                           : attribute == CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION ? 16
                                                                                             : 32);
     return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_algo_check(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                    cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                    const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *found)
+{
+    (void)handle, (void)desc, (void)a, (void)b, (void)c, (void)d, (void)algo;
+    found->workspaceSize = td_double.lt_refuses == 3 ? 5 : 4;
+    return td_double.lt_refuses == 2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
 static cublasStatus_t lt_heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
@@ -431,6 +441,7 @@ static const struct {
                     {"cublasLtGetStatusString", (function)lt_text},
                     {"cublasLtGetVersion", (function)lt_version},
                     {"cublasLtMatmul", (function)lt_matmul},
+                    {"cublasLtMatmulAlgoCheck", (function)lt_algo_check},
                     {"cublasLtMatmulAlgoConfigSetAttribute", (function)lt_algo_set},
                     {"cublasLtMatmulAlgoGetHeuristic", (function)lt_heuristic},
                     {"cublasLtMatmulDescCreate", (function)lt_desc},

@@ -39,10 +39,10 @@ typedef struct td_cuda_double {
     bool sms_built;
     int gpcs_asked;
 
-    const char *card;     /* its name; NULL: "double N" */
-    size_t lt_version;    /* of cuBLASLt */
-    bool refuses_cluster; /* no algorithm can have another cluster */
-    uint64_t algorithm;   /* of the last GEMM: tile, custom option and cluster, 16 bits each */
+    const char *card;   /* its name; NULL: "double N" */
+    size_t lt_version;  /* of cuBLASLt */
+    int lt_refuses;     /* 1: another cluster; 2: an algorithm; 3: accepts it with more work */
+    uint64_t algorithm; /* of the last GEMM: tile, custom option and cluster, 16 bits each */
     int handles, descriptions, most_descriptions; /* live objects of cuBLASLt */
     int heuristics, products;                     /* calls */
     int32_t without_below;                        /* with fewer SMs there is no algorithm */

@@ -35,10 +35,11 @@ typedef struct product {
 /** The functions of cuBLASLt that this file calls. The library, half a gigabyte, is loaded by the first GEMM.
  * So a machine without a GPU does not need it. */
 #define EACH_FUNCTION(f)                                                                                     \
-    f(Create) f(Destroy) f(GetStatusString) f(GetVersion) f(Matmul) f(MatmulAlgoConfigSetAttribute)          \
-        f(MatmulAlgoGetHeuristic) f(MatmulDescCreate) f(MatmulDescDestroy) f(MatmulDescSetAttribute)         \
-            f(MatrixLayoutCreate) f(MatrixLayoutDestroy) f(MatrixLayoutSetAttribute)                         \
-                f(MatmulPreferenceCreate) f(MatmulPreferenceDestroy) f(MatmulPreferenceSetAttribute)
+    f(Create) f(Destroy) f(GetStatusString) f(GetVersion) f(Matmul) f(MatmulAlgoCheck)                       \
+        f(MatmulAlgoConfigSetAttribute) f(MatmulAlgoGetHeuristic) f(MatmulDescCreate) f(MatmulDescDestroy)   \
+            f(MatmulDescSetAttribute) f(MatrixLayoutCreate) f(MatrixLayoutDestroy)                           \
+                f(MatrixLayoutSetAttribute) f(MatmulPreferenceCreate) f(MatmulPreferenceDestroy)             \
+                    f(MatmulPreferenceSetAttribute)
 #define DECLARE(name) __typeof__(&cublasLt##name) name;
 typedef struct library {
     EACH_FUNCTION(DECLARE)
@@ -87,27 +88,26 @@ typedef struct measured {
     int32_t sms, target; /* of the key; the number that cuBLASLt is told */
     uint32_t tile, option;
     uint16_t cluster;
-    uint8_t work_bytes;
 } measured;
 static const measured best[] = {
     /* xl: gradients of gate and up, qkv, o; input gradients of down, qkv, o; forward */
-    {12800, 1600, 2048, true, false, 112, 112, 32, 6, 2, 4},
-    {4800, 1600, 2048, true, false, 112, 112, 32, 6, 2, 4},
-    {1600, 1600, 2048, true, false, 112, 96, 24, 7, 2, 0},
-    {2048, 6400, 1600, false, false, 112, 112, 31, 7, 8, 4},
-    {2048, 1600, 4800, false, false, 112, 112, 24, 7, 8, 0},
-    {2048, 1600, 1600, false, false, 112, 116, 24, 7, 8, 0},
-    {2048, 12800, 1600, false, true, 0, 0, 201, 2, 5, 4},
-    {2048, 1600, 6400, false, true, 0, 0, 165, 2, 8, 0},
-    {2048, 4800, 1600, false, true, 0, 0, 29, 1, 3, 4},
-    {2048, 1600, 1600, false, true, 0, 0, 165, 2, 8, 0},
+    {12800, 1600, 2048, true, false, 112, 112, 32, 6, 2},
+    {4800, 1600, 2048, true, false, 112, 112, 32, 6, 2},
+    {1600, 1600, 2048, true, false, 112, 96, 24, 7, 2},
+    {2048, 6400, 1600, false, false, 112, 112, 31, 7, 8},
+    {2048, 1600, 4800, false, false, 112, 112, 24, 7, 8},
+    {2048, 1600, 1600, false, false, 112, 116, 24, 7, 8},
+    {2048, 12800, 1600, false, true, 0, 0, 201, 2, 5},
+    {2048, 1600, 6400, false, true, 0, 0, 165, 2, 8},
+    {2048, 4800, 1600, false, true, 0, 0, 29, 1, 3},
+    {2048, 1600, 1600, false, true, 0, 0, 165, 2, 8},
     /* large: gradients of gate and up, down, qkv; the input gradient of down; forward */
-    {10240, 1280, 2048, true, false, 112, 112, 31, 7, 8, 4},
-    {1280, 5120, 2048, true, false, 112, 112, 23, 4, 3, 0},
-    {3840, 1280, 2048, true, false, 112, 112, 31, 7, 5, 0},
-    {2048, 5120, 1280, false, false, 112, 108, 31, 7, 8, 4},
-    {2048, 10240, 1280, false, true, 0, 0, 29, 1, 3, 4},
-    {2048, 3840, 1280, false, true, 0, 0, 29, 1, 3, 4},
+    {10240, 1280, 2048, true, false, 112, 112, 31, 7, 8},
+    {1280, 5120, 2048, true, false, 112, 112, 23, 4, 3},
+    {3840, 1280, 2048, true, false, 112, 112, 31, 7, 5},
+    {2048, 5120, 1280, false, false, 112, 108, 31, 7, 8},
+    {2048, 10240, 1280, false, true, 0, 0, 29, 1, 3},
+    {2048, 3840, 1280, false, true, 0, 0, 29, 1, 3},
 };
 
 /** The measured algorithm for the key; NULL: there is none. */
@@ -290,22 +290,32 @@ cleanup:
     return status;
 }
 
-/** Takes the measured algorithm, if there is one and cuBLASLt accepts it. */
+/** Takes the measured algorithm, if there is one, and if cuBLASLt accepts it and needs a counter at most. */
 static td_status prefer_measured(const products *all, product *p)
 {
     const measured *const row = find_measured(all, &p->key);
+    cublasLtMatmulHeuristicResult_t found;
     cublasLtMatmulAlgo_t algo = p->algo;
 
-    if (!row ||
-        all->lt.MatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &row->tile,
-                                             sizeof row->tile) != CUBLAS_STATUS_SUCCESS ||
-        all->lt.MatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &row->option,
-                                             sizeof row->option) != CUBLAS_STATUS_SUCCESS ||
-        all->lt.MatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &row->cluster,
-                                             sizeof row->cluster) != CUBLAS_STATUS_SUCCESS)
+    if (!row)
+        return TD_OK;
+    const struct {
+        cublasLtMatmulAlgoConfigAttributes_t attribute;
+        const void *value;
+        size_t size;
+    } wanted[] = {{CUBLASLT_ALGO_CONFIG_TILE_ID, &row->tile, sizeof row->tile},
+                  {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &row->option, sizeof row->option},
+                  {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &row->cluster, sizeof row->cluster}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (all->lt.MatmulAlgoConfigSetAttribute(&algo, wanted[i].attribute, wanted[i].value,
+                                                 wanted[i].size) != CUBLAS_STATUS_SUCCESS)
+            return TD_OK;
+    if (all->lt.MatmulAlgoCheck(all->handle, p->desc, p->b, p->a, p->c, p->c, &algo, &found) !=
+            CUBLAS_STATUS_SUCCESS ||
+        found.workspaceSize > 4)
         return TD_OK;
     p->algo = algo;
-    p->work_bytes = row->work_bytes;
+    p->work_bytes = found.workspaceSize;
     return make_for(all, p, row->target);
 }
 
