@@ -136,52 +136,57 @@ class Commands(Cli):
                 self.assertEqual(any("share" in row for row in rows), name != "inference")
                 self.assertTrue({row["phase"] for row in rows if "first_under" in row} <= set(names))
 
-    def test_memory_files_are_whole_or_not_there(self):
+    def test_files_are_whole_or_not_there(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores the signal, and so would its child
 
-        kinds = ("snapshot", "events", "timeline")
-        files = [self.folder / kind for kind in kinds]
-        options = [word for kind, file in zip(kinds, files, strict=True) for word in (f"--{kind}", str(file))]
-        self.succeed("memory", *MODEL, *options)
-        whole = [file.read_bytes() for file in files]
-        self.assertTrue(all(len(data) > 1000 for data in whole))
-        self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
-        for kind, file in zip(kinds, files, strict=True):
-            # A limit on the size of files gives an error of the write, as a full disk does.
-            done = subprocess.run(
-                [program(), "memory", *MODEL, f"--{kind}", str(file), "--json"],
-                capture_output=True,
-                text=True,
-                preexec_fn=limit,
-                check=False,
-                # the limit would cut the counts of coverage off too
-                env={**os.environ, "GCOV_PREFIX": "/dev/null"},
-            )
-            self.assertEqual(done.returncode, 1)
-            self.assertGreater(
-                json.loads(done.stdout.splitlines()[0])["row"]["blocks"], 0, "the result was lost"
-            )
-            self.assertRegex(done.stderr, rf"(?m)^tandem memory: cannot write '{file}.*': File too large$")
-        self.assertEqual([file.read_bytes() for file in files], whole)
-        self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
+        whole = {}
+        for command, *kinds in (["memory", "snapshot", "events", "timeline"], ["trace", "trace", "svg"]):
+            words = MODEL if command == "memory" else TINY
+            paths = {kind.replace("svg", "timeline"): self.folder / f"{command}-{kind}" for kind in kinds}
+            options = [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
+            self.succeed(command, *words, *options)
+            whole |= {path: path.read_bytes() for path in paths.values()}
+            self.assertTrue(all(len(data) > 1000 for data in whole.values()))
+            for kind, path in paths.items():
+                # A limit on the size of files gives an error of the write, as a full disk does.
+                done = subprocess.run(
+                    [program(), command, *words, f"--{kind}", str(path), "--json"],
+                    capture_output=True,
+                    text=True,
+                    preexec_fn=limit,
+                    check=False,
+                    # the limit would cut the counts of coverage off too
+                    env={**os.environ, "GCOV_PREFIX": "/dev/null"},
+                )
+                self.assertEqual(done.returncode, 1)
+                self.assertTrue(json.loads(done.stdout.splitlines()[0])["row"], "the result was lost")
+                self.assertRegex(
+                    done.stderr, rf"(?m)^tandem {command}: cannot write '{path}.*': File too large$"
+                )
+        self.assertEqual({path: path.read_bytes() for path in self.folder.iterdir()}, whole)
+        events = json.loads(whole[self.folder / "trace-trace"])["traceEvents"]
+        self.assertEqual({event["ph"] for event in events}, {"M", "X"})
+        steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+        self.assertEqual(steps, [f"ProfilerStep#{i}" for i in range(len(steps))])
+        self.assertIn(b"<title>backward: ", whole[self.folder / "trace-svg"])
 
-    def test_memory_killed_in_the_middle_leaves_no_half_file(self):
-        file = self.folder / "snapshot"
-        for wait in (0.0, 0.02, 0.05, 0.1, 0.2):
-            file.write_bytes(b"old")
-            child = subprocess.Popen(
-                [program(), "memory", *MODEL, "--layers", "500", "--snapshot", str(file)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(wait)
-            child.kill()
-            child.wait()
-            data = file.read_bytes()
-            self.assertTrue(data == b"old" or isinstance(pickle.loads(data), dict))
+    def test_a_kill_in_the_middle_leaves_no_half_file(self):
+        file = self.folder / "file"
+        for words, read in (
+            (["memory", *MODEL, "--layers", "500", "--snapshot"], pickle.loads),
+            (["trace", *TINY, "--layers", "100", "--trace"], json.loads),
+        ):
+            for wait in (0.0, 0.02, 0.05, 0.1, 0.2):
+                file.write_bytes(b"old")
+                child = subprocess.Popen([program(), *words, str(file)], stdout=subprocess.DEVNULL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(wait)
+                child.kill()
+                child.wait()
+                data = file.read_bytes()
+                self.assertTrue(data == b"old" or read(data))
 
     def test_trace(self):
         """The tables follow the model's operations."""
@@ -229,52 +234,6 @@ class Commands(Cli):
                 self.assertTrue(all(len(table) <= 3 for table in kernels))
                 self.assertIn("; 0 without a range, 0 without times, 0 dropped", text)
         self.assertFalse(all(same))
-
-    def test_trace_files_are_whole_or_not_there(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-
-        kinds = ("trace", "timeline")
-        files = [self.folder / kind for kind in kinds]
-        options = [word for kind, file in zip(kinds, files, strict=True) for word in (f"--{kind}", str(file))]
-        self.succeed("trace", *TINY, *options)
-        whole = [file.read_bytes() for file in files]
-        events = json.loads(whole[0])["traceEvents"]
-        self.assertEqual({event["ph"] for event in events}, {"M", "X"})
-        steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
-        self.assertEqual(steps, [f"ProfilerStep#{i}" for i in range(len(steps))])
-        self.assertIn(b"<title>backward: ", whole[1])
-        for kind, file in zip(kinds, files, strict=True):
-            done = subprocess.run(
-                [program(), "trace", *TINY, f"--{kind}", str(file)],
-                capture_output=True,
-                text=True,
-                preexec_fn=limit,
-                check=False,
-                env={**os.environ, "GCOV_PREFIX": "/dev/null"},
-            )
-            self.assertEqual(done.returncode, 1)
-            said = done.stderr.splitlines()[0]
-            self.assertRegex(said, rf"^tandem trace: cannot write '{file}.*': File too large$")
-        self.assertEqual([file.read_bytes() for file in files], whole)
-        self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
-
-    def test_trace_killed_in_the_middle_leaves_no_half_file(self):
-        file = self.folder / "trace"
-        for wait in (0.0, 0.05, 0.1, 0.2):
-            file.write_bytes(b"old")
-            child = subprocess.Popen(
-                [program(), "trace", *TINY, "--layers", "100", "--trace", str(file)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(wait)
-            child.kill()
-            child.wait()
-            data = file.read_bytes()
-            self.assertTrue(data == b"old" or json.loads(data)["traceEvents"])
 
     def test_attention_and_flash(self):
         for command in ("attention", "flash"):

@@ -185,20 +185,6 @@ static void judge(const char *what, td_comm_type type, td_reduction reduction, c
     }
 }
 
-/* Fails unless all ranks have the same bytes. */
-static void assert_same_everywhere(const void *data, size_t bytes)
-{
-    uint64_t hash = 1469598103934665603u, *all = calloc((size_t)info.ranks, sizeof *all);
-
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
-    td_assert_ok(td_comm_exchange(comm, &hash, sizeof hash, all));
-    for (int rank = 0; rank < info.ranks; rank++)
-        if (all[rank] != hash)
-            fail_msg("rank %d has other bits than rank %d", rank, (int)info.rank);
-    free(all);
-}
-
 /* ---- the cases ---- */
 
 /* The step between the combinations that run, because more ranks than processors take long. It has no common
@@ -239,7 +225,7 @@ static void all_reduce_case(td_comm_type type, td_reduction reduction, int64_t c
     if (!in_place)
         assert_memory_equal(in, copy, bytes);
     if (count == 1009)
-        assert_same_everywhere(out, bytes);
+        td_ranks_assert_same(comm, out, bytes);
     truth_free(t);
     free(copy);
     td_fence_free(in);

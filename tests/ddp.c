@@ -157,16 +157,9 @@ static void assert_like(const toy *got, const toy *want, bool exactly)
 /* Fails unless all ranks have the same weights. */
 static void assert_same_everywhere(const toy *model)
 {
-    float *all = malloc((size_t)info.ranks * sizeof model->tensors[0].data);
-
-    for (int i = 0; i < model->tensor_count; i++) {
-        const size_t bytes = (size_t)toy_numel(&model->tensors[i]) * sizeof(float);
-
-        td_assert_ok(td_comm_exchange(comm, model->tensors[i].data, bytes, all));
-        for (int rank = 0; rank < info.ranks; rank++)
-            assert_memory_equal((char *)all + (size_t)rank * bytes, model->tensors[i].data, bytes);
-    }
-    free(all);
+    for (int i = 0; i < model->tensor_count; i++)
+        td_ranks_assert_same(comm, model->tensors[i].data,
+                             (size_t)toy_numel(&model->tensors[i]) * sizeof(float));
 }
 
 /* ---- the cases ---- */

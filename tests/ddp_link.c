@@ -135,19 +135,6 @@ static void destroy_reference(reference *r)
         td_train_destroy(r->trains[rank]);
 }
 
-/* Fails unless all ranks have the same weights. */
-static void assert_same_everywhere(const td_weights *w)
-{
-    uint64_t hash = 1469598103934665603u, all[MOST_RANKS];
-    const size_t bytes = (size_t)w->elements * td_dtype_size(w->dtype);
-
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ ((const unsigned char *)w->params)[i]) * 1099511628211u;
-    td_assert_ok(td_comm_exchange(comm, &hash, sizeof hash, all));
-    for (int rank = 0; rank < info.ranks; rank++)
-        assert_true(all[rank] == hash);
-}
-
 /* Another order of additions makes a small error, and SGD hardly enlarges it. */
 static void assert_like(const setting *s, const td_weights *got, const td_weights *want)
 {
@@ -186,7 +173,7 @@ static void train_case(const setting *s)
         step_reference(s, &r, number);
     }
     const td_weights got = weights_of(train), want = weights_of(r.trains[0]);
-    assert_same_everywhere(&got);
+    td_ranks_assert_same(comm, got.params, (size_t)got.elements * td_dtype_size(got.dtype));
     assert_like(s, &got, &want);
     destroy_reference(&r);
     td_train_destroy(train);

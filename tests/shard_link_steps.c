@@ -24,17 +24,6 @@ static void *here(const void *data, size_t bytes)
     return host;
 }
 
-static void assert_same_everywhere(const void *data, size_t bytes)
-{
-    uint64_t hash = 1469598103934665603u, all[TD_COMM_MOST_RANKS];
-
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
-    td_assert_ok(td_comm_exchange(shard_comm, &hash, sizeof hash, all));
-    for (int rank = 0; rank < shard_info.ranks; rank++)
-        assert_true(all[rank] == hash);
-}
-
 static void assert_alike(const shard_setting *s, shard_trainer *a, shard_trainer *b)
 {
     const td_weights w = shard_weights_of(a->train);
@@ -45,7 +34,7 @@ static void assert_alike(const shard_setting *s, shard_trainer *a, shard_trainer
         td_assert_identical(s->name, w.dtype, numbers, wanted, w.elements);
     td_assert_close(s->name, w.dtype, numbers, truth, w.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
-    assert_same_everywhere(numbers, (size_t)w.elements * td_dtype_size(w.dtype));
+    td_ranks_assert_same(shard_comm, numbers, (size_t)w.elements * td_dtype_size(w.dtype));
     free(numbers);
     free(wanted);
     free(truth);
@@ -92,7 +81,7 @@ static void assert_norm(const shard_trainer *sharded, const shard_trainer *whole
     td_assert_ok(td_clip_norm(td_train_clip(sharded->train), &norm));
     assert_true(fabs((double)norm - sqrt(sum)) <= tolerance * sqrt(sum));
     assert_true(sum > 0);
-    assert_same_everywhere(&norm, sizeof norm);
+    td_ranks_assert_same(shard_comm, &norm, sizeof norm);
     free(grads);
 }
 

@@ -234,54 +234,35 @@ static const char *optimizer_of(const td_bench_ranks_config *config)
     return config->hyper.kind == TD_OPTIMIZER_ADAMW ? "adamw" : "sgd";
 }
 
-/** A column of the table of times. */
-typedef struct column {
-    const char *head;
-    size_t at; /* of a td_stats in td_bench_rank; 0: exposed_ms */
-} column;
+enum { TIMES = 6 };
 
-static const column columns[] = {
-    {"step ms", offsetof(td_bench_rank, step)},
-    {"without ms", offsetof(td_bench_rank, silent)},
-    {"exposed ms", offsetof(td_bench_rank, exposed_ms)},
-    {"collectives ms", offsetof(td_bench_rank, collectives)},
-    {"hidden ms", offsetof(td_bench_rank, hidden)},
-    {"tail ms", offsetof(td_bench_rank, tail)},
-};
-
-enum { COLUMNS = sizeof columns / sizeof *columns };
-
-static double value_of(const td_bench_rank *rank, const column *c)
+static void add_times(td_table *table, const char *rank, const double ms[TIMES])
 {
-    if (c->at == offsetof(td_bench_rank, exposed_ms))
-        return rank->exposed_ms;
-    return ((const td_stats *)((const char *)rank + c->at))->median;
+    td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, ms[0], ms[1], ms[2], ms[3], ms[4],
+                 ms[5]);
 }
 
 static td_status print_times(const td_common *common, const td_bench_ranks_summary *s, FILE *out)
 {
-    double mean[COLUMNS] = {0};
-    char head[160] = "rank";
-    td_table table = {.align = "rrrrrrr", .heads = head, .common = common, .name = "times"};
+    td_table table = {.align = "rrrrrrr",
+                      .heads = "rank\tstep ms\twithout ms\texposed ms\tcollectives ms\thidden ms\ttail ms",
+                      .common = common,
+                      .name = "times"};
+    double mean[TIMES] = {0};
 
-    for (int i = 0; i < COLUMNS; i++) {
-        const size_t used = strlen(head);
-
-        snprintf(head + used, sizeof head - used, "\t%s", columns[i].head);
-    }
     for (int64_t rank = 0; rank < s->ranks; rank++) {
-        double v[COLUMNS];
+        const td_bench_rank *const r = &s->of[rank];
+        const double ms[TIMES] = {r->step.median,        r->silent.median, r->exposed_ms,
+                                  r->collectives.median, r->hidden.median, r->tail.median};
+        char text[24];
 
-        for (int i = 0; i < COLUMNS; i++) {
-            v[i] = value_of(&s->of[rank], &columns[i]);
-            mean[i] += v[i] / (double)s->ranks;
-        }
-        td_table_row(&table, "%" PRId64 "\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, v[0], v[1], v[2], v[3],
-                     v[4], v[5]);
+        snprintf(text, sizeof text, "%" PRId64, rank);
+        add_times(&table, text, ms);
+        for (int i = 0; i < TIMES; i++)
+            mean[i] += ms[i] / (double)s->ranks;
     }
     if (s->ranks > 1)
-        td_table_row(&table, "mean\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", mean[0], mean[1], mean[2], mean[3],
-                     mean[4], mean[5]);
+        add_times(&table, "mean", mean);
     return td_table_end(&table, TD_OK, out);
 }
 

@@ -2,6 +2,9 @@
 
 #include "base/clock.h"
 #include "base/float16.h"
+#include "base/setting.h"
+#include "support/compare.h"
+#include "support/test.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -42,6 +45,19 @@ void td_ranks_add(td_dtype dtype, int64_t count, const void *more, void *sum)
                                                    td_bf16_to_f32(((const td_bf16 *)more)[i]));
         else
             ((float *)sum)[i] += ((const float *)more)[i];
+}
+
+void td_ranks_assert_same(td_comm *comm, const void *data, size_t bytes)
+{
+    const uint64_t hash = td_hash(TD_HASH_BEGIN, data, bytes);
+    uint64_t all[TD_COMM_MOST_RANKS];
+    td_comm_info info;
+
+    td_assert_ok(td_comm_describe(comm, &info));
+    td_assert_ok(td_comm_exchange(comm, &hash, sizeof hash, all));
+    for (int rank = 0; rank < info.ranks; rank++)
+        if (all[rank] != hash)
+            fail_msg("rank %d has other bits than rank %d", rank, (int)info.rank);
 }
 
 td_comm_options td_ranks_options(td_comm_backend backend)

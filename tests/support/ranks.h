@@ -53,6 +53,9 @@ bool td_ranks_direct(const td_comm_info *info);
 /** sum += more, each [count], rounded to bf16 or f32, as in a collective. */
 void td_ranks_add(td_dtype dtype, int64_t count, const void *more, void *sum);
 
+/** Fails unless all ranks have the same bytes. */
+void td_ranks_assert_same(td_comm *comm, const void *data, size_t bytes);
+
 /** The options of this rank. TANDEM_ADDRESS and TANDEM_DIRECTORY name the meeting place. */
 td_comm_options td_ranks_options(td_comm_backend backend);
 
