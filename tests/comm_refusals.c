@@ -527,7 +527,8 @@ TD_TEST(all_ranks_learn_of_a_library_that_cannot_be_loaded)
         int nth;
         td_status status;
         const char *words;
-    } cases[] = {{"dlopen", 1, TD_LIBRARY_ERROR, "backend gloo cannot be loaded"},
+    } cases[] = {{"dlopen", 1, TD_LIBRARY_ERROR,
+                  "looked for in LD_LIBRARY_PATH, in the run path of the program or of libtandem.so, and"},
                  {"dlsym", 1, TD_LIBRARY_ERROR, "libtandem_gloo.so is from another build"},
                  {"pthread_create", 3, TD_NO_MEMORY, "gives no thread"}};
 

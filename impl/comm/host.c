@@ -58,8 +58,11 @@ static td_status load_engine(td_comm_backend backend, const td_engine **out)
     /* Never unloaded: MPI and Gloo have their own threads and exit handlers. */
     void *module = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!module)
-        return td_fail(TD_LIBRARY_ERROR, "backend %s cannot be loaded: %s", td_comm_backend_name(backend),
-                       dlerror());
+        return td_fail(
+            TD_LIBRARY_ERROR,
+            "backend %s cannot be loaded: %s; it is looked for in LD_LIBRARY_PATH, in the run path of the "
+            "program or of libtandem.so, and in the system's folders",
+            td_comm_backend_name(backend), dlerror());
     *(void **)&get = dlsym(module, TD_ENGINE_SYMBOL);
     if (!get || get()->version != TD_ENGINE_VERSION)
         return td_fail(TD_LIBRARY_ERROR, "backend %s: %s is from another build",
