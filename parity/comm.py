@@ -218,6 +218,9 @@ JOINED = True  # the question asks for CPUs and GPUs: a write-up joins the machi
 SIDES = ("c_mpi", "c_gloo", "torch_gloo", "c_nccl", "torch_nccl")
 
 
+NO_ROOM = ("oom", "not run")  # a collective needs memory alone
+
+
 def report(page, records):
     times = records.where(lambda r: "bytes" in r["case"])
     reduced = times.only(collective="all_reduce", impl=list(SIDES))
@@ -236,8 +239,8 @@ def report(page, records):
     for ranks in single.values("ranks"):
         mine = single.only(ranks=ranks)
         curves = {impl: mine.curve("bytes", "ms", impl) for impl in mine.impls()}
-        lost = max((r["case"]["bytes"] // MIB for r in mine.records if r["status"] == "oom"), default=0)
-        title = f"{ranks} ranks" + (f"; {lost} MiB: out of memory" if lost else "")
+        lost = max((r["case"]["bytes"] // MIB for r in mine.records if r["status"] in NO_ROOM), default=0)
+        title = f"{ranks} ranks" + (f"; {lost} MiB: too little memory" if lost else "")
         panels[title] = {impl: ([x / MIB for x in xs], ys) for impl, (xs, ys) in curves.items()}
     page.plot("time", panels, x="MiB", y="ms", title="One all-reduce by size, number of ranks and backend")
     report_answer(page, single)
@@ -274,9 +277,11 @@ def report_answer(page, single):
 
     ranks = single.values("ranks") or [None]
     few, many = ranks[0], ranks[-1]
-    oom = next((r["case"] for r in single.records if r["status"] == "oom"), None)
+    oom = next((r["case"] for r in single.records if r["status"] in NO_ROOM), None)
     if oom:
-        page.lacks("{} MiB among {ranks} ranks: out of memory".format(oom["bytes"] // MIB, **oom))
+        page.lacks(
+            "{} MiB among {ranks} ranks: the host has too little memory".format(oom["bytes"] // MIB, **oom)
+        )
     both = {"c_nccl", "torch_gloo"} <= set(single.impls())
     of = gpus_of(single)
     gpus, alike = max(of, default=None), len(of) > 1 and len({*of.values()}) == 1

@@ -177,10 +177,13 @@ def model_of(case, device):
 
 
 def peaks(case, draw, c):
-    return {impl: tandem_side(case, c, impl) for impl in WAYS} | {"torch_eager": eager_side(case, draw)}
+    return {impl: tandem_side(case, c, impl, draw.device) for impl in WAYS} | {
+        "torch_eager": eager_side(case, draw)
+    }
 
 
-def tandem_side(case, c, impl):
+def tandem_side(case, c, impl, device):
+    """On a GPU it is tried: C allocates the whole plan at once, and says so if there is no room."""
     session, found = c.side(impl), {}
 
     def call():
@@ -188,7 +191,7 @@ def tandem_side(case, c, impl):
             found["values"], found["series"] = recorded.values(), recorded.timeline()
         return {}
 
-    return Side(call, record=lambda: found)
+    return Side(call, record=lambda: found, needs_bytes=0 if device.type == "cuda" else None)
 
 
 def eager_side(case, draw):
@@ -258,7 +261,8 @@ def report(page, records):
         "inference: nothing is kept; forward: everything that backward needs is kept."
     )
     report_peaks(page, f32, "peaks_f32")
-    page.say(**peak_values(f32, context_of_steps(f32)), short=ends_of(f32)[0])
+    untried = measured.where(lambda r: r["status"] == "not run").values("context")
+    page.say(**peak_values(f32, context_of_steps(f32)), short=ends_of(f32)[0], untried=untried)
     page.section("memory_profiling (c)")
     page.note("bf16 mixed precision, batch 4, peaks in MiB.")
     report_peaks(page, mixed, "peaks_bf16_mixed")
@@ -458,6 +462,8 @@ def report_saved(page, f32):
         page.lacks(f"one block at context {LONGEST}")
     if "c" in at_longest:
         values = values_of(at_longest["c"])
+        shape, numel = extents(at_longest["c"]["case"]["size"])
+        layers = shape["layers"]
         page.say(
             size=at_longest["c"]["case"]["size"],
             context=context,
@@ -466,5 +472,7 @@ def report_saved(page, f32):
             first=values["saved 1 name"].replace("layers.0.", ""),
             share=values["saved 1"] / values["saved"],
             gradients=gradients,
+            layers=layers,
+            whole=(layers * values["saved"] + 4 * numel) / MIB,
             **scores_of(at_longest.get("torch_eager")),
         )

@@ -1,6 +1,7 @@
 """What runs in a training step, kernel by kernel, in C by its own trace and in PyTorch by its own profiler: the
 handout's nsys_profile. On a CPU the same by operations."""
 
+import itertools
 import re
 from collections import defaultdict
 from contextlib import closing
@@ -380,13 +381,14 @@ def report_times(page, profiled, both, case):
     order = [f"{impl} {what}" for impl in BOTH for what in ("clock (ms)", "profiler (ms)", "difference")]
     page.table(rows_of(profiled, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
     theirs = profiled.only(impl="torch_eager").where(values_of).records
-    lost = [r for r in profiled.records if not values_of(r)]
+    ran = {(r["case"]["size"], r["case"]["context"]) for r in profiled.records}
+    gone = set(itertools.product(profiled.values("size"), profiled.values("context"))) - ran
+    lost = [(r["impl"], r["case"], r["status"]) for r in profiled.records if not values_of(r)]
+    lost = ["{} of {size} at {context}: {}".format(of, status, **case) for of, case, status in lost]
+    lost += [f"{size} at {context}: not run" for size, context in sorted(gone)]
     page.say(
         gpu=on_gpu(profiled),
-        lost=[
-            "{} of {size} at context {context}: {status}".format(r["impl"], **r["case"], status=r["status"])
-            for r in lost
-        ],
+        lost=lost,
         **case,
         **{name: times(record) for name, record in both.items()},
         most=max((abs(apart(record)) for record in both.values()), default=None),

@@ -221,6 +221,12 @@ class Turns(unittest.TestCase):
         self.assertEqual(log, ["close"])
         self.assertNotIn("ms", found["c"])
 
+    def test_a_side_that_needs_more_than_there_is_is_not_run(self):
+        sides = {"c": Side(dict, needs_bytes=0), "torch_eager": Side(dict, needs_bytes=2**60)}
+        found = self.measure(sides, Pretended())
+        self.assertEqual((found["c"]["status"], found["torch_eager"]["status"]), ("ok", "not run"))
+        self.assertRegex(found["torch_eager"]["message"], r"needs about 1073741824 GiB, \d+ GiB are")
+
     def test_errors_are_judged_after_all_turns(self):
         def outputs():
             return {"y": torch.ones(3)}

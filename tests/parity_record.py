@@ -54,6 +54,18 @@ class RecordFiles(unittest.TestCase):
         self.assertEqual(loaded.newest()[0]["status"], "oom")
         self.assertEqual((loaded.records[3]["peak_mib"], loaded.records[3]["series"]), (None, {"a": [None]}))
 
+    def test_what_nobody_tried_did_not_run_out_of_memory(self):
+        for message, status, words in (
+            ("needs 145286 MiB, 73226 MiB are available", "not run", "the largest side needs about 142 GiB"),
+            ("rank 0: needs 18432 MiB, 16677 MiB are available", "not run", "rank 0: the largest side needs"),
+            ("OutOfMemoryError: CUDA out of memory. Tried to allocate 80 MiB", "oom", "OutOfMemoryError"),
+        ):
+            with self.subTest(message=message):
+                self.append(self.record(1, status="oom", message=message))
+                found = load(self.path).records[-1]
+                self.assertEqual(found["status"], status)
+                self.assertTrue(found["message"].startswith(words), found["message"])
+
     def test_times_outlive_a_run_of_errors_alone(self):
         timed = self.record(ms={"median": 2.0}, peak_mib=5.0, measure="error time memory", machine="here")
         errors = self.record(error={"rel_l2": 0.1}, measure="error", machine="here", build={"id": "b"})

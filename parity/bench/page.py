@@ -1,6 +1,8 @@
 """The page of bench: phases of the models' steps, warm-up, precision, compiling, checkpoints."""
 
 import itertools
+import math
+import re
 
 from parity.bench.drivers import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.cards import peak_of
@@ -322,6 +324,9 @@ def report_checkpoints(page, records):
         told |= {f"{name}ms": ms_of(of), f"{name or 'one_'}peak": (of or {}).get("peak_mib")}
     lost = one and not ms_of(base)
     told |= {"other": len(found) > 1, "torch": said.get("torch_checkpoint"), "asked": asked, "lost": lost}
+    room = re.search(r"no room for (\d+) bytes .*: (\d+) bytes", (base or {}).get("message", ""))
+    told["asked_mib"] = sum(map(int, room.groups())) / MIB if room else None
+    told["next"] = change_of(found)
     page.say(**told, **arithmetic(found))
     page.bars(
         "checkpoints",
@@ -336,6 +341,16 @@ def report_checkpoints(page, records):
     page.method("checkpoints")
 
 
+def change_of(found):
+    """From checkpoints of one layer to the next size: of the measured peak, and by the arithmetic."""
+    larger = next((k for k in sorted(found) if k > 1), None)
+    if 1 not in found or larger is None:
+        return None
+    change = [found[k]["peak_mib"] - found[k]["values"]["inputs_mib"] for k in (1, larger)]
+    predicted = found[larger]["values"]["inputs_mib"] - found[1]["values"]["inputs_mib"]
+    return {"k": larger, "predicted": predicted, "measured": predicted + change[1] - change[0]}
+
+
 def arithmetic(found):
     """The parts of the formula for activations, in MiB, from what records of C have for each k."""
     case, values = found[min(found)]["case"], found[min(found)]["values"]
@@ -343,5 +358,12 @@ def arithmetic(found):
     each = case["batch"] * case["context"] * case["d_model"] * 4 / MIB
     layer = (values["all_mib"] - values["inputs_mib"] + layers // k * each) / (layers - k)
     sums = {of: found[of]["values"]["inputs_mib"] for of in sorted(found) if layers % of == 0}
-    told = {"layers": layers, "input": each, "layer": layer, "rest": values["all_mib"] - layers * layer}
+    levels = math.ceil(math.log2(layers))
+    halves = {"levels": levels, "halved": levels * each + layer}
+    told = halves | {
+        "layers": layers,
+        "input": each,
+        "layer": layer,
+        "rest": values["all_mib"] - layers * layer,
+    }
     return told | {"sums": sums, "model": (layers * each / layer) ** 0.5}

@@ -24,7 +24,7 @@ Case(deliverable, *, measure, seconds, ..., **keys)
     repeats      timed calls of each side; default: as many as a time budget allows. The case key `warmup` is the number
                  of untimed calls before them
     alone        True: a fresh process under a memory limit, for cases that need much memory or must be cold
-    needs_bytes  memory that the largest side needs. If the machine has less, each side is `oom` untried, unless its own
+    needs_bytes  memory that the largest side needs. If the machine has less, each side is `not run`, unless its own
                  `needs_bytes` says otherwise
     in_turn      True: one side after the other is opened, measured and closed, if they do not fit together.
                  False: their calls alternate

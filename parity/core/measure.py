@@ -20,7 +20,7 @@ from parity.core.equals import Sequential
 from parity.core.judge import EPS, ProtocolError, judge, rule_of, timed_complaints
 from parity.core.library import Library, Session
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 SHOWN = 5  # complaints of a side
 OWN = {"impl", "status", "error", "ms", "samples", "ratio"}  # keys of a record that no side may set
 # (numbers of an answer, answers with other orders of summation): the noise of few numbers needs more answers.
@@ -168,8 +168,8 @@ class Measurement:
             if impl in given_up:
                 part.status, part.message = given_up[impl]
             elif wanted[impl] > room:
-                words = f"needs {wanted[impl] // MIB} MiB, {room // MIB} MiB are available"
-                part.status, part.message = "oom", words
+                words = f"needs about {wanted[impl] / GIB:.0f} GiB, {room / GIB:.0f} GiB are available"
+                part.status, part.message = "not run", words
 
     def error(self, parts: Iterable[Part]) -> None:
         """The outputs of each side. C is called twice, because a captured graph may do less in a later launch."""

@@ -215,6 +215,6 @@ def combined(of_ranks: Sequence[Sequence[dict]]) -> list[dict]:
 
 
 def _badness(record: Mapping) -> tuple[int, float]:
-    order = ("ok", "unsupported", "oom", "failed", "error")
+    order = ("ok", "unsupported", "not run", "oom", "failed", "error")
     error = record.get("error", {}).get("rel_l2")
     return order.index(record["status"]), error if error is not None else -1.0

@@ -35,7 +35,9 @@ from parity.core.schema import SchemaError, check, disagreement, parse
 
 FILE = "records.jsonl"
 ASIDE = "records.torn"
-FINISHED = ("ok", "oom", "unsupported")
+FINISHED = ("ok", "oom", "not run", "unsupported")
+# What earlier versions wrote as `oom` of sides that nobody tried. The need is the largest side's.
+UNTRIED = re.compile(r"(rank \d+: )?needs (\d+) MiB, (\d+) MiB are available")
 # Equal in all records of a case that one run wrote.
 RUN = ("time", "machine", "device", "host", "versions", "build")
 # What a record has of each measure besides the error.
@@ -125,6 +127,15 @@ def _with_measured(record: dict, before: Mapping) -> dict:
     return record | found | {"earlier": {key: earlier[key] for key in ("build", "time") if key in earlier}}
 
 
+def _as_it_happened(record: dict) -> dict:
+    found = UNTRIED.fullmatch(record.get("message", "")) if record["status"] == "oom" else None
+    if not found:
+        return record
+    need, room = (round(int(mib) / 1024) for mib in found.groups()[1:])
+    words = f"{found[1] or ''}the largest side needs about {need} GiB, {room} GiB are available"
+    return record | {"status": "not run", "message": words}
+
+
 def load(path: Path) -> Loaded:
     """Reads a record file, which may be missing. A line that schema.py refuses is left out with a warning."""
     loaded = Loaded()
@@ -141,7 +152,7 @@ def load(path: Path) -> Loaded:
         ended = position + len(line) < len(data)
         try:
             if line.strip():
-                loaded.records.append(parse(line))
+                loaded.records.append(_as_it_happened(parse(line)))
         except SchemaError as error:
             if ended:
                 loaded.warnings.append(f"{path}, line {number}: no record, left out: {error}")

@@ -86,7 +86,7 @@ RECORD = Keys(
         "module": NAME,
         "case": Each(KEY, named={"ranks": COUNT}),
         "impl": NAME,
-        "status": _one_of("ok", "failed", "error", "oom", "unsupported"),
+        "status": _one_of("ok", "failed", "error", "oom", "not run", "unsupported"),
     },
     may={
         **dict.fromkeys(("measure", "message", "machine", "time"), TEXT),

@@ -269,9 +269,37 @@ def report_buckets(page, steps):
     told["hidden"] = min(map(hidden, buckets), default=None)
     told["small"], told["large"] = (pick(buckets, key=lambda v: v["mb"], default={}) for pick in (min, max))
     theirs = [r["ms"] for r in timed.only(impl="torch_ddp").records if "ms" in r]
+    told["model"] = bucket_model(page, steps, runs)
     told["more_calls"] = more_calls(buckets) if steps.way.get("dtype") == "f32" else None
     told["spread"] = max((ms["std"] / ms["mean"] for ms in theirs), default=None)
     page.say(**steps.way, **told)
+
+
+def bucket_model(page, steps, runs):
+    """What the model of (b) leaves exposed with each size, from the cost of a call and the bandwidth of our own steps
+    without overlap, next to what was measured."""
+    naive, flat = (steps.runs.first(strategy=name) for name in STRATEGIES[:2])
+    if not (naive and flat and len(runs)) or naive["values"]["calls"] <= flat["values"]["calls"]:
+        return None
+    naive, flat = naive["values"], flat["values"]
+    call = (naive["collectives"] - flat["collectives"]) / (naive["calls"] - flat["calls"])
+    if call <= 0:
+        return None
+    rows = []
+    for record in runs.records:
+        values = record["values"]
+        ms = flat["collectives"] / values["calls"] + values["calls"] * call
+        row = {"bucket": record["case"]["bucket_mb"], "calls": values["calls"], "by the model": ms}
+        rows.append(row | {"measured": values["exposed"]})
+    units = {"bucket": "MiB", "by the model": "ms", "measured": "ms"}
+    page.note(
+        "What is exposed: by the model of (b), with the cost of a call and the bandwidth of naive and flat."
+    )
+    page.table(rows, "model", units=units)
+    times = [row["by the model"] for row in rows]
+    more = sum(row["measured"] > row["by the model"] for row in rows)
+    told = {"o": 1e3 * call, "w": flat["bytes"] / flat["collectives"] / 1e6, "least": min(times)}
+    return told | {"most": max(times)} if 2 * more > len(rows) else None
 
 
 def more_calls(buckets):
