@@ -3,7 +3,7 @@
 Every folder of impl/ is a module. It must have a public header and a source, a CMocka test that CMake knows, a PyTorch
 reference, a parity file or package, a row in the map of docs/layout.md, and results: a page and records in a folder of
 reports/. Modules in WITHOUT need fewer. Every operation of ops.h must have a parity case. parity/ has only modules,
-core, shared, judge, the bridge and Python's own files. Every program of tests/ must be in tests/CMakeLists.txt.
+core, shared, judge, audit, the bridge and Python's own files. Every program of tests/ must be in tests/CMakeLists.txt.
 
 The author of a module may have no machine whose results belong in the repository. So a module without results is
 allowed, but its row in the map must say "not measured yet". When there are results these words must go.
@@ -21,7 +21,8 @@ GROUND = {"base", "device", "cli"}  # used by all modules, and the program that 
 WITHOUT = GROUND | {"optimizer", "train"}
 # Modules without parity yet: header, source and test only.
 WITHOUT_PARITY: set[str] = set()
-BESIDE_MODULES = ["core", "shared", "bridge", "bridge_fsdp", "judge"]  # files of parity/ that are no module
+# Files of parity/ that are no module.
+BESIDE_MODULES = ["core", "shared", "bridge", "bridge_fsdp", "judge", "audit"]
 UNMEASURED = "not measured yet"
 MAP = "docs/layout.md"
 MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')

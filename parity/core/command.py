@@ -1,4 +1,4 @@
-"""python -m parity run | diverge | judge | report | writeup | compare | list | prune."""
+"""python -m parity run | diverge | judge | audit | report | writeup | compare | list | prune."""
 
 import argparse
 import importlib
@@ -163,6 +163,10 @@ def judge(package: str, options: argparse.Namespace, console: Console) -> int:
     return importlib.import_module(f"{package}.judge").main(options, console)
 
 
+def audit(package: str, options: argparse.Namespace, console: Console) -> int:
+    return importlib.import_module(f"{package}.audit").main(options, console)
+
+
 def _say(console: Console, lines: Any) -> int:
     for line in lines:
         console.print(str(line))
@@ -294,6 +298,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--bandwidth", "of their memory", type=rate, metavar="GB/S")
     add("--library", "libtandem.so (default: that of the preset)", type=Path)
     add("--json", "write the verdicts there as well", type=Path, metavar="FILE")
+
+    words = "what the records contradict; exits 1 if parity/audit/known.csv does not explain it"
+    add, flag = command("audit", audit, words, folders)
+    flag("--all", "print the known findings as well, with their reasons")
+    add("--library", "libtandem.so, for bounds (default: that of the preset, if it is built)", type=Path)
 
     words = "remove results of deleted cases from the records; pages leave them out anyway"
     _, flag = command("prune", prune_records, words, machine, folders)

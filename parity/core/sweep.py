@@ -28,7 +28,7 @@ from parity.core.view import number
 from parity.core.worker import Settings, Worker
 
 PROFILES = ("quick", "standard", "full")
-NO_MODULES = ("__main__", "bridge", "bridge_fsdp", "core", "judge", "shared")
+NO_MODULES = ("__main__", "audit", "bridge", "bridge_fsdp", "core", "judge", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 MORE = 3  # exit status of a run that stopped in time, with cases left
 

@@ -1,0 +1,62 @@
+"""`python -m parity audit`: what records contradict. docs/parity.md explains it.
+
+known.csv says what is known of a finding: the check, a pattern of its place and words, the reason, and what will mend
+it: `right` if nothing is wrong, `words` if a page should say it, `run` if the case has to be measured again."""
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+from parity.audit.checks import Found, audit, changed
+from parity.core.library import Library, default_library
+from parity.core.record import FILE, load
+from parity.judge.numbers import Bounds
+
+KNOWN = Path(__file__).with_name("known.csv")
+
+
+def explain(found, known):
+    """The findings that no row explains, and those of each row."""
+    left, of = [], [[] for _ in known]
+    for finding in found:
+        text = f"{finding.where}: {finding.words}"
+        rows = (i for i, row in enumerate(known) if row["check"] == finding.check)
+        row = next((i for i in rows if re.search(known[i]["pattern"], text)), None)
+        (left if row is None else of[row]).append(finding)
+    return left, of
+
+
+def main(options, console) -> int:
+    """The exit status: 1 if a finding is not known, or a row of known.csv explains nothing."""
+    with KNOWN.open(newline="") as file:
+        known = [*csv.DictReader(file)]
+    paths = [path for path in sorted(options.reports.glob(f"*/{FILE}")) if path.parent.name[:5] != "local"]
+    loaded = {path.parent.name: load(path) for path in paths}
+    records = [r | {"folder": name} for name, of in loaded.items() for r in of.newest()]
+    refused = [Found("record", name, words) for name, of in loaded.items() for words in of.warnings]
+    path, unchecked = options.library or default_library(), {}
+    if path.is_file():
+        with Library(path).open() as c:
+            found = audit(records, Bounds(c, None))
+    else:
+        found, unchecked["bound"] = audit(records, None), f"no library at {path}"
+    if changed("HEAD~1", ["parity"]) is None:
+        unchecked["age"] = "git has no history here"
+    left, of = explain(refused + found, known)
+    for finding in left:
+        console.print(f"{finding.check}: {finding.where}\n    {finding.words}")
+    mends, stale = Counter(), 0
+    for row, findings in zip(known, of, strict=True):
+        mends[row["mend"]] += len(findings)
+        words = f"{row['check']}, {len(findings)} known ({row['mend']}): {row['reason']}"
+        if not findings and row["check"] not in unchecked:
+            stale += 1
+            console.print(f"{KNOWN.name} explains what is no more, remove the row: {words}")
+        elif options.all:
+            console.print("\n    ".join([words, *(f"{f.where}: {f.words}" for f in findings)]))
+    words = ", ".join(f"{count} {mend}" for mend, count in mends.items())
+    console.print(f"audit: {len(records)} results; {len(left)} findings are not known; known: {words}")
+    for check, why in unchecked.items():
+        console.print(f"audit: {check} was not checked: {why}")
+    return int(bool(left or stale))
