@@ -162,8 +162,14 @@ def report_ddp(page, rows):
     page.table(
         rows,
         "ddp_buckets",
-        columns={"w": "bandwidth w", "o": "a call o", "buckets": "buckets", "mb": "bucket", "ms": "overhead"}
-        | {"one_ms": "one bucket", "each_ms": "a bucket a tensor"},
+        columns={
+            "w": "bandwidth w",
+            "o": "time of a call o",
+            "buckets": "buckets",
+            "mb": "bucket",
+            "ms": "overhead",
+        }
+        | {"one_ms": "overhead of one bucket", "each_ms": "overhead with a bucket for each tensor"},
         units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
     )
     first, second = [*rows, None, None][:2]

@@ -120,7 +120,7 @@ def report(page, records):
             "torch_eager, arithmetic": forward.curve("seq", "values.account_mib", "torch_eager"),
             "flash, arithmetic": forward.curve("seq", "values.flash_mib", "c"),
         },
-        x="seq",
+        x="tokens",
         y="MiB",
         title=f"Memory kept for backward, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )

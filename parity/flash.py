@@ -336,7 +336,7 @@ def plot_speeds(page, grid, dtype, gpu):
     page.plot(
         "speed",
         panels,
-        x="seq",
+        x="tokens",
         y="TFLOP/s" if gpu else "GFLOP/s",
         title=f"Causal attention, one head, head_dim {HEAD_DIM}, {dtype}",
         log="x",

@@ -311,6 +311,7 @@ def report_timeline(page, f32):
         whole = whole and bool(layers) and record["case"]["size"] == "2.7B"
         title = "{}, {size}, context {context}".format(name, **record["case"])
         panels[title] = (layers or {"live tensors": series["live_mib"]}, bands)
+    page.note("The axis counts allocations and frees in their order; it is not time.")
     page.stack(
         "timeline",
         panels,

@@ -612,7 +612,7 @@ def report_softmax(page, profiled, both, case):
         "softmax",
         {size: drawn[size] for size in dict.fromkeys([*drawn][:1] + [*drawn][-1:])},
         x="context",
-        y="softmax / (QK^T and PV)",
+        y="ratio of times: softmax / (QK^T and PV)",
         title="Softmax over both products of attention: time of C and PyTorch, and FLOPs",
     )
     ratios = {name: softmax_ratio(record) for name, record in both.items() if softmax_ratio(record)}

@@ -287,7 +287,7 @@ def report_checkpoints(page, records):
     for record in sorted(records, key=place):
         case, impl, peak = record["case"], record["impl"], record.get("peak_mib")
         row = {name: case[name] for name in ("size", "context", "dtype")} | {"side": impl}
-        row["layers a checkpoint"] = str(case["checkpoint_layers"]) if "checkpoint" in impl else None
+        row["layers per checkpoint"] = str(case["checkpoint_layers"]) if "checkpoint" in impl else None
         row |= {"time": ms_of(record), "peak": peak}
         mark(row, record)
         row["activations by the arithmetic"] = record.get("values", {}).get(activations.get(impl))
@@ -335,7 +335,7 @@ def report_checkpoints(page, records):
             for k in sorted(found)
         },
         y="MiB",
-        title=f"Peak of a step by layers a checkpoint, {chosen[0]}, context {chosen[1]}",
+        title="Peak of a step by layers per checkpoint, {}, context {}, {dtype}".format(*chosen, **case),
         stacked=False,
     )
     page.method("checkpoints")

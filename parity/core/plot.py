@@ -161,12 +161,14 @@ def timeline(
                 drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
             if ends:
                 last = max(last, *ends)
-                axes.text(max(ends), place, f"  {_short(max(ends), 1000)} ms", va="center", fontsize=8)
+                axes.text(
+                    max(ends), place, f"  ends at {_short(max(ends), 1000)} ms", va="center", fontsize=8
+                )
         axes.set_yticks(range(len(rows)), list(rows))
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_title(panel, fontsize=10, loc="left")
-    found[-1, 0].set_xlim(0, 1.1 * last or 1)
+    found[-1, 0].set_xlim(0, 1.16 * last or 1)
     found[-1, 0].set_xlabel(x)
     return _legend(figure, drawn)
 

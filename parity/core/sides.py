@@ -53,7 +53,7 @@ SIDES = {
     "torch_ddp": Legend(
         "PyTorch: the assignment's strategy, and DistributedDataParallel for buckets", "#d2566a", "D"
     ),
-    "torch_ddp_compiled": Legend("DistributedDataParallel with compiled blocks"),
+    "torch_ddp_compiled": Legend("DistributedDataParallel with compiled blocks and fused attention"),
     "torch_ddp_graph": Legend("that step captured as one CUDA graph"),
     "torch_ddp_compressed": Legend("DistributedDataParallel that sends bf16"),
     "torch_zero": Legend("PyTorch's ZeroRedundancyOptimizer"),
@@ -63,6 +63,7 @@ SIDES = {
 # Where C runs no model, or runs it in another way than step by step.
 SPECIAL = {
     ("attention", "c"): "C, attention with its scores in memory",
+    ("bench", "torch_compile"): "torch.compile, with fused attention and a fused AdamW",
     ("flash", "c"): "C's fused attention",
     ("memory", "c"): "C with flash attention; each layer's weights are updated during backward",
     ("memory", "c_naive"): "C with attention scores in memory; all weights are updated after backward",

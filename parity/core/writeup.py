@@ -21,8 +21,9 @@ FIGURES = "figures"
 MISSING = "What the answers lack"
 RULE = (
     "Each answer is of one machine: the first that measured everything the question asks for, in the order H100 "
-    "(the handout's GPU), H200, CPU. If no machine measured everything, the machine with the most complete answer "
-    "is taken. So sections may be of different cards; the last line of a section names its card and C's commit."
+    "(the handout's GPU), H200, CPU; folders of several GPUs have the order of their cards. If no machine measured "
+    "everything, the machine with the most sentences is taken. The answer about all-reduce joins all folders. So "
+    "sections may be of different cards; the last line of a section names its card and C's commit."
 )
 
 

@@ -252,7 +252,7 @@ def report_buckets(page, steps):
     if not any(len(records.only(strategy="overlap")) for records in (steps.timed, steps.runs)):
         page.lacks("overlap without buckets, which buckets are compared with")
     bars = {}
-    for side in (steps.side, "torch_ddp", "torch_ddp_compiled"):
+    for side in (steps.side, "torch_ddp", "torch_ddp_compiled", "torch_ddp_graph"):
         singles = steps_by_bucket(steps, side, "overlap")
         for mb, ms in (singles | steps_by_bucket(steps, side)).items():
             bars.setdefault(f"{mb:g} MiB" if mb else "no buckets", {})[side] = ms

@@ -166,7 +166,7 @@ def plot_passes(page, curves, title, name="time"):
     for phase in ("forward", "backward"):
         of = curves.only(**{"pass": phase})
         panels[phase] = {impl: of.curve("seq", "ms", impl) for impl in of.impls()}
-    page.plot(name, panels, x="seq", y="ms", title=title)
+    page.plot(name, panels, x="tokens", y="ms", title=title)
 
 
 def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:
