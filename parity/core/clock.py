@@ -118,6 +118,8 @@ def _round(sides, timings, calling, device: Device, together: int, keep=False, o
             call = (lambda side=side, last=last: last.append(side.call())) if outputs else side.call
             sample, queue_ms = device.timed_ms(call, together)
             timing.outputs = dict(last[-1] or {}) if last else {}
+            if side.answer is not None:  # at once, because sides may share a buffer
+                timing.outputs = side.answer()
         except DeviceLost:
             raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep

@@ -1,6 +1,5 @@
 """One case: every side of it computed, judged, timed and weighed, and a record of each."""
 
-import functools
 import math
 import re
 import time
@@ -258,7 +257,7 @@ class Measurement:
         return found, longest
 
     def time(self, parts: Iterable[Part], budget: float) -> dict[str, clock.Timing]:
-        sides = {part.impl: replace(part.side) for part in self._alive(parts)}
+        sides = {part.impl: replace(part.side, answer=None) for part in self._alive(parts)}
         if not sides:
             return {}
         self.others = clock.others_running()
@@ -273,27 +272,21 @@ class Measurement:
             before_last=lambda timings: self.before_last(sides, timings),
         )
         for impl, timing in timings.items():
-            part = self.parts[impl]
             if timing.failure is not None:
-                part.end(timing.failure)
+                self.parts[impl].end(timing.failure)
             else:
-                self._attempt(
-                    part, functools.partial(self.keep, part, part.side.answer or timing.outputs.copy)
-                )
+                self.timed[impl] = {name: _copy(value) for name, value in timing.outputs.items()}
         self.draw.change(False)
         return timings
 
-    def keep(self, part: Part, answer: Callable[[], Outputs]) -> None:
-        self.timed[part.impl] = {name: _copy(value) for name, value in answer().items()}
-
     def before_last(self, sides: Mapping[str, Side], timings: Mapping[str, clock.Timing]) -> None:
         """What the last timed call finds: other inputs, and no answer of before. So an answer that is kept is wrong."""
+        for impl, side in sides.items():
+            side.before, side.answer = side.renew or side.before, self.parts[impl].side.answer
         if self.changes and any(timing.outputs or sides[impl].answer for impl, timing in timings.items()):
             self.draw.change(True)
         for impl in filter(is_judged, timings):
             self.draw.poison(timings[impl].outputs.values())
-        for side in sides.values():
-            side.before = side.renew or side.before
 
     def judge_timed(self) -> None:
         """Compares the last timed call of each side with the truth of the changed inputs, or with a sample of it. If
