@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -289,14 +290,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", "of ranks (default: gloo, on GPUs nccl)", choices=["gloo", "mpi", "nccl"])
     flag("--all", "print every output, in the order of the step")
 
-    words = "somebody else's numbers: what no card can have measured; exits 1 if a row is refused"
-    add, _ = command("judge", judge, words, folders)
+    words = "somebody else's implementation, or their numbers; exits 1 if something is wrong or refused"
+    add, flag = command("judge", judge, words, where, folders)
+    add("folder", "a solution of the course, with tests/adapters.py", nargs="?", type=Path, metavar="FOLDER")
+    add("--python", "their interpreter, such as 'uv run python' (default: this one)", default=sys.executable)
+    positive = _number("to be above 0 and finite", lambda n: 0 < n < math.inf)
+    add("--seconds", "limit of a case of their code (default: %(default)s)", type=positive, default=120.0)
+    add("--only", "only cases that this finds in 'FUNCTION, LEVEL, KIND'", default="", metavar="REGEX")
+    add("--seed", "of the inputs (default: another one each time)", type=int, default=time.time_ns() % 2**31)
+    flag("--strict", "what the course does not promise counts as well")
+    add("--no-hints", "leave out likely mistakes", dest="hints", action="store_false")
     words = "a CSV file with a head, or a JSON list: id, size, context, batch, dtype, pass, card, ms, std, MiB, ..."
-    add("--numbers", words, type=Path, metavar="FILE", required=True)
-    rate = _number("to be above 0, and finite", lambda n: 0 < n < math.inf)
-    add("--peak-tflops", "of cards that have no data sheet here", type=rate, metavar="TFLOP/S")
-    add("--bandwidth", "of their memory", type=rate, metavar="GB/S")
-    add("--library", "libtandem.so (default: that of the preset)", type=Path)
+    add("--numbers", words, type=Path, metavar="FILE")
+    add("--peak-tflops", "of cards that have no data sheet here", type=positive, metavar="TFLOP/S")
+    add("--bandwidth", "of their memory", type=positive, metavar="GB/S")
     add("--json", "write the verdicts there as well", type=Path, metavar="FILE")
 
     words = "what the records contradict; exits 1 if parity/audit/known.csv does not explain it"

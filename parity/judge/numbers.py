@@ -42,14 +42,6 @@ SAME = {"fp32": "f32", "float32": "f32", "bfloat16": "bf16", "fp16": "f16", "flo
 SAME |= {"autocast": "bf16_mixed", "fwd": "forward", "bwd": "backward", "forward+backward": "both"}
 WIDE = re.compile(rf"({'|'.join(PASSES)})_({'|'.join(MEASURED)})")  # forward_ms: a row for each pass
 NAME = re.compile(r"(?i)[a-z]\d|\d{4}|cpu")  # a card's name has more than its vendor's
-TITLES = {"mib": "MiB", "bound_ms": "bound (ms)"}
-for _side, _name in (("c", "C"), ("torch", "PyTorch")):
-    TITLES |= {
-        f"{_side}_side": f"side of {_name}",
-        f"{_side}_ms": f"{_name} (ms)",
-        f"{_side}_mib": f"{_name} (MiB)",
-    }
-    TITLES |= {f"{_side}_ms_ratio": f"ms / {_name}'s", f"{_side}_mib_ratio": f"MiB / {_name}'s"}
 FIRST = ("id", "card")
 
 
@@ -278,7 +270,8 @@ def ours(row: Row, reports: Path, bounds: Bounds) -> dict[str, Any]:
             continue
         warmups = [case.get("warmup", WARM) for case in (record["case"], row.keys)]
         prefer = (record["deliverable"] != row.id, abs(warmups[0] - warmups[1]))
-        measured = {"ms": (row.ms, _ms(record, row.phase)), "mib": (row.mib, _mib(record, row.phase))}
+        mib = record.get("peak_mib") if record["case"].get("pass", row.phase) == row.phase else None
+        measured = {"ms": (row.ms, _ms(record, row.phase)), "mib": (row.mib, mib)}
         for what, (mine, theirs) in measured.items():
             if mine and theirs:
                 at = "c" if is_judged(record["impl"]) else "torch", what
@@ -304,33 +297,28 @@ def _ms(record: Mapping, phase: str) -> float | None:
     return sum(phases[name]["median"] for name in wanted) if set(wanted) <= set(phases) else None
 
 
-def _mib(record: Mapping, phase: str) -> float | None:
-    return record.get("peak_mib") if record["case"].get("pass", phase) == phase else None
-
-
 def verdict(row: Row) -> str:
     return "refused" if row.refused else "unlikely" if row.unlikely else "holds"
 
 
 def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str], list[dict]]:
     """Lines of findings with a table in Markdown, and what --json gets of each row."""
-    bad = [row for row in rows if verdict(row) != "holds"]
-    lines = []
-    for row in bad:
-        lines += [f"{verdict(row)}: {row}", *(f"    {words}" for words in row.refused + row.unlikely)]
-    cells = []
+    lines, cells = [], []
     for row in rows:
+        found = row.refused + row.unlikely
+        lines += [f"{verdict(row)}: {row}", *(f"    {words}" for words in found)] if found else []
         cell = {"row": row.where, "id": row.id, **row.keys, "card": row.card, "ms": row.ms, "std": row.std}
         cell |= {"mib": row.mib, "bound_ms": bounds.least(row, row.phase)[0] or None, "verdict": verdict(row)}
         cells.append(cell | ours(row, reports, bounds))
-    titles = {name: TITLES.get(name, name) for cell in cells for name in cell}
+    names = {
+        name: name.replace("torch_", "PyTorch's ").replace("c_", "C's ") for cell in cells for name in cell
+    }
     unknown = sorted({row.card or "none" for row in rows if bounds.card(row)[1] is None})
-    lines += (
-        [f"no bound for card {', '.join(unknown)}: give --peak-tflops and --bandwidth"] if unknown else []
-    )
+    if unknown:
+        lines.append(f"no bound for card {', '.join(unknown)}: give --peak-tflops and --bandwidth")
     lines.append(", ".join(f"{count} {word}" for word, count in Counter(map(verdict, rows)).items()))
     found = [
         cell | {"refused": row.refused, "unlikely": row.unlikely}
         for cell, row in zip(cells, rows, strict=True)
     ]
-    return [*lines, "", *Table(cells, titles).render("md").splitlines()], found
+    return [*lines, "", *Table(cells, names).render("md").splitlines()], found

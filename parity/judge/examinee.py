@@ -1,0 +1,284 @@
+"""One process of somebody's interpreter in somebody's folder: `python -c THIS WORK RANK RANKS DEVICE`.
+
+It needs the standard library and torch only. Requests come as lines of JSON, tensors as raw bytes in files of WORK. It
+calls the functions of tests/adapters.py and hands back what they gave; it judges nothing. parity.judge imports the
+models and the training loop for its own side.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAIT_S = 600  # of a collective; the parent ends a rank before
+TURNS = 3  # calls with other values in the same memory before the one that is judged
+OPTIMIZERS = {"sgd": (torch.optim.SGD, dict(lr=0.1))}
+OPTIMIZERS["adamw"] = torch.optim.AdamW, dict(lr=0.01, weight_decay=0.1)
+
+
+def load(path, dtype, shape):
+    numel = torch.Size(shape).numel()
+    return torch.from_file(path, size=max(1, numel), dtype=getattr(torch, dtype))[:numel].view(shape).clone()
+
+
+def store(path, tensor):
+    """Writes the bytes, without numpy; returns what load() needs."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    torch.from_file(path, shared=True, size=max(1, len(data)), dtype=torch.uint8)[: len(data)].copy_(data)
+    return path, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+class Late:
+    """An asynchronous all-reduce whose result is not there until somebody waits for it."""
+
+    def __init__(self, work, into, value):
+        self.work, self.into, self.value = work, into, value
+
+    def __getattr__(self, name):
+        return getattr(self.work, name)
+
+    def arrive(self, *_):
+        with torch.no_grad():
+            return [self.into.copy_(self.value)]
+
+    def wait(self, *limits):
+        return self.work.wait(*limits) and bool(self.arrive())
+
+    def get_future(self):
+        return self.work.get_future().then(self.arrive)
+
+
+def late_all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False, real=dist.all_reduce):
+    if not async_op:
+        return real(tensor, op, group)
+    value = tensor.detach().clone()
+    return Late(real(value, op, group, True), tensor, value)
+
+
+# ---- attention ----
+
+
+class Calls(TorchDispatchMode):
+    """The operations that were called, and the bytes of the largest result."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = set(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(str(func))
+        found = func(*args, **(kwargs or {}))
+        self.largest = max(self.largest, getattr(found, "nbytes", 0))
+        return found
+
+
+def attention(adapters, request, x, device):
+    apply, causal, leaves = getattr(adapters, request["adapter"])().apply, request["causal"], []
+    for name in "qkv":
+        like = torch.empty_like(x[name].mT.contiguous() if request["strided"] else x[name], device=device)
+        leaves.append((like.mT if request["strided"] else like).requires_grad_())
+    for turn in range(TURNS, -1, -1):
+        for name, leaf in zip("qkv", leaves, strict=True):
+            leaf.data.copy_(x[name].flatten().roll(turn).view_as(leaf))
+        freed = [torch.full_like(leaf, torch.nan) for leaf in leaves]
+        del freed
+        o = apply(*leaves, causal)
+        logs = [saved for saved in o.grad_fn.saved_tensors if saved.shape == leaves[0].shape[:2]]
+        grads = torch.autograd.grad(o, leaves, x["do"].to(device))
+    changed = [name for name, leaf in zip("qkv", leaves, strict=True) if not torch.equal(leaf.cpu(), x[name])]
+    with Calls() as calls:
+        same = torch.equal(apply(*leaves, False), o) and causal
+    fused = [name for name in calls.names if "scaled_dot_product" in name and "triton" in request["adapter"]]
+    facts = {"inputs": f"{', '.join(changed)} changed" if changed else "unchanged"}
+    facts |= {"saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]"}
+    facts |= {
+        "is_causal": "ignored" if same else "used",
+        "kernel": f"PyTorch's {fused[0]}" if fused else "own",
+    }
+    return {"o": o, **dict(zip(("dq", "dk", "dv", "lse"), [*grads, *logs[:1]], strict=False))}, facts
+
+
+def memory(adapters, request, x, device):
+    """What forward saves and its largest tensor, for a length and twice the length."""
+    apply, sizes = getattr(adapters, request["adapter"])().apply, []
+    for seq in (request["seq"], 2 * request["seq"]):
+        q, k, v = (torch.randn(1, seq, 16, device=device, requires_grad=True) for _ in range(3))
+        with Calls() as calls:
+            o = apply(q, k, v, False)
+        sizes.append(calls.largest + sum(saved.nbytes for saved in o.grad_fn.saved_tensors))
+    kib = " and ".join(f"{nbytes / 1024:.0f} KiB" for nbytes in sizes)
+    words = f"grows with the square of the length: {kib} for {request['seq']} and {2 * request['seq']} tokens"
+    return {}, {"memory": words if sizes[1] > 3 * sizes[0] else "grows with the length"}
+
+
+# ---- training among ranks ----
+
+
+class Toy(nn.Module):
+    """Tied, frozen and (with `unused`) unused parameters, and a buffer."""
+
+    def __init__(self, unused=False):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(10, 16, bias=False), nn.Linear(16, 16)
+        self.fc3, self.fc4 = nn.Linear(16, 16, bias=False), nn.Linear(16, 5, bias=False)
+        self.fc2.bias.requires_grad_(False)
+        self.fc3.weight = self.fc2.weight
+        self.fixed = nn.Parameter(torch.full((2,), 2.0), requires_grad=False)
+        self.register_buffer("shift", torch.linspace(-1, 1, 5))
+        if unused:
+            self.spare = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.fc2(torch.relu(self.fc1(x))))
+        return self.fc4(torch.tanh(self.fc3(x))) + self.shift
+
+
+class Language(nn.Module):
+    """Of the classes that a wrapper for full sharding splits: PyTorch's, or those of a package like the course's."""
+
+    def __init__(self, package=None):
+        super().__init__()
+        linear = package.Linear if package else lambda d_in, d_out: nn.Linear(d_in, d_out, bias=False)
+        embedding = (package or nn).Embedding
+        norm = package.RMSNorm if package else lambda d_model: nn.RMSNorm(d_model, eps=1e-5)
+        self.embedding, self.norm1, self.linear1 = embedding(48, 32), norm(32), linear(32, 64)
+        self.norm2, self.linear2, self.head = norm(64), linear(64, 32), linear(32, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.linear1(self.norm1(self.embedding(x))))
+        return self.head(self.linear2(self.norm2(x)))
+
+
+def model_of(request, x, package=None):
+    """The model with the weights that x has, in their dtype."""
+    model = Language(package) if request["adapter"] == "get_fsdp" else Toy(request["unused"])
+    for name, parameter in model.named_parameters():
+        parameter.data = x[f"w.{name}"].clone() if f"w.{name}" in x else parameter.data
+    return model.to(x["y"].dtype) if "y" in x else model
+
+
+def loss_of(model, x, *where):
+    return (model(x["x"][where]).to(x["y"].dtype) - x["y"][where]).square().mean()
+
+
+def alone(request, x, package):
+    """One process that averages the ranks' gradients: what the ranks must give."""
+    model, (make, how) = model_of(request, x, package), OPTIMIZERS[request["optimizer"]]
+    optimizer, ranks = make(model.parameters(), **how), range(1 if request["one_batch"] else request["ranks"])
+    for step in range(request["steps"]):
+        optimizer.zero_grad()
+        for micro in range(request["micro"]):
+            sum(loss_of(model, x, micro, step, rank) for rank in ranks).div(len(ranks)).backward()
+        optimizer.step()
+    return {f"p.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def train(adapters, request, x, device):
+    """This rank's steps with their wrapper or optimizer."""
+    adapter, rank, package, facts = request["adapter"], dist.get_rank(), None, {}
+    full, sharded = adapter == "get_fsdp", adapter == "get_sharded_optimizer"
+    wrapped = not full and not sharded
+    with contextlib.suppress(ImportError):
+        package = importlib.import_module("cs336_basics.model") if full else None
+    module, make = model_of(request, x, package), getattr(adapters, adapter)
+    with torch.no_grad():
+        for parameter in module.parameters() if wrapped else ():  # the wrapper must send rank 0's
+            parameter.add_(0.5 * rank * parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    compute = request["compute"] and getattr(torch, request["compute"])
+    more = {"get_ddp_bucketed": [request["bucket_mb"]], "get_fsdp": [compute]}.get(adapter, [])
+    model, (cls, how) = module if sharded else make(module, *more), OPTIMIZERS[request["optimizer"]]
+    other = [n for n, p in module.named_parameters() if wrapped and not torch.equal(p, x[f"w.{n}"])]
+    facts["after the wrap"] = f"{other[0]} is not rank 0's" if other else "rank 0's weights"
+    optimizer = make(model.parameters(), cls, **how) if sharded else cls(model.parameters(), **how)
+    for step in range(request["steps"]):
+        if adapter == "get_ddp_bucketed":
+            adapters.ddp_bucketed_on_train_batch_start(model, optimizer)
+        optimizer.zero_grad()
+        for micro in range(request["micro"]):
+            loss_of(model, x, micro, step, 0 if sharded else rank).backward()
+        if not sharded:
+            getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
+        optimizer.step()
+    weights = adapters.fsdp_gather_full_params(model) if full else dict(module.named_parameters())
+    mine = sum(local(p).numel() for p in model.parameters()) if full else 0
+    state = sum(tensor.numel() for tensor in state_of(optimizer).values()) / 2 if sharded else 0
+    for what, numbers in (("weights", mine), ("state", state)):
+        facts[f"{what} of a rank"] = (
+            "its part" if numbers <= 0.75 * total else f"of {numbers:g} of {total} weights"
+        )
+    return {f"p.{name}": local(value) for name, value in weights.items() if f"w.{name}" in x}, facts
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def state_of(optimizer, deep=3):
+    """{address: tensor} of the state of an optimizer and of optimizers that it has."""
+    found = {}
+    for value in optimizer.state.values() if isinstance(optimizer, torch.optim.Optimizer) else ():
+        tensors = [local(item) for item in value.values() if isinstance(item, torch.Tensor)]
+        found |= {tensor.data_ptr(): tensor for tensor in tensors if tensor.numel() > 1}
+    inner = vars(optimizer).values() if hasattr(optimizer, "__dict__") else optimizer
+    for item in [*(inner.values() if isinstance(inner, dict) else inner)] if deep else ():
+        if isinstance(item, (torch.optim.Optimizer, list, tuple)):
+            found |= state_of(item, deep - 1)
+    return found
+
+
+# ---- the process ----
+
+
+def names(adapters, request, x, device):
+    return {}, dict.fromkeys(dir(adapters), "")
+
+
+def one_line(error):
+    """What happened, and the last place in the folder."""
+    frames = [at for at in traceback.extract_tb(error.__traceback__) if at.filename.startswith(os.getcwd())]
+    where = f" ({os.path.relpath(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0] + where
+
+
+def main(work, rank, ranks, device):
+    say = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what their code prints
+    sys.path[0] = os.getcwd()
+    torch.set_num_threads(2 if ranks == 1 else 1)
+    if ranks > 1:
+        dist.all_reduce = dist.distributed_c10d.all_reduce = late_all_reduce
+        how = dict(init_method=f"file://{work}/store", timeout=timedelta(seconds=WAIT_S))
+        dist.init_process_group("gloo", rank=rank, world_size=ranks, **how)
+    try:
+        adapters, failure = importlib.import_module("tests.adapters"), None
+    except BaseException as error:
+        failure = f"tests/adapters.py cannot be imported: {one_line(error)}"
+    for line in sys.stdin:
+        request, reply = json.loads(line), {}
+        try:
+            if failure:
+                raise ImportError(failure)
+            x = {name: load(*how) for name, how in request["tensors"].items()}
+            calls = {"names": names, "attention": attention, "memory": memory, "train": train}
+            tensors, reply["facts"] = calls[request["call"]](adapters, request, x, device)
+            files = {name: f"{work}/{rank}.{name}" for name in tensors}
+            reply["tensors"] = {name: store(files[name], tensor) for name, tensor in tensors.items()}
+        except Exception as error:
+            reply = {"error": failure or one_line(error)}
+            absent = isinstance(error, NotImplementedError) and "(tests/adapters.py:" in reply["error"]
+            reply = {"absent": reply["error"]} if absent else reply
+        say.write(json.dumps(reply) + "\n")
+        say.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,262 @@
+"""`python -m parity judge FOLDER`: somebody's functions in C's place, in their own interpreter.
+
+Each case is a case of parity, with the same draws, rule and truths. examinee.py makes the calls there; PyTorch's side
+and the truth are computed here. Cases of the level "course" are what an edition of the course promises. They decide.
+Cases of the level "beyond" are reported.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parity.core import Case, within
+from parity.core.case import ParityError
+from parity.core.device import open_device
+from parity.core.library import Library
+from parity.core.measure import measure_case
+from parity.judge import examinee
+from parity.shared.attend import by_autograd
+from ref import transformer
+from ref.attention import attention, logsumexp
+from ref.ops import at_least_f32, tf32_matmul
+
+ATTENTION = ("get_flashattention_autograd_function_pytorch", "get_flashattention_autograd_function_triton")
+RANKED = ("get_ddp", "get_ddp_individual_parameters", "get_ddp_bucketed", "get_sharded_optimizer", "get_fsdp")
+# batch, seq, head_dim. Ascending: the first that fails is shown.
+SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 64, 32), (2, 128, 64))
+ATTEND = dict(batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32")
+BEYOND = {
+    "a length that 16 does not divide": {"seq": 37},
+    "q and k of other lengths": {"seq_k": 64},
+    "a head size of 80": {"head_dim": 80},
+    "tensors that are not contiguous": {"strided": True},
+    "bf16": {"dtype": "bf16"},
+}
+TRAIN = dict(ranks=2, steps=3, optimizer="sgd", micro=1, unused=False, compute=None, bucket_mb=0.0016)
+TRAINING = {
+    ("course", "sgd"): ("", {}),
+    ("course", "adamw"): ("", {"optimizer": "adamw"}),
+    ("course", "compute in f16"): ("get_fsdp", {"compute": "float16"}),
+    ("beyond", "three ranks"): ("", {"ranks": 3}),
+    ("beyond", "parameters without gradient"): ("get_ddp", {"unused": True}),
+    ("beyond", "two backward passes"): ("get_ddp|get_fsdp", {"micro": 2}),
+}
+SHOWN = "batch seq seq_k head_dim causal dtype ranks optimizer micro compute seed".split()
+BAD = ("wrong", "fails")
+REST_S = 10.0  # for the other ranks to answer, once one has failed
+EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}
+EXPECTED |= {"memory": "grows with the length", "after the wrap": "rank 0's weights", "ranks": "equal bits"}
+EXPECTED |= {"weights of a rank": "its part", "state of a rank": "its part"}
+# (what the finding says, what may have caused it)
+HINTS = (
+    (r"^dk: .*all are about", "dK needs the factor 1 / sqrt(d), as dQ does."),
+    (r"^dq: ", "dS is P (dP - D), with D the row sums of O dO, and with the mask of forward."),
+    (r"after the wrap", "the wrapper must broadcast the parameters of rank 0."),
+    (r"ranks: ", "is every handle waited for, and every parameter reduced, norms and the last bucket too?"),
+    (r"^p\.", "is the sum of the ranks divided by their number, once?"),
+)
+
+
+def cases(seed: int):
+    for adapter in ATTENTION:
+        case = functools.partial(Case, adapter, call="attention", seed=seed)
+        for causal, (batch, seq, head_dim) in itertools.product((False, True), SIZES):
+            keys = dict(batch=batch, seq=seq, head_dim=head_dim, causal=causal)
+            yield case(level="course", what="causal" if causal else "without a mask", **ATTEND | keys)
+        yield Case(adapter, level="course", what="memory", call="memory", seed=seed, seq=512)
+        for what, keys in BEYOND.items():
+            yield case(level="beyond", what=what, **ATTEND | keys)
+    for adapter in RANKED:
+        case = functools.partial(Case, adapter, call="train", seed=seed)
+        for (level, what), (adapters, keys) in TRAINING.items():
+            if re.match(adapters, adapter):
+                keys = TRAIN | {"one_batch": adapter == "get_sharded_optimizer"} | keys
+                yield case(level=level, what=what, **keys)
+
+
+class Processes(contextlib.AbstractContextManager):
+    """So many ranks of their interpreter, in their folder. Nothing is written there."""
+
+    def __init__(self, folder: Path, python: Sequence[str], seconds: float, ranks: int, device: str):
+        self.seconds, self.work = seconds, tempfile.TemporaryDirectory(prefix="tandem-judge-", dir="/dev/shm")
+        caches = dict.fromkeys(("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), self.work.name)
+        how = dict(cwd=folder, env=os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "1"}, text=True)
+        how |= dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command = [*python, "-c", Path(examinee.__file__).read_text(), self.work.name]
+        try:
+            self.ranks = [
+                subprocess.Popen([*command, str(rank), str(ranks), device], start_new_session=True, **how)
+                for rank in range(ranks)
+            ]
+        except OSError as error:
+            raise ParityError(f"--python is {' '.join(python)}: {error.strerror}") from error
+
+    def ask(self, request: Mapping, tensors: Mapping[str, torch.Tensor]) -> list[tuple[dict, dict]]:
+        """(tensors, facts) of each rank."""
+        files = {name: examinee.store(f"{self.work.name}/{name}", tensor) for name, tensor in tensors.items()}
+        replies: dict[int, dict] = {}
+        for process in self.ranks:
+            with contextlib.suppress(OSError):  # it has died, as is seen below
+                process.stdin.write(json.dumps(request | {"tensors": files}) + "\n")
+                process.stdin.flush()
+        left = dict(enumerate(self.ranks))
+        while left:
+            bad = any(not reply.keys() >= {"facts"} for reply in replies.values())
+            ready = wait([process.stdout for process in left.values()], REST_S if bad else self.seconds)
+            if not ready:
+                break
+            for rank in [rank for rank, process in left.items() if process.stdout in ready]:
+                line = left.pop(rank).stdout.readline()
+                replies[rank] = json.loads(line) if line else {"error": "the process died"}
+        for rank, reply in sorted(replies.items()):
+            if "absent" in reply:
+                raise NotImplementedError(reply["absent"])
+            if "error" in reply:
+                raise RuntimeError(f"rank {rank}: " * (len(self.ranks) > 1) + reply["error"])
+        for rank in left:
+            raise RuntimeError(f"rank {rank} of {len(self.ranks)} did not answer in {self.seconds:g} s")
+        read = {
+            r: {n: examinee.load(*how) for n, how in replies[r]["tensors"].items()} for r in sorted(replies)
+        }
+        return [(tensors, replies[rank]["facts"]) for rank, tensors in read.items()]
+
+    def __exit__(self, *_) -> None:
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.work.cleanup()
+
+
+class Theirs:
+    """A module of cases, as parity.core runs it, whose C is somebody's folder."""
+
+    __name__ = "parity.judge"
+
+    def __init__(self, *how: Any, device: str):
+        self.start = functools.partial(Processes, *how, device=device)
+        self.processes: dict[int, Processes] = {}
+
+    def ask(self, ranks: int, request: Mapping, tensors: Mapping) -> list[tuple[dict, dict]]:
+        if ranks not in self.processes:
+            self.processes[ranks] = self.start(ranks=ranks)
+        try:
+            return self.processes[ranks].ask(request, tensors)
+        except RuntimeError:  # a rank may wait for others for ever
+            self.close(ranks)
+            raise
+
+    def run(self, case: Case, draw, c) -> dict[str, Any]:
+        request, facts = case.keys | {"adapter": case.deliverable}, {}
+        made = {"attention": self.attention, "memory": lambda *_: ({}, lambda x: {}), "train": self.train}
+        tensors, formula = made[case.call](case, request, draw)
+
+        def theirs():
+            (found, said), *others = self.ask(case.get("ranks", 1), request, tensors)
+            facts.update(said)
+            for rank, (other, its) in enumerate(others, 1):
+                differ = [name for name in found if not torch.equal(found[name], other[name])]
+                facts["ranks"] = f"rank {rank} has another {differ[0][2:]}" if differ else "equal bits"
+                facts.update({name: words for name, words in its.items() if words != EXPECTED[name]})
+            if case.call == "attention" and "lse" not in found:
+                found["lse"] = torch.full(tensors["q"].shape[:2], torch.nan)
+            return facts | {name: value.to(draw.device) for name, value in found.items()}
+
+        exact = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+        eager = "torch_tf32" if case.get("dtype") == "tf32" else "torch_eager"
+        sides = {"c": theirs, eager: lambda: formula(tensors) | {name: EXPECTED[name] for name in facts}}
+        sides |= {"truth": lambda: formula(exact), "equal": lambda: formula(tensors), "reference": eager}
+        rules = {"*": within(rel_l2=2e-4)} if case.get("compute") else {}
+        rules |= {"lse": within(rel_l2=1e-4)} if case.get("dtype") == "bf16" else {}
+        return sides | {"rule": rules}
+
+    def attention(self, case, request, draw):
+        shapes = {"q": case.seq, "k": case.seq_k or case.seq, "v": case.seq_k or case.seq, "do": case.seq}
+        x = {n: draw.normal(n, (case.batch, seq, case.head_dim), case.dtype) for n, seq in shapes.items()}
+
+        def formula(x):
+            product = tf32_matmul if (case.dtype, x["q"].dtype) == ("tf32", torch.float32) else torch.matmul
+            attend = functools.partial(attention, causal=case.causal, matmul=product)
+            wide = at_least_f32(x["q"]), at_least_f32(x["k"])
+            return by_autograd(attend, *x.values()) | {"lse": logsumexp(*wide, case.causal, matmul=product)}
+
+        return x, formula
+
+    def train(self, case, request, draw):
+        full = case.deliverable == "get_fsdp"
+        model = examinee.model_of(request, {}, transformer)
+        x = {f"w.{n}": draw.normal(f"w.{n}", p.shape, "f32", std=0.3) for n, p in model.named_parameters()}
+        rows = (case.micro, case.steps, case.ranks, 4)
+        x["x"] = draw.integers("x", (*rows, 6), high=48) if full else draw.normal("x", (*rows, 10), "f32")
+        x["y"] = draw.normal("y", (*rows, 6, 5) if full else (*rows, 5), "f32")
+        return x, lambda x: examinee.alone(request, x, transformer)
+
+    def close(self, *ranks: int) -> None:
+        for count in ranks or [*self.processes]:
+            self.processes.pop(count).__exit__()
+
+
+def kind_of(case: Case) -> tuple[str, str, str]:
+    return case.deliverable, case.level, case.what
+
+
+def judge(options, console) -> list[dict]:
+    """Prints a line for each kind of case of each function. Returns a record of their side for each."""
+    library, device = Library(options.library), open_device(options.device)
+    how = options.folder.resolve(), options.python.split(), options.seconds
+    theirs, found = Theirs(*how, device=device.torch.type), []
+    measure = functools.partial(measure_case, theirs, library=library, budget=0.0, device=device)
+    with contextlib.closing(theirs):
+        try:
+            [(_, names)] = theirs.ask(1, {"call": "names"}, {})
+        except RuntimeError as error:
+            raise ParityError(str(error)) from error
+        for kind, group in itertools.groupby(cases(options.seed), kind_of):
+            if kind[0] not in names or not re.search(options.only, ", ".join(kind)):
+                continue
+            verdict, record = judged(measure, group)
+            if verdict == "not there":
+                del names[kind[0]]
+            console.print(f"{verdict:10} {', '.join(kind if verdict != 'not there' else kind[:1])}")
+            for line in words_of(record, options.hints) if verdict not in ("right", "as TF32") else ():
+                console.print(f"    {line}")
+            found.append(record | {"verdict": verdict})
+    return found
+
+
+def judged(measure: Callable, group: Iterable[Case]) -> tuple[str, dict]:
+    """The verdict on cases of one kind, and the record of the first that is wrong, or of the last."""
+    verdict, record = "right", {}
+    for case in group:
+        record, triton = measure(case)[0], "triton" in case.deliverable
+        status, words = record["status"], record.get("message", "")
+        if status == "unsupported" or (status == "error" and triton and not torch.cuda.is_available()):
+            return "not there", record
+        if "is_causal: is 'ignored'" in words and not triton:  # the course's first question allows it
+            return "ignored", record
+        if status == "failed" and triton and case.get("dtype") == "f32":
+            tf32 = Case(case.deliverable, **case.keys | {"dtype": "tf32"})
+            status = measure(tf32)[0]["status"]
+            verdict = "as TF32" if status == "ok" else verdict
+        if status != "ok":
+            return "wrong" if status == "failed" else "fails", record
+    return verdict, record
+
+
+def words_of(record: Mapping, hints: bool) -> list[str]:
+    """The smallest input that shows it, what was found, and the likely mistake."""
+    case, words = record["case"], record["message"]
+    may = [f"likely: {hint}" for pattern, hint in HINTS if hints and re.search(pattern, words)]
+    return [" ".join(f"{key} {case[key]}" for key in SHOWN if case.get(key)), words, *may[:1]]

@@ -1,0 +1,325 @@
+"""Solutions that are wrong in one place. Each is PyTorch's own parts with one small change, and must be found for its
+own reason. PyTorch's parts and the bridge are right."""
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+from parity.core import command
+from parity.core.library import ROOT, default_library
+
+LIBRARY = os.environ.get("TANDEM_LIBRARY", str(default_library()))
+ATTENTION = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+aten = torch.ops.aten
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        mask, heads = None, [x[:, None].contiguous() for x in (q, k, v)]
+        o, lse = aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, is_causal, attn_mask=mask)
+        o, lse = o[:, 0], lse[:, 0].reshape(q.shape[:2])
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, o, lse = ctx.saved_tensors
+        is_causal = ctx.is_causal
+        heads = [x[:, None].contiguous() for x in (do, q, k, v, o, lse)]
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = (x[:, 0] for x in backward(*heads, 0.0, is_causal))
+        return dq, dk, dv, None
+
+
+def get_flashattention_autograd_function_pytorch():
+    return Attention
+
+
+def get_flashattention_autograd_function_triton():
+    raise NotImplementedError
+"""
+HEAD = ATTENTION.partition("class")[0]
+RANKS = """
+
+def hook(state, bucket):
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def get_ddp(module):
+    model = DistributedDataParallel(module, init_sync=True, bucket_cap_mb=0.0005)
+    model.register_comm_hook(None, hook)
+    return model
+
+
+def ddp_on_after_backward(model, optimizer):
+    CACHE.clear()
+
+
+def get_sharded_optimizer(params, cls, **how):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)
+
+
+def get_fsdp(module, compute_dtype=None):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for layer in module.modules():
+        if type(layer).__name__ in ("Linear", "Embedding"):
+            fully_shard(layer, mp_policy=policy)
+    return module
+
+
+def fsdp_on_after_backward(model, optimizer):
+    for parameter in model.parameters():
+        if not hasattr(parameter, "to_local"):
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def fsdp_gather_full_params(model):
+    return {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in model.named_parameters()}
+"""
+BRIDGE = f"""
+import sys
+
+sys.path.append({str(ROOT)!r})
+from parity.bridge import DataParallel, FlashAttention, ShardedOptimizer
+from parity.bridge_fsdp import FullyShardedDataParallel
+
+
+def get_flashattention_autograd_function_pytorch():
+    return FlashAttention
+
+
+def finish(model, optimizer):
+    model.finish_gradient_synchronization()
+
+
+get_flashattention_autograd_function_triton = get_flashattention_autograd_function_pytorch
+get_ddp = get_ddp_individual_parameters = DataParallel
+ddp_on_after_backward = ddp_individual_parameters_on_after_backward = finish
+ddp_bucketed_on_after_backward = fsdp_on_after_backward = finish
+get_sharded_optimizer, get_fsdp = ShardedOptimizer, FullyShardedDataParallel
+
+
+def get_ddp_bucketed(module, bucket_size_mb):
+    return DataParallel(module, "bucketed", bucket_mb=bucket_size_mb)
+
+
+def ddp_bucketed_on_train_batch_start(model, optimizer):
+    model.on_train_batch_start()
+
+
+def fsdp_gather_full_params(model):
+    return model.gather_full_parameters()
+"""
+# What a submission changes: (text, replacement) of the adapters, and what must be said of which kind of case.
+LEAVES = "return dq, dk, dv, None"
+WRONG_ATTENTION = {
+    "causal is ignored in backward": (
+        "is_causal = ctx.is_causal",
+        "is_causal = False",
+        "causal",
+        "d[qkv]: rel_l2",
+    ),
+    "the mask is off by one at multiples of 16": (
+        "mask, heads = None, [x[:, None].contiguous() for x in (q, k, v)]",
+        "heads = [x[:, None] for x in (q, k, v)]\n"
+        "        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()\n"
+        "        seen |= (torch.arange(q.shape[1])[:, None] % 16 == 0) & seen.roll(-1, 0)\n"
+        "        mask = torch.where(seen, 0.0, -torch.inf) if is_causal else None\n"
+        "        is_causal = False",
+        "causal",
+        "o: rel_l2",
+    ),
+    "D is left out": ("(do, q, k, v, o, lse)", "(do, q, k, v, 0 * o, lse)", "without a mask", "dq: rel_l2"),
+    "sequences of a batch are swapped": (
+        "o, lse = o[:, 0]",
+        "o, lse = o[:, 0].flip(0)",
+        "without a mask",
+        "batch 2",
+    ),
+    "dK lacks its scale": (
+        LEAVES,
+        "return dq, dk * q.shape[-1] ** 0.5, dv, None",
+        "without a mask",
+        "times the truth",
+    ),
+    "scores are stored": (
+        "ctx.is_causal = is_causal",
+        "ctx.is_causal, ctx.scores = is_causal, q @ k.mT",
+        "memory",
+        "square of the length: .* KiB",
+    ),
+    "the answer is cached by its address": (
+        "        return o\n",
+        "        return CACHE.setdefault((q.data_ptr(), k.data_ptr()), o)\n",
+        "without a mask",
+        "o: rel_l2",
+    ),
+    "only the first call is right": (
+        "        return o\n",
+        "        COUNT.append(1)\n        return o if len(COUNT) < 2 else o * 1.01\n",
+        "without a mask",
+        "o: rel_l2",
+    ),
+    "inputs are scaled in place": (
+        "mask, heads = None",
+        "q.data.mul_(1.5)\n        mask, heads = None",
+        "without a mask",
+        "inputs: is 'q changed'",
+    ),
+    "a Triton function calls PyTorch's attention": (
+        "raise NotImplementedError",
+        "return Attention",
+        "triton, course, without a mask",
+        "kernel: is .*scaled_dot_product",
+    ),
+}
+
+
+def judged(text, *options, strict=False):
+    """(exit status, what was printed, {(adapter, what): record})."""
+    with tempfile.TemporaryDirectory() as folder:
+        (tests := Path(folder, "tests")).mkdir()
+        (tests / "adapters.py").write_text("CACHE, COUNT = {}, []\n" + text)
+        out = Path(folder, "out.json")
+        how = {"library": LIBRARY, "json": out, "seed": 7, "seconds": 900}
+        arguments = ["judge", folder, *(f"--{name}={value}" for name, value in how.items())]
+        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+            status = command.main("parity", [*arguments, *options] + ["--strict"] * strict)
+        written = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+        if {*written} - {"out.json"} != {"tests", "tests/adapters.py"}:
+            raise AssertionError(f"judge wrote {written}")
+        records = json.loads(out.read_text()) if out.exists() else []
+    return status, said.getvalue(), {(r["deliverable"], r["case"]["what"]): r for r in records}
+
+
+class AttentionZoo(unittest.TestCase):
+    def test_pytorch_s_own_attention_is_right(self):
+        status, said, records = judged(ATTENTION)
+        self.assertEqual(status, 0, said)
+        verdicts = {r["verdict"] for (adapter, _), r in records.items() if "pytorch" in adapter}
+        self.assertEqual(verdicts, {"right"}, said)
+        self.assertIn("not there  get_flashattention_autograd_function_triton", said)
+
+    def test_each_mistake_is_found_for_its_reason(self):
+        for name, (text, new, what, words) in WRONG_ATTENTION.items():
+            with self.subTest(name):
+                self.assertIn(text, ATTENTION)
+                status, said, _ = judged(ATTENTION.replace(text, new), "--only", what)
+                self.assertEqual(status, 1, said)
+                self.assertRegex(said, words)
+
+
+HOOK = "    work = dist.all_reduce("
+UNWAITED = "done = torch.futures.Future()\n    done.set_result(bucket.buffer())\n    return done"
+EARLY = UNWAITED.replace("    ", "        ") + "\n" + HOOK
+DDP, ANOTHER = "get_ddp, course, sgd", "ranks: is 'rank 1 has another"
+# The same, with the cases to run in full.
+WRONG_RANKS = {
+    "the average is forgotten": (
+        "bucket.buffer().div_(dist.get_world_size())",
+        "bucket.buffer()",
+        DDP,
+        "p.fc1",
+    ),
+    "nobody waits for the handle": (
+        "return work.get_future().then(lambda done: done.value()[0])",
+        UNWAITED,
+        DDP,
+        ANOTHER,
+    ),
+    "the last bucket is lost": (HOOK, f"    if bucket.is_last():\n        {EARLY}", DDP, ANOTHER),
+    "nothing is sent at the wrap": (
+        "init_sync=True",
+        "init_sync=False",
+        DDP,
+        "after the wrap: is .* not rank 0's",
+    ),
+    "reduced before accumulation ends": (
+        HOOK,
+        f"    if CACHE.setdefault(bucket.index(), bucket) is not bucket:\n        {EARLY}",
+        "get_ddp, beyond, two backward passes",
+        ANOTHER,
+    ),
+    "state is not sharded": (
+        "ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
+        "cls(params, **how)",
+        "get_sharded_optimizer, course, adamw",
+        "state of a rank: is 'of 496 of 496 weights'",
+    ),
+    "norms are not averaged": (
+        "dist.all_reduce(parameter.grad)",
+        "pass",
+        "get_fsdp, course, sgd",
+        ANOTHER + " norm",
+    ),
+}
+
+
+class RanksZoo(unittest.TestCase):
+    def test_pytorch_s_own_parts_are_right(self):
+        status, said, records = judged(HEAD + RANKS)
+        self.assertEqual(status, 0, said)
+        self.assertEqual(
+            {r["verdict"] for r in records.values() if r["case"]["level"] == "course"}, {"right"}
+        )
+        self.assertEqual({key[0] for key in records}, {"get_ddp", "get_sharded_optimizer", "get_fsdp"})
+
+    def test_each_mistake_is_found_for_its_reason(self):
+        for name, (text, new, only, words) in WRONG_RANKS.items():
+            with self.subTest(name):
+                self.assertIn(text, RANKS)
+                status, said, _ = judged(HEAD + RANKS.replace(text, new), "--only", only, strict=True)
+                self.assertEqual(status, 1, said)
+                self.assertRegex(said, words)
+
+
+class TheBridge(unittest.TestCase):
+    def test_it_is_right_in_both_editions(self):
+        status, said, records = judged(BRIDGE)
+        self.assertEqual(status, 0, said)
+        self.assertEqual({r["verdict"] for r in records.values()}, {"right"}, said)
+        self.assertEqual(len({key[0] for key in records}), 7)
+
+
+class Input(unittest.TestCase):
+    def test_a_folder_that_is_none_and_one_that_cannot_be_imported(self):
+        for text, words in (
+            (
+                "import nothing_of_this_name",
+                "tests/adapters.py cannot be imported: ModuleNotFoundError: .*adapters.py:",
+            ),
+            ("def f(:", "cannot be imported: SyntaxError"),
+        ):
+            status, said, _ = judged(text)
+            self.assertEqual(status, 2, said)
+            self.assertRegex(said, words)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(command.main("parity", ["judge", "/nowhere"]), 2)
+            self.assertEqual(command.main("parity", ["judge"]), 2)
+        self.assertIn("/nowhere: there is no tests/adapters.py", said.getvalue())
+        self.assertIn("judge needs a FOLDER or --numbers FILE", said.getvalue())
+
+    def test_an_exception_is_one_line_with_its_place(self):
+        status, said, _ = judged(ATTENTION.replace("mask, heads = None", "1 / 0\n        mask, heads = None"))
+        self.assertEqual(status, 1)
+        self.assertRegex(said, r"ZeroDivisionError: division by zero \(tests/adapters.py:\d+\)")
+
+
+if __name__ == "__main__":
+    unittest.main()
