@@ -41,8 +41,9 @@ def main(options, console) -> int:
             found = audit(records, Bounds(c, None))
     else:
         found, unchecked["bound"] = audit(records, None), f"no library at {path}"
-    if changed("HEAD~1", ["parity"]) is None:
-        unchecked["age"] = "git has no history here"
+    commits = {record["build"]["commit"] for record in records if "build" in record}
+    if unheard := [commit for commit in commits if changed(commit, ["parity"]) is None]:
+        unchecked["age"] = f"git does not know {len(unheard)} of the {len(commits)} commits of results"
     left, of = explain(refused + found, known)
     for finding in left:
         console.print(f"{finding.check}: {finding.where}\n    {finding.words}")
