@@ -13,6 +13,7 @@ from parity import comm, memory, trace
 from parity.core import report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, noisy
+from parity.core.document import Html, Markdown
 from parity.core.record import FILE, RecordError
 from parity.core.report import Page
 from parity.core.view import Records
@@ -401,6 +402,13 @@ class Documents(unittest.TestCase):
             if form == "latex":
                 self.assertIn(r"\includegraphics", text)
                 self.assertTrue((self.folder / "figures/ddp_time.pdf").read_bytes().startswith(b"%PDF"))
+
+    def test_contents_name_an_id_once_and_link_its_parts(self):
+        for form, link in ((Markdown, "[{1}](#{0})"), (Html, '<a href="#{0}">{1}</a>')):
+            document = form(self.folder)
+            document.contents("2025", ["x_y (a)", "x_y (b)", "z"])
+            links = [link.format(*pair) for pair in (("x_y-a", "(a)"), ("x_y-b", "(b)"), ("z", "z"))]
+            self.assertIn("2025: x_y {} {}; {}.".format(*links), document.whole())
 
     def test_what_is_missing_is_one_list_at_the_end(self):
         self.machine("cpu", [1])

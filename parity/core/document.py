@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -133,13 +134,11 @@ class Markdown:
 
     def contents(self, year: str, rows: Iterable[str]) -> None:
         """Links to the answers of a handout. An id with several parts stands once."""
-        parts: dict[str, list[str]] = {}
-        for row in rows:
-            name, _, part = row.partition(" (")
-            parts.setdefault(name, []).append(self.inside(f"({part}" if part else name, row))
-        items = (
-            " ".join([*([] if links[0].count(name) else [name]), *links]) for name, links in parts.items()
-        )
+        items = []
+        for name, group in itertools.groupby(rows, lambda row: row.partition(" (")[0]):
+            parts = list(group)
+            links = [self.inside(row.removeprefix(f"{name} "), row) for row in parts]
+            items.append(" ".join(links if name in parts else [name, *links]))
         self.parts.append(self.TEXT.format(f"{year}: {'; '.join(items)}."))
 
     def inside(self, words: str, heading: str) -> str:

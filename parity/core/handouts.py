@@ -77,6 +77,27 @@ SENTENCES = {
     "alternate_ring_all_reduce": 1,
 }
 USUAL = 4
+# What the handout of 2026 asks of ids that it shares with that of 2025. Its xl is the 2.7B of 2025.
+KEPT = {
+    "benchmarking_script": "the optimizer too, which the table of (b) has; and a size 10B, which was not measured",
+    "nsys_profile": "two sizes and three contexts; the tables have five sizes, and up to four contexts",
+    "mixed_precision_accumulation": "as in 2025",
+    "benchmarking_mixed_precision": "as in 2025; its xl is the row 2.7B",
+    "memory_profiling": "xl at contexts 128 and 2048: the rows 2.7B; and part (f), below",
+    "pytorch_attention": "as in 2025",
+    "torch_compile": "as in 2025; its xl is the row 2.7B",
+    "flash_forward": "as in 2025",
+    "flash_backward": "as in 2025",
+    "flash_benchmarking": "a B200; the times are of an H100",
+    "distributed_communication_single_node": "NCCL alone",
+    "naive_ddp": "as in 2025",
+    "naive_ddp_benchmarking": "its xl, which was not measured: the answer has the xl of 2025",
+    "minimal_ddp_flat_benchmarking": "its xl, which was not measured: the answer has the xl of 2025",
+    "ddp_overlap_individual_parameters": "as in 2025",
+    "ddp_overlap_individual_parameters_benchmarking": "its xl, which was not measured: the answer has the xl of 2025",
+    "optimizer_state_sharding": "as in 2025",
+    "optimizer_state_sharding_accounting": "its xl, which was not measured: the answer has the xl of 2025",
+}
 QUESTIONS = {row: question for rows in HANDOUTS.values() for row, question in rows.items()}
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from parity.core import report, sweep
 from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, anchor
 from parity.core.files import write_whole
-from parity.core.handouts import HANDOUTS, QUESTIONS, deliverable_of
+from parity.core.handouts import HANDOUTS, KEPT, QUESTIONS, deliverable_of
 from parity.core.record import FILE, RecordError, key_of, load
 from parity.core.tables import Table
 
@@ -128,6 +128,8 @@ def write(
     for year, of_year in answers.items():
         if of_year:
             document.heading(1, f"The handout of {year}")
+            if year == "2026" and not only:
+                write_kept(document, chosen)
         for row, answer in of_year.items():
             write_section(document, row, answer)
     if not only:
@@ -166,6 +168,20 @@ def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
         row = {"folder": machine.name, "machine": name, "PyTorch": torch}
         rows.append(row | {"measured": report.when(records), "results": len(records)})
     document.heading(2, "What ran where")
+    document.table(Table(rows))
+
+
+def write_kept(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
+    """The ids of 2025 that 2026 keeps, and what it asks of them."""
+    document.text(
+        "The sections below are new in 2026. These ids are answered above. The xl of 2026 is the 2.7B of 2025; "
+        "bucketed data parallelism and communication_accounting are gone."
+    )
+    rows = []
+    for name, asks in KEPT.items():
+        row = next(row for row in QUESTIONS if deliverable_of(row) == name)
+        link = f"[{name}](#{anchor(row)})" if document.form == "md" and chosen[row] else name
+        rows.append({"id": link, "2026 asks for": asks})
     document.table(Table(rows))
 
 
