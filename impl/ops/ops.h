@@ -387,8 +387,8 @@ TD_API td_adamw td_adamw_defaults(td_adamw_variant variant);
  * TD_BAD_ARGUMENT: a NULL, an unknown variant, a beta outside [0, 1), eps or lr below 0. Also a scalar that
  * f32 cannot hold, or a product of scalars, needed by a step, that f32 cannot hold. Also if eps and beta2 are
  * both 0, as in a struct of zeros: a gradient of 0 would make the weight NaN. If eps is 0 and beta2 is above
- * 0, a weight becomes NaN if all of its gradients so far were 0; PyTorch does the same. A weight_decay below 0
- * is accepted. */
+ * 0, a weight becomes NaN if all of its gradients so far were 0; PyTorch does the same. A weight_decay
+ * below 0 is accepted. */
 TD_API td_status td_adamw_check(const td_adamw *adamw);
 
 /** One AdamW step. adamw and state are in dev's memory; *tensors is in host memory.
