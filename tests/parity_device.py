@@ -270,7 +270,7 @@ class Turns(unittest.TestCase):
             self.measure({"c": Side(dict, close=close)}, on)
 
     def test_a_captured_step_says_its_own_peak(self):
-        driver = mock.Mock(peaks={"peak_mib": 7.0}, switches={"timed": "whole"})
+        driver = mock.Mock(peaks={"peak_mib": 7.0}, switches={"timed": "whole"}, begin=None, answer=None)
         side = Driver.side(driver, {"tokens": 1}, flops=1.0)
         found = self.measure({"torch_compile_graph": side}, Pretended(), measure="time")[
             "torch_compile_graph"
