@@ -650,6 +650,11 @@ def overflow(ranks, rank):
             assert scaler.get_scale() == scale, (scaler.get_scale(), cast, dtype)
             moved = [not torch.equal(before[name], p) for name, p in fsdp_gather_full_params(model).items()]
             assert any(moved) if weight == 1 else not any(moved), moved
+    for factors in torch.full((ranks, ranks), 1.0).fill_diagonal_(torch.inf):  # each rank in turn
+        model = get_fsdp(net())
+        model.module[2].weight.register_hook(functools.partial(torch.mul, factors[rank]))
+        model(torch.arange(16.0).view(2, 8)).sum().backward()
+        assert all(p.grad.isnan().all() for p in model.parameters())
 
 
 def hooks_and_ends(ranks, rank):

@@ -241,14 +241,13 @@ TD_TEST(lists_that_differ_are_refused)
         for (int t = 0; t < 2; t++) {
             for (int j = 0; j < 16; j++)
                 data[t][j] = 1, grads[t][j] = named ? 0 : t == 0 ? 1 : 0.1f;
-            tensors[(i == 0 || named) && odd ? 1 - t : t] = (td_shard_tensor){.name = !named   ? NULL
-                                                                                      : t == 0 ? "a"
-                                                                                               : "b",
-                                                                              .elements = 16,
-                                                                              .dtype = TD_F32,
-                                                                              .grad_dtype = TD_F32,
-                                                                              .data = data[t],
-                                                                              .grad = grads[t]};
+            tensors[(i == 0 || named) && odd ? 1 - t : t] =
+                (td_shard_tensor){.name = named ? t == 0 ? "layers.0.w1" : "layers.0.w2" : NULL,
+                                  .elements = 16,
+                                  .dtype = TD_F32,
+                                  .grad_dtype = TD_F32,
+                                  .data = data[t],
+                                  .grad = grads[t]};
         }
         hyper.sgd.lr = i == 2 && odd ? 5 : 0.5;
         hyper.kind = i == 3 && odd ? TD_OPTIMIZER_ADAMW : TD_OPTIMIZER_SGD;

@@ -439,7 +439,7 @@ static void be_of_three_heads(parts *p)
 
 static void be_of_another_theta(parts *p)
 {
-    p->texts[THETA].value = "77";
+    p->texts[THETA].value = "100000"; /* the model's is 10000 */
 }
 
 static void drop_a_moment(parts *p)
@@ -500,7 +500,7 @@ static const change changes[] = {
     {be_of_sgd, "is of the optimizer 'sgd', but the trainer has 'adamw'", false},
     {drop_the_heads, "does not say its model's heads: its metadata needs 'heads'", false},
     {be_of_three_heads, "is of a model with heads 3, this model has 2", true},
-    {be_of_another_theta, "is of a model with rope_theta 77, this model has 10000", true},
+    {be_of_another_theta, "is of a model with rope_theta 100000, this model has 10000", true},
     {drop_a_moment, "has no tensor 'optimizer.exp_avg_sq.layers.0.ln1.weight'", false},
     {turn_a_moment, "tensor 'optimizer.exp_avg.layers.1.ffn.w2.weight': extent 0 is 20, needs 12", false},
     {add_a_moment, "tensor 'optimizer.exp_avg.layers.9.ln1.weight' is nothing of", false},

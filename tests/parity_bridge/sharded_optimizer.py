@@ -15,7 +15,7 @@ from parity import bridge
 from parity_bridge.started import OnRanks, Tied, Toy, said
 
 
-def name_limits(device):
+def name_limits(rank, device):
     try:
         bridge.FlashAttention.apply(*[torch.zeros(1, 4, 300, device=device)] * 3)
     except RuntimeError as error:  # only on this rank; the others continue
@@ -23,6 +23,8 @@ def name_limits(device):
     module = nn.Linear(2, 2).to(device)
     together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
     assert together._ranks.limits == {"open_seconds": 50, "seconds": 20.5}
+    every = [bytes([r]) * 40000 for r in range(2)]  # more than one call takes
+    assert together._ranks.exchange(every[rank]) == every
     bridge.ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1, seconds=20.5)
     try:
         bridge.ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1, seconds=7)
@@ -34,7 +36,7 @@ def name_limits(device):
 
 
 def shard_beside_the_whole(rank, device):
-    name_limits(device)
+    name_limits(rank, device)
     for model in (Toy, Tied):
         torch.manual_seed(42)
         alone = model().to(device)
