@@ -87,7 +87,7 @@ def report_phases(page, warm):
     lost = list(dict.fromkeys(r["case"]["size"] for r in ended))
     if lost:
         page.lacks(
-            f"PyTorch's {', '.join(lost)} in f32: out of memory beside the weights that our harness holds"
+            f"PyTorch's {', '.join(lost)} in f32: out of memory, because our harness holds weights as well"
         )
     for what, sizes in fewer.items():
         if sizes:
