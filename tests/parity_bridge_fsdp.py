@@ -639,7 +639,7 @@ def overflow(ranks, rank):
             one.zero_grad()
             with torch.autocast("cpu", cast or f16, enabled=cast is not None):
                 out = model(torch.arange(16.0, dtype=dtype).view(2, 8))
-            # Only the last row of the last weight overflows: it is the last rank's.
+            # The last row of the last weight overflows, and so do the gradients before it, on every rank.
             scaler.scale((out.to(f32) * torch.tensor([*[1.0] * 7, weight])).sum()).backward()
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             assert all(g.isnan().all() if weight > 1 else g.isfinite().all() for g in gradients)
