@@ -319,8 +319,13 @@ class Audit(unittest.TestCase):
 
     def test_an_entry_explains_its_findings_alone(self):
         found = [checks.Found("sum", "h100 a c", "x"), checks.Found("order", "h100 a c", "x")]
-        known = [{"check": "sum", "pattern": "h100 a"}, {"check": "gap", "pattern": ""}]
+        known = [
+            {"check": "sum", "pattern": "h100 a", "most": ""},
+            {"check": "gap", "pattern": "", "most": ""},
+        ]
         self.assertEqual(audit.explain(found, known), (found[1:], [found[:1], []]))
+        known[0]["most"] = "1"
+        self.assertEqual(audit.explain(found[:1] * 2, known), (found[:1], [found[:1], []]))
 
     def test_the_committed_records_have_nothing_unknown(self):
         text = io.StringIO()

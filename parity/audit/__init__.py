@@ -1,7 +1,7 @@
 """`python -m parity audit`: what records contradict. docs/parity.md explains it.
 
-known.csv says what is known of a finding: the check, a pattern of its place and words, the reason, and what will mend
-it: `right` if nothing is wrong, `words` if a page should say it, `run` if the case has to be measured again."""
+A row of known.csv has a check, a pattern of places and words, the most findings that it takes, the reason, and what
+mends them: `right` if nothing is wrong, `words` if a page should say it, `run` if the case has to run again."""
 
 import csv
 import re
@@ -17,18 +17,20 @@ KNOWN = Path(__file__).with_name("known.csv")
 
 
 def explain(found, known):
-    """The findings that no row explains, and those of each row."""
+    """The findings without a row, and the findings of each row. A row takes `most` findings, or any number if it has no
+    `most`."""
     left, of = [], [[] for _ in known]
     for finding in found:
         text = f"{finding.where}: {finding.words}"
         rows = (i for i, row in enumerate(known) if row["check"] == finding.check)
+        rows = (i for i in rows if len(of[i]) < int(known[i]["most"] or len(found)))
         row = next((i for i in rows if re.search(known[i]["pattern"], text)), None)
         (left if row is None else of[row]).append(finding)
     return left, of
 
 
 def main(options, console) -> int:
-    """The exit status: 1 if a finding is not known, or a row of known.csv explains nothing."""
+    """The exit status: 1 if a finding is not known, or a row of known.csv has no finding."""
     with KNOWN.open(newline="") as file:
         known = [*csv.DictReader(file)]
     paths = [path for path in sorted(options.reports.glob(f"*/{FILE}")) if path.parent.name[:5] != "local"]
@@ -53,7 +55,7 @@ def main(options, console) -> int:
         words = f"{row['check']}, {len(findings)} known ({row['mend']}): {row['reason']}"
         if not findings and row["check"] not in unchecked:
             stale += 1
-            console.print(f"{KNOWN.name} explains what is no more, remove the row: {words}")
+            console.print(f"{KNOWN.name} has a row without a finding, remove it: {words}")
         elif options.all:
             console.print("\n    ".join([words, *(f"{f.where}: {f.words}" for f in findings)]))
     words = ", ".join(f"{count} {mend}" for mend, count in mends.items())

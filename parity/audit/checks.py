@@ -260,7 +260,7 @@ def changed(commit: str, paths: Sequence[str]) -> str | None:
 
 
 def ages(records: Sequence[Mapping], dates: Callable[[str, Sequence[str]], str | None]) -> Findings:
-    """Records older than the sources that they measure: those of the module in Python and in C."""
+    """Records that are older than the Python or C sources of their module."""
     built = [record for record in records if "build" in record]
     files = {name: sources_of(f"parity.{name}").values() for name in {r["module"] for r in built}}
     paths = {name: [f"impl/{name}", *(str(f.relative_to(ROOT)) for f in of)] for name, of in files.items()}

@@ -142,7 +142,7 @@ class Toy(nn.Module):
 
 
 class Language(nn.Module):
-    """Of the classes that a wrapper for full sharding splits: PyTorch's, or those of a package like the course's."""
+    """A model of linear, embedding and norm layers: PyTorch's, or the classes of `package`, as the course has them."""
 
     def __init__(self, package=None):
         super().__init__()

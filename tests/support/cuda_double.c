@@ -1,4 +1,5 @@
 #include "support/cuda_double.h"
+#include "device/cuda.h"
 #include "kernels/embedding.h"
 #include "kernels/fills.h"
 #include "kernels/flash.h"
@@ -354,7 +355,7 @@ static cublasStatus_t lt_algo_check(cublasLtHandle_t handle, cublasLtMatmulDesc_
                                     const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *found)
 {
     (void)handle, (void)desc, (void)a, (void)b, (void)c, (void)d, (void)algo;
-    found->workspaceSize = td_double.lt_refuses == 3 ? 5 : 4;
+    found->workspaceSize = td_double.lt_refuses == 3 ? TD_CUDA_COUNTER + 1 : 4;
     return td_double.lt_refuses == 2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 

@@ -77,9 +77,9 @@ static td_status load_library(library *out)
 
 /* GEMMs of a layer (batch 4, context 512, bf16) for which another algorithm than cuBLASLt's first choice
  * makes steps faster: xl 58.89 -> 58.15 ms, large 29.35 -> 29.03 (28 November 2026). Up to 75 algorithms of
- * each GEMM were timed, those of the backward pass next to an update on 20 SMs. Such a table made steps of
- * 2.7B slower (89.28 -> 89.74), because the card is at its power cap. The numbers of tiles, options and
- * clusters have their meaning in one version of cuBLASLt only. */
+ * each GEMM were timed; GEMMs of the backward pass were timed while an update ran on 20 SMs. With a table for
+ * 2.7B its steps became slower (89.28 -> 89.74), so it has no rows. A number of a tile, an option
+ * or a cluster may mean something else in another version of cuBLASLt. */
 #define MEASURED_CARD "NVIDIA H100 80GB HBM3"
 enum { MEASURED_VERSION = 130100 };
 typedef struct measured {
@@ -312,7 +312,7 @@ static td_status prefer_measured(const products *all, product *p)
             return TD_OK;
     if (all->lt.MatmulAlgoCheck(all->handle, p->desc, p->b, p->a, p->c, p->c, &algo, &found) !=
             CUBLAS_STATUS_SUCCESS ||
-        found.workspaceSize > 4)
+        found.workspaceSize > TD_CUDA_COUNTER)
         return TD_OK;
     p->algo = algo;
     p->work_bytes = found.workspaceSize;
