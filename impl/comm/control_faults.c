@@ -213,7 +213,7 @@ static bool is_silent(const td_control *control, int rank)
 {
     const int64_t beat = atomic_load(&control->ledger->slots[rank].beat_ns);
 
-    return rank != control->rank && beat != 0 && td_clock_ns() - beat > SILENT_MS * INT64_C(1000000);
+    return rank != control->rank && td_clock_ns() - beat > SILENT_MS * INT64_C(1000000);
 }
 
 void td_control_find_late(td_control *control, const td_signature *call, char text[FAULT_ROOM])
