@@ -208,104 +208,6 @@ static void integers_are_exact(void **state)
     }
 }
 
-typedef struct random_case {
-    char name[64];
-    int64_t batch, m, n, k;
-} random_case;
-
-static void random_numbers_are_close(void **state)
-{
-    const random_case *row = *state;
-
-    for (const variant *v = variants; v < variants + VARIANTS; v++) {
-        const td_dtype dtype = v->dtype, out_dtype = v->out_dtype;
-        ops_case c = ops_begin(dtype, "%s, %s", row->name, v->name);
-        int64_t mk = row->m * row->k, kn = row->k * row->n, mn = row->m * row->n;
-        td_gemm_shape shape = {
-            .batch = row->batch,
-            .m = row->m,
-            .n = row->n,
-            .k = row->k,
-            .lda = v->trans_a ? row->m : row->k,
-            .ldb = v->trans_b ? row->k : row->n,
-            .ldc = row->n,
-            .stride_a = mk,
-            .stride_b = kn,
-            .stride_c = mn,
-            .trans_a = v->trans_a,
-            .trans_b = v->trans_b,
-            .alpha = 0.5f,
-            .beta = -2.0f,
-            .dtype = dtype,
-            .out_dtype = out_dtype,
-        };
-        void *a = ops_draw(&c, row->batch * mk), *b = ops_draw(&c, row->batch * kn);
-        void *before = ops_draw_as(&c, out_dtype, row->batch * mn),
-             *out = ops_room(&c, out_dtype, row->batch * mn);
-        void *work = work_for(&c, &shape);
-        double *truth = ops_f64(&c, out_dtype, before, row->batch * mn);
-
-        reference(&shape, ops_f64(&c, dtype, a, row->batch * mk), ops_f64(&c, dtype, b, row->batch * kn),
-                  truth);
-        for (int round = 0; round < 3; round++) { /* the last one while other threads work */
-            td_device_reserve_sms(ops_dev, TD_SMS_COLLECTIVES, round == 2 ? 24 : 0);
-            memcpy(out, before, (size_t)(row->batch * mn) * td_dtype_size(out_dtype));
-            td_fence_poison(work);
-            td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work));
-            ops_assert_close(&c, "c", out_dtype, out, truth, row->batch * mn, 4);
-        }
-        td_device_reserve_sms(ops_dev, TD_SMS_COLLECTIVES, 0);
-        ops_finish(&c);
-    }
-}
-
-/* One weight for all sequences, and one input for all weights: a stride of 0 for either operand. */
-typedef struct shared_case {
-    char name[32];
-    td_dtype dtype;
-    bool a, b;
-} shared_case;
-
-static const shared_case shared_cases[] = {
-    {"shared a, f32", TD_F32, true, false},      {"shared a, bf16", TD_BF16, true, false},
-    {"shared b, f32", TD_F32, false, true},      {"shared b, bf16", TD_BF16, false, true},
-    {"shared a and b, f32", TD_F32, true, true}, {"shared a and b, bf16", TD_BF16, true, true},
-};
-
-static void shared_operands(void **state)
-{
-    enum { BATCH = 5, M = 65, N = 97, K = 131 };
-    const shared_case *row = *state;
-    const td_dtype dtype = row->dtype;
-    ops_case c = ops_begin(dtype, "%s", row->name);
-    layout a = lay(row->a ? 1 : BATCH, M, K, 0, 0), b = lay(row->b ? 1 : BATCH, K, N, 0, 0);
-    td_gemm_shape shape = {
-        .batch = BATCH,
-        .m = M,
-        .n = N,
-        .k = K,
-        .lda = K,
-        .ldb = N,
-        .ldc = N,
-        .stride_a = row->a ? 0 : a.stride,
-        .stride_b = row->b ? 0 : b.stride,
-        .stride_c = M * N,
-        .alpha = 1,
-        .dtype = dtype,
-        .out_dtype = TD_F32,
-    };
-    void *x = draw_integers(&c, dtype, row->a ? 1 : BATCH, a);
-    void *y = draw_integers(&c, dtype, row->b ? 1 : BATCH, b);
-    float *z = ops_room(&c, TD_F32, BATCH * M * N);
-    double *truth = ops_zeros(&c, BATCH * M * N);
-
-    reference(&shape, ops_f64(&c, dtype, x, a.count), ops_f64(&c, dtype, y, b.count), truth);
-    OPS_RUN(&c, TD_F32, z, BATCH * M * N, NULL, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
-    for (int i = 0; i < BATCH * M * N; i++)
-        assert_true((double)z[i] == truth[i]);
-    ops_finish(&c);
-}
-
 /* The heads of a token are neighbours, so the matrices of c interleave row by row. */
 TD_TEST(interleaved_output)
 {
@@ -658,12 +560,6 @@ static const exact_case exact_cases[] = {
     {"exact nothing but c", 2, 33, 130, 16, 0, 2, 5, 3},
 };
 
-static const random_case random_cases[] = {
-    {"random row", 2, 1, 130, 257},       {"random column", 2, 130, 1, 257},
-    {"random long sum", 1, 17, 19, 8191}, {"random head dim 80", 3, 37, 53, 80},
-    {"random panels", 1, 129, 193, 65},
-};
-
 int ops_gemm_group(void)
 {
     int failed;
@@ -675,10 +571,6 @@ int ops_gemm_group(void)
     return failed +
            ops_run_cases("gemm, exact", exact_cases, sizeof exact_cases / sizeof *exact_cases,
                          sizeof *exact_cases, integers_are_exact) +
-           ops_run_cases("gemm, random", random_cases, sizeof random_cases / sizeof *random_cases,
-                         sizeof *random_cases, random_numbers_are_close) +
-           ops_run_cases("gemm, shared operands", shared_cases, sizeof shared_cases / sizeof *shared_cases,
-                         sizeof *shared_cases, shared_operands) +
            ops_run_cases("gemm, nan and infinity travel", products, PRODUCTS, sizeof *products,
                          nan_and_infinity_travel) +
            ops_run_cases("gemm, a product is whole on fewer threads than asked for", products, PRODUCTS,

@@ -12,6 +12,7 @@ static fuzz_tensor tensors[MOST_TENSORS];
 static int tensor_count;
 static bool gpu;
 static double worst;
+static const int64_t *named; /* extents that are not drawn, up to the first 0; NULL: none */
 
 void fuzz_open(const char *name)
 {
@@ -37,6 +38,11 @@ td_dtype fuzz_dtype(void)
     return td_fuzz_chance(50) ? TD_F32 : fuzz_16bit();
 }
 
+void fuzz_name_extents(const int64_t *extents)
+{
+    named = extents;
+}
+
 int64_t fuzz_extent(int64_t most)
 {
     static const int64_t small[] = {1, 1, 2, 3, 4, 5, 7, 8};
@@ -45,6 +51,8 @@ int64_t fuzz_extent(int64_t most)
                                      97, 127, 131, 193, 251, 257, 509, 521};
     int64_t extent;
 
+    if (named && *named > 0)
+        return *named++;
     switch (td_fuzz_below(4)) {
     case 0:
         extent = TD_FUZZ_PICK(small);
@@ -63,6 +71,8 @@ int64_t fuzz_extent(int64_t most)
 
 int64_t fuzz_pitch(int64_t row)
 {
+    if (named && *named > 0)
+        return *named++;
     return td_fuzz_chance(50) ? 0 : row + (td_fuzz_chance(20) ? 0 : td_fuzz_below(19));
 }
 

@@ -41,6 +41,9 @@ typedef struct fuzz_tensor {
 td_dtype fuzz_dtype(void);
 td_dtype fuzz_16bit(void);
 
+/* The next calls of fuzz_extent and fuzz_pitch return these numbers, up to the first 0. */
+void fuzz_name_extents(const int64_t *extents);
+
 /* An extent in [1, most]: small, next to the edge of a tile, a prime, or any. */
 int64_t fuzz_extent(int64_t most);
 
@@ -66,10 +69,14 @@ void fuzz_expect_exact(fuzz_tensor *tensor, int64_t index, double value);
 /* A GPU's tensor cores compute the sum, which may reduce every element by `units` of u. */
 void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
 
-/* Makes the call twice from the same state. The second call must give the same bits. */
-#define FUZZ_CALL(call)                                                                                      \
+/* Makes the call from the same state on one thread and on three. Both must give the same bits. */
+#define FUZZ_CALL(call) FUZZ_CALL_ON(1, call)
+
+/* The first call is on `first` threads. */
+#define FUZZ_CALL_ON(first, call)                                                                            \
     do {                                                                                                     \
         for (int fuzz_round = 0; fuzz_round < 2; fuzz_round++) {                                             \
+            td_assert_ok(td_cpu_set_threads(fuzz_round == 0 ? (first) : 3));                                 \
             fuzz_upload();                                                                                   \
             td_assert_ok(call);                                                                              \
             fuzz_download(fuzz_round, true);                                                                 \
