@@ -81,8 +81,8 @@ TD_TEST(says_what_it_is)
 
 int main(void)
 {
-    /* f32: sums of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds them. */
-    const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false, 0, 0};
+    const td_attend_subject naive = {&td_attention_naive, 0};
+
     return td_attend_common_tests(&naive) +
            td_run_tests("attention, naive", td_attend_open_cpu, td_attend_close_cpu);
 }

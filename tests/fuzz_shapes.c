@@ -152,18 +152,35 @@ static const struct named {
     {"norm 1100003", fuzz_norm, 4, {1100003}},
 };
 
+/* Shapes of attention around the sizes of tiles (64 x 64), groups of 16 columns, and 6 rows in registers: one
+ * of everything, two tiles and a tail, primes, and fewer or more keys than queries. */
+static const int64_t attention_extents[][6] = {
+    {1, 1, 1, 64},        {1, 2, 1, 16, 37},    {1, 1, 1, 3, 200},  {2, 1, 37, 3, 1},   {1, 1, 2, 1},
+    {1, 2, 15, 7},        {1, 2, 16, 16},       {2, 3, 17, 6},      {1, 1, 63, 64},     {1, 3, 64, 64},
+    {1, 1, 65, 64},       {1, 1, 127, 1},       {1, 1, 128, 80},    {1, 2, 129, 96},    {1, 5, 131, 17},
+    {1, 1, 100, 20, 259}, {1, 1, 259, 20, 100}, {1, 1, 64, 16, 65}, {1, 1, 65, 16, 64}, {1, 1, 48, 128, 40},
+    {1, 1, 66, 200},      {1, 1, 67, 256, 129}, {2, 2, 81, 24, 70},
+};
+
+static void run_named(void (*run)(void), int seeds, const int64_t *extents)
+{
+    for (int seed = 1; seed <= seeds && !(td_gpu_small() && extents[0] > 5000); seed++) {
+        td_fuzz_seed((uint64_t)seed);
+        fuzz_name_extents(extents);
+        run();
+        fuzz_name_extents(NULL);
+        fuzz_finish();
+    }
+}
+
 TD_BODY(named_shapes_match_float64_and_stay_in_bounds)
 {
     for (size_t i = 0; i < sizeof all_named / sizeof *all_named; i++)
-        for (int seed = 0; seed < all_named[i].seeds; seed++) {
-            if (td_gpu_small() && all_named[i].extents[0] > 5000)
-                continue;
-            td_fuzz_seed((uint64_t)(seed + 1));
-            fuzz_name_extents(all_named[i].extents);
-            all_named[i].run();
-            fuzz_name_extents(NULL);
-            fuzz_finish();
-        }
+        run_named(all_named[i].run, all_named[i].seeds, all_named[i].extents);
+    for (size_t i = 0; i < sizeof attention_extents / sizeof *attention_extents; i++) {
+        run_named(fuzz_naive, 8, attention_extents[i]);
+        run_named(fuzz_flash, 8, attention_extents[i]);
+    }
 }
 
 /* After a failure. */

@@ -9,134 +9,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-typedef struct trial {
-    const td_attend_subject *subject;
-    char name[96];
-    td_attention_shape shape;
-} trial;
-
-static double tolerance_of(const td_attend_subject *subject, td_dtype dtype)
-{
-    return subject->tolerance[dtype == TD_BF16];
-}
-
-/* The numbers must be 0, except for the rounding of dP - D. */
-static void assert_nothing(const char *name, td_dtype dtype, const void *data, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (!(fabs(td_value_at(dtype, data, i)) <= 1e-6))
-            fail_msg("%s[%d] is %g", name, (int)i, td_value_at(dtype, data, i));
-}
-
-/* ---- compared with float64, around the size of every tile ---- */
-
-static void agrees_with_float64_and_with_itself(void **state)
-{
-    const trial *t = *state;
-    const td_dtype dtype = t->shape.dtype;
-    const double tolerance = tolerance_of(t->subject, dtype);
-    td_attend_run *run = td_attend_open(t->subject->impl, t->name, &t->shape);
-    td_attend_run *again = td_attend_open(t->subject->impl, t->name, &t->shape);
-    td_attend_truth truth = td_attend_truth_of(run);
-
-    td_assert_ok(td_cpu_set_threads(1));
-    td_attend_go(run, false);
-    td_assert_close("o", dtype, run->o, truth.o, run->queries, tolerance);
-    td_assert_close("dv", dtype, run->dv, truth.dv, run->keys, tolerance);
-    if (t->shape.seq_k == 1 || (t->shape.seq == 1 && t->shape.causal)) { /* with one key P is always 1 */
-        assert_nothing("dq", dtype, run->dq, run->queries);
-        assert_nothing("dk", dtype, run->dk, run->keys);
-    } else {
-        td_assert_close("dq", dtype, run->dq, truth.dq, run->queries, tolerance);
-        td_assert_close("dk", dtype, run->dk, truth.dk, run->keys, tolerance);
-    }
-
-    td_attend_go(again, false);
-    td_attend_assert_identical(run, again);
-    td_assert_ok(td_cpu_set_threads(2));
-    if (!t->subject->any_threads)
-        td_attend_go(run, false);
-    td_attend_go(again, false);
-    td_attend_assert_identical(run, again);
-
-    td_attend_truth_free(&truth);
-    td_attend_close(run);
-    td_attend_close(again);
-}
-
-/* Tiles are 64 x 64, columns come in groups of 16, and registers hold 6 rows. The shapes are around each of
- * these sizes: one of everything, two tiles and a tail, primes, and fewer or more keys than queries. */
-static const td_attention_shape sizes[] = {
-    {.batch = 1, .heads = 1, .seq = 1, .head_dim = 64},
-    {.batch = 1, .heads = 2, .seq = 1, .seq_k = 37, .head_dim = 16},
-    {.batch = 1, .heads = 1, .seq = 1, .seq_k = 200, .head_dim = 3},
-    {.batch = 2, .heads = 1, .seq = 37, .seq_k = 1, .head_dim = 3},
-    {.batch = 1, .heads = 1, .seq = 2, .head_dim = 1},
-    {.batch = 1, .heads = 2, .seq = 15, .head_dim = 7},
-    {.batch = 1, .heads = 2, .seq = 16, .head_dim = 16},
-    {.batch = 2, .heads = 3, .seq = 17, .head_dim = 6},
-    {.batch = 1, .heads = 1, .seq = 63, .head_dim = 64},
-    {.batch = 1, .heads = 3, .seq = 64, .head_dim = 64},
-    {.batch = 1, .heads = 1, .seq = 65, .head_dim = 64},
-    {.batch = 1, .heads = 1, .seq = 127, .head_dim = 1},
-    {.batch = 1, .heads = 1, .seq = 128, .head_dim = 80},
-    {.batch = 1, .heads = 2, .seq = 129, .head_dim = 96},
-    {.batch = 1, .heads = 5, .seq = 131, .head_dim = 17},
-    {.batch = 1, .heads = 1, .seq = 100, .seq_k = 259, .head_dim = 20},
-    {.batch = 1, .heads = 1, .seq = 259, .seq_k = 100, .head_dim = 20},
-    {.batch = 1, .heads = 1, .seq = 64, .seq_k = 65, .head_dim = 16},
-    {.batch = 1, .heads = 1, .seq = 65, .seq_k = 64, .head_dim = 16},
-    {.batch = 1, .heads = 1, .seq = 48, .seq_k = 40, .head_dim = 128},
-    {.batch = 1, .heads = 1, .seq = 66, .head_dim = 200},
-    {.batch = 1, .heads = 1, .seq = 67, .seq_k = 129, .head_dim = 256},
-};
-
-enum { SIZES = sizeof sizes / sizeof *sizes, TRIALS = SIZES * 4 + 2 };
-
-static trial name_trial(const td_attend_subject *subject, td_attention_shape shape)
-{
-    trial t = {.subject = subject, .shape = shape};
-
-    snprintf(t.name, sizeof t.name,
-             "%s %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " head_dim %" PRId64 " %s%s%s",
-             subject->impl->name, shape.batch, shape.heads, shape.seq, shape.seq_k ? shape.seq_k : shape.seq,
-             shape.head_dim, td_dtype_name(shape.dtype), shape.causal ? " causal" : "",
-             shape.mask == TD_MASK_ADD_1E6 ? " -1e6" : "");
-    return t;
-}
-
-static int run_trials(const td_attend_subject *subject)
-{
-    static trial trials[TRIALS];
-    static struct CMUnitTest tests[TRIALS];
-    int count = 0;
-
-    for (int i = 0; i < SIZES; i++)
-        for (int causal = 0; causal < 2; causal++)
-            for (int bf16 = 0; bf16 < 2; bf16++) {
-                td_attention_shape shape = sizes[i];
-                shape.causal = causal;
-                shape.dtype = bf16 ? TD_BF16 : TD_F32;
-                if (subject->few == 0 || (4 * i + 2 * causal + bf16) % subject->few == 0)
-                    trials[count++] = name_trial(subject, shape);
-            }
-    for (int bf16 = 0; bf16 < 2; bf16++)
-        trials[count++] = name_trial(subject, (td_attention_shape){.batch = 2,
-                                                                   .heads = 2,
-                                                                   .seq = 81,
-                                                                   .seq_k = 70,
-                                                                   .head_dim = 24,
-                                                                   .dtype = bf16 ? TD_BF16 : TD_F32,
-                                                                   .causal = true,
-                                                                   .mask = TD_MASK_ADD_1E6,
-                                                                   .scale = 0.3f});
-    for (int i = 0; i < count; i++)
-        tests[i] = (struct CMUnitTest){.name = trials[i].name,
-                                       .test_func = agrees_with_float64_and_with_itself,
-                                       .initial_state = &trials[i]};
-    return _cmocka_run_group_tests("attention, against float64", tests, (size_t)count, NULL, NULL);
-}
-
 /* ---- exact cases ---- */
 
 static void fill(td_dtype dtype, void *data, int64_t count, const float *values)
@@ -159,7 +31,7 @@ static void without_a_query_the_output_is_the_mean_of_v(void **state)
     const td_attend_subject *subject = *state;
     const int64_t keys[] = {1, 2, 16, 64, 128, 256};
 
-    for (size_t i = 0; i<sizeof keys / sizeof *keys; i += subject->few> 0 ? 3 : 1) {
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const int64_t n = keys[i], d = 5;
         const td_attention_shape shape = {
             .batch = 1, .heads = 1, .seq = 3, .seq_k = n, .head_dim = d, .dtype = TD_F32};
@@ -313,61 +185,6 @@ static void the_order_of_keys_does_not_matter(void **state)
     free(dv);
     td_attend_close(run);
     td_attend_close(other);
-}
-
-/* With o_bshd only the layout of o and dout changes. An implementation that computes its own sums gives the
- * same bits. A library may multiply the matrices of one batch element differently from a whole batch. */
-static void o_may_lie_as_the_projection_reads_it(void **state)
-{
-    const td_attend_subject *subject = *state;
-    const struct {
-        int64_t batch, heads, seq, seq_k, head_dim;
-    } extents[] = {{3, 5, 70, 70, 20}, {2, 2, 129, 90, 64}, {1, 4, 33, 150, 17}, {4, 1, 50, 50, 16},
-                   {2, 3, 1, 40, 8},   {2, 7, 65, 65, 80},  {3, 2, 200, 31, 1}};
-
-    for (size_t i = 0; i < 4 * sizeof extents / sizeof *extents; i++) {
-        if (subject->few > 0 && i % (size_t)subject->few != 0)
-            continue;
-        const td_dtype dtype = i % 2 ? TD_BF16 : TD_F32;
-        td_attention_shape shape = {.batch = extents[i / 4].batch,
-                                    .heads = extents[i / 4].heads,
-                                    .seq = extents[i / 4].seq,
-                                    .seq_k = extents[i / 4].seq_k,
-                                    .head_dim = extents[i / 4].head_dim,
-                                    .dtype = dtype,
-                                    .causal = i / 2 % 2,
-                                    .scale = i / 4 % 2 ? 0.3f : 0};
-        td_attend_run *plain = td_attend_open(subject->impl, "layout", &shape);
-        shape.o_bshd = true;
-        td_attend_run *other = td_attend_open(subject->impl, "layout", &shape);
-        void *o = td_fence_alloc((size_t)plain->queries * td_dtype_size(dtype));
-
-        td_attend_exchange(&shape, true, plain->dout, other->dout);
-        td_attend_go(plain, false);
-        td_attend_go(other, false);
-        td_attend_exchange(&shape, false, other->o, o);
-        memcpy(other->o, o, (size_t)plain->queries * td_dtype_size(dtype));
-        if (subject->any_threads) {
-            td_attend_assert_identical(plain, other);
-        } else {
-            void *const got[] = {other->o, other->dq, other->dk, other->dv};
-            void *const expected[] = {plain->o, plain->dq, plain->dk, plain->dv};
-
-            for (int which = 0; which < 4; which++) {
-                const int64_t count = which < 2 ? plain->queries : plain->keys;
-                double *values = td_as_f64(dtype, expected[which], count);
-                if (shape.seq == 1 && shape.causal && which > 0 && which < 3)
-                    assert_nothing("dq or dk", dtype, got[which], count); /* as for any query with one key */
-                else
-                    td_assert_close("o or a gradient", dtype, got[which], values, count,
-                                    tolerance_of(subject, dtype));
-                free(values);
-            }
-        }
-        td_fence_free(o);
-        td_attend_close(plain);
-        td_attend_close(other);
-    }
 }
 
 /* ---- gradients ---- */
@@ -589,7 +406,7 @@ static int run_nan_trials(const td_attend_subject *subject)
     struct CMUnitTest tests[COUNT];
     size_t count = 0;
 
-    for (int i = 0; i<COUNT; i += subject->few> 0 ? 3 : 1) {
+    for (int i = 0; i < COUNT; i++) {
         own[i] = trials[i];
         own[i].subject = subject;
         tests[count++] = (struct CMUnitTest){
@@ -649,12 +466,11 @@ int td_attend_common_tests(const td_attend_subject *subject)
         cmocka_unit_test_prestate(scores_of_ten_thousand_choose_one_key, state),
         cmocka_unit_test_prestate(a_causal_query_ignores_the_future, state),
         cmocka_unit_test_prestate(the_order_of_keys_does_not_matter, state),
-        cmocka_unit_test_prestate(o_may_lie_as_the_projection_reads_it, state),
         cmocka_unit_test_prestate(gradients_are_directional_differences, state),
         cmocka_unit_test_prestate(a_tile_of_nan_keys_spoils_every_row, state),
         cmocka_unit_test_prestate(infinite_scores_end_as_nan, state),
     };
 
-    return run_trials(subject) + run_nan_trials(subject) +
+    return run_nan_trials(subject) +
            cmocka_run_group_tests_name("attention, its properties", tests, NULL, NULL);
 }

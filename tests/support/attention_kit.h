@@ -8,10 +8,7 @@
 /** An implementation under test. */
 typedef struct td_attend_subject {
     const td_attention_impl *impl;
-    double tolerance[2]; /* rel_l2 in f32 and in bf16 */
-    bool any_threads;    /* the bits do not depend on the number of threads */
-    int64_t nan_block;   /* rows of the blocks in which a NaN may pass the mask; 0: the whole head */
-    int few;             /* only every few-th shape is run, because each must be compiled; 0: all */
+    int64_t nan_block; /* rows of the blocks in which a NaN may pass the mask; 0: the whole head */
 } td_attend_subject;
 
 /** The tensors of a shape. Outputs, saved and scratch are poisoned until td_attend_go. */

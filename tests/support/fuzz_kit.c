@@ -43,6 +43,11 @@ void fuzz_name_extents(const int64_t *extents)
     named = extents;
 }
 
+int64_t fuzz_named_or(int64_t drawn)
+{
+    return named && *named > 0 ? *named++ : drawn;
+}
+
 int64_t fuzz_extent(int64_t most)
 {
     static const int64_t small[] = {1, 1, 2, 3, 4, 5, 7, 8};
@@ -51,8 +56,6 @@ int64_t fuzz_extent(int64_t most)
                                      97, 127, 131, 193, 251, 257, 509, 521};
     int64_t extent;
 
-    if (named && *named > 0)
-        return *named++;
     switch (td_fuzz_below(4)) {
     case 0:
         extent = TD_FUZZ_PICK(small);
@@ -66,14 +69,12 @@ int64_t fuzz_extent(int64_t most)
     default:
         extent = 1 + td_fuzz_below(most);
     }
-    return extent <= most ? extent : 1 + extent % most;
+    return fuzz_named_or(extent <= most ? extent : 1 + extent % most);
 }
 
 int64_t fuzz_pitch(int64_t row)
 {
-    if (named && *named > 0)
-        return *named++;
-    return td_fuzz_chance(50) ? 0 : row + (td_fuzz_chance(20) ? 0 : td_fuzz_below(19));
+    return fuzz_named_or(td_fuzz_chance(50) ? 0 : row + (td_fuzz_chance(20) ? 0 : td_fuzz_below(19)));
 }
 
 /* ---- tensors ---- */

@@ -41,8 +41,9 @@ typedef struct fuzz_tensor {
 td_dtype fuzz_dtype(void);
 td_dtype fuzz_16bit(void);
 
-/* The next calls of fuzz_extent and fuzz_pitch return these numbers, up to the first 0. */
+/* The next calls of fuzz_named_or, fuzz_extent and fuzz_pitch return these numbers, up to the first 0. */
 void fuzz_name_extents(const int64_t *extents);
+int64_t fuzz_named_or(int64_t drawn);
 
 /* An extent in [1, most]: small, next to the edge of a tile, a prime, or any. */
 int64_t fuzz_extent(int64_t most);
