@@ -36,6 +36,7 @@ function(td_install)
   add_dependencies(tandem_shared td_public_headers)
   add_dependencies(tandem_static td_public_headers)
   install(FILES ${written} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/tandem")
+  install(FILES "${PROJECT_BINARY_DIR}/impl/libtandem.cdef" DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 
   set(package "${CMAKE_INSTALL_LIBDIR}/cmake/tandem")
   foreach(kind shared static)

@@ -183,7 +183,7 @@ function(td_describe_build)
   string(REPLACE ";" " " architectures "${TANDEM_CUDA_BUILT}")
   add_custom_target(td_build_values BYPRODUCTS "${ARG_OUT}" VERBATIM
     COMMAND "${CMAKE_COMMAND}" "-DOUT=${ARG_OUT}" "-DTEMPLATE=${CMAKE_CURRENT_SOURCE_DIR}/${ARG_TEMPLATE}"
-            "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DMODULES=${ARG_MODULES}" "-DVERSION=${PROJECT_VERSION}"
+            "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DCC=${CMAKE_C_COMPILER}" "-DMODULES=${ARG_MODULES}" "-DVERSION=${PROJECT_VERSION}"
             "-DCOMPILER=${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}" "-DMARCH=${TANDEM_MARCH}"
             "-DFLAGS=${flags}" "-DCUDA=${cuda}" "-DARCHITECTURES=${architectures}" "-DBACKENDS=${backends}"
             -P "${PROJECT_SOURCE_DIR}/cmake/build.cmake"

@@ -1,11 +1,12 @@
 # cmake -P: writes OUT, the source file of td_build_info(), from TEMPLATE (impl/base/build.c.in). If nothing
 # changed, OUT stays as it is. Every build runs this, because the configuration may be older than the source.
 #   SOURCE    the source tree           MODULES   modules of impl/ without td_, in the order of their layers
+#   CC        the C compiler; without it no libtandem.cdef is written
 #   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and the last
 #   change the ids
 #
-# The interface is a hash of the public headers without comments and white space. parity/core/library.py
-# computes the same hash, and refuses a library with another.
+# The interface is a hash of the public headers without comments and white space. libtandem.cdef beside OUT has
+# their declarations for Python's cffi, made by the preprocessor CC, with the interface in front.
 #
 # The id of a module is a hash of its files, of all compile options, and of the files that its files need. A
 # file needs the headers that it includes, and the files that define the functions and tables that it names.
@@ -158,15 +159,33 @@ string(SUBSTRING "${TD_ID}" 0 16 TD_ID)
 
 file(GLOB headers "${SOURCE}/impl/*/*.h")
 set(interface "")
+set(includes "")
 foreach(header IN LISTS headers)
   file(READ "${header}" text)
   if(text MATCHES "\nTD_BEGIN_DECLS")
     string(APPEND interface "${text}")
+    string(APPEND includes "#include \"${header}\"\n")
   endif()
 endforeach()
 string(REGEX REPLACE "/\\*[^*]*\\*+([^/*][^*]*\\*+)*/|[ \t\r\n]" "" interface "${interface}")
 string(SHA256 TD_INTERFACE "${interface}")
 string(SUBSTRING "${TD_INTERFACE}" 0 16 TD_INTERFACE)
+get_filename_component(folder "${OUT}" DIRECTORY)
+set(cdef "${folder}/libtandem.cdef")
+set(written "")
+if(EXISTS "${cdef}")
+  file(STRINGS "${cdef}" written LIMIT_COUNT 1)
+endif()
+if(CC AND NOT written STREQUAL "/* interface ${TD_INTERFACE} */")
+  file(WRITE "${cdef}.in" "${includes}")
+  execute_process(COMMAND "${CC}" -E -P -DTD_CFFI "-I${SOURCE}/impl" -x c "${cdef}.in"
+                  OUTPUT_VARIABLE text RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${CC} could not preprocess the public headers")
+  endif()
+  string(REPLACE "extern const " "extern " text "${text}") # cffi takes a const object for an integer constant
+  file(WRITE "${cdef}" "/* interface ${TD_INTERFACE} */\n${text}")
+endif()
 
 # If the source tree is no checkout, the commit is unknown. A repository around the source tree belongs to
 # another project.

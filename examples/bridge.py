@@ -2,7 +2,7 @@
 
 import torch
 
-from parity.bridge import DataParallel, FlashAttention, ShardedOptimizer
+from tandem import DataParallel, FlashAttention, ShardedOptimizer
 
 q = torch.randn(1, 64, 32, requires_grad=True)
 FlashAttention.apply(q, q, q, True).sum().backward()  # [batch, seq, d], causal

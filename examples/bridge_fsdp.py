@@ -2,7 +2,7 @@
 
 import torch
 
-from parity.bridge_fsdp import FullyShardedDataParallel
+from tandem.fsdp import FullyShardedDataParallel
 
 layers = torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)
 model = FullyShardedDataParallel(torch.nn.Sequential(*layers), torch.bfloat16)  # None: computes in f32

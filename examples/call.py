@@ -2,7 +2,7 @@
 
 import torch
 
-from parity.core.library import Library
+from tandem.library import Library
 
 c = Library().open()
 x = torch.randn(1, 8, 1024, 64)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from parity import audit
 from parity.audit import checks
-from parity.core.library import ROOT, Library, default_library
 from parity.judge.numbers import Bounds
+from tandem.library import ROOT, Library, default_library
 
 LIBRARY = Path(os.environ.get("TANDEM_LIBRARY", default_library()))
 H100 = "NVIDIA H100 80GB HBM3"

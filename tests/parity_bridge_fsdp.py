@@ -28,8 +28,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from parity import bridge, bridge_fsdp
-from parity.bridge_fsdp import FullyShardedDataParallel
+import tandem as bridge
+from tandem import fsdp
+from tandem.fsdp import FullyShardedDataParallel
 
 VOCAB, SEQ, D, FF = 29, 6, 10, 21  # no number of ranks divides all of them
 
@@ -137,7 +138,7 @@ class Watch:
         self.events, self._storages, self.most, self.sent = [], [], 0, set()
 
     def __enter__(self):
-        gather, reduce = bridge_fsdp._Unit.gather, bridge_fsdp._Unit.reduce
+        gather, reduce = fsdp._Unit.gather, fsdp._Unit.reduce
 
         def watched(unit, dtype):
             call = gather(unit, dtype)
@@ -153,7 +154,7 @@ class Watch:
             return reduce(unit, gradient)
 
         self._patches = [
-            unittest.mock.patch.object(bridge_fsdp._Unit, name, function)
+            unittest.mock.patch.object(fsdp._Unit, name, function)
             for name, function in (("gather", watched), ("reduce", also))
         ]
         for patch in self._patches:
@@ -908,7 +909,7 @@ class FullySharded(unittest.TestCase):
     def test_all_cases_on_one_to_four_ranks(self):
         with tempfile.TemporaryDirectory(prefix="tandem-fsdp-") as folder:
             torch.multiprocessing.set_forkserver_preload(
-                ["torch._dynamo", "torch.distributed.checkpoint", "parity.bridge_fsdp"]
+                ["torch._dynamo", "torch.distributed.checkpoint", "tandem.fsdp"]
             )
             torch.multiprocessing.start_processes(a_rank, (folder,), max(CASES), start_method="forkserver")
 

@@ -26,8 +26,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from parity import bridge
-from parity.bridge_fsdp import FullyShardedDataParallel
+import tandem as bridge
+from tandem.fsdp import FullyShardedDataParallel
 
 D, VOCAB, SEQ, CLASSES = 16, 31, 8, 5
 EXAMPLES, STEPS = 12, 20  # a micro-batch's of all ranks

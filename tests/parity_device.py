@@ -16,9 +16,9 @@ from parity.core.case import Case, Side, within
 from parity.core.command import main
 from parity.core.device import Cpu, Cuda, DeviceError, DeviceLost, driver_version, kind_of, open_device
 from parity.core.draw import Draw
-from parity.core.library import Library
 from parity.core.measure import measure_case
 from parity.core.worker import with_second
+from tandem.library import Library
 
 MIB = 2**20
 
@@ -160,7 +160,7 @@ class Turns(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
+        cls.library = Library(parity_double.build(folder))
 
     def measure(self, sides, on, **options):
         options = dict(measure="time memory", repeats=2, in_turn=True) | options
@@ -317,7 +317,7 @@ class CommandLine(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def main(self, *arguments):
-        return main("parity_double.fakes", [*arguments, "--reports", str(self.folder)], parity_double.HEADERS)
+        return main("parity_double.fakes", [*arguments, "--reports", str(self.folder)])
 
     def test_one_folder_holds_one_kind_of_device(self):
         machine = self.folder / "here"

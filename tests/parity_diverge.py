@@ -11,9 +11,9 @@ from unittest.mock import patch
 import torch
 
 from parity.core.command import main
-from parity.core.library import Library, default_library
 from parity.core.measure import measure_case
 from parity.shared import diverge
+from tandem.library import Library, default_library
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = Path(os.environ.get("TANDEM_LIBRARY", default_library()))

@@ -271,7 +271,7 @@ class Files(unittest.TestCase):
         cls.library = parity_double.build(cls.folder)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         os.environ.pop("FAKES_LOG", None)
-        settings = worker.Settings(cls.library, 2, 0.1, parity_double.HEADERS)
+        settings = worker.Settings(cls.library, 2, 0.1)
         items = sweep.select(sweep.discover("parity_double.fakes"), "full", ["scale"])
         with worker.Worker(settings) as measuring:
             answers = {item.case.name: measuring.run(item.path, item.case) for item in items}
@@ -292,7 +292,7 @@ class Files(unittest.TestCase):
     def main(self, *arguments):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = command.main("parity_double.fakes", [*map(str, arguments)], parity_double.HEADERS)
+            status = command.main("parity_double.fakes", [*map(str, arguments)])
         if "report() failed" not in err.getvalue():
             self.assertNotIn("Traceback", err.getvalue())
         return status, out.getvalue(), err.getvalue()
@@ -417,7 +417,7 @@ class Kills(unittest.TestCase):
         arguments += ["--module", "scale", "--profile", "full", "--budget", "0.05"]
         code = (
             "import sys, parity_double; from parity.core.command import main; "
-            f"sys.exit(main('parity_double.fakes', {arguments!r}, parity_double.HEADERS))"
+            f"sys.exit(main('parity_double.fakes', {arguments!r}))"
         )
         said = (reports / "said").open("w+")
         self.addCleanup(said.close)

@@ -11,7 +11,7 @@ from parity.core import clock
 from parity.core.case import Side
 from parity.core.device import open_device
 from parity.core.draw import Draw
-from parity.core.library import Library
+from tandem.library import Library
 
 
 def setUpModule():

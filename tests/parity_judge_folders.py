@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from parity.core import command
-from parity.core.library import ROOT, default_library
+from tandem.library import ROOT, default_library
 
 LIBRARY = os.environ.get("TANDEM_LIBRARY", str(default_library()))
 ATTENTION = """
@@ -96,8 +96,8 @@ BRIDGE = f"""
 import sys
 
 sys.path.append({str(ROOT)!r})
-from parity.bridge import DataParallel, FlashAttention, ShardedOptimizer
-from parity.bridge_fsdp import FullyShardedDataParallel
+from tandem import DataParallel, FlashAttention, ShardedOptimizer
+from tandem.fsdp import FullyShardedDataParallel
 
 
 def get_flashattention_autograd_function_pytorch():

@@ -9,9 +9,9 @@ import unittest
 from pathlib import Path
 
 from parity.core import command
-from parity.core.library import ROOT, Library, default_library
 from parity.core.record import load
 from parity.judge import numbers
+from tandem.library import ROOT, Library, default_library
 
 LIBRARY = Path(os.environ.get("TANDEM_LIBRARY", default_library()))
 HEAD = "id,size,context,batch,dtype,pass,card,ms,std,MiB\n"

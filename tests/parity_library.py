@@ -17,16 +17,13 @@ import parity_double
 import torch
 
 from parity.core.case import Case
-from parity.core.library import (
-    HEADERS,
+from parity.shared.model import quick_start
+from parity.shared.ranked import switches_of
+from tandem.library import (
     Library,
     TandemError,
     openmp_runtimes,
-    public_headers,
-    read_prototypes,
 )
-from parity.shared.model import quick_start
-from parity.shared.ranked import switches_of
 
 
 class FakeLibrary(unittest.TestCase):
@@ -34,7 +31,7 @@ class FakeLibrary(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        cls.library = Library(parity_double.build(Path(cls.folder.name)), parity_double.HEADERS)
+        cls.library = Library(parity_double.build(Path(cls.folder.name)))
 
     def setUp(self):
         self.c = self.enterContext(self.library.open())
@@ -177,25 +174,20 @@ class FakeLibrary(unittest.TestCase):
     def test_a_library_that_is_not_there(self):
         with self.assertRaisesRegex(FileNotFoundError, "no library at .*: build it with cmake --preset"):
             Library(Path(self.folder.name) / "none.so")
-        with self.assertRaisesRegex(FileNotFoundError, "no public header"):
-            read_prototypes(Path(self.folder.name))
+        alone = Path(self.folder.name) / "alone.so"
+        alone.touch()
+        with self.assertRaisesRegex(FileNotFoundError, "no prototypes of the library at .*alone.cdef"):
+            Library(alone)
 
     def test_a_library_of_other_headers_is_refused(self):
         for define, theirs in (('FAKE_INTERFACE="0123"', "0123"), ("FAKE_UNNAMED", "unknown")):
             other = parity_double.build(Path(self.folder.name), define)
-            words = rf"{other} was built from other headers \(interface {theirs}\).*: build it again"
+            words = rf"cdef is of another library than {other} \(interface {theirs}\): build both again"
             with self.assertRaisesRegex(RuntimeError, words):
-                Library(other, parity_double.HEADERS)
+                Library(other)
 
 
 class RealLibrary(unittest.TestCase):
-    def test_every_public_header_is_read(self):
-        names = {path.parent.name for path in public_headers(HEADERS)}
-        self.assertLessEqual({"base", "device", "ops", "attention", "flash", "transformer"}, names)
-        text = read_prototypes(HEADERS)
-        self.assertNotIn("#", text)
-        self.assertIn("td_flash_forward", text)
-
     @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
     def test_it_loads_and_answers(self):
         library = Library(Path(os.environ["TANDEM_LIBRARY"]))

@@ -36,7 +36,7 @@ class Groups(unittest.TestCase):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         library = parity_double.build(folder)
-        cls.settings = Settings(library, 1, 0.01, parity_double.HEADERS, wait=3.0)
+        cls.settings = Settings(library, 1, 0.01, wait=3.0)
 
     def test_a_case_is_what_all_ranks_make_of_it(self):
         with Worker(self.settings) as worker:

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from parity.core.library import Library, TandemError
 from ref.transformer import Transformer
+from tandem.library import Library, TandemError
 
 SIZE = {"d_model": 16, "d_ff": 24, "layers": 2, "heads": 2, "vocab": 31}
 BATCH, CONTEXT = 2, 8

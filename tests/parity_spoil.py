@@ -17,9 +17,9 @@ import torch
 from parity.core import measure, rank, sweep
 from parity.core.case import is_judged
 from parity.core.judge import judge, rule_of
-from parity.core.library import default_library
 from parity.core.ranks import Group, missing, runs_ranks
 from parity.core.worker import Settings, open_library
+from tandem.library import default_library
 
 NOTES = "TANDEM_SPOILT"  # names the file to which the processes write
 SPOILS = {

@@ -56,7 +56,7 @@ class Sweeps(unittest.TestCase):
             more = ("--library", str(self.library), *more)
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main("parity_double.fakes", self.arguments(command, *more), parity_double.HEADERS)
+            status = main("parity_double.fakes", self.arguments(command, *more))
         return status, out.getvalue(), err.getvalue()
 
     def process(self, *more):
@@ -64,7 +64,7 @@ class Sweeps(unittest.TestCase):
         arguments = self.arguments("run", "--library", str(self.library), *more)
         code = (
             "import sys, parity_double; from parity.core.command import main; "
-            f"sys.exit(main('parity_double.fakes', {arguments!r}, parity_double.HEADERS))"
+            f"sys.exit(main('parity_double.fakes', {arguments!r}))"
         )
         slow = os.environ | {"FAKES_SLEEP": "0.5"}
         return subprocess.Popen(
@@ -473,7 +473,7 @@ class Sweeps(unittest.TestCase):
                 self.assertEqual("1 cases are finished" in out, status == "oom")
 
     def test_a_worker_that_is_killed_while_it_waits_is_replaced(self):
-        settings = worker.Settings(self.library, 1, 0.1, parity_double.HEADERS)
+        settings = worker.Settings(self.library, 1, 0.1)
         case = Case("scaling", count=15, dtype="f32")
         with worker.Worker(settings) as measuring:
             os.kill(measuring._process.pid, signal.SIGKILL)
@@ -650,7 +650,7 @@ class Sweeps(unittest.TestCase):
                 self.assertIn(words, err)
         arguments = self.arguments("run", "--library", "/nowhere.so", "--module", "scale")
         with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
-            self.assertEqual(main("parity_double.fakes", arguments, parity_double.HEADERS), 2)
+            self.assertEqual(main("parity_double.fakes", arguments), 2)
         self.assertIn("no library at /nowhere.so: build it with cmake --preset default", err.getvalue())
 
 

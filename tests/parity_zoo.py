@@ -25,13 +25,13 @@ from parity.core import command, ranks, report, sweep, verdict, writeup
 from parity.core.case import Case, Side
 from parity.core.comparison import Comparison, Rates
 from parity.core.device import Cpu
-from parity.core.library import Library
 from parity.core.measure import measure_case
 from parity.core.record import Loaded
 from parity.core.schema import SchemaError, check
 from parity.core.view import Records
 from parity.core.worker import Settings
 from parity.shared import pages
+from tandem.library import Library
 
 torch.set_num_threads(1)  # the tensors are small
 N, RANKS = 64, 2
@@ -282,7 +282,7 @@ class Sides(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
+        cls.library = Library(parity_double.build(folder))
 
     def test_each_is_refused(self):
         judged = ((cheat, "error", *expected) for cheat, *expected in SIDES)

@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 from parity.audit.checks import Found, audit, changed
-from parity.core.library import Library, default_library
 from parity.core.record import FILE, load
 from parity.judge.numbers import Bounds
+from tandem.library import Library, default_library
 
 KNOWN = Path(__file__).with_name("known.csv")
 

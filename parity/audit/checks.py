@@ -11,11 +11,11 @@ from parity.core.cards import card_of
 from parity.core.case import is_judged
 from parity.core.comparison import differing
 from parity.core.identity import sources_of
-from parity.core.library import ROOT
 from parity.core.record import UNTRIED
 from parity.core.view import number
 from parity.judge.numbers import COUNTS, MODEL, PASSES, WORDS, Bounds, Row, judge
 from parity.shared.model import SIZES
+from tandem.library import ROOT
 
 AXES = ("context", "seq", "bytes", "size")
 AGREE = {"ms": 0.05, "peak_mib": 0.01}  # by how much two values of one configuration may differ

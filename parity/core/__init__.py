@@ -39,7 +39,7 @@ draw             parity.core.draw.Draw: normal, uniform, integers, quickly, pois
                  by the names of the case and the tensor: they are the same alone, in a sweep and on every device. No
                  side may write them: an operation that works in place gets a .clone()
 
-c                parity.core.library.Session. `c.td_xyz(...)` calls a function of libtandem. A tensor is passed as its
+c                tandem.library.Session. `c.td_xyz(...)` calls a function of libtandem. A tensor is passed as its
                  address if it is contiguous, on C's device and of the pointer's type; None is NULL. Host memory is a
                  c.ffi.new("float *"). Also struct, value, create, destroy, work, free, bound, side, tensor, own_stream.
                  c.device is C's handle of the device, c.on parity.core.device's object. Objects of create() and blocks
@@ -84,6 +84,7 @@ A complete example is ci/module/template/: ci/new-module NAME makes a module of 
 """
 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
-from parity.core.draw import DTYPES, NAMES, sampled
+from parity.core.draw import sampled
+from tandem.library import DTYPES, NAMES
 
 __all__ = ["DTYPES", "NAMES", "Case", "Side", "amid", "equal", "grid", "parity", "sampled", "within"]

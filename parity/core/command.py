@@ -20,18 +20,17 @@ from parity.core import sweep, verdict
 from parity.core.case import MEASURES, ParityError
 from parity.core.device import kind_of
 from parity.core.escape import DOCUMENTS, TABLES
-from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load, prune
 from parity.core.worker import Settings, Worker, WorkerError
+from tandem.library import ROOT, default_library
 
 BUDGETS = {"cpu": {"quick": 0.25, "standard": 0.5, "full": 2.0}, "cuda": dict.fromkeys(sweep.PROFILES, 0.1)}
 MACHINES = {"cpu": "local", "cuda": "local-cuda"}
 
 
-def main(package: str, arguments: list[str] | None = None, headers: Path = HEADERS) -> int:
-    """The command line of a package of modules, on the library that the headers declare; returns the exit status."""
+def main(package: str, arguments: list[str] | None = None) -> int:
+    """The command line of a package of modules; returns the exit status."""
     options = _parser().parse_args(arguments)
-    options.headers = headers
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale that lacks a letter is no reason to stop
     # In a pipe a line stays a line, however long. Names and messages may have brackets, which are no markup.
@@ -68,7 +67,7 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
     budget = options.budget or BUDGETS[kind][options.profile]
     library = options.library or default_library()
     os.environ["TANDEM_LIBRARY"] = str(library)  # for sides that use the bridge
-    settings = Settings(library, options.threads, budget, options.headers, options.device, options.dump)
+    settings = Settings(library, options.threads, budget, options.device, options.dump)
     with RecordFile(_folder(options)) as file:
         _warn(file.loaded.warnings)
         others = {record.get("device", "cpu") for record in file.loaded.records} - {kind}
@@ -138,7 +137,7 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     _warn(records.warnings)
     finished = Finished(records.records)
     library = options.library or default_library()
-    settings = Settings(library, options.threads, 0.0, options.headers, options.device)
+    settings = Settings(library, options.threads, 0.0, options.device)
     try:
         with Worker(settings) as worker:
             surroundings = worker.surroundings

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from parity.core import memory
+from tandem import library
 
 FLUSH_BYTES = 256 * 2**20  # several times the L2 cache of any GPU so far
 KEPT_BYTES = 2**30  # that PyTorch's allocator may keep from case to case
@@ -35,16 +36,8 @@ class DeviceLost(RuntimeError):
     """The GPU's context is broken, as after an access to unmapped memory: only a new process helps."""
 
 
-class Cpu:
+class Cpu(library.Cpu):
     """The processor: a call is done when it returns."""
-
-    kind = "cpu"
-    name = "cpu"
-    torch = torch.device("cpu")
-
-    def stream(self) -> int | None:
-        """PyTorch's current stream, for C to queue on."""
-        return None
 
     def precision(self, dtype: str | None) -> None:
         """Sets how PyTorch multiplies f32 in a case of this dtype."""

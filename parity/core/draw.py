@@ -6,21 +6,7 @@ from collections.abc import Iterable
 import torch
 
 from parity.core.case import seed_of
-
-# How a case's dtype is stored. TF32 multiplies f32; bf16_mixed has f32 weights and bf16 activations.
-DTYPES = {
-    "tf32": torch.float32,
-    "bf16_mixed": torch.float32,
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from tandem.library import DTYPES
 
 POISON = 0xFF  # NaN in every float type, -1 in every signed one
 FENCE = 0xA5

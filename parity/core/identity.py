@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from parity.core.library import Library
+from tandem.library import Library
 
 # Raise one if older results are no longer comparable. MEASURING: how inputs are drawn and sides are called,
 # timed and weighed. JUDGING: the rule for errors. Other edits of parity/core leave results valid.
@@ -142,7 +142,8 @@ def _measuring(tree: ast.Module) -> ast.Module:
 
 
 def sources_of(path: str) -> Mapping[str, Path]:
-    """The files of the module `path` by name: it and its imports from its package and ref/, but no page or core."""
+    """The files of the module `path` by name: it and its imports from its package, tandem/ and ref/, but no page, core
+    or tandem.library."""
     package = path.rpartition(".")[0]
     found: dict[str, Path] = {}
     left = [path]
@@ -156,8 +157,10 @@ def sources_of(path: str) -> Mapping[str, Path]:
             imported = []
             if isinstance(node, ast.Import):
                 imported = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.ImportFrom):
+                within = name if file.name == "__init__.py" else name.rpartition(".")[0]
+                module = importlib.util.resolve_name("." * node.level + (node.module or ""), within)
+                imported = [module, *(f"{module}.{alias.name}" for alias in node.names)]
             for name in imported:  # after its packages, whose files Python runs first
                 words = name.split(".")
                 names = (".".join(words[: count + 1]) for count in range(len(words)))
@@ -167,8 +170,10 @@ def sources_of(path: str) -> Mapping[str, Path]:
 
 def _is_part(name: str, package: str) -> bool:
     """Whether results depend on the file of this name."""
-    ours = name.startswith((f"{package}.", "ref."))
-    return ours and not f"{name}.".startswith(f"{package}.core.") and not PAGE.search(name)
+    ours = name.startswith((f"{package}.", "tandem.", "ref."))
+    return (
+        ours and not f"{name}.".startswith((f"{package}.core.", "tandem.library.")) and not PAGE.search(name)
+    )
 
 
 def _file_of(name: str) -> Path | None:

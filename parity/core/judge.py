@@ -27,7 +27,8 @@ from parity.core.allowance import (
     relative,
 )
 from parity.core.case import Outputs, Rule, is_judged, parity
-from parity.core.draw import NAMES, bits, left_poisoned
+from parity.core.draw import bits, left_poisoned
+from tandem.library import NAMES
 
 EPS = {"tf32": 2.0**-10}  # of dtypes that are no output's
 # Of a timed answer: the limit in u by norm, an eighth of which a common factor may be, and the smallest one.

@@ -17,7 +17,7 @@ from parity.core.device import Cpu, Device, DeviceLost
 from parity.core.draw import Draw
 from parity.core.equals import Sequential
 from parity.core.judge import EPS, ProtocolError, judge, rule_of, timed_complaints
-from parity.core.library import Library, Session
+from tandem.library import Library, Session
 
 MIB, GIB = 2**20, 2**30
 SHOWN = 5  # complaints of a side

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from parity.core.device import open_device
-from parity.core.library import Library, Session
 from parity.core.measure import measure_case
 from parity.core.ranks import gpu_of
 from parity.core.worker import open_library, serve
+from tandem.library import Library, Session
 
 MOST = 128  # ranks
 SPINS = 1000  # between two looks at the clock, and before the first sleep

@@ -22,7 +22,7 @@ import torch
 
 from parity.core.case import Case
 from parity.core.device import is_shared, kind_of
-from parity.core.library import ROOT
+from tandem.library import ROOT
 
 START_S = 120.0  # until all ranks have come, each of which imports PyTorch
 CASE_S = 300.0  # for a case, beyond ten times what it is expected to take

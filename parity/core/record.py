@@ -30,8 +30,8 @@ from parity.core.case import ParityError, case_name
 from parity.core.device import Cpu, Device
 from parity.core.files import write_whole
 from parity.core.identity import build_of, host, is_here
-from parity.core.library import Library
 from parity.core.schema import SchemaError, check, disagreement, parse
+from tandem.library import Library
 
 FILE = "records.jsonl"
 ASIDE = "records.torn"

@@ -33,9 +33,7 @@ SIDES = {
     "c_mpi_whole": Legend("C over MPI without sharding"),
     "c_gloo_whole": Legend("C over Gloo without sharding"),
     "c_nccl_whole": Legend("C over NCCL without sharding"),
-    "c_bridge": Legend(
-        "FullyShardedDataParallel of parity/bridge_fsdp.py: PyTorch's modules, C's collectives"
-    ),
+    "c_bridge": Legend("FullyShardedDataParallel of tandem/fsdp.py: PyTorch's modules, C's collectives"),
     "torch_eager": Legend("PyTorch as the course writes it, eager", "#d1495b", "s"),
     "torch_eager_f32": Legend("PyTorch, eager, in f32", "#e58a97", "D"),
     "torch_eager_seed": Legend("PyTorch, eager, with another seed", "#8c1c2e", "x"),

@@ -17,11 +17,11 @@ from typing import Any
 
 from parity.core.case import Case, ParityError
 from parity.core.device import DeviceLost, kind_of, open_device
-from parity.core.library import HEADERS, Library
 from parity.core.measure import completed, measure_case
 from parity.core.memory import oom_kills
 from parity.core.ranks import Group, GroupError, combined, missing, runs_ranks
 from parity.core.record import surroundings
+from tandem.library import Library
 
 NAME_BYTES = 64
 LOST = 70  # exit status of a process whose GPU ended its context
@@ -34,7 +34,6 @@ class Settings:
     library: Path
     threads: int
     budget: float  # seconds of timing a side
-    headers: Path = HEADERS
     device: str = "cpu"
     dump: Path | None = None  # a folder for the tensors of judged cases
     wait: float = 60.0  # seconds that a rank waits for the others, in a call or before it
@@ -238,7 +237,7 @@ def serve(pipe, start: Callable[[], tuple[Any, Callable]]) -> None:
 
 
 def open_library(settings: Settings) -> Library:
-    library = Library(settings.library, settings.headers)
+    library = Library(settings.library)
     library.set_threads(settings.threads)
     return library
 

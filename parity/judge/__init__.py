@@ -5,10 +5,9 @@ import math
 
 from parity.core.cards import Card
 from parity.core.case import ParityError
-from parity.core.draw import DTYPES
 from parity.core.files import write_whole
-from parity.core.library import Library
 from parity.judge import numbers, right
+from tandem.library import DTYPES, Library
 
 
 def main(options, console) -> int:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from parity.core.cards import CARDS, Card, impossible
 from parity.core.case import ParityError, is_judged
-from parity.core.draw import DTYPES
 from parity.core.folder import folder_of
 from parity.core.record import FILE, load
 from parity.core.tables import Table
 from parity.shared.model import SIZES, extents
+from tandem.library import DTYPES
 
 CACHE = 128 * 2**20  # more than the L2 of any card here
 SUMMED, UNLIKE = 1.1, 1.5  # most of the parts over the whole, and of the whole over its parts

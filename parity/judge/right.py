@@ -24,13 +24,13 @@ import torch
 from parity.core import Case, within
 from parity.core.case import ParityError
 from parity.core.device import open_device
-from parity.core.library import Library
 from parity.core.measure import measure_case
 from parity.judge import examinee
 from parity.shared.attend import by_autograd
 from ref import transformer
 from ref.attention import attention, logsumexp
 from ref.ops import at_least_f32, tf32_matmul
+from tandem.library import Library
 
 ATTENTION = ("get_flashattention_autograd_function_pytorch", "get_flashattention_autograd_function_triton")
 RANKED = ("get_ddp", "get_ddp_individual_parameters", "get_ddp_bucketed", "get_sharded_optimizer", "get_fsdp")

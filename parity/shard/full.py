@@ -6,11 +6,11 @@ from itertools import product
 
 import torch
 
-from parity.bridge_fsdp import FullyShardedDataParallel
 from parity.core import DTYPES, Case, Side
 from parity.shared import ranked
 from parity.shared.model import extents, quick_start
 from ref import ddp, shard
+from tandem.fsdp import FullyShardedDataParallel
 
 IMPL, COMPILED, BRIDGE = "torch_fsdp", "torch_fsdp_compiled", "c_bridge"
 PROOF, ACCOUNTING, LEADERBOARD = "fsdp", "fsdp_accounting", "leaderboard"

@@ -15,7 +15,6 @@ import torch
 from parity.core import DTYPES, Case, Side
 from parity.core.case import ParityError
 from parity.core.device import kind_of
-from parity.core.library import default_library
 from parity.core.ranks import Group, GroupError, missing
 from parity.core.worker import Settings, Worker
 from parity.shared.model import (
@@ -31,6 +30,7 @@ from parity.shared.model import (
 )
 from parity.shared.ranked import SGD_LR, RankTrainer
 from ref import ops, transformer
+from tandem.library import default_library
 
 TINY = dict(d_model=48, d_ff=100, layers=2, heads=3, vocab=57)
 AGAIN = " (recomputed)"  # of a name that comes a second time
@@ -170,7 +170,7 @@ def case_of(options):
 def main(options, console):
     case = case_of(options)
     library = options.library or default_library()
-    settings = Settings(library, options.threads, 0.0, options.headers, options.device)
+    settings = Settings(library, options.threads, 0.0, options.device)
     of_ranks = []
     for rank, records in enumerate(records_of(case, settings)):
         where = f"rank {rank}: " if options.ranks > 1 else ""

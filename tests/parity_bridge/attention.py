@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing
 from torch.nn import functional as F
 
-from parity import bridge
+import tandem as bridge
 from parity_bridge.started import CUDA
 
 DEVICES = ["cpu", *(["cuda"] if CUDA else [])]
@@ -28,7 +28,7 @@ def attention(q, k, v, causal):
 
 FORK = """
 import os, signal, torch
-from parity.bridge import FlashAttention
+from tandem import FlashAttention
 
 torch.set_num_threads(2)
 q = torch.randn(2, 300, 32)

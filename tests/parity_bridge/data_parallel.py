@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from parity import bridge
+import tandem as bridge
 from parity_bridge.started import OnRanks, Tied, Toy, close, examples, said
 
 STEPS = 5

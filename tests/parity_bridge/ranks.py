@@ -17,7 +17,7 @@ import launchers
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from parity import bridge
+import tandem as bridge
 from parity_bridge.started import RANKS, OnRanks, Tied, preload
 
 # Ranks of loops, forked from a process that has imported PyTorch. Each rank writes the time of its error to
@@ -25,7 +25,7 @@ from parity_bridge.started import RANKS, OnRanks, Tied, preload
 SCENARIOS = """
 import json, os, signal, sys, threading, time
 import torch
-from parity import bridge
+import tandem as bridge
 
 folder, started = sys.argv[1], {}
 for scenario in ("alone", "waits", "thread", "limit", "raises", "leaves", "exits"):

@@ -11,7 +11,7 @@ import torch.multiprocessing
 from torch import nn
 from torch.nn import functional as F
 
-from parity import bridge
+import tandem as bridge
 from parity_bridge.started import OnRanks, Tied, Toy, said
 
 

@@ -85,7 +85,7 @@ def a_rank(rank, what, ranks, folder, cuda, joined):
 def preload():
     """The context of processes that have imported PyTorch when they start."""
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "parity.bridge"])
+    context.set_forkserver_preload(["torch._dynamo", "tandem"])
     return context
 
 

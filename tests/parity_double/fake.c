@@ -54,6 +54,9 @@ const td_build *td_build_info(void)
     return &build;
 }
 
+#ifndef FAKE_INTERFACE
+#define FAKE_INTERFACE "fake"
+#endif
 #ifndef FAKE_UNNAMED
 const char *td_build_interface(void)
 {

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.core.draw import NAMES
-from parity.core.library import Library, Session, TandemError
+from .library import NAMES, Library, Session, TandemError
 
 FLOATS = ("f64", "f32", "f16", "bf16")
 SENT = (*FLOATS, "i64")  # types that collectives know

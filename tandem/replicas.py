@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from parity.bridge.ranks import Ranks, as_words, digest
+from .ranks import Ranks, as_words, digest
 
 EVERY = 100  # backward passes, or steps of an optimizer
 _known = WeakTensorKeyDictionary()  # the ranks and the name of each parameter that every rank has

@@ -1,5 +1,5 @@
-"""libtandem for PyTorch programs: attention, data parallelism and a sharded optimizer, with the interfaces that the
-course's tests call.
+"""libtandem for PyTorch programs: attention, data parallelism, full sharding and a sharded optimizer, with the
+interfaces that the course's tests call. tandem.library calls any function of the library.
 
     o = FlashAttention.apply(q, k, v, is_causal)                          # [batch, seq, d]; differentiable
     model = DataParallel(model)                                           # "naive", "flat", "overlap" or "bucketed"
@@ -14,8 +14,9 @@ docs/pytorch.md has the limits of a wait, and the environment variables. TANDEM_
 NCCL on GPUs, MPI under mpirun, else Gloo. TANDEM_LIBRARY names the library, if it is not build/default's.
 """
 
-from parity.bridge.attention import FlashAttention
-from parity.bridge.data_parallel import DataParallel
-from parity.bridge.sharded_optimizer import ShardedOptimizer
+from .attention import FlashAttention
+from .data_parallel import DataParallel
+from .fsdp import FullyShardedDataParallel
+from .sharded_optimizer import ShardedOptimizer
 
-__all__ = ["DataParallel", "FlashAttention", "ShardedOptimizer"]
+__all__ = ["DataParallel", "FlashAttention", "FullyShardedDataParallel", "ShardedOptimizer"]

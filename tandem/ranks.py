@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from parity.bridge.device import LIMITS, SENT, Device
-from parity.core.draw import NAMES
+from .device import LIMITS, SENT, Device
+from .library import NAMES
 
 # What mpirun, MPICH's mpiexec, torchrun and srun set: the rank, how many there are, and what names the run.
 MPIRUN, MPIEXEC, LOOP, SRUN = LAUNCHERS = (

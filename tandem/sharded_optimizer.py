@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.bridge.device import check_whole, device_of
-from parity.bridge.ranks import digest, identity, ranks_within, sampled
+from .device import check_whole, device_of
+from .ranks import digest, identity, ranks_within, sampled
 
 
 class ShardedOptimizer(torch.optim.Optimizer):

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity.bridge import replicas
-from parity.bridge.device import Device, adder_of, check_type, check_unwrapped, device_of_all, is_sent
-from parity.bridge.ranks import ranks_within
-from parity.core.draw import NAMES
-from parity.core.library import Session
+from . import replicas
+from .device import Device, adder_of, check_type, check_unwrapped, device_of_all, is_sent
+from .library import NAMES, Session
+from .ranks import ranks_within
 
 ALIGNMENT = 256  # TD_ALIGNMENT
 

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from parity.bridge.device import device_of
-from parity.core.draw import NAMES
-from parity.core.library import Session
+from .device import device_of
+from .library import NAMES, Session
 
 ALIGNMENT = 256  # of what C gets as scratch
 
