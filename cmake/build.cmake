@@ -5,8 +5,8 @@
 #   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and the last
 #   change the ids
 #
-# The interface is a hash of the public headers without comments and white space. libtandem.cdef beside OUT has
-# their declarations for Python's cffi, made by the preprocessor CC, with the interface in front.
+# The interface is a hash of the public headers without comments and white space. libtandem.cdef has their
+# declarations for Python's cffi, made by the preprocessor of CC, after the interface. It is beside OUT.
 #
 # The id of a module is a hash of its files, of all compile options, and of the files that its files need. A
 # file needs the headers that it includes, and the files that define the functions and tables that it names.
