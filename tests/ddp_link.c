@@ -44,7 +44,6 @@ static td_train_config config_of(const setting *s, td_hook *hooks)
                   .transient_gradients = s->transient},
         .hyper = {.kind = s->kind, .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
         .time = s->time,
-        .gain = 1.0f / (float)info.ranks,
         .clip = s->clip,
         .micro_batches = s->micro_batches,
         .hooks = hooks};
@@ -105,6 +104,7 @@ static reference make_reference(const setting *s)
 
     config.time = TD_UPDATE_AFTER; /* gradients are added up between backward and update */
     config.clip = 0;
+    config.gain = 1.0f / (float)info.ranks; /* a link fills it in */
     for (int rank = 0; rank < info.ranks; rank++) {
         td_assert_ok(td_train_create(dev, &config, &r.trains[rank]));
         td_assert_ok(td_train_init(r.trains[rank], 7));

@@ -214,11 +214,15 @@ cleanup:
     return status;
 }
 
-td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own)
+td_status td_link_agree(td_comm *comm, td_train *train, bool sums, int64_t count, const td_setting *own)
 {
     td_setting settings[TD_TRAIN_SETTINGS + TD_LINK_SETTINGS];
     td_status status = TD_OK;
+    td_comm_info info;
 
+    TD_TRY(td_comm_describe(comm, &info));
+    if (sums)
+        td_train_average(train, info.ranks);
     TD_TRY(td_train_settings(train, settings));
     memcpy(settings + TD_TRAIN_SETTINGS, own, (size_t)count * sizeof *own);
     TD_TRY(td_comm_agree(comm, TD_TRAIN_SETTINGS + count, settings));

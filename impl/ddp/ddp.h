@@ -137,8 +137,9 @@ TD_API td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out);
 
 typedef struct td_ddp_link td_ddp_link;
 
-/** Creates a link without a trainer; comm must outlive the link. Put its hook into td_train_config.hooks, and
- * set the trainer's `gain` to 1 / ranks, because the link sums. TD_BAD_ARGUMENT: a NULL, strategy and
+/** Creates a link without a trainer; comm must outlive the link. Put its hook into td_train_config.hooks.
+ * It sums gradients: a `gain` of 0 becomes 1 / ranks when it joins the trainer.
+ * TD_BAD_ARGUMENT: a NULL, strategy and
  * bucket_mb as in td_ddp_create. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_ddp_link_create(td_comm *comm, td_ddp_strategy strategy, double bucket_mb,
                                     td_ddp_link **out);

@@ -215,7 +215,7 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
     TD_TRY(
         td_weights_check(&weights, (td_range){0, weights.elements}, "DDP needs all weights on every rank"));
     TD_TRY(td_train_group_settings(train, groups));
-    TD_TRY(td_link_agree(link->comm, train, TD_GROUP_SETTINGS, groups));
+    TD_TRY(td_link_agree(link->comm, train, true, TD_GROUP_SETTINGS, groups));
     TD_TRY(attach(link, dev, td_train_model(train), &weights));
     td_weights_written(td_train_model(train), true);
     td_link_listen(&link->listener, link->comm, train);

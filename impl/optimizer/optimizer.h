@@ -139,7 +139,9 @@ typedef struct td_clip_ranks {
  * except `user`. */
 TD_API td_status td_clip_set_ranks(td_clip *clip, const td_clip_ranks *ranks);
 
-/** *out = the norm of the last step's gradients before clipping, without `gain`. Waits for the device.
+/** *out = the norm before clipping of the sum of the last step's gradients over micro-batches and ranks.
+ * td_train_config.clip limits this norm times gain / micro_batches: with 2 ranks, a gain of 1/2 and 4
+ * micro-batches, *out is 8 times the norm that `clip` limits. Waits for the device.
  * TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_clip_norm(const td_clip *clip, float *out);
 

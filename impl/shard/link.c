@@ -233,7 +233,8 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         TD_TRY(td_weights_check(&weights, (td_range){0, weights.elements},
                                 "this link needs all weights on every rank"));
     link->weights = weights;
-    TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
+    TD_TRY(td_link_agree(link->comm, train, link->split.kind != TD_SHARD_TENSORS, TD_LINK_SETTINGS,
+                         link->settings));
     TD_TRY(join(link, dev, train));
     if (link->split.kind != TD_SHARD_TENSORS)
         TD_TRY(td_shard_clip(link, dev, train));

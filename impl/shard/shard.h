@@ -3,8 +3,8 @@
  * 1 and 3).
  *
  *     td_shard_options options = {.kind = TD_SHARD_FLAT, .bucket_mb = 25};
- *     config.gain = 1.0f / ranks;           // a td_train_config of all weights, the same on every rank
- *     td_shard_link_create(comm, &options, &config, &link);            // config is now for this rank
+ *     // config: a td_train_config of all weights, the same on every rank; this call makes it this rank's
+ *     td_shard_link_create(comm, &options, &config, &link);
  *     td_train_create(dev, &config, &train);
  *     td_train_init(train, seed);
  *     td_shard_link_attach(link, dev, train);                          // all ranks get rank 0's weights
@@ -35,6 +35,9 @@
  *     td_shard_link_attach(link, dev, train);
  *     td_train_step(train, ids, targets, batch, seq);
  *     td_shard_gather(link, index, numbers);                           // a whole parameter, on every rank
+ *
+ * A forward pass gathers, so all ranks evaluate together, even if only one rank needs the loss. Their
+ * batches may differ.
  *
  * When unit i begins, the gather of unit i + prefetch is queued. It runs after the work of unit i - 1, and
  * during the work of unit i. The backward pass does the same in reverse order; at its begin the last units of

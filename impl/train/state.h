@@ -39,6 +39,10 @@ typedef struct td_train_listener {
 /** Calls the listener in all later steps. It must live until after the last one. */
 void td_train_listen(td_train *train, td_train_listener *listener);
 
+/** The trainer's link sums the gradients of `ranks` ranks: a gain of 0 in its configuration means 1 / ranks
+ * from now on. */
+void td_train_average(td_train *train, int32_t ranks);
+
 /** TD_BAD_ARGUMENT: the trainer was not made with the link in its chain. */
 td_status td_train_check_link(const td_train *train, const td_hook *link);
 

@@ -22,6 +22,7 @@ typedef struct setup {
     size_t bytes;              /* of the block */
     td_transformer_bytes model;
     int64_t elements;
+    bool averages; /* config.gain was 0 */
 } setup;
 
 struct td_train {
@@ -84,8 +85,8 @@ static td_status check_config(const td_train_config *config)
              (int)config->update_sms);
     TD_CHECK(isfinite(config->clip) && config->clip >= 0, "clip is %g, needs to be above 0, or 0 for none",
              (double)config->clip);
-    TD_CHECK(isfinite(config->gain) && config->gain >= 0, "gain is %g, needs to be above 0, or 0 for 1",
-             (double)config->gain);
+    TD_CHECK(isfinite(config->gain) && config->gain >= 0,
+             "gain is %g, needs to be above 0, or 0 for an average", (double)config->gain);
     TD_CHECK(config->micro_batches >= 0, "micro_batches is %" PRId64 ", needs at least 1, or 0 for 1",
              config->micro_batches);
     TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
@@ -120,7 +121,8 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     if (config->micro_batches == 0)
         s->config.micro_batches = 1;
     if (config->gain == 0)
-        s->config.gain = 1;
+        s->config.gain = 1; /* or what td_train_average sets */
+    s->averages = config->gain == 0;
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
     s->config.model.f32_gradients |= s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks the model's config */
@@ -422,6 +424,12 @@ void td_train_listen(td_train *train, td_train_listener *listener)
     listener->next = train->listeners;
     train->listeners = listener;
     train->was = 0; /* all ranks have the same weights now: rank 0's, or drawn with the same seed */
+}
+
+void td_train_average(td_train *train, int32_t ranks)
+{
+    if (train->setup.averages)
+        train->setup.config.gain = 1 / (float)ranks;
 }
 
 td_status td_train_check_link(const td_train *train, const td_hook *link)

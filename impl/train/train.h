@@ -11,7 +11,12 @@
  *
  * The parts of a step can be called one by one, to time them: td_train_load, td_train_forward,
  * td_train_backward and, with TD_UPDATE_AFTER, td_train_update. Steps and their parts do not wait for the
- * device. */
+ * device.
+ *
+ * To evaluate between steps, call td_transformer_forward and td_transformer_loss on td_train_model(train); a
+ * batch is at most config.model.batch. This changes no bit of later steps. A rank may evaluate alone, except
+ * with TD_SHARD_FULL (shard.h). Between td_train_forward and td_train_backward it is an error, because the
+ * backward pass needs its own forward pass. */
 #ifndef TD_TRAIN_TRAIN_H
 #define TD_TRAIN_TRAIN_H
 
@@ -45,10 +50,11 @@ typedef struct td_train_config {
      * in the GEMMs' stream. The number can change the bits of the GEMMs in the backward pass and in its
      * recomputations: all ranks need the same number. */
     int32_t update_sms;
-    /* A factor for gradients; 1 / micro_batches is applied anyway. Use 1 / ranks if a hook sums the gradients
-     * of all ranks. 0: 1. */
+    /* A factor for gradients; 1 / micro_batches is applied anyway. 0: the average. That is 1; and 1 / ranks
+     * as soon as a link joins the trainer that sums the gradients of all ranks (td_ddp_link; td_shard_link of
+     * the kinds FLAT and FULL). */
     float gain;
-    float clip;            /* gradients are clipped to this global norm; 0: they are not */
+    float clip;            /* gradients times both factors are clipped to this norm; 0: they are not */
     int64_t micro_batches; /* a step averages their gradients; above 1 it sets model.f32_gradients; 0: 1 */
     /* Each part, or the whole step, is queued the first time, captured the second time, and then replayed.
      * After a change of batch or seq this begins again. */

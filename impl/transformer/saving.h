@@ -20,7 +20,11 @@ typedef struct td_saved_texts {
 } td_saved_texts;
 void td_saved_describe(const td_transformer *model, td_saved_texts *out);
 
-/** Allocates the buffer for the calls below. */
+/** Bytes of the buffer for the calls below; tests make it small. A read uses one half for numbers in the
+ * file's type, and the other half for numbers in the parameter's type. */
+extern int64_t td_saving_bytes;
+
+/** Allocates the buffer. */
 td_status td_saving_buffer(td_transformer *model, void **out);
 void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for either */
 

@@ -48,7 +48,6 @@ td_train_config shard_config_of(const shard_setting *s)
         .time = s->time,
         /* GEMMs of wide models give other bits on fewer SMs. */
         .update_sms = s->wide ? TD_UPDATE_ALL_SMS : 0,
-        .gain = 1.0f / (float)shard_info.ranks,
         .micro_batches = s->micro_batches,
         .clip = s->clip,
         .capture = s->captured};
