@@ -257,7 +257,9 @@ def report_grid(page, timed):
         "Times in ms, causal, batch 1, one head. eager: plain attention; fused: the fastest fused attention "
         "of PyTorch. both: forward and backward in one call."
     )
-    page.table(lines, "lengths", expected=80)
+    asked = [line for line in lines if line["dtype"] != "tf32"]
+    page.table(asked, "lengths", expected=80)
+    page.table([line for line in lines if line not in asked], "lengths_tf32", more=True)
     if not lines and len(timed):
         page.lacks("the grid of lengths")
     headline, keys = (timed.only(heads=16), ["head_dim", "pass"]) if gpu else (timed.only(batch=8), ["pass"])

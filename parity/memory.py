@@ -454,7 +454,7 @@ def report_saved(page, f32):
             row |= {"of it": each, "share": f"{100 * values[key] / values['saved']:.1f} %"}
             rows.append(row | {"gradients of the block": gradients if impl == "c_naive" else None})
     page.note(
-        "2.7B is the handout's xl of 2026. PyTorch's tensors have no names, so their shapes stand here."
+        "2.7B is the xl of 2026. PyTorch's tensors have no names, so their shapes stand here."
         + (" The model has one layer, because all layers do not fit at this context." * (context == LONGEST))
     )
     units = dict.fromkeys(("all of the block", "of it", "gradients of the block"), "MiB")

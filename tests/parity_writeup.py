@@ -369,9 +369,31 @@ class Documents(unittest.TestCase):
         self.machine("local", [1, 2])
         self.assertEqual(self.chosen(), "h100x2")
         index = (self.folder / "README.md").read_text()
-        self.assertIn("| [part](h100/ddp.md#naive_ddp-", index)
-        self.assertIn("| [yes](h100x2/ddp.md#naive_ddp-", index)
+        self.assertIn("| [part](h100/README.md#naive_ddp-", index)
+        self.assertIn("| [yes](h100x2/README.md#naive_ddp-", index)
         self.assertNotIn("local", index)
+
+    def test_an_answer_of_2026_is_of_its_own_xl(self):
+        def answer(page, records):
+            page.section("benchmarking_script (b)")
+            page.table(records.wide(["size"], "ms"), "times")
+            page.section("mixed_precision_accumulation")
+            page.table([{"sum": 1.0}], "sums")
+
+        self.modules = {"bench": types.SimpleNamespace(report=answer)}
+        (self.folder / "h100").mkdir()
+        common = dict(deliverable="benchmarking_script", module="bench", impl="c", status="ok", device="cuda")
+        times = {"xl": 3.0, "2.7B": 5.0}
+        records = [common | dict(case={"size": s}, ms=statistics([ms])) for s, ms in times.items()]
+        (self.folder / "h100" / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+        self.write()
+        new, old = ((self.folder / f"{name}.md").read_text() for name in writeup.NAMES.values())
+        self.assertIn("| xl | 5.00 |\n| 10B | not measured |\n", new)
+        self.assertNotIn("3.00", new)
+        self.assertIn("| xl | 3.00 |\n| 2.7B | 5.00 |\n", old)
+        self.assertIn("--size 2.7B --context 512 --strategy naive` measures C's side", new)
+        self.assertIn("[the answer](WRITEUP.md#mixed_precision_accumulation)", old)
+        self.assertNotIn("| sum |", old)
 
     def test_joined_machines_give_each_result_once(self):
         for name, counts in (("cpu", [1]), ("h100x4", [2, 4]), ("h200x2", [1, 2])):

@@ -89,6 +89,12 @@ def measured(root: Path) -> dict[str, set[Path]]:
     return found
 
 
+def readme_of(folder: Path) -> str:
+    """The page of a machine, which holds all pages of a machine with few."""
+    path = folder / "README.md"
+    return path.read_text() if path.is_file() else ""
+
+
 def off_the_map(root: Path) -> list[str]:
     """Missing or wrong rows in the map of docs/layout.md, and records without a page."""
     rows = dict(
@@ -109,7 +115,7 @@ def off_the_map(root: Path) -> list[str]:
         found += [
             f"{name}: no page ({(folder / name).relative_to(root)}.md), though there are records"
             for folder in sorted(results.get(name, ()))
-            if not (folder / f"{name}.md").is_file()
+            if not (folder / f"{name}.md").is_file() and f"\n# {name}\n" not in readme_of(folder)
         ]
     return found
 

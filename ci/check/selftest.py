@@ -136,6 +136,11 @@ class Rooms(unittest.TestCase):
             (unmeasured, measured, [wrong]),
             (row.format(""), measured, []),
             (row.format(""), {"reports/h200/records.jsonl": record.replace(" ", "")}, [page]),
+            (
+                row.format(""),
+                {"reports/h200/records.jsonl": record, "reports/h200/README.md": "\n# flash\n"},
+                [],
+            ),
         ):
             with self.subTest(readme=readme_text, reports=reports), tempfile.TemporaryDirectory() as folder:
                 root = Path(folder)

@@ -99,14 +99,16 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     if gone:
         console.print(f"left out: {len(gone)} results of deleted cases (python -m parity prune removes them)")
     sweep.refuse_unknown(options.module, modules)
-    out = options.out or _folder(options)
-    return _say(console, report.write(modules, records, out, options.format, options.module, gone))
+    folder = _folder(options)
+    single = not options.out and report.one_page(folder.name, {record["module"] for record in newest})
+    how = (options.out or folder, options.format, options.module, gone, single)
+    return _say(console, report.write(modules, records, *how))
 
 
 def write_up(package: str, options: argparse.Namespace, console: Console) -> int:
     from parity.core import writeup
 
-    how = (options.reports, options.out, options.format, options.id, options.machine)
+    how = (options.reports, options.out, options.format, options.id, options.machine, options.edition)
     return _say(console, writeup.write(sweep.discover(package), *how))
 
 
@@ -255,7 +257,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", "only the records of this folder; repeatable (default: all but local ones)", **several)
     add("--format", "of the document (default: %(default)s)", choices=DOCUMENTS, default="md")
     add("--id", "only this id of the handouts; repeatable", **several | {"metavar": "ID"})
-    add("--out", "write there, not to reports/WRITEUP.md", type=Path, metavar="FILE")
+    words = "only the handout of this year (default: both; with --out, 2026)"
+    add("--edition", words, choices=("2026", "2025"))
+    add("--out", "write one document there, not to reports/", type=Path, metavar="FILE")
 
     words = "what moved between two runs; exits 1 if something got worse"
     add, flag = command("compare", compare_records, words, modules)

@@ -1,7 +1,10 @@
-"""What the handouts ask, in their order and in our words: the rows of the write-up and of every index. A row is an id,
+"""What the handouts ask, in their order and in our words: the rows of the write-ups and of every index. A row is an id,
 with the letter of its part where it has parts; a record's deliverable is the id alone."""
 
-HANDOUTS = {
+from collections.abc import Mapping
+
+VERSIONS = {"2026": "26.1.4", "2025": "1.0.4 (its code: 1.0.5)"}
+ASKED = {
     "2025": {
         "benchmarking_script (a)": "Which script times forward and backward passes?",
         "benchmarking_script (b)": "How long do forward and backward take for each size, and how much do they vary?",
@@ -16,7 +19,7 @@ HANDOUTS = {
         "benchmarking_mixed_precision (a)": "Which dtypes does the toy model have under f16 autocast?",
         "benchmarking_mixed_precision (b)": "Which part of layer norm is sensitive to precision, and is bf16 enough?",
         "benchmarking_mixed_precision (c)": "How long do forward and backward take with and without bf16?",
-        "memory_profiling (a)": "What does memory look like over a forward pass and over a training step of 2.7B?",
+        "memory_profiling (a)": "What does memory look like over a forward pass and over a training step?",
         "memory_profiling (b)": "What is the peak of each context, for a forward pass and for a training step?",
         "memory_profiling (c)": "What does mixed precision change about the peaks?",
         "memory_profiling (d)": "How large is one tensor of the residual stream?",
@@ -47,7 +50,7 @@ HANDOUTS = {
         "optimizer_state_sharding_accounting (b)": "How long is a step with and without sharding?",
         "optimizer_state_sharding_accounting (c)": "How does this differ from ZeRO stage 1?",
     },
-    "2026": {
+    "2026": {  # what is new
         "memory_profiling (f)": "What does one block save for its backward pass?",
         "gradient_checkpointing": "Which checkpoints need the least memory, and what do they cost?",
         "fsdp": "Do fully sharded weights give the weights of one process?",
@@ -77,30 +80,74 @@ SENTENCES = {
     "alternate_ring_all_reduce": 1,
 }
 USUAL = 4
-# What the handout of 2026 asks of ids that it shares with that of 2025. Its xl is the 2.7B of 2025.
-KEPT = {
-    "benchmarking_script": "the optimizer too, which the table of (b) has; and a size 10B, which was not measured",
-    "nsys_profile": "two sizes and three contexts; the tables have five sizes, and up to four contexts",
-    "mixed_precision_accumulation": "as in 2025",
-    "benchmarking_mixed_precision": "as in 2025; its xl is the row 2.7B",
-    "memory_profiling": "xl at contexts 128 and 2048: the rows 2.7B; and part (f), below",
-    "pytorch_attention": "as in 2025",
-    "torch_compile": "as in 2025; its xl is the row 2.7B",
-    "flash_forward": "as in 2025",
-    "flash_backward": "as in 2025",
-    "flash_benchmarking": "a B200; the times are of an H100",
-    "distributed_communication_single_node": "NCCL alone",
-    "naive_ddp": "as in 2025",
-    "naive_ddp_benchmarking": "its xl, which was not measured: the answer has the xl of 2025",
-    "minimal_ddp_flat_benchmarking": "its xl, which was not measured: the answer has the xl of 2025",
-    "ddp_overlap_individual_parameters": "as in 2025",
-    "ddp_overlap_individual_parameters_benchmarking": "its xl, which was not measured: the answer has the xl of 2025",
-    "optimizer_state_sharding": "as in 2025",
-    "optimizer_state_sharding_accounting": "its xl, which was not measured: the answer has the xl of 2025",
+QUESTIONS = {row: question for rows in ASKED.values() for row, question in rows.items()}
+GONE = ("ddp_overlap_bucketed", "ddp_bucketed_benchmarking", "communication_accounting", "leaderboard")
+TWO_GPUS = (
+    "naive_ddp_benchmarking",
+    "minimal_ddp_flat_benchmarking",
+    "ddp_overlap_individual_parameters_benchmarking",
+    "optimizer_state_sharding_accounting",
+)
+# The xl of 2026, which records and the program call 2.7B. The xl of 2025 is another model.
+OLD_XL, XL = "xl", "2.7B"
+NCCL = ("c_nccl", "torch_nccl")
+# What 2026 asks of ids that both handouts have: the records that its answer is formed from.
+NARROWED: dict[str, Mapping[str, tuple]] = {
+    "benchmarking_script": {},
+    "torch_compile": {},
+    "gradient_checkpointing": {},
+    "fsdp_accounting": {},
+    **{name: {} for name in TWO_GPUS},
+    "benchmarking_mixed_precision": {},
+    "nsys_profile": {"size": ("small", XL), "context": (256, 512, 1024)},
+    "memory_profiling": {"context": (128, 2048)},
+    "distributed_communication_single_node": {"impl": NCCL},
 }
-QUESTIONS = {row: question for rows in HANDOUTS.values() for row, question in rows.items()}
+SAME = ("benchmarking_script (a)", "benchmarking_mixed_precision (a)", "benchmarking_mixed_precision (b)")
+SAME += ("torch_compile (a)",)
+# Rows of 2026 that no machine measured, and the command that measures C's side of them.
+RANKS = "mpirun -n 2 tandem"
+STRATEGY = f"{RANKS} ddp --size {XL} --context 512 --strategy"
+COMMANDS = {
+    "naive_ddp_benchmarking": f"{STRATEGY} naive",
+    "minimal_ddp_flat_benchmarking": f"{STRATEGY} flat",
+    "ddp_overlap_individual_parameters_benchmarking": f"{STRATEGY} overlap",
+    "optimizer_state_sharding_accounting": f"{RANKS} shard --kind flat --size {XL} --context 512",
+    "benchmarking_script": "tandem bench --size 10B --context 512 --mode forward",
+    "benchmarking_mixed_precision": "tandem bench --size 10B --context 512 --mode forward --dtype bf16_mixed",
+    "memory_profiling": f"tandem memory --size {XL} --context 2048",
+    "torch_compile": "tandem bench --size 10B --context 512 --mode forward --dtype bf16_mixed",
+}
+NOT_10B = ("benchmarking_script (b)", "benchmarking_mixed_precision (c)", "torch_compile (b)")
+
+
+def rows_of_2026() -> list[str]:
+    """All of its rows: those of 2025 that it kept, and the new ones after what they belong to."""
+    rows = [row for row in ASKED["2025"] if deliverable_of(row) not in GONE]
+    first, second, *others = ASKED["2026"]
+    after = rows.index("memory_profiling (e)") + 1
+    return [*rows[:after], first, second, *rows[after:], *others]
 
 
 def deliverable_of(row: str) -> str:
     """What the records of a row call it."""
     return row.partition(" (")[0]
+
+
+def is_same(row: str) -> bool:
+    """Whether both handouts ask the row with the same sizes."""
+    return row in SAME or deliverable_of(row) not in NARROWED
+
+
+def is_asked(record: Mapping) -> bool:
+    """Whether the answers of 2026 are formed from a record. A CPU's have its own sizes and contexts."""
+    case, narrow = record["case"], NARROWED.get(record["deliverable"])
+    if narrow is None:
+        return True
+    found = {"impl": record["impl"], "size": case.get("size"), "context": case.get("context")}
+    return found["size"] != OLD_XL and (
+        "device" not in record or all(found[key] in among for key, among in narrow.items())
+    )
+
+
+HANDOUTS = {"2026": {row: QUESTIONS[row] for row in rows_of_2026()}, "2025": ASKED["2025"]}

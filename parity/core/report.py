@@ -8,7 +8,7 @@ import csv
 import io
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from parity.core.sides import explained, sides_note
 from parity.core.tables import SUFFIXES, Table, columns_of, has, titles_of
 from parity.core.view import Records
 
+FEW = 3  # modules of a machine with one page
 LIST = "tables.csv"  # which table and picture answers which question
 
 
@@ -154,9 +155,14 @@ def heading_of(section: Section) -> str:
     return f"{section.row}: {section.question}" if section.row else section.question
 
 
-def place_of(module: str, section: Section) -> str:
-    """Where a section is found, from the folder of its machine."""
-    return f"{module}.md#{anchor(heading_of(section))}"
+def one_page(folder: str, modules: Collection[str]) -> bool:
+    """Whether a machine's README.md holds all of its pages, because it has few."""
+    return len(modules) <= FEW and not folder.startswith("local")
+
+
+def place_of(module: str, section: Section, single: bool = False) -> str:
+    """Where a section is found, from the folder of its machine. `single`: the machine has one page."""
+    return f"{'README' if single else module}.md#{anchor(heading_of(section))}"
 
 
 def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
@@ -204,14 +210,26 @@ def write(
     form: str = "md",
     only: Sequence[str] = (),
     gone: Sequence[Mapping] = (),
+    single: bool = False,
 ) -> list[Path]:
-    """Rewrites every page, or only some, without the index. Returns the files. `gone`: results of removed cases."""
+    """Rewrites every page, or only some, without the index. Returns the files. `gone`: results of removed cases.
+    `single`: README.md holds every page."""
     written: list[Path] = []
+    only = () if single else only
     pages, broken = pages_of(modules, records, only)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        whole = []
         for name, page in pages.items():
-            written += _write_page(page, folder, of_module(records, name), of_module(gone, name))
+            document = _page_of(page, folder, of_module(records, name), of_module(gone, name))
+            if single:
+                whole.append(document.whole())
+                (folder / f"{name}.md").unlink(missing_ok=True)
+            else:
+                written.append(_write(folder / f"{name}.md", document.whole()))
+            written += document.files
+            for stale in set(folder.glob(f"{name}_*.svg")) - set(document.files):
+                stale.unlink()
         if form != "md":
             written += export(pages.values(), folder / "tables", form)
         if not only:
@@ -219,7 +237,8 @@ def write(
                 if not of_module(records, name):  # they were pruned
                     for stale in (folder / f"{name}.md", *folder.glob(f"{name}_*.svg")):
                         stale.unlink(missing_ok=True)
-            written.append(_write(folder / "README.md", _index(modules, pages, records)))
+            index = _index(pages, records, single)
+            written.append(_write(folder / "README.md", "\n".join([index, *whole])))
     except OSError as error:
         raise RecordError(
             f"{error.filename or folder}: cannot be written: {error.strerror}; what stood there stays"
@@ -229,8 +248,8 @@ def write(
     return written
 
 
-def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequence[Mapping]) -> list[Path]:
-    """The page and its pictures."""
+def _page_of(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequence[Mapping]) -> Markdown:
+    """The page, with its pictures written."""
     document = Markdown(folder, title=page.module)
     document.parts.append(_summary(records))
     for section in page.shown():
@@ -248,10 +267,7 @@ def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequ
     if troubles:
         document.heading(2, "Results without a number or with a message")
         document.table(Table(troubles), fold=True)
-    written = [_write(folder / f"{page.module}.md", document.whole()), *document.files]
-    for stale in set(folder.glob(f"{page.module}_*.svg")) - set(document.files):
-        stale.unlink()
-    return written
+    return document
 
 
 def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
@@ -276,19 +292,20 @@ def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
     return [*written, write_list(folder / LIST, [head, *listed])]
 
 
-def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records: Sequence[Mapping]) -> str:
+def _index(pages: Mapping[str, Page], records: Sequence[Mapping], single: bool) -> str:
     """What was measured on the machine, a line a row."""
     order = {row: place for place, row in enumerate(QUESTIONS)}
     found = [(section, name) for name, page in pages.items() for section in page.shown() if section.row]
     lines = []
     for section, name in sorted(found, key=lambda pair: order.get(pair[0].row, len(order))):
         mine = [r for r in of_module(records, name) if r["deliverable"] == deliverable_of(section.row)]
-        row = f"[{section.row}]({place_of(name, section)})"
+        row = f"[{section.row}]({place_of(name, section, single)})"
         lines.append({"row": row, "question": section.question, "verdict": verdict(mine)})
     document = Markdown(Path(), title=f"C and PyTorch on {machine_of(records)}")
     document.parts.append(_summary(records))
     document.table(Table(lines or [{"row": "", "question": "", "verdict": ""}]))
-    document.text("Pages: " + ", ".join(f"[{name}]({name}.md)" for name in pages) + ".")
+    links = (f"[{name}]({'#' if single else ''}{name}{'' if single else '.md'})" for name in pages)
+    document.text(f"Pages: {', '.join(links)}.")
     document.text(
         "holds: every judged case is as near to float64 as the rule of docs/parity.md asks. measured: so "
         "many results are times or memory alone, which nobody judges."

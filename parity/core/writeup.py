@@ -1,29 +1,53 @@
-"""The write-up: every question of the handouts in their order, each answered from the machine that answers it best.
+"""The write-ups: every question of a handout in its order, each answered from the machine that answers it best. A
+question that both handouts ask alike is answered in the newest one's file, to which the other links.
 
 RULE says which machine that is. If several are equal by it, the answer with more rows is taken. Another GPU comes after
 H200, and ranks that share a GPU come after the CPU.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from parity.core import report, sweep
-from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, anchor
+from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, Text, anchor
 from parity.core.files import write_whole
-from parity.core.handouts import HANDOUTS, KEPT, QUESTIONS, deliverable_of
+from parity.core.handouts import (
+    COMMANDS,
+    HANDOUTS,
+    NARROWED,
+    NOT_10B,
+    QUESTIONS,
+    TWO_GPUS,
+    VERSIONS,
+    XL,
+    deliverable_of,
+    is_asked,
+    is_same,
+)
 from parity.core.record import FILE, RecordError, key_of, load
 from parity.core.tables import Table
 
-NAME = "WRITEUP"
+NAMES = {"2026": "WRITEUP", "2025": "WRITEUP-2025"}
+NEWEST, OLDEST = NAMES
 FIGURES = "figures"
+XL_NAME = re.compile(rf"(?<!--size )(?<![\w.]){re.escape(XL)}")
+ROWS = re.compile(r"(\d+) of the (\d+) rows")
+OF_2025 = re.compile(r"of the \d+ rows that are asked for|Gloo|the host has too little memory")
+IS_XL = f"{XL} is the xl of 2026. "
+CPU = 1  # the rank of a CPU's folder
 MISSING = "What the answers lack"
 RULE = (
     "Each answer is of one machine: the first that measured everything the question asks for, in the order H100 "
-    "(the handout's GPU), H200, CPU; folders of several GPUs have the order of their cards. If no machine measured "
-    "everything, the machine with the most sentences is taken. The answer about all-reduce joins all folders. So "
-    "sections may be of different cards; the last line of a section names its card and C's commit."
+    "(the handout's GPU), H200, CPU; folders of several GPUs have the order of their cards. A machine that answers all "
+    "parts of an id is preferred. If no machine measured everything, the machine with the most sentences is taken. "
+    "The answer about all-reduce joins all folders. So sections may be of different cards; the last line of a section "
+    "names its card and C's commit."
 )
 
 
@@ -33,11 +57,18 @@ class Machine:
 
     name: str
     records: Sequence[Mapping]
+    home: "Machine | None" = None  # of joined folders, the one whose page is linked
 
     def rank(self) -> int:
         order = ("_shared", "cpu", "", "h200", "h100")
         found = [i for i, word in enumerate(order) if word and word in self.name]
         return min(found) if found else order.index("")
+
+    def place(self, module: str, section: Section) -> str:
+        """Where a section of a module's page is found, from reports/."""
+        home = self.home or self
+        single = report.one_page(home.name, {record["module"] for record in home.records})
+        return f"{home.name}/{report.place_of(module, section, single)}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +81,7 @@ class Found:
 
     def key(self) -> tuple:
         """The larger, the better, by the rule above. Machines that are joined have all that each of them has."""
-        joined, complete = " and " in self.machine.name, self.section.complete
+        joined, complete = self.machine.home is not None, self.section.complete
         sentences = 0 if complete else len(self.section.answer) + len(self.section.notes)
         return joined, complete, sentences, self.machine.rank(), self.section.rows()
 
@@ -84,7 +115,7 @@ def sections_of(
             for part in sorted(parts, key=Machine.rank):
                 mine = {key_of(r): r for r in report.of_module(part.records, name)}
                 whole |= {key: r for key, r in mine.items() if r["status"] == "ok" or key not in whole}
-            joined = Machine(" and ".join(m.name for m in parts), list(whole.values()))
+            joined = Machine(" and ".join(m.name for m in parts), list(whole.values()), parts[-1])
             pages, wrong = report.pages_of({name: module}, joined.records, joined=True)
             broken += wrong
             collect(found, pages, joined)
@@ -105,46 +136,109 @@ def write(
     form: str = "md",
     only: Sequence[str] = (),
     machines: Sequence[str] = (),
+    edition: str | None = None,
 ) -> list[Path]:
-    """Writes the document and its pictures; of all rows as Markdown in reports/ also the index of ids and machines."""
+    """Writes the documents and their pictures; of all rows as Markdown in reports/ also the index of ids and machines.
+    With `out`: one document, of the newest handout if no `edition` is named."""
     there = machines_of(reports, machines, modules)
     found, broken = sections_of(there, modules)
     unknown = [name for name in only if not any(wanted(row, [name]) for row in QUESTIONS)]
     if unknown:
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
-    path = out or reports / f"{NAME}{FORMATS[form].suffix}"
-    if path.suffix != FORMATS[form].suffix:  # it would replace a file of another kind, such as records
-        raise report.ReportError(f"--out: '{path}' needs to end with {FORMATS[form].suffix}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
-    chosen = {row: max(found.get(row, ()), key=Found.key, default=None) for row in QUESTIONS}
-    answers = {
-        year: {row: chosen[row] for row in rows if wanted(row, only) and chosen[row]}
-        for year, rows in HANDOUTS.items()
-    }
-    for year, of_year in answers.items():
-        if of_year:
-            document.contents(year, of_year)
-    for year, of_year in answers.items():
-        if of_year:
-            document.heading(1, f"The handout of {year}")
-            if year == "2026" and not only:
-                write_kept(document, chosen)
-        for row, answer in of_year.items():
-            write_section(document, row, answer)
-    if not only:
-        write_missing(document, chosen)
-        write_method(document, there)
-    write_whole(path, document.whole())
-    written = [path, *document.files]
-    if not only and form == "md":
-        for stale in set((path.parent / FIGURES).glob("*.svg")) - set(document.files):
+    years = [edition or NEWEST] if out or edition else list(NAMES)
+    chosen = {OLDEST: choose(found, HANDOUTS[OLDEST])}
+    if NEWEST in years:
+        asked = [replace(m, records=[*filter(is_asked, m.records)]) for m in there]
+        other, wrong = sections_of(asked, modules)
+        broken += wrong
+        found_2026 = dict(found)
+        for row in filter(lambda row: not is_same(row), HANDOUTS[NEWEST]):
+            there_is = other.get(row, [])
+            if (
+                deliverable_of(row) in TWO_GPUS
+            ):  # the CPU, if nobody names it, has a smaller model than these ask for
+                there_is = [
+                    of for of in there_is if of.section.answer and (machines or of.machine.rank() != CPU)
+                ]
+            found_2026[row] = [replace(of, section=renamed(of.section)) for of in there_is]
+        chosen[NEWEST] = choose(found_2026, HANDOUTS[NEWEST])
+    written = []
+    for year in years:
+        path = out or reports / f"{NAMES[year]}{FORMATS[form].suffix}"
+        if path.suffix != FORMATS[form].suffix:  # it would replace a file of another kind, such as records
+            raise report.ReportError(f"--out: '{path}' needs to end with {FORMATS[form].suffix}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        title = f"Answers to the handout of {year}: CS336 systems in C and in PyTorch"
+        document = FORMATS[form](path.parent, FIGURES, title)
+        write_edition(document, year, chosen[year], there, only, both=form == "md" and len(years) > 1)
+        write_whole(path, document.whole())
+        written += [path, *document.files]
+    if not only and form == "md" and not edition:
+        for stale in set((path.parent / FIGURES).glob("*.svg")) - set(written):
             stale.unlink()
         if out is None:
             written += [write_index(reports, there, found), write_list(reports, chosen)]
     if broken:
         raise report.ReportError("\n".join(broken))
     return written
+
+
+def choose(found: Mapping[str, Sequence[Found]], rows: Iterable[str]) -> dict[str, Found | None]:
+    """Of each row the best answer. A machine that answers all parts of an id is preferred for each part."""
+    rows, whole = [*rows], {}
+    for row in rows:
+        names = {of.machine.name for of in found.get(row, ()) if of.section.complete}
+        whole[deliverable_of(row)] = whole.get(deliverable_of(row), names) & names
+
+    def key(of: Found) -> tuple:
+        joined, *others = of.key()
+        return joined, of.machine.name in whole[deliverable_of(of.section.row)], *others
+
+    return {row: max(found.get(row, ()), key=key, default=None) for row in rows}
+
+
+def write_edition(
+    document: Markdown,
+    year: str,
+    chosen: Mapping[str, Found | None],
+    machines: Sequence[Machine],
+    only: Sequence[str],
+    both: bool,
+) -> None:
+    """`both`: the other handout's document stands next to this one."""
+    linked = TWO_GPUS if both else ()  # not measured here, and answered there
+    rows = [row for row in chosen if wanted(row, only) and (chosen[row] or deliverable_of(row) in linked)]
+    if both:
+        other = next(name for of, name in NAMES.items() if of != year)
+        document.text(
+            f"The handout's version is {VERSIONS[year]}. [{other}.md]({other}.md) has the other handout."
+        )
+    if year == NEWEST:
+        document.text(
+            f"`xl` is the model of 2026, which `tandem --size` and pictures call `{XL}`. The handout of 2025 calls "
+            "another model xl. The size 10B was not measured."
+        )
+    document.contents(year, rows)
+    for row in rows:
+        document.heading(2, row)
+        if both and year == OLDEST and is_same(row) and row in HANDOUTS[NEWEST]:
+            link = f"[the answer]({NAMES[NEWEST]}.md#{anchor(row)})"
+            document.text(f"*{QUESTIONS[row]}* Both handouts ask this alike: {link}.")
+        elif chosen[row]:
+            write_section(document, row, chosen[row])
+        else:
+            write_unmeasured(document, row)
+    if not only:
+        write_missing(document, chosen)
+        write_method(document, machines)
+
+
+def write_unmeasured(document: Markdown, row: str) -> None:
+    document.text(f"*{QUESTIONS[row]}*")
+    document.text(
+        f"The xl of 2026 was not measured. `{COMMANDS[deliverable_of(row)]}` measures C's side. "
+        f"[The answer of 2025]({NAMES[OLDEST]}.md#{anchor(row)}) is of another model."
+    )
 
 
 def wanted(row: str, only: Sequence[str]) -> bool:
@@ -171,23 +265,8 @@ def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
     document.table(Table(rows))
 
 
-def write_kept(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
-    """The ids of 2025 that 2026 keeps, and what it asks of them."""
-    document.text(
-        "The sections below are new in 2026. These ids are answered above. The xl of 2026 is the 2.7B of 2025; "
-        "bucketed data parallelism and communication_accounting are gone."
-    )
-    rows = []
-    for name, asks in KEPT.items():
-        row = next(row for row in QUESTIONS if deliverable_of(row) == name)
-        link = f"[{name}](#{anchor(row)})" if document.form == "md" and chosen[row] else name
-        rows.append({"id": link, "2026 asks for": asks})
-    document.table(Table(rows))
-
-
 def write_section(document: Markdown, row: str, found: Found) -> None:
     section, machine = found.section, found.machine
-    document.heading(2, row)
     document.text(f"*{section.question}*" if document.form == "md" else section.question)
     document.section(section, f"{row}: {section.question}", found.module, fold=True)
     case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
@@ -196,9 +275,55 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     command = f"python -m parity run --profile full --module {found.module} --case {case}{device}"
     measured = f"{'Measured' if section.blocks else 'Run'} by {command}"
     name = report.machine_of(mine, "md" if document.form == "md" else "plain")
-    folder = machine.name.split(" and ")[-1]
-    place = f"{folder}/{report.place_of(found.module, section)}"
-    document.link(f"{name}; {builds_of(mine)}. {measured}.", f"The page of {folder}", place)
+    folder = (machine.home or machine).name
+    document.link(
+        f"{name}; {builds_of(mine)}. {measured}.",
+        f"The page of {folder}",
+        machine.place(found.module, section),
+    )
+
+
+def renamed(section: Section) -> Section:
+    """A section of the newest handout: its name of the largest size, and the size that was not measured."""
+
+    def words(text: Any) -> Any:
+        return XL_NAME.sub("xl", text.replace(IS_XL, "")) if isinstance(text, str) else text
+
+    def block(of: Text | Tabled | Figure) -> Text | Tabled | Figure:
+        if isinstance(of, Text):
+            return replace(of, words=words(of.words))
+        if isinstance(of, Figure):
+            return replace(of, name=f"{of.name}_{NEWEST}", title=words(of.title))
+        table = copy(of.table)
+        table.rows = [[words(cell) for cell in row] for row in table.rows]
+        if of.asked and row in NOT_10B and "size" in table.titles:
+            blank = [None] * len(table.titles)
+            blank[table.titles.index("size")], blank[-1] = "10B", "not measured"
+            table.rows.append(blank)
+        return replace(of, table=table)
+
+    row, command = section.row, COMMANDS.get(deliverable_of(section.row))
+    narrow = NARROWED[deliverable_of(row)]
+    asked = math.prod(map(len, narrow.values())) if {"size", "context"} <= {*narrow} else 0
+    tables = [of.table for of in section.blocks if isinstance(of, Tabled) and "context" in of.table.titles]
+    lacks = [words(what) for what in section.lacks if not (narrow and OF_2025.search(what))]
+    if row in NOT_10B:  # a fifth of its rows
+        lacks = [
+            what for what in lacks if not (found := ROWS.match(what)) or 5 * int(found[1]) > int(found[2])
+        ]
+    if tables and len(tables[0].rows) < asked:
+        lacks.append(f"{asked - len(tables[0].rows)} of the {asked} rows that are asked for")
+    if row in NOT_10B:
+        lacks.append(f"10B, whose forward pass `{command}` would measure")
+    elif row in ("memory_profiling (b)", "memory_profiling (c)"):
+        lacks.append(f"context 2048 but for inference; `{command}` would measure it in C")
+    parts = {
+        "answer": [*map(words, section.answer)],
+        "notes": [*map(words, section.notes)],
+        "lacks": lacks,
+        "complete": not lacks,
+    }
+    return replace(section, blocks=[*map(block, section.blocks)], **parts)
 
 
 def builds_of(records: Sequence[Mapping]) -> str:
@@ -226,32 +351,32 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
     """Ids and machines: a link where the machine has the answer."""
     document = Markdown(reports, title="Results by question and machine")
     document.text(
-        f"Start with [the write-up]({NAME}.md). A cell links to the machine's own page; `part` is a page that lacks "
-        "something the question asks for. An empty cell: that machine did not measure it."
+        f"Start with the write-up of [2026]({NAMES[NEWEST]}.md) or [2025]({NAMES[OLDEST]}.md). A machine's cell links "
+        "to its own page; `part` is a page that lacks something the question asks for. An empty cell: that machine did "
+        "not measure it."
     )
-    for year, rows in HANDOUTS.items():
-        lines = []
-        for row in rows:
-            line = {"row": f"[{row}]({NAME}.md#{anchor(row)})" if row in found else row}
-            line |= {f"[{m.name}]({m.name}/README.md)": "" for m in machines}
-            for of in found.get(row, ()):
-                folder = of.machine.name
-                head = f"[{folder}]({folder}/README.md)"
-                if line.get(head) == "":
-                    words = "yes" if of.section.complete else "part"
-                    line[head] = f"[{words}]({folder}/{report.place_of(of.module, of.section)})"
-            lines.append(line)
-        document.heading(2, f"The handout of {year}")
-        document.table(Table(lines))
+    lines = []
+    for row in QUESTIONS:
+        line = {"row": row}
+        line |= {y: f"[answer]({NAMES[y]}.md#{anchor(row)})" if row in HANDOUTS[y] else "" for y in NAMES}
+        line |= {f"[{m.name}]({m.name}/README.md)": "" for m in machines}
+        for of in found.get(row, ()):
+            folder = of.machine.name
+            head = f"[{folder}]({folder}/README.md)"
+            if line.get(head) == "":
+                words = "yes" if of.section.complete else "part"
+                line[head] = f"[{words}]({of.machine.place(of.module, of.section)})"
+        lines.append(line)
+    document.table(Table(lines))
     path = reports / "README.md"
     write_whole(path, document.whole())
     return path
 
 
-def write_list(reports: Path, chosen: Mapping[str, Found | None]) -> Path:
-    """Which table and picture of the write-up answers which question: for those who export them."""
+def write_list(reports: Path, chosen: Mapping[str, Mapping[str, Found | None]]) -> Path:
+    """Which table and picture of the machines' pages answers which question: for those who export them."""
     rows = [("row", "kind", "name", "machine")]
-    for row, found in chosen.items():
+    for row, found in (chosen[NEWEST] | chosen[OLDEST]).items():
         for block in found.section.blocks if found else ():
             if isinstance(block, Tabled):
                 rows.append((row, "table", f"{found.module}_{block.name}", found.machine.name))
