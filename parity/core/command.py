@@ -308,6 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--peak-tflops", "of cards that have no data sheet here", type=positive, metavar="TFLOP/S")
     add("--bandwidth", "of their memory", type=positive, metavar="GB/S")
     add("--json", "write the verdicts there as well", type=Path, metavar="FILE")
+    add("--report", "write them there as a page of Markdown", type=Path, metavar="FILE")
 
     words = "what the records contradict; exits 1 if parity/audit/known.csv does not explain it"
     add, flag = command("audit", audit, words, folders)

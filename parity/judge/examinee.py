@@ -6,20 +6,30 @@ models and the training loop for its own side.
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import os
+import statistics
 import sys
 import traceback
+from collections import deque
 from datetime import timedelta
+from time import perf_counter  # their code may replace time's
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAIT_S = 600  # of a collective; the parent ends a rank before
 TURNS = 3  # calls with other values in the same memory before the one that is judged
+SYNCHRONIZE = torch.cuda.synchronize  # their code may replace torch's
+# Timed calls: at least and at most so many, untimed ones before, and how many outputs wait for a late change.
+FEWEST, MOST, WARMUP, KEPT = 5, 1000, 2, 8
+SETTLED = 0.01  # of the median, in which it lies with about 95 %
+UNLIKE = {torch.float32: 5e-3}  # relative, from PyTorch's answer in f32; 16 bits: 10 times as much
 OPTIMIZERS = {"sgd": (torch.optim.SGD, dict(lr=0.1))}
 OPTIMIZERS["adamw"] = torch.optim.AdamW, dict(lr=0.01, weight_decay=0.1)
 
@@ -117,6 +127,152 @@ def memory(adapters, request, x, device):
     kib = " and ".join(f"{nbytes / 1024:.0f} KiB" for nbytes in sizes)
     words = f"grows with the square of the length: {kib} for {request['seq']} and {2 * request['seq']} tokens"
     return {}, {"memory": words if sizes[1] > 3 * sizes[0] else "grows with the length"}
+
+
+# ---- times ----
+
+
+def plain(q, k, v, causal):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def fused(q, k, v, causal):
+    return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=causal)[:, 0]
+
+
+@functools.cache
+def compiled():
+    return torch.compile(plain, dynamic=False)
+
+
+class Clock:
+    """Times one pass of an attention function. Each call finds other inputs than the call before."""
+
+    def __init__(self, request, x, device):
+        self.request, self.device = request, device
+        self.sets = [self.inputs(x, turn) for turn in range(request["sets"])]
+        self.answers = {}
+
+    def inputs(self, x, turn):
+        found = [
+            x[name].flatten().roll(turn).view_as(x[name]).to(self.device) for name in ("q", "k", "v", "do")
+        ]
+        return [tensor.requires_grad_() for tensor in found[:3]] + found[3:]
+
+    def wait(self):
+        if self.device != "cpu":
+            SYNCHRONIZE()
+
+    def call(self, apply, turn, waits=True):
+        """ms, what the call returned, and a copy. Without `waits` the copy lacks work of other streams."""
+        *qkv, do = self.sets[turn]
+        phase, causal = self.request["pass"], self.request["causal"]
+        o = apply(*qkv, causal) if phase == "backward" else None
+        self.wait()
+        began = perf_counter()
+        o = apply(*qkv, causal) if o is None else o
+        grads = () if phase == "forward" else torch.autograd.grad(o, qkv, do)
+        if waits:
+            self.wait()
+        ms = 1e3 * (perf_counter() - began)
+        found = [o.detach(), *grads]
+        return ms, found, [tensor.clone() for tensor in found]
+
+    def answer(self, turn):
+        """PyTorch's, in f32."""
+        if turn not in self.answers:
+            *qkv, do = (x.detach().float() for x in self.sets[turn])
+            o = fused(*(x.requires_grad_() for x in qkv), self.request["causal"])
+            self.answers[turn] = [o.detach(), *torch.autograd.grad(o, qkv, do)]
+        return self.answers[turn]
+
+    def unlike(self, turn, found):
+        bound = UNLIKE.get(found[0].dtype, 5e-2)
+        for mine, right in zip(found, self.answer(turn), strict=False):
+            if type(mine) is not torch.Tensor or not (mine.float() - right).norm() <= bound * right.norm():
+                return True
+        return False
+
+    def samples(self, apply):
+        """What became of the calls, and the outputs of the last one."""
+        first, kept, wrong, late, times = None, deque(), 0, 0, []
+        for turn in range(1 + WARMUP):
+            ms, *answer = self.call(apply, turn % len(self.sets), waits=False)
+            first = first or ms
+            kept.append(answer)
+        files, began, turn = cached_files(), perf_counter(), WARMUP
+        while not self.enough(times, perf_counter() - began):
+            turn = (turn + 1) % len(self.sets)
+            ms, *answer = self.call(apply, turn)
+            times.append(ms)
+            kept.append(answer)
+            wrong += self.unlike(turn, answer[1])
+            late += len(kept) > KEPT and changed(*kept.popleft())
+        ms, *answer = self.call(apply, self.request["turn"])
+        wrong += self.unlike(self.request["turn"], answer[1])
+        self.wait()
+        late += sum(changed(*pair) for pair in [*kept, answer])
+        found = {
+            "ms": statistics.median(times),
+            "std": spread(times),
+            "n": len(times),
+            "first_ms": first,
+        }
+        found |= {"settled": settled(times), "compiled": cached_files() - files, "wrong": wrong, "late": late}
+        return found, answer[1]
+
+    def enough(self, times, seconds):
+        return len(times) >= FEWEST and (
+            settled(times) or seconds > self.request["budget"] or len(times) == MOST
+        )
+
+
+def spread(times):
+    """The standard deviation by the quartiles, because a busy machine has outliers."""
+    low, _, high = statistics.quantiles(times, n=4)
+    return (high - low) / 1.35
+
+
+def settled(times):
+    return 2.2 * spread(times) < SETTLED * statistics.median(times) * len(times) ** 0.5
+
+
+def changed(found, copies):
+    return not all(
+        torch.equal(tensor.isnan(), copy.isnan()) and torch.equal(tensor.nan_to_num(), copy.nan_to_num())
+        for tensor, copy in zip(found, copies, strict=True)
+    )
+
+
+def cached_files():
+    """How many files compilers have written."""
+    return sum(len(files) for *_, files in os.walk(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")))
+
+
+def times(adapters, request, x, device):
+    """One pass of their function, and of three ways that PyTorch has."""
+    clock, apply = Clock(request, x, device), getattr(adapters, request["adapter"])().apply
+    timed, outputs = clock.samples(apply)
+    wrong, late, kept = timed.pop("wrong"), timed.pop("late"), Clock(request, x, device).sets
+    moved = [
+        at for at, pair in enumerate(zip(clock.sets, kept, strict=True)) if not all(map(torch.equal, *pair))
+    ]
+    facts = {"inputs": f"{len(moved)} of {len(kept)} sets changed" if moved else "unchanged"}
+    facts["timed calls"] = f"{wrong} of {timed['n'] + 1} unlike PyTorch's" if wrong else "like PyTorch's"
+    facts["after a call"] = f"{late} outputs changed" if late else "outputs stay"
+    beside, clock.sets = {}, kept
+    for name in request["beside"]:
+        try:
+            side = compiled() if name == "compiled" else {"eager": plain, "fused": fused}[name]
+            beside[name] = clock.samples(side)[0]["ms"]
+        except Exception as error:
+            beside[name] = one_line(error)
+    names = ("o", "dq", "dk", "dv")
+    return dict(zip(names, outputs, strict=False)), facts | {"timed": timed | {"beside": beside}}
 
 
 # ---- training among ranks ----
@@ -239,7 +395,8 @@ def state_of(optimizer, deep=3):
 
 
 def names(adapters, request, x, device):
-    return {}, dict.fromkeys(dir(adapters), "")
+    versions = f"Python {sys.version.split()[0]}, PyTorch {torch.__version__}"
+    return {}, dict.fromkeys(dir(adapters), "") | {"": versions}
 
 
 def one_line(error):
@@ -253,8 +410,8 @@ def main(work, rank, ranks, device):
     say = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what their code prints
     sys.path[0] = os.getcwd()
-    torch.set_num_threads(2 if ranks == 1 else 1)
     if ranks > 1:
+        torch.set_num_threads(1)
         dist.all_reduce = dist.distributed_c10d.all_reduce = late_all_reduce
         how = dict(init_method=f"file://{work}/store", timeout=timedelta(seconds=WAIT_S))
         dist.init_process_group("gloo", rank=rank, world_size=ranks, **how)
@@ -268,7 +425,7 @@ def main(work, rank, ranks, device):
             if failure:
                 raise ImportError(failure)
             x = {name: load(*how) for name, how in request["tensors"].items()}
-            calls = {"names": names, "attention": attention, "memory": memory, "train": train}
+            calls = {"names": names, "attention": attention, "memory": memory, "times": times, "train": train}
             tensors, reply["facts"] = calls[request["call"]](adapters, request, x, device)
             files = {name: f"{work}/{rank}.{name}" for name in tensors}
             reply["tensors"] = {name: store(files[name], tensor) for name, tensor in tensors.items()}

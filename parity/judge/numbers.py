@@ -49,7 +49,7 @@ class Row:
     """A row of the file, or one pass of a row that has several."""
 
     def __init__(self, where: str, cells: Mapping[str, Any]):
-        self.where, self.refused, self.unlikely = where, [], []
+        self.where, self.refused, self.unlikely, self.beside = where, [], [], {}
         self.id, card = (str(cells.get(key, "")) for key in FIRST)
         self.card = re.sub(r"^\d+ ?x ?", "", card)
         known = COUNTS | WORDS.keys()
@@ -176,7 +176,7 @@ class Bounds(NamedTuple):
 def judge(rows: Sequence[Row], bounds: Bounds) -> None:
     """Fills `refused` and `unlikely` of the rows. Each finding begins with its kind."""
     for row in rows:
-        _alone(row, bounds)
+        alone(row, bounds)
     timed = [row for row in rows if row.ms]
     for group in _groups(timed, "pass"):
         _parts({row.phase: row for row in group}, bounds)
@@ -201,7 +201,7 @@ def _noise(*rows: Row) -> float:
     return sum(row.std or 0.0 for row in rows)
 
 
-def _alone(row: Row, bounds: Bounds) -> None:
+def alone(row: Row, bounds: Bounds) -> None:
     (least, why), (machine, card) = bounds.least(row, row.phase), bounds.card(row)
     if row.ms and row.ms < least:
         row.refused.append(f"bound: {why} take {least:.3g} ms")
@@ -301,17 +301,23 @@ def verdict(row: Row) -> str:
     return "refused" if row.refused else "unlikely" if row.unlikely else "holds"
 
 
-def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str], list[dict]]:
-    """Lines of findings with a table in Markdown, and what --json gets of each row."""
+def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str], list[str], list[dict]]:
+    """Lines of findings, those of a table in Markdown, and what --json gets of each row."""
     lines, cells = [], []
     for row in rows:
         found = row.refused + row.unlikely
         lines += [f"{verdict(row)}: {row}", *(f"    {words}" for words in found)] if found else []
         cell = {"row": row.where, "id": row.id, **row.keys, "card": row.card, "ms": row.ms, "std": row.std}
-        cell |= {"mib": row.mib, "bound_ms": bounds.least(row, row.phase)[0] or None, "verdict": verdict(row)}
+        cell |= {
+            "mib": row.mib,
+            "bound_ms": bounds.least(row, row.phase)[0] or None,
+            "verdict": verdict(row),
+        } | row.beside
         cells.append(cell | ours(row, reports, bounds))
     names = {
-        name: name.replace("torch_", "PyTorch's ").replace("c_", "C's ") for cell in cells for name in cell
+        name: name.replace("torch_", "PyTorch's ").replace("c_", "C's ").replace("_", " ")
+        for cell in cells
+        for name in cell
     }
     unknown = sorted({row.card or "none" for row in rows if bounds.card(row)[1] is None})
     if unknown:
@@ -321,4 +327,4 @@ def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str
         cell | {"refused": row.refused, "unlikely": row.unlikely}
         for cell, row in zip(cells, rows, strict=True)
     ]
-    return [*lines, "", *Table(cells, names).render("md").splitlines()], found
+    return lines, Table(cells, names).render("md").splitlines(), found

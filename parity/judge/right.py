@@ -25,7 +25,8 @@ from parity.core import Case, within
 from parity.core.case import ParityError
 from parity.core.device import open_device
 from parity.core.measure import measure_case
-from parity.judge import examinee
+from parity.judge import examinee, numbers
+from parity.judge import times as clocked
 from parity.shared.attend import by_autograd
 from ref import transformer
 from ref.attention import attention, logsumexp
@@ -35,7 +36,8 @@ from tandem.library import Library
 ATTENTION = ("get_flashattention_autograd_function_pytorch", "get_flashattention_autograd_function_triton")
 RANKED = ("get_ddp", "get_ddp_individual_parameters", "get_ddp_bucketed", "get_sharded_optimizer", "get_fsdp")
 # batch, seq, head_dim. Ascending: the first that fails is shown.
-SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 64, 32), (2, 128, 64))
+# Few numbers, so that many orders of summation say what is allowed.
+SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 32, 32), (1, 128, 16), (1, 32, 64))
 ATTEND = dict(batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32")
 BEYOND = {
     "a length that 16 does not divide": {"seq": 37},
@@ -55,9 +57,12 @@ TRAINING = {
 }
 SHOWN = "batch seq seq_k head_dim causal dtype ranks optimizer micro compute seed".split()
 BAD = ("wrong", "fails")
+CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 REST_S = 10.0  # for the other ranks to answer, once one has failed
+FIRST, FIRST_ROUNDINGS = "dq of the first query", 32
 EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}
 EXPECTED |= {"memory": "grows with the length", "after the wrap": "rank 0's weights", "ranks": "equal bits"}
+EXPECTED |= {"timed calls": "like PyTorch's", "after a call": "outputs stay"}
 EXPECTED |= {"weights of a rank": "its part", "state of a rank": "its part"}
 # (what the finding says, what may have caused it)
 HINTS = (
@@ -69,7 +74,7 @@ HINTS = (
 )
 
 
-def cases(seed: int):
+def cases(seed: int, device: torch.device):
     for adapter in ATTENTION:
         case = functools.partial(Case, adapter, call="attention", seed=seed)
         for causal, (batch, seq, head_dim) in itertools.product((False, True), SIZES):
@@ -78,6 +83,7 @@ def cases(seed: int):
         yield Case(adapter, level="course", what="memory", call="memory", seed=seed, seq=512)
         for what, keys in BEYOND.items():
             yield case(level="beyond", what=what, **ATTEND | keys)
+        yield from clocked.cases(adapter, device, seed)
     for adapter in RANKED:
         case = functools.partial(Case, adapter, call="train", seed=seed)
         for (level, what), (adapters, keys) in TRAINING.items():
@@ -86,12 +92,43 @@ def cases(seed: int):
                 yield case(level=level, what=what, **keys)
 
 
+def by_saved_sums(case: Case, x: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """FlashAttention's way to the answer: D is the sum of dO O."""
+    product, dtype = tf32_matmul if case.dtype == "tf32" else torch.matmul, x["q"].dtype
+    scale, k = x["q"].shape[-1] ** -0.5, x["k"]
+    scores = product(at_least_f32(x["q"]), at_least_f32(k).mT) * scale
+    if case.causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=k.device).tril()
+        scores = scores.masked_fill(~seen, -torch.inf)
+    lse = scores.logsumexp(-1)
+    p = (scores - lse[..., None]).exp()
+    o = product(p.to(dtype), x["v"])
+    sums = at_least_f32(x["do"] * o).sum(-1, keepdim=True)
+    ds = (p * (at_least_f32(product(x["do"], x["v"].mT)) - sums) * scale).to(dtype)
+    found = {"o": o, "dq": product(ds, k), "dk": product(ds.mT, x["q"])}
+    return found | {"dv": product(p.to(dtype).mT, x["do"]), "lse": lse}
+
+
+def fused(case: Case, x: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """PyTorch's own fused attention, which may be less exact than its formula."""
+    return by_autograd(functools.partial(examinee.fused, causal=case.causal), *x.values())
+
+
+def apart(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """In a causal row of one key dq is 0 but for rounding, which 0 in PyTorch's answer does not measure."""
+    if not case.get("causal") or case.call != "attention":
+        return found
+    dq = found["dq"].clone()
+    dq[:, 0] = 0
+    return found | {"dq": dq, FIRST: found["dq"][:, 0]}
+
+
 class Processes(contextlib.AbstractContextManager):
     """So many ranks of their interpreter, in their folder. Nothing is written there."""
 
     def __init__(self, folder: Path, python: Sequence[str], seconds: float, ranks: int, device: str):
         self.seconds, self.work = seconds, tempfile.TemporaryDirectory(prefix="tandem-judge-", dir="/dev/shm")
-        caches = dict.fromkeys(("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), self.work.name)
+        caches = dict.fromkeys(CACHES, f"{self.work.name}/cache")
         how = dict(cwd=folder, env=os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "1"}, text=True)
         how |= dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         command = [*python, "-c", Path(examinee.__file__).read_text(), self.work.name]
@@ -148,6 +185,7 @@ class Theirs:
     def __init__(self, *how: Any, device: str):
         self.start = functools.partial(Processes, *how, device=device)
         self.processes: dict[int, Processes] = {}
+        self.timed: dict = {}  # of the last timed case
 
     def ask(self, ranks: int, request: Mapping, tensors: Mapping) -> list[tuple[dict, dict]]:
         if ranks not in self.processes:
@@ -161,10 +199,12 @@ class Theirs:
     def run(self, case: Case, draw, c) -> dict[str, Any]:
         request, facts = case.keys | {"adapter": case.deliverable}, {}
         made = {"attention": self.attention, "memory": lambda *_: ({}, lambda x: {}), "train": self.train}
+        made["times"] = self.times
         tensors, formula = made[case.call](case, request, draw)
 
         def theirs():
             (found, said), *others = self.ask(case.get("ranks", 1), request, tensors)
+            self.timed = said.pop("timed", None)
             facts.update(said)
             for rank, (other, its) in enumerate(others, 1):
                 differ = [name for name in found if not torch.equal(found[name], other[name])]
@@ -172,14 +212,25 @@ class Theirs:
                 facts.update({name: words for name, words in its.items() if words != EXPECTED[name]})
             if case.call == "attention" and "lse" not in found:
                 found["lse"] = torch.full(tensors["q"].shape[:2], torch.nan)
-            return facts | {name: value.to(draw.device) for name, value in found.items()}
+            return facts | apart(case, {name: value.to(draw.device) for name, value in found.items()})
+
+        def plain(x):
+            return apart(case, formula(x))
 
         exact = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
         eager = "torch_tf32" if case.get("dtype") == "tf32" else "torch_eager"
-        sides = {"c": theirs, eager: lambda: formula(tensors) | {name: EXPECTED[name] for name in facts}}
-        sides |= {"truth": lambda: formula(exact), "equal": lambda: formula(tensors), "reference": eager}
+        sides = {"c": theirs, eager: lambda: plain(tensors) | {name: EXPECTED[name] for name in facts}}
+        if case.call == "attention" and eager == "torch_eager":
+            sides["torch_fused"] = lambda: sides[eager]() | apart(case, fused(case, tensors))
+        equal = functools.partial(by_saved_sums, case) if case.call == "attention" else formula
+        sides |= {"truth": lambda: plain(exact), "reference": eager}
+        sides |= {"equal": lambda: apart(case, equal(tensors))}
         rules = {"*": within(rel_l2=2e-4)} if case.get("compute") else {}
         rules |= {"lse": within(rel_l2=1e-4)} if case.get("dtype") == "bf16" else {}
+        if case.call == "attention":
+            u = torch.finfo(tensors["q"].dtype).eps if case.dtype != "tf32" else 2.0**-10
+            rules |= {FIRST: within(max_abs=FIRST_ROUNDINGS * u)}
+        rules |= dict.fromkeys(("o", "dq", "dk", "dv"), clocked.rule_of(case)) if case.call == "times" else {}
         return sides | {"rule": rules}
 
     def attention(self, case, request, draw):
@@ -187,12 +238,28 @@ class Theirs:
         x = {n: draw.normal(n, (case.batch, seq, case.head_dim), case.dtype) for n, seq in shapes.items()}
 
         def formula(x):
-            product = tf32_matmul if (case.dtype, x["q"].dtype) == ("tf32", torch.float32) else torch.matmul
-            attend = functools.partial(attention, causal=case.causal, matmul=product)
+            if (case.dtype, x["q"].dtype) == ("tf32", torch.float32):
+                return by_saved_sums(case, x)
             wide = at_least_f32(x["q"]), at_least_f32(x["k"])
-            return by_autograd(attend, *x.values()) | {"lse": logsumexp(*wide, case.causal, matmul=product)}
+            attend = functools.partial(attention, causal=case.causal)
+            return by_autograd(attend, *x.values()) | {"lse": logsumexp(*wide, case.causal)}
 
         return x, formula
+
+    def times(self, case, request, draw):
+        x, formula = self.attention(case, request, draw)
+        request |= clocked.request_of(case, x, draw)
+
+        def judged(x):
+            answers = formula(
+                {name: value.flatten().roll(request["turn"]).view_as(value) for name, value in x.items()}
+            )
+            return {
+                name: answers[name]
+                for name in ("o", "dq", "dk", "dv")[: 1 if case["pass"] == "forward" else 4]
+            }
+
+        return x, judged
 
     def train(self, case, request, draw):
         full = case.deliverable == "get_fsdp"
@@ -212,9 +279,10 @@ def kind_of(case: Case) -> tuple[str, str, str]:
     return case.deliverable, case.level, case.what
 
 
-def judge(options, console) -> list[dict]:
-    """Prints a line for each kind of case of each function. Returns a record of their side for each."""
+def judge(options, console, bounds: numbers.Bounds) -> tuple[list[dict], str, list[numbers.Row]]:
+    """Prints a line for each kind of case of each function. Returns records, their interpreter, and times."""
     library, device = Library(options.library), open_device(options.device)
+    rows = clocked.Rows(library, device, bounds)
     how = options.folder.resolve(), options.python.split(), options.seconds
     theirs, found = Theirs(*how, device=device.torch.type), []
     measure = functools.partial(measure_case, theirs, library=library, budget=0.0, device=device)
@@ -223,17 +291,21 @@ def judge(options, console) -> list[dict]:
             [(_, names)] = theirs.ask(1, {"call": "names"}, {})
         except RuntimeError as error:
             raise ParityError(str(error)) from error
-        for kind, group in itertools.groupby(cases(options.seed), kind_of):
+        console.print(f"seed {options.seed}, {names['']}")
+        for kind, group in itertools.groupby(cases(options.seed, device.torch), kind_of):
             if kind[0] not in names or not re.search(options.only, ", ".join(kind)):
                 continue
+            theirs.timed = None
             verdict, record = judged(measure, group)
+            if theirs.timed:
+                rows.add(kind[0], record["case"], theirs.timed, record["message"] if verdict in BAD else "")
             if verdict == "not there":
                 del names[kind[0]]
             console.print(f"{verdict:10} {', '.join(kind if verdict != 'not there' else kind[:1])}")
             for line in words_of(record, options.hints) if verdict not in ("right", "as TF32") else ():
                 console.print(f"    {line}")
             found.append(record | {"verdict": verdict})
-    return found
+    return found, names[""], rows.rows
 
 
 def judged(measure: Callable, group: Iterable[Case]) -> tuple[str, dict]:

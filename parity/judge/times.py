@@ -1,0 +1,92 @@
+"""Times of somebody's attention. examinee.Clock takes them; a row of them is judged as a row of numbers.py is."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from parity import flash
+from parity.core import Case, within
+from parity.core.case import Rule
+from parity.core.device import Device
+from parity.core.measure import measure_case
+from parity.judge import numbers
+from tandem.library import Library
+
+# Of the handout's grid, with batch 1, a causal mask and head_dim 64:
+# (part of the adapter's name, device): lengths.
+SHAPES = {
+    ("pytorch", "cpu"): ((512, "f32"), (2048, "f32")),
+    ("pytorch", "cuda"): ((512, "f32"), (512, "bf16")),
+    ("triton", "cpu"): ((512, "f32"),),  # of a function that runs there, as our bridge's does
+    ("triton", "cuda"): ((512, "bf16"), (4096, "bf16"), (16384, "bf16"), (4096, "f32")),
+}
+PASSES = ("forward", "backward", "both")
+# Of the judged timed call. A Triton function may multiply f32 in TF32.
+NEAR = {"f32": 1e-5, "triton": 2e-3, "16 bits": 1e-2}
+SIDES = ("eager", "compiled", "fused")
+BUDGET_S, C_BUDGET_S = 1.0, 0.2
+L2_MIB, FEWEST, MOST = 32, 3, 1024  # of a CPU; sets of inputs
+
+
+def cases(adapter: str, device: torch.device, seed: int) -> Iterator[Case]:
+    shapes = next(
+        (found for (part, kind), found in SHAPES.items() if part in adapter and kind == device.type), ()
+    )
+    for (seq, dtype), phase in ((shape, phase) for shape in shapes for phase in PASSES):
+        keys = dict(batch=1, heads=1, seq=seq, seq_k=0, head_dim=64, causal=True, dtype=dtype, strided=False)
+        what = f"{phase}, {seq} tokens, {dtype}"
+        yield Case(adapter, level="times", what=what, call="times", seed=seed, **keys, **{"pass": phase})
+
+
+def request_of(case: Case, tensors: Mapping[str, torch.Tensor], draw) -> dict[str, Any]:
+    """How many sets of inputs there are, which the judged call finds, and what runs beside: two L2 caches of inputs."""
+    l2, nbytes = L2_MIB * 2**20, sum(tensor.nbytes for tensor in tensors.values())
+    if draw.device.type == "cuda":
+        l2 = torch.cuda.get_device_properties(draw.device).L2_cache_size
+    sets = min(max(FEWEST, -(-2 * l2 // nbytes)), MOST)
+    return dict(sets=sets, turn=int(draw.integers("turn", (1,), high=sets)), budget=BUDGET_S, beside=SIDES)
+
+
+def rule_of(case: Case) -> Rule:
+    """The first row of a causal gradient is 0, where PyTorch's own error is none: so the norm alone counts."""
+    kind = "16 bits" if case.dtype != "f32" else "triton" if "triton" in case.deliverable else "f32"
+    return within(rel_l2=NEAR[kind])
+
+
+class Rows:
+    """The rows of one run, in numbers.py's form."""
+
+    def __init__(self, library: Library, device: Device, bounds: numbers.Bounds):
+        self.measure = functools.partial(
+            measure_case, flash, library=library, device=device, budget=C_BUDGET_S
+        )
+        self.device, self.bounds, self.rows = device, bounds, []
+        self.card = torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else "cpu"
+        self.c_ms = functools.cache(self.c_ms)
+
+    def c_ms(self, phase: str, seq: int, dtype: str) -> float | None:
+        keys = dict(batch=1, heads=1, seq=seq, head_dim=64, dtype=dtype)
+        records = self.measure(flash.timed_case(self.device.torch.type, None, phase, **keys), only=("c",))
+        return next((record["ms"]["median"] for record in records if "ms" in record), None)
+
+    def add(self, adapter: str, case: Mapping[str, Any], timed: Mapping[str, Any], words: str) -> None:
+        """`words`: why its calls are refused, or nothing."""
+        cells = {
+            name: case[name] for name in ("pass", "seq", "head_dim", "batch", "heads", "dtype", "causal")
+        }
+        cells |= {"id": "flash_benchmarking", "card": self.card, "ms": timed["ms"]}
+        row = numbers.Row(adapter.rpartition("_")[2], cells)
+        row.refused += [words] if words else []
+        numbers.alone(row, self.bounds)
+        row.std = timed["std"]  # a busy machine refuses nobody
+        noted = [] if timed["settled"] else ["has not settled"]
+        noted += ["compiled in timed calls"] if timed["compiled"] else []
+        row.beside = {"calls": timed["n"], "first_ms": timed["first_ms"]}
+        row.beside |= {f"their_{name}": ms for name, ms in timed["beside"].items() if isinstance(ms, float)}
+        row.beside |= {
+            "C_here": self.c_ms(case["pass"], case["seq"], case["dtype"]),
+            "noted": ", ".join(noted),
+        }
+        self.rows.append(row)
