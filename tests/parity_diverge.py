@@ -89,6 +89,11 @@ class Diverge(unittest.TestCase):
         self.assertIn("The first of rank 1: layers.1.ffn.output\n", text)
         self.assertIn("about 1.001 times the truth", text)
 
+    def test_ranks_update_with_the_average(self):
+        way = ["--ranks", "2", "--threads", "1", "--until", "update", "--optimizer", "sgd"]
+        status, text = self.said(*way, here=False)
+        self.assertEqual(status, 0, text)
+
     def test_what_cannot_run_is_said(self):
         self.assertEqual(self.said("--dtype", "tf32")[0], 2)
         self.assertIn("tf32 is set: the cpu multiplies f32", self.said("--dtype", "tf32")[1])

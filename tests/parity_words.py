@@ -1,0 +1,141 @@
+"""Each comparison in a template of parity/words/ is rendered from both sides. They come from Jinja's syntax tree, so a
+new one without a row fails."""
+
+import unittest
+
+from jinja2 import Template, nodes
+
+from parity.core.words import ENVIRONMENT, FOLDER
+
+
+class One(float):
+    """1.0 for every name, attribute and item that a row does not set."""
+
+    def __new__(cls, value=1.0, **parts):
+        one = super().__new__(cls, value)
+        one.parts = parts
+        return one
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.parts.setdefault(name, One())
+
+    def __getitem__(self, name):
+        return self.parts.setdefault(str(name), One())
+
+
+def source(node):
+    """The words of an expression, as a row writes them."""
+    match node:
+        case nodes.Name():
+            return node.name
+        case nodes.Getattr():
+            return f"{source(node.node)}.{node.attr}"
+        case nodes.Getitem():
+            return f"{source(node.node)}.{source(node.arg)}"
+        case nodes.Const():
+            return str(node.value)
+        case nodes.BinExpr():
+            return f"{source(node.left)} {node.operator} {source(node.right)}"
+        case nodes.Filter():
+            return f"{source(node.node)}|{node.name}"
+    raise TypeError(node)
+
+
+def comparisons():
+    """Yields ([file, left, right], operator, node): a condition and a comparison in it."""
+    for path in sorted(FOLDER.glob("*.j2")):
+        for node in ENVIRONMENT.parse(path.read_text()).find_all((nodes.If, nodes.CondExpr)):
+            tests = [node.test] if isinstance(node.test, nodes.Compare) else node.test.find_all(nodes.Compare)
+            for test in tests:
+                yield [path.stem, source(test.expr), source(test.ops[0].expr)], test.ops[0].op, node
+
+
+def rendered(node, values):
+    """The text of a condition with these values, such as {"flat.ratio": 0.5}; other names are 1."""
+    tree = nodes.Template([node if isinstance(node, nodes.If) else nodes.Output([node])])
+    names = One(**{name.name: One() for name in tree.find_all(nodes.Name)})
+    for path, value in values.items():
+        *inner, last = path.split(".")
+        at = names
+        for name in inner:
+            at = at[name]
+        at.parts[last] = One(value)
+    code = ENVIRONMENT.compile(tree.set_environment(ENVIRONMENT))
+    return Template.from_code(ENVIRONMENT, code, {}).render(names.parts)
+
+
+# file | the number that varies | what it is compared with | words if it is less, or equal | if it is more, or another |
+# other numbers that are not 1
+ROWS = """
+accounting|forward_comm|backward_compute||limits both
+bench|most.size|small.size||and 1 ms for
+bench|ends.torch_eager.0.forward, f32 / bf16|1|gets slower|
+bench|ends.torch_eager.0.forward, f32 / bf16|1.1|gains little|
+bench|torch.best|best|needs more memory|
+ddp|held|results|Yes: all 1 results hold.|10 of 1 results hold
+ddp|naive.exposed|1.1 * naive.collectives||more than the all-reduces take
+ddp|flat.step|naive.step|lowers|raises
+ddp|flat.collectives|naive.collectives|fixed cost|
+ddp|flat.hidden|0.01|begins after backward|
+ddp|held|results|Yes: all 1 results hold, with|10 of 1 results hold
+ddp|overlap.collectives|1.05 * naive.collectives||because backward runs meanwhile
+ddp|held|results|for every size of bucket|10 of 1 results hold
+ddp|c.slow|1.05 * c.fast|hardly matters|
+ddp|small.collectives|large.collectives||expected small buckets to pay for calls:
+ddp|c.slow|1.05 * c.fast|hardly show it|
+ddp|hidden|0.8||hardly show it
+ddp|spread|0.05||spread by up to
+ddp|small.collectives|large.collectives||The all-reduces of
+flash|held|judged|All 1 cases pass|10 of 1 cases pass
+flash|held|judged|All 1 cases pass|10 of 1 cases pass
+memory|gradients|0.1 * weights|no optimizer stage|
+memory|short.c_forward|short.torch_forward||C reserves
+memory|ends.0.1.torch_forward|ends.0.0.torch_forward||rises at
+memory|ends.1.1.torch_forward|ends.1.0.torch_forward|falls from|goes from
+memory|ends.1.1.c_inference|ends.1.0.c_inference||C's inference rises
+ops|held|judged|All 1 cases pass|10 of 1 cases pass
+shard|held|results|Yes: all 1 results hold|10 of 1 results hold
+shard|torch.whole.made|1.5 * torch.whole.parameters||After construction PyTorch holds
+shard|c.whole.made|c.whole.after_update|takes all memory at construction|
+shard|c.whole.reused|1||gradients reuse
+shard|torch.whole.activations|torch.whole.parameters||too many for them
+shard|flat.ratio|1|faster than no shards|slower than no shards
+shard|held|results|Yes, within the error|10 of 1 results hold
+shard|ranks * total|0.99 * whole|the rest is saved|
+shard|stretch|0||slower compute
+trace|earlier.apart|0.05|match|differ by
+trace|slowed|0.1||profiler shows
+trace|mine.both|mine.kernel|the same|`10`
+trace|theirs.kernel|mine.kernel|C's kernel|`10`
+trace|theirs.both|theirs.kernel|the same|`10`
+trace|theirs.rest|0.01||have no name here
+trace|theirs.step|theirs.forward|the share falls||mine.forward=2
+trace|mine.step|mine.forward|the share falls||theirs.forward=2
+trace|least|context|the share falls more||mine.short.0=2 theirs.short.0=2
+trace|theirs.short.0 - theirs.short.1|theirs.forward - theirs.step||the share falls more|mine.short.0=2 least=0
+trace|mine.short.0 - mine.short.1|mine.forward - mine.step||the share falls more|theirs.short.0=2 least=0
+transformer|held|judged|All 1 cases pass|10 of 1 cases pass
+"""
+NAMES = {("bench", "size", "xl"), ("trace", "mine.class", "matmul")}  # a name's own words, no verdict
+
+
+class Words(unittest.TestCase):
+    def test_each_comparison_has_its_words_on_both_sides(self):
+        rows = [[*row.split("|"), ""][:6] for row in ROWS.strip("\n").splitlines()]
+        found = [row for row in comparisons() if tuple(row[0]) not in NAMES]
+        self.assertEqual([row[:3] for row in rows], [key for key, _, _ in found])
+        for (_, left, _, *words, others), (key, op, node) in zip(rows, found, strict=True):
+            less = 1 if op in ("eq", "ne") else -1
+            varies = left if "*" not in left and " - " not in left else left.split(" ")[0]
+            more = dict(pair.split("=") for pair in others.split())
+            texts = [rendered(node, more | {varies: value}) for value in (less, 10)]
+            for side, (mine, other) in enumerate((words, words[::-1])):
+                with self.subTest(key=key, more=bool(side)):
+                    self.assertIn(mine, texts[side])
+                    self.assertFalse(other and other in texts[side], texts[side])
+
+
+if __name__ == "__main__":
+    unittest.main()
