@@ -14,9 +14,19 @@ docs/pytorch.md has the limits of a wait, and the environment variables. TANDEM_
 NCCL on GPUs, MPI under mpirun, else Gloo. TANDEM_LIBRARY names the library, if it is not build/default's.
 """
 
-from .attention import FlashAttention
-from .data_parallel import DataParallel
-from .fsdp import FullyShardedDataParallel
-from .sharded_optimizer import ShardedOptimizer
+import importlib
 
-__all__ = ["DataParallel", "FlashAttention", "FullyShardedDataParallel", "ShardedOptimizer"]
+_FILES = {
+    "DataParallel": "data_parallel",
+    "FlashAttention": "attention",
+    "FullyShardedDataParallel": "fsdp",
+    "ShardedOptimizer": "sharded_optimizer",
+}
+__all__ = sorted(_FILES)
+
+
+def __getattr__(name: str):
+    """Imports PyTorch at the first use of a name: the program `tandem` starts without it."""
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_FILES[name]}", __name__), name)

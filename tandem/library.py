@@ -1,11 +1,13 @@
 """libtandem through cffi: tensors are passed without a copy. The build writes the prototypes beside the library.
 
 torch must be imported before the library is loaded. Both need libgomp.so.1, and the loader gives the library the copy
-of torch: one OpenMP runtime and one pool of threads for both sides.
+of torch: one OpenMP runtime and one pool of threads for both sides (tried with torch 2.6, 2.11, 2.13, also after
+scikit-learn, which brings a runtime of its own).
 """
 
 import contextlib
 import math
+import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,11 @@ from typing import Any
 
 import cffi
 import torch
+
+from . import builds
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+    raise ImportError(f"tandem needs torch 2.6 or newer, this is {torch.__version__}")
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESET = "default"
@@ -67,8 +74,8 @@ class Cpu:
 
 def default_library() -> Path:
     """The library of the installed package, else of a clone's build."""
-    installed = ROOT / "tandem" / "lib" / "libtandem.so"
-    return installed if installed.is_file() else ROOT / "build" / PRESET / "impl" / "libtandem.so"
+    folder = builds.folder()
+    return folder / "lib/libtandem.so" if folder else ROOT / "build" / PRESET / "impl" / "libtandem.so"
 
 
 def openmp_runtimes() -> list[str]:
@@ -85,11 +92,13 @@ class Library:
         self.path = Path(path) if path else default_library()
         # libtandem.so and libtandem.so.0 have libtandem.cdef, which cmake/build.cmake writes.
         prototypes = self.path.with_name(self.path.name.partition(".so")[0] + ".cdef")
+        build = f"cmake --preset {PRESET} && cmake --build --preset {PRESET}"
+        if builds.BUILDS in self.path.parents:
+            build = "pip install --force-reinstall"
         for file, kind in ((self.path, "library"), (prototypes, "prototypes of the library")):
             if not file.is_file():
-                build = f"cmake --preset {PRESET} && cmake --build --preset {PRESET}"
                 raise FileNotFoundError(
-                    f"no {kind} at {file}: build it with {build}, or name one with --library"
+                    f"no {kind} at {file}: build it with {build}, or name one by --library or TANDEM_LIBRARY"
                 )
         text = prototypes.read_text()
         self.ffi = cffi.FFI()
@@ -102,11 +111,24 @@ class Library:
         if f"interface {interface} " not in text[:40]:  # a call would crash if structs differ
             raise RuntimeError(
                 f"{prototypes} is of another library than {self.path} (interface {interface}): "
-                f"build both again with cmake --build --preset {PRESET}"
+                f"build both again with {build}"
             )
-        runtimes = openmp_runtimes()
-        if len(runtimes) > 1:
-            raise RuntimeError(f"two OpenMP runtimes in one process: {', '.join(runtimes)}")
+        self._share_threads()
+
+    def _share_threads(self) -> None:
+        """C has PyTorch's number of threads. If both use one OpenMP runtime, that is so by itself. Other packages, such
+        as scikit-learn, may bring further runtimes: neither side uses them."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)
+        one = self.lib.td_cpu_threads() == threads + 1
+        torch.set_num_threads(threads)
+        if not one:
+            _check(self, "td_cpu_set_threads", self.lib.td_cpu_set_threads(threads))
+            warnings.warn(
+                f"libtandem and PyTorch use two OpenMP runtimes ({', '.join(openmp_runtimes())}): each has its own "
+                f"{threads} threads, and torch.set_num_threads() does not set C's",
+                stacklevel=3,
+            )
 
     def set_threads(self, threads: int) -> None:
         """The same number of threads for PyTorch and for C."""

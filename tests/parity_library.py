@@ -6,6 +6,7 @@ If TANDEM_LIBRARY is set, the real library must also load with every prototype o
 import contextlib
 import io
 import os
+import re
 import runpy
 import tempfile
 import unittest
@@ -19,11 +20,8 @@ import torch
 from parity.core.case import Case
 from parity.shared.model import quick_start
 from parity.shared.ranked import switches_of
-from tandem.library import (
-    Library,
-    TandemError,
-    openmp_runtimes,
-)
+from tandem import builds, device, doctor
+from tandem.library import ROOT, Library, TandemError, default_library, openmp_runtimes
 
 
 class FakeLibrary(unittest.TestCase):
@@ -157,6 +155,39 @@ class FakeLibrary(unittest.TestCase):
         for threads in (2, 1):
             self.library.set_threads(threads)
             self.assertEqual((torch.get_num_threads(), self.c.td_cpu_threads()), (threads, threads))
+
+    def test_an_openmp_runtime_of_its_own_gets_pytorchs_threads(self):
+        torch.set_num_threads(3)
+        self.addCleanup(torch.set_num_threads, 1)
+        with self.assertWarnsRegex(UserWarning, "two OpenMP runtimes"):
+            own = Library(parity_double.build(Path(self.folder.name), "FAKE_OWN_THREADS"))
+        self.assertEqual((own.lib.td_cpu_threads(), torch.get_num_threads()), (3, 3))
+
+    def test_a_package_loads_the_best_build_that_the_processor_can_run(self):
+        built = Path(self.folder.name) / "built"
+        with patch.object(builds, "BUILDS", built):
+            self.assertEqual(default_library(), ROOT / "build/default/impl/libtandem.so")
+            for name in ("x86-64-v3", "x86-64-v4"):
+                (built / name).mkdir(parents=True)
+            for flags, chosen in (
+                (builds.NEEDS["x86-64-v4"], "x86-64-v4"),
+                (builds.V3 | {"avx512f"}, "x86-64-v3"),
+            ):
+                with patch.object(builds, "flags", lambda flags=flags: flags):
+                    self.assertEqual(default_library(), built / chosen / "lib/libtandem.so")
+            with (
+                patch.object(builds, "flags", lambda: builds.V3 - {"fma"}),
+                self.assertRaisesRegex(RuntimeError, "lacks fma.*TANDEM_PACKAGE_MARCH=native"),
+            ):
+                default_library()
+
+    def test_the_doctor_says_what_is_broken_and_the_rest(self):
+        with patch.dict(os.environ, TANDEM_LIBRARY="/none/libtandem.so", WORLD_SIZE="7"):
+            device.library.cache_clear()
+            self.addCleanup(device.library.cache_clear)
+            page = doctor.report()
+        self.assertRegex(page, "library +FileNotFoundError: no library at /none/libtandem.so")
+        self.assertRegex(page, f"torch +{re.escape(torch.__version__)}.*\n(.*\n)*environment .*WORLD_SIZE=7")
 
     def test_a_quick_start_gives_the_threads_back(self):
         self.library.set_threads(2)

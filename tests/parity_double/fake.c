@@ -145,6 +145,11 @@ int64_t td_fake_stream(td_device *dev)
     return dev->stream ? (int64_t)(intptr_t)dev->stream->native : 0;
 }
 
+#ifdef FAKE_OWN_THREADS
+static int own_threads = 1;
+#define omp_get_max_threads()        own_threads
+#define omp_set_num_threads(threads) (own_threads = (threads))
+#endif
 int td_cpu_threads(void)
 {
     return omp_get_max_threads();
