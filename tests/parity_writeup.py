@@ -440,6 +440,23 @@ class Documents(unittest.TestCase):
         self.assertIn("| fsdp |  | everything |", end)
         self.assertNotIn("## fsdp", text)
 
+    def test_results_beside_those_of_another_machine(self):
+        self.machine("local", [2, 3, 4])
+        self.machine("h100", [2, 3])
+        path = self.folder / "h100" / FILE
+        other = [json.loads(line) for line in path.read_text().splitlines()]
+        other[0]["ms"] = statistics([8.0])
+        other[1]["config"], mine = {"attention": "flash"}, self.folder / "local" / FILE
+        path.write_text("".join(json.dumps(record) + "\n" for record in other))
+        mine.write_text(mine.read_text().replace('"n": 3}', '"n": 3}, "config": {"attention": "naive"}'))
+        text = self.write(machines=["local"], against="h100")[0].read_text()
+        self.assertIn("| side | case | yours | h100 | yours / h100 |", text)
+        self.assertIn("| c | n 2 | 2.00 | 8.00 | 0.250 |", text)
+        self.assertIn(
+            "Not beside h100: c, n 3 (attention (scores, fused)); c, n 4 (not measured there).", text
+        )
+        self.assertNotIn("0.250", self.write(machines=["local"])[0].read_text())
+
     def test_one_id_and_another_place(self):
         self.machine("cpu", [1, 2])
         out = self.folder / "elsewhere" / "one.md"

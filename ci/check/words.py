@@ -15,7 +15,7 @@ GENERATED = ("reports/*.md", "reports/*/*.md", "parity/words/*.j2")  # only the 
 HELP = ("impl/cli/*.[ch]", "parity/core/command.py")
 MOST = 25  # the most words of a sentence
 PATTERNS = {
-    r"\b(behind|beside|besides|ahead of|alongside)\b": '"after", "before", "during", "with" or "next to"',
+    r"(?<!--)\b(behind|beside|besides|ahead of|alongside)\b": '"after", "before", "during", "with" or "next to"',
     r"\b(is|are) no more\b": '"was removed", "no longer"',
     r"\bthose of\b": "the noun again",
     r"\bthe (latter|former)\b": "the noun again",

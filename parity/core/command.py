@@ -108,7 +108,8 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
 def write_up(package: str, options: argparse.Namespace, console: Console) -> int:
     from parity.core import writeup
 
-    how = (options.reports, options.out, options.format, options.id, options.machine, options.edition)
+    how = (options.reports, options.out, options.format, options.id, options.machine)
+    how += (options.edition, options.beside)
     return _say(console, writeup.write(sweep.discover(package), *how))
 
 
@@ -257,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", "only the records of this folder; repeatable (default: all but local ones)", **several)
     add("--format", "of the document (default: %(default)s)", choices=DOCUMENTS, default="md")
     add("--id", "only this id of the handouts; repeatable", **several | {"metavar": "ID"})
+    add("--beside", "add the times of this folder, and their ratio", metavar="MACHINE")
     words = "only the handout of this year (default: both; with --out, 2026)"
     add("--edition", words, choices=("2026", "2025"))
     add("--out", "write one document there, not to reports/", type=Path, metavar="FILE")

@@ -30,11 +30,11 @@ class Comparison:
         return "equal" if self.low <= 1 <= self.high else "faster" if self.ratio < 1 else "slower"
 
     @classmethod
-    def of(cls, mine: Mapping | None, theirs: Mapping | None) -> "Comparison | None":
-        """Of two records; None unless both have a time that is not noisy, from one machine with the same versions. The
-        range of the ratio is that of its quartiles if samples were paired, else it comes from the fastest and slowest
-        samples."""
-        if not (clean(mine) and clean(theirs) and same_place(mine, theirs)):
+    def of(cls, mine: Mapping | None, theirs: Mapping | None, anywhere: bool = False) -> "Comparison | None":
+        """Of two records; None unless both have a time that is not noisy, from one machine with the same versions, or
+        with `anywhere` from two. The range of the ratio is that of its quartiles if samples were paired, else it comes
+        from the fastest and slowest samples."""
+        if not (clean(mine) and clean(theirs) and (anywhere or same_place(mine, theirs))):
             return None
         ms, other = mine["ms"], theirs["ms"]
         paired = mine.get("ratio", {})

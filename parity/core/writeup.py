@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.core import report, sweep
+from parity.core import beside, report, sweep
 from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, Text, anchor
 from parity.core.files import write_whole
 from parity.core.handouts import (
@@ -137,10 +137,12 @@ def write(
     only: Sequence[str] = (),
     machines: Sequence[str] = (),
     edition: str | None = None,
+    against: str | None = None,
 ) -> list[Path]:
     """Writes the documents and their pictures; of all rows as Markdown in reports/ also the index of ids and machines.
     With `out`: one document, of the newest handout if no `edition` is named."""
     there = machines_of(reports, machines, modules)
+    others = machines_of(reports, [against], modules) if against else []
     found, broken = sections_of(there, modules)
     unknown = [name for name in only if not any(wanted(row, [name]) for row in QUESTIONS)]
     if unknown:
@@ -154,12 +156,10 @@ def write(
         found_2026 = dict(found)
         for row in filter(lambda row: not is_same(row), HANDOUTS[NEWEST]):
             there_is = other.get(row, [])
-            if (
-                deliverable_of(row) in TWO_GPUS
-            ):  # the CPU, if nobody names it, has a smaller model than these ask for
-                there_is = [
-                    of for of in there_is if of.section.answer and (machines or of.machine.rank() != CPU)
-                ]
+            if deliverable_of(row) in TWO_GPUS:
+                # The CPU, if nobody names it, has a smaller model than these ids ask for.
+                named = (of for of in there_is if machines or of.machine.rank() != CPU)
+                there_is = [of for of in named if of.section.answer]
             found_2026[row] = [replace(of, section=renamed(of.section)) for of in there_is]
         chosen[NEWEST] = choose(found_2026, HANDOUTS[NEWEST])
     written = []
@@ -170,7 +170,8 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         title = f"Answers to the handout of {year}: CS336 systems in C and in PyTorch"
         document = FORMATS[form](path.parent, FIGURES, title)
-        write_edition(document, year, chosen[year], there, only, both=form == "md" and len(years) > 1)
+        both = form == "md" and len(years) > 1
+        write_edition(document, year, chosen[year], there, only, both, others)
         write_whole(path, document.whole())
         written += [path, *document.files]
     if not only and form == "md" and not edition:
@@ -204,8 +205,9 @@ def write_edition(
     machines: Sequence[Machine],
     only: Sequence[str],
     both: bool,
+    others: Sequence[Machine],
 ) -> None:
-    """`both`: the other handout's document stands next to this one."""
+    """`both`: the other handout's document stands next to this one. `others`: the machine to compare with."""
     linked = TWO_GPUS if both else ()  # not measured here, and answered there
     rows = [row for row in chosen if wanted(row, only) and (chosen[row] or deliverable_of(row) in linked)]
     if both:
@@ -219,6 +221,7 @@ def write_edition(
             "another model xl. The size 10B was not measured."
         )
     document.contents(year, rows)
+    compared: set[str] = set()
     for row in rows:
         document.heading(2, row)
         if both and year == OLDEST and is_same(row) and row in HANDOUTS[NEWEST]:
@@ -226,6 +229,14 @@ def write_edition(
             document.text(f"*{QUESTIONS[row]}* Both handouts ask this alike: {link}.")
         elif chosen[row]:
             write_section(document, row, chosen[row])
+            mine = chosen[row].machine.records if deliverable_of(row) not in compared else ()
+            compared.add(deliverable_of(row))  # its parts have the same results
+            for other in others:
+                sides = (
+                    ([r for r in of if r["deliverable"] == deliverable_of(row)])
+                    for of in (mine, other.records)
+                )
+                beside.write(document, *sides, other.name)
         else:
             write_unmeasured(document, row)
     if not only:

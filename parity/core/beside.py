@@ -1,0 +1,43 @@
+"""Somebody's results beside those of a folder of reports/: both times and their ratio, case by case."""
+
+from collections.abc import Iterable, Mapping
+
+from parity.core.comparison import Comparison, clean, differing
+from parity.core.document import Markdown
+from parity.core.record import key_of
+from parity.core.tables import Table
+
+DIMENSIONS = ("d_model", "d_ff", "layers", "heads", "vocab")  # a size names them
+
+
+def compared(mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> tuple[list[dict], list[str]]:
+    """The rows of equal configuration, and the other cases with why they are not compared."""
+    others = {key_of(record): record for record in theirs}
+    rows, left = [], []
+    for record in (r for r in mine if "ms" in r):
+        other = others.get(key_of(record))
+        hidden = DIMENSIONS if "size" in record["case"] else ()
+        case = ", ".join(f"{key} {value}" for key, value in record["case"].items() if key not in hidden)
+        why = (
+            "not measured there"
+            if other is None or "ms" not in other
+            else ", ".join(differing(record, other))
+        )
+        if not why and not (clean(record) and clean(other)):
+            why = "noisy, or judged wrong"
+        if why:
+            left.append(f"{record['impl']}, {case} ({why})")
+        else:
+            both = Comparison.of(record, other, anywhere=True)
+            times = {"yours": both.mine, name: both.theirs}
+            rows.append({"side": record["impl"], "case": case, **times, f"yours / {name}": both.ratio})
+    return rows, left
+
+
+def write(document: Markdown, mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> None:
+    rows, left = compared(mine, theirs, name)
+    if rows:
+        document.text(f"Beside {name}, in ms:")
+        document.table(Table(rows), fold=True)
+    if left:
+        document.small(f"Not beside {name}: {'; '.join(left)}.")
