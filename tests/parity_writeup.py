@@ -1,6 +1,5 @@
 """The write-up: comparisons, sentences and their limits, the machine of an answer, and its formats."""
 
-import csv
 import json
 import re
 import tempfile
@@ -276,6 +275,8 @@ class Answers(unittest.TestCase):
             section, values = (found[row] for found in self.answers(shard.report, records))
             table = next(block.table for block in section.blocks if hasattr(block, "table"))
             self.assertEqual("noisy" in table.titles, wild)
+            counted = table.rows[0][table.titles.index("n, spread")]
+            self.assertEqual(str(counted), "2, 54.4 %" if wild else "2, 2.3 %")
             self.assertEqual(bool(section.answer), not wild)
             self.assertEqual(values["flat"] and values["flat"].verdict, None if wild else "faster")
 
@@ -355,7 +356,7 @@ class Documents(unittest.TestCase):
 
     def chosen(self):
         self.write()
-        return next(csv.DictReader((self.folder / "tables.csv").read_text().splitlines()))["machine"]
+        return re.search(r"The page of (\w+)", (self.folder / "WRITEUP.md").read_text())[1]
 
     def test_the_machine_of_an_answer(self):
         self.machine("cpu", [1, 2, 3])
@@ -388,9 +389,9 @@ class Documents(unittest.TestCase):
         (self.folder / "h100" / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
         self.write()
         new, old = ((self.folder / f"{name}.md").read_text() for name in writeup.NAMES.values())
-        self.assertIn("| xl | 5.00 |\n| 10B | not measured |\n", new)
+        self.assertIn("| xl | 5.00 | 1, 0.0\u00a0% |\n| 10B | not measured |  |\n", new)
         self.assertNotIn("3.00", new)
-        self.assertIn("| xl | 3.00 |\n| 2.7B | 5.00 |\n", old)
+        self.assertIn("| xl | 3.00 | 1, 0.0\u00a0% |\n| 2.7B | 5.00 | 1, 0.0\u00a0% |\n", old)
         self.assertIn("--size 2.7B --context 512 --strategy naive` measures C's side", new)
         self.assertIn("[the answer](WRITEUP.md#mixed_precision_accumulation)", old)
         self.assertNotIn("| sum |", old)

@@ -24,7 +24,7 @@ from parity.core.identity import host_words
 from parity.core.record import FILE, RecordError
 from parity.core.sides import explained, sides_note
 from parity.core.tables import SUFFIXES, Table, columns_of, has, titles_of
-from parity.core.view import Records
+from parity.core.view import COUNTED, Records
 
 FEW = 3  # modules of a machine with one page
 LIST = "tables.csv"  # which table and picture answers which question
@@ -92,6 +92,8 @@ class Page:
         rows that the question asks for. Columns without a value are left out. `noisy` comes last."""
         rows = list(rows)
         there = [column for column in columns_of(rows) if any(has(row, column) for row in rows)]
+        counted = COUNTED in there and not {"n", "steps"} & set(there)
+        there = [column for column in there if column != COUNTED] + [COUNTED] * counted
         if expected and len(rows) < expected:
             self.lacks(f"{expected - len(rows)} of the {expected} rows that are asked for")
         if not there:
@@ -99,6 +101,8 @@ class Page:
             return
         rows = [{column: row.get(column) for column in there} for row in rows]
         titles = titles_of(columns or there)
+        if COUNTED in there and "ms" in (units or {}).values():
+            titles[COUNTED] = titles.pop(COUNTED, COUNTED)
         if "noisy" in there:
             titles["noisy"] = titles.pop("noisy", "noisy")
         units, digits = ({k: v for k, v in (of or {}).items() if k in there} for of in (units, digits))

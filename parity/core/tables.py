@@ -30,6 +30,19 @@ class Spread(NamedTuple):
     std: float
 
 
+class Samples(NamedTuple):
+    """A cell that tells of a row's times how many samples they are of, and the largest std / mean."""
+
+    low: int
+    high: int
+    spread: float
+
+    def __str__(self) -> str:
+        return f"{self.low}{f' to {self.high}' * (self.high > self.low)}, {self.spread:.1%}".replace(
+            "%", " %"
+        )
+
+
 class Table:
     """Titles and cells in order; numbers stay numbers until they are rendered."""
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from parity.core.case import is_judged
 from parity.core.comparison import noisy, same_place
-from parity.core.tables import is_number
+from parity.core.tables import Samples, is_number
 
 # Name of a number -> where the record has it. `ms` alone is the median.
+COUNTED = "n, spread"  # of the samples of a row's times
 SPEEDS = ("ms", "ratio", "tflops", "gb_s")
 MEASURED = {"ms": ("ms", "median")}
 MEASURED |= {f"ms_{name}": ("ms", name) for name in ("mean", "std", "min", "max", "p95")} | {"n": ("ms", "n")}
@@ -86,6 +87,8 @@ class Records:
             if record["impl"] in row:
                 raise ValueError(f"two cases of {record['impl']} agree in {', '.join(keys)}; name more keys")
             found = number(record, value)
+            if value == "ms":
+                count(row, record)
             if value in SPEEDS and noisy(record):
                 row["noisy"] = ", ".join(filter(None, [row.get("noisy"), record["impl"]]))
             row[record["impl"]] = (
@@ -103,7 +106,7 @@ class Records:
             *keys,
             *self.impls(),
             *ratios,
-            *(["noisy"] if any("noisy" in row for row in rows.values()) else []),
+            *(name for name in (COUNTED, "noisy") if any(name in row for row in rows.values())),
         ]
         return [{name: rows[at].get(name) for name in names} for at in sorted(rows, key=place)]
 
@@ -127,6 +130,14 @@ class Records:
             together = mine and theirs and same_place(mine, theirs)
             ratios.append(_quotient(number(mine, value), number(theirs, value)) if together else None)
         return np.array([ratio for ratio in ratios if ratio is not None], dtype=np.float64)
+
+
+def count(row: dict, record: Mapping) -> None:
+    """Adds a record to the row's number of samples and their spread."""
+    if "ms" in record and record["status"] == "ok":
+        n, spread = record["ms"]["n"], record["ms"]["std"] / record["ms"]["mean"]
+        low, high, most = row.get(COUNTED, (n, n, spread))
+        row[COUNTED] = Samples(min(low, n), max(high, n), max(most, spread))
 
 
 def number(record: Mapping, name: str) -> float | None:

@@ -178,7 +178,7 @@ def write(
         for stale in set((path.parent / FIGURES).glob("*.svg")) - set(written):
             stale.unlink()
         if out is None:
-            written += [write_index(reports, there, found), write_list(reports, chosen)]
+            written.append(write_index(reports, there, found))
     if broken:
         raise report.ReportError("\n".join(broken))
     return written
@@ -262,7 +262,8 @@ def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
         "Every answer is formed from records by `python -m parity writeup`. Times are in ms, and medians if the table "
         f"does not say means; memory is in MiB (2^20 bytes). {RULE} A column `noisy` names results whose samples "
         "spread by more than 20 % (std / mean); no sentence uses those, except where the spread is the subject, in "
-        "benchmarking_script (c). `% of the bound`: the shortest possible time over the measured time. "
+        "benchmarking_script (c). `n, spread`: number of samples of a row's times, and their largest std / mean. "
+        "`% of the bound`: the shortest possible time over the measured time. "
         "The shortest possible time is FLOPs at the measured GEMM rate or bytes at the measured copy rate of the card, "
         "whichever is longer."
     )
@@ -309,7 +310,8 @@ def renamed(section: Section) -> Section:
         table.rows = [[words(cell) for cell in row] for row in table.rows]
         if of.asked and row in NOT_10B and "size" in table.titles:
             blank = [None] * len(table.titles)
-            blank[table.titles.index("size")], blank[-1] = "10B", "not measured"
+            at = next((i for i, numeric in enumerate(table.numeric) if numeric), -1)
+            blank[table.titles.index("size")], blank[at] = "10B", "not measured"
             table.rows.append(blank)
         return replace(of, table=table)
 
@@ -382,15 +384,3 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
     path = reports / "README.md"
     write_whole(path, document.whole())
     return path
-
-
-def write_list(reports: Path, chosen: Mapping[str, Mapping[str, Found | None]]) -> Path:
-    """Which table and picture of the machines' pages answers which question: for those who export them."""
-    rows = [("row", "kind", "name", "machine")]
-    for row, found in (chosen[NEWEST] | chosen[OLDEST]).items():
-        for block in found.section.blocks if found else ():
-            if isinstance(block, Tabled):
-                rows.append((row, "table", f"{found.module}_{block.name}", found.machine.name))
-            elif isinstance(block, Figure):
-                rows.append((row, "picture", block.name, found.machine.name))
-    return report.write_list(reports / report.LIST, rows)

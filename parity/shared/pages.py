@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from parity.core.comparison import geomean, noisy
-from parity.core.view import number
+from parity.core.view import count, number
 
 MIB = 2**20
 
@@ -122,6 +122,8 @@ def apart_of(record) -> float | None:
 def mark(row, record, name: str = "") -> None:
     """Names a side under the row's `noisy` if its samples lie too far apart, its machine was loaded, or its answer was
     not judged."""
+    if record:
+        count(row, record)
     unjudged = " (not judged)" * (record or {}).get("message", "").startswith("not judged")
     if record and (noisy(record) or unjudged):
         names = row["noisy"].split(", ") if "noisy" in row else []
