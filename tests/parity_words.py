@@ -21,6 +21,9 @@ class One(float):
             raise AttributeError(name)
         return self.parts.setdefault(name, One())
 
+    def __len__(self):
+        return max(0, int(self))
+
     def __getitem__(self, name):
         return self.parts.setdefault(str(name), One())
 
@@ -39,7 +42,7 @@ def source(node):
         case nodes.BinExpr():
             return f"{source(node.left)} {node.operator} {source(node.right)}"
         case nodes.Filter():
-            return f"{source(node.node)}|{node.name}"
+            return f"{source(node.node)}#{node.name}"
     raise TypeError(node)
 
 
@@ -57,7 +60,7 @@ def rendered(node, values):
     tree = nodes.Template([node if isinstance(node, nodes.If) else nodes.Output([node])])
     names = One(**{name.name: One() for name in tree.find_all(nodes.Name)})
     for path, value in values.items():
-        *inner, last = path.split(".")
+        *inner, last = path.removesuffix("#length").split(".")
         at = names
         for name in inner:
             at = at[name]
@@ -71,6 +74,8 @@ def rendered(node, values):
 ROWS = """
 accounting|forward_comm|backward_compute||limits both
 bench|most.size|small.size||and 1 ms for
+bench|ends.c#length|1||gain grows with the size
+bench|ends.torch_eager#length|1||, and that of
 bench|ends.torch_eager.0.forward, f32 / bf16|1|gets slower|
 bench|ends.torch_eager.0.forward, f32 / bf16|1.1|gains little|
 bench|torch.best|best|needs more memory|
@@ -93,8 +98,11 @@ flash|held|judged|All 1 cases pass|10 of 1 cases pass
 memory|gradients|0.1 * weights|no optimizer stage|
 memory|short.c_forward|short.torch_forward||C reserves
 memory|ends.0.1.torch_forward|ends.0.0.torch_forward||rises at
-memory|ends.1.1.torch_forward|ends.1.0.torch_forward|falls from|goes from
+memory|ends.1.1.torch_forward|ends.1.0.torch_forward|falls from|goes from|ends.1.0.context=2
+memory|ends.1.0.context|ends.0.0.context||goes from
 memory|ends.1.1.c_inference|ends.1.0.c_inference||C's inference rises
+memory|context|2048|by this formula|
+memory|context|512|at a longer context|
 ops|held|judged|All 1 cases pass|10 of 1 cases pass
 shard|held|results|Yes: all 1 results hold|10 of 1 results hold
 shard|torch.whole.made|1.5 * torch.whole.parameters||After construction PyTorch holds
@@ -126,11 +134,12 @@ class Words(unittest.TestCase):
         rows = [[*row.split("|"), ""][:6] for row in ROWS.strip("\n").splitlines()]
         found = [row for row in comparisons() if tuple(row[0]) not in NAMES]
         self.assertEqual([row[:3] for row in rows], [key for key, _, _ in found])
-        for (_, left, _, *words, others), (key, op, node) in zip(rows, found, strict=True):
+        for (_, left, right, *words, others), (key, op, node) in zip(rows, found, strict=True):
             less = 1 if op in ("eq", "ne") else -1
+            high = 10 * int(right) if right.isdigit() and int(right) > 1 else 10
             varies = left if "*" not in left and " - " not in left else left.split(" ")[0]
             more = dict(pair.split("=") for pair in others.split())
-            texts = [rendered(node, more | {varies: value}) for value in (less, 10)]
+            texts = [rendered(node, more | {varies: value}) for value in (less, high)]
             for side, (mine, other) in enumerate((words, words[::-1])):
                 with self.subTest(key=key, more=bool(side)):
                     self.assertIn(mine, texts[side])
