@@ -363,6 +363,12 @@ WRONG_TIMES = {  # (text, replacement), what is found of which fact
         "timed calls",
         "[0-9]+ of [0-9]+ unlike PyTorch's",
     ),
+    "answers are kept by address": (
+        "        return o\n",
+        "        return CACHE.setdefault(q.data_ptr(), o)\n",
+        "timed calls",
+        "[0-9]+ of [0-9]+ unlike PyTorch's",
+    ),
     "later calls are 1 % off": (
         "        return o\n",
         "        COUNT.append(1)\n        return o if len(COUNT) < 5 else o * 1.01\n",

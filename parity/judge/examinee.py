@@ -154,14 +154,22 @@ class Clock:
 
     def __init__(self, request, x, device):
         self.request, self.device = request, device
-        self.sets = [self.inputs(x, turn) for turn in range(request["sets"])]
-        self.answers = {}
+        self.x = [x[name].to(device) for name in ("q", "k", "v", "do")]
+        self.rolls, self.changed = [*range(request["sets"])], 0
+        self.sets = [[tensor.requires_grad_() for tensor in self.rolled(roll)[:3]] for roll in self.rolls]
+        for at, roll in enumerate(self.rolls):
+            self.sets[at].append(self.rolled(roll)[3])
 
-    def inputs(self, x, turn):
-        found = [
-            x[name].flatten().roll(turn).view_as(x[name]).to(self.device) for name in ("q", "k", "v", "do")
-        ]
-        return [tensor.requires_grad_() for tensor in found[:3]] + found[3:]
+    def rolled(self, roll):
+        return [x.flatten().roll(roll).view_as(x) for x in self.x]
+
+    def renew(self, at, roll):
+        """Other values in the same memory, for a call that comes after those of the other sets."""
+        pairs = zip(self.sets[at], self.rolled(self.rolls[at]), strict=True)
+        self.changed += not all(torch.equal(tensor, x) for tensor, x in pairs)
+        self.rolls[at] = roll
+        for tensor, x in zip(self.sets[at], self.rolled(roll), strict=True):
+            tensor.data.copy_(x)
 
     def wait(self):
         if self.device != "cpu":
@@ -182,13 +190,11 @@ class Clock:
         found = [o.detach(), *grads]
         return ms, found, [tensor.clone() for tensor in found]
 
-    def answer(self, turn):
+    def answer(self, at):
         """PyTorch's, in f32."""
-        if turn not in self.answers:
-            *qkv, do = (x.detach().float() for x in self.sets[turn])
-            o = fused(*(x.requires_grad_() for x in qkv), self.request["causal"])
-            self.answers[turn] = [o.detach(), *torch.autograd.grad(o, qkv, do)]
-        return self.answers[turn]
+        *qkv, do = (x.float() for x in self.rolled(self.rolls[at]))
+        o = fused(*(x.requires_grad_() for x in qkv), self.request["causal"])
+        return [o.detach(), *torch.autograd.grad(o, qkv, do)]
 
     def unlike(self, turn, found):
         bound = UNLIKE.get(found[0].dtype, 5e-2)
@@ -211,9 +217,12 @@ class Clock:
             times.append(ms)
             kept.append(answer)
             wrong += self.unlike(turn, answer[1])
+            self.renew(turn, self.rolls[turn] + len(self.sets))
             late += len(kept) > KEPT and changed(*kept.popleft())
-        ms, *answer = self.call(apply, self.request["turn"])
-        wrong += self.unlike(self.request["turn"], answer[1])
+        self.renew(turn, self.request["turn"])
+        ms, *answer = self.call(apply, turn)
+        wrong += self.unlike(turn, answer[1])
+        self.renew(turn, turn)
         self.wait()
         late += sum(changed(*pair) for pair in [*kept, answer])
         found = {
@@ -257,14 +266,11 @@ def times(adapters, request, x, device):
     """One pass of their function, and of three ways that PyTorch has."""
     clock, apply = Clock(request, x, device), getattr(adapters, request["adapter"])().apply
     timed, outputs = clock.samples(apply)
-    wrong, late, kept = timed.pop("wrong"), timed.pop("late"), Clock(request, x, device).sets
-    moved = [
-        at for at, pair in enumerate(zip(clock.sets, kept, strict=True)) if not all(map(torch.equal, *pair))
-    ]
-    facts = {"inputs": f"{len(moved)} of {len(kept)} sets changed" if moved else "unchanged"}
+    wrong, late, moved = timed.pop("wrong"), timed.pop("late"), clock.changed
+    facts = {"inputs": f"changed in {moved} calls" if moved else "unchanged"}
     facts["timed calls"] = f"{wrong} of {timed['n'] + 1} unlike PyTorch's" if wrong else "like PyTorch's"
     facts["after a call"] = f"{late} outputs changed" if late else "outputs stay"
-    beside, clock.sets = {}, kept
+    beside, clock = {}, Clock(request, x, device)
     for name in request["beside"]:
         try:
             side = compiled() if name == "compiled" else {"eager": plain, "fused": fused}[name]
