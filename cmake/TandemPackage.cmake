@@ -1,4 +1,4 @@
-# The Python package (pip install .): libtandem and the program, built once for each instruction set. At import
+# The Python package (pip install .): libtandem and the program, once for each instruction set. At import
 # tandem/library.py chooses the best build that the processor can run.
 
 include(ExternalProject)
