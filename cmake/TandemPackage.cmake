@@ -29,7 +29,7 @@ if(NOT TANDEM_PKG_CONFIG)
   string(APPEND missing " pkg-config")
 endif()
 if(missing)
-  message(FATAL_ERROR "tandem needs libraries of the system. On Debian and Ubuntu: apt-get install${missing}")
+  message(FATAL_ERROR " tandem needs libraries of the system; on Debian and Ubuntu: apt-get install${missing}")
 endif()
 
 # What the user chose for this build holds for each of them.

@@ -30,6 +30,11 @@ from .device import FLOATS, adder_of, check_type, check_unwrapped, device_of_all
 from .library import NAMES
 from .ranks import Call, Ranks, digest, identity, ranks_of
 
+if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # 2.6 lacks it
+    raise ImportError(
+        f"FullyShardedDataParallel was tried with torch 2.11 and 2.13; {torch.__version__} is too old"
+    )
+
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 # MultiheadAttention reads the weight of this one and never calls it.
 WHOLE = {"NonDynamicallyQuantizableLinear"}
