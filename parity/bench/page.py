@@ -185,12 +185,13 @@ def report_precision(page, warm):
     page.section("benchmarking_mixed_precision (c)")
     bf16 = warm.only(dtype=["bf16_mixed", "bf16"])
     context, passes = asked_context(bf16), ("forward", "backward", "whole")
-    rows, found = [], {}
+    rows, found, lost = [], {}, []
     for record in bf16.only(context=context, impl=list(BOTH)).records:
         case, impl = record["case"], record["impl"]
         same = {"size": case["size"], "context": context, "pass": case["pass"]}
         base = warm.first(impl=impl, dtype="f32", **same)
         if not (base and "ms" in base and "ms" in record):
+            lost += [f"{impl} of {case['size']}"] * (case["pass"] == "step")
             continue
         row = {"size": case["size"], "pass": case["pass"], "side": impl}
         for what in passes:
@@ -210,6 +211,8 @@ def report_precision(page, warm):
     units = {name: "ms" for name in order if "/" not in name}
     steps = [row for row in rows if row["pass"] == "step"]
     page.table(steps or rows, "precision", ["size", "side", *order], units, expected=10)
+    if lost:
+        page.lacks(f"{', '.join(lost)}, without a time in both dtypes")
     mine = found.get(("step", "c")) or found.get(("inference", "c")) or []
     page.say(
         **({key.replace(" ", "_"): value for key, value in mine[-1].items()} if mine else {}),

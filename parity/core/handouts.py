@@ -90,7 +90,6 @@ TWO_GPUS = (
 )
 # The xl of 2026, which records and the program call 2.7B. The xl of 2025 is another model.
 OLD_XL, XL = "xl", "2.7B"
-NCCL = ("c_nccl", "torch_nccl")
 # What 2026 asks of ids that both handouts have: the records that its answer is formed from.
 NARROWED: dict[str, Mapping[str, tuple]] = {
     "benchmarking_script": {},
@@ -101,7 +100,6 @@ NARROWED: dict[str, Mapping[str, tuple]] = {
     "benchmarking_mixed_precision": {},
     "nsys_profile": {"size": ("small", XL), "context": (256, 512, 1024)},
     "memory_profiling": {"context": (128, 2048)},
-    "distributed_communication_single_node": {"impl": NCCL},
 }
 SAME = ("benchmarking_script (a)", "benchmarking_mixed_precision (a)", "benchmarking_mixed_precision (b)")
 SAME += ("torch_compile (a)",)
@@ -144,9 +142,8 @@ def is_asked(record: Mapping) -> bool:
     case, narrow = record["case"], NARROWED.get(record["deliverable"])
     if narrow is None:
         return True
-    found = {"impl": record["impl"], "size": case.get("size"), "context": case.get("context")}
-    return found["size"] != OLD_XL and (
-        "device" not in record or all(found[key] in among for key, among in narrow.items())
+    return case.get("size") != OLD_XL and (
+        "device" not in record or all(case.get(key) in among for key, among in narrow.items())
     )
 
 

@@ -281,7 +281,8 @@ def save(figure: Any, form: str = "svg") -> bytes:
     drawing = io.BytesIO()
     try:
         with plt.rc_context(STYLE):
-            figure.savefig(drawing, format=form, metadata=METADATA.get(form))
+            title = next((text.get_text() for text in figure.texts), None)  # for screen readers
+            figure.savefig(drawing, format=form, metadata=METADATA.get(form, {}) | {"Title": title})
     finally:
         plt.close(figure)
     if form != "svg":
