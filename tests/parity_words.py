@@ -69,8 +69,8 @@ def rendered(node, values):
     return Template.from_code(ENVIRONMENT, code, {}).render(names.parts)
 
 
-# file | the number that varies | what it is compared with | words if it is less, or equal | if it is more, or another |
-# other numbers that are not 1
+# file | the number that varies | what it is compared with | words if it is less, or equal |
+# words if it is more, or another | other numbers that are not 1
 ROWS = """
 accounting|forward_comm|backward_compute||limits both
 bench|most.size|small.size||and 1 ms for
