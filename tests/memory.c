@@ -2,6 +2,7 @@
 #include "memory/memory.h"
 
 #include "accounting/accounting.h"
+#include "base/rng.h"
 #include "memory/recording.h"
 #include "support/cases.h"
 #include "support/compare.h"
@@ -426,33 +427,52 @@ TD_TEST(a_recording_by_hand_is_replayed)
     assert_int_equal(td_memory_snapshot_events(&recording), 1 + 3 + 2 + 2 * 3);
 }
 
-/* A tensor at the start of a block stays alive when the block before it in memory is freed. */
-TD_TEST(a_freed_block_leaves_its_neighbour)
+/* Blocks of equal size that touch, in any order, against a replay that looks at places alone. */
+TD_TEST(equal_blocks_that_touch_are_told_apart)
 {
-    static char memory[100];
-    td_memory_entry entries[] = {
-        {.event =
-             {.action = TD_MEMORY_ALLOC, .address = memory, .bytes = 60, .current_bytes = 60, .label = "a"}},
-        {.event = {.action = TD_MEMORY_ALLOC,
-                   .address = memory + 60,
-                   .bytes = 40,
-                   .current_bytes = 100,
-                   .label = "b"}},
-        {.event = {.action = TD_MEMORY_LIVE,
-                   .address = memory + 60,
-                   .bytes = 10,
-                   .current_bytes = 100,
-                   .label = "b/x"}},
-        {.event = {
-             .action = TD_MEMORY_FREE, .address = memory, .bytes = 60, .current_bytes = 40, .label = "a"}}};
-    enum { COUNT = sizeof entries / sizeof *entries };
+    enum { PLACES = 6, HALVES = 2, BYTES = 8, COUNT = 4000 };
+    static char memory[PLACES * HALVES * BYTES];
+    static td_memory_entry entries[COUNT];
+    static int64_t pairs[COUNT], bytes[COUNT];
+    int64_t blocks[PLACES], tensors[PLACES][HALVES], live = 0, choices[2 * COUNT];
     td_memory_recording recording = {.entries = entries, .count = COUNT};
 
+    td_assert_ok(td_rng_tokens(&(td_rng){.seed = 1}, 0, 2 * COUNT, PLACES * HALVES, choices));
+    memset(blocks, -1, sizeof blocks);
+    memset(tensors, -1, sizeof tensors);
+    for (int64_t i = 0; i < COUNT; i++) {
+        const int64_t place = choices[2 * i] / HALVES, half = choices[2 * i] % HALVES;
+        const bool whole = blocks[place] < 0 || choices[2 * i + 1] == 0;
+        int64_t *const open = whole ? &blocks[place] : &tensors[place][half];
+        const bool begins = *open < 0;
+        const int64_t size = whole ? HALVES * BYTES : BYTES;
+
+        entries[i].event =
+            (td_memory_event){.action = whole ? (begins ? TD_MEMORY_ALLOC : TD_MEMORY_FREE)
+                                              : (begins ? TD_MEMORY_LIVE : TD_MEMORY_DEAD),
+                              .address = memory + (place * HALVES + (whole ? 0 : half)) * BYTES,
+                              .bytes = (size_t)size,
+                              .label = "x"};
+        pairs[i] = *open;
+        if (!begins)
+            pairs[*open] = i;
+        *open = begins ? i : -1;
+        live += whole ? 0 : begins ? BYTES : -BYTES;
+        for (int64_t k = 0; k < HALVES && whole && !begins; k++)
+            if (tensors[place][k] >= 0) {
+                pairs[tensors[place][k]] = i;
+                tensors[place][k] = -1;
+                live -= BYTES;
+            }
+        bytes[i] = live;
+    }
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
         recording.summary.phases[phase] = (td_memory_span){.first = phase ? COUNT : 0, .end = COUNT};
     td_assert_ok(td_memory_replay(&recording));
-    assert_int_equal(entries[COUNT - 1].live_bytes, 10);
-    assert_int_equal(entries[2].pair, -1);
+    for (int64_t i = 0; i < COUNT; i++) {
+        assert_int_equal(entries[i].pair, pairs[i]);
+        assert_int_equal(entries[i].live_bytes, bytes[i]);
+    }
 }
 
 /* The text between the dots must be a number. */

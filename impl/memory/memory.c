@@ -132,24 +132,17 @@ cleanup:
     return status;
 }
 
-static bool contains(const td_memory_event *block, const void *address)
-{
-    const char *begin = block->address, *at = address;
-
-    return at && at >= begin && at < begin + block->bytes;
-}
-
 /** The block's category, by a known address in it. A block without one belongs to the step: ids, targets, its
  * state. */
 static td_memory_category block_category(const recorder *r, const td_memory_event *block)
 {
-    if (contains(block, r->weights.params))
+    if (td_memory_contains(block, r->weights.params))
         return TD_MEMORY_WEIGHTS;
-    if (contains(block, td_transformer_loss_on_device(td_train_model(r->train))))
+    if (td_memory_contains(block, td_transformer_loss_on_device(td_train_model(r->train))))
         return TD_MEMORY_ACTIVATIONS;
-    if (contains(block, r->weights.grads))
+    if (td_memory_contains(block, r->weights.grads))
         return TD_MEMORY_GRADIENTS;
-    if (contains(block, r->moments))
+    if (td_memory_contains(block, r->moments))
         return TD_MEMORY_OPTIMIZER_STATE;
     return TD_MEMORY_SCRATCH;
 }

@@ -29,6 +29,9 @@ const char *td_memory_last_part(const char *label);
  * returns -1, *rest = name. */
 int64_t td_memory_layer_of(const char *name, const char **rest);
 
+/** Whether the address is that of a byte of the block; not for NULL. */
+bool td_memory_contains(const td_memory_event *block, const void *address);
+
 /** Pairs the begin and the end of each block and tensor, adds up live bytes, and fills the summary except
  * base_bytes, peak_bytes and allocated. Needs each entry's event, category and phase, and each phase's
  * entries and times. TD_NO_MEMORY. */

@@ -11,9 +11,11 @@ typedef struct opened {
     int64_t *at, count;
 } opened;
 
-static const void *end_of(const td_memory_event *event)
+bool td_memory_contains(const td_memory_event *block, const void *address)
 {
-    return (const char *)event->address + event->bytes;
+    const char *begin = block->address, *at = address;
+
+    return at && at >= begin && at < begin + block->bytes;
 }
 
 /** Entry `by` ends the i-th opened one. */
@@ -73,8 +75,7 @@ static void replay_entry(td_memory_recording *recording, opened *open, int64_t i
         for (int64_t j = open->count - 1; j >= 0; j--) { /* tensors in the block end with it */
             const td_memory_entry *begun = &recording->entries[open->at[j]];
 
-            if (begun->event.action == TD_MEMORY_LIVE && begun->event.address >= event->address &&
-                begun->event.address < end_of(event)) {
+            if (begun->event.action == TD_MEMORY_LIVE && td_memory_contains(event, begun->event.address)) {
                 live[begun->category] -= begun->event.bytes;
                 close_entry(recording, open, j, i);
             }

@@ -308,7 +308,7 @@ static size_t tensors_of(const td_memory_event *block, const td_memory_entry *co
 
         if (at < begin)
             *first = i + 1;
-        else if (at < begin + block->bytes) {
+        else if (td_memory_contains(block, at)) {
             bytes += left[i]->event.bytes;
             ++*inside;
         }
