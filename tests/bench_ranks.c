@@ -260,6 +260,26 @@ TD_TEST(two_of_three_series_are_captured)
     }
 }
 
+/* A graph of other rows and positions is not replayed, also if the number of tokens is the same. */
+TD_TEST(a_change_of_shape_captures_again)
+{
+    static const int64_t shapes[][2] = {{2, 8}, {2, 8}, {2, 8}, {4, 4}, {4, 4}, {4, 4}, {2, 8}};
+    static const int launched[] = {0, 1, 1, 0, 1, 1, 0};
+    static int64_t tokens[16];
+    td_train_config config = {.model = tiny().model, .hyper = tiny().hyper, .capture = true};
+    td_train *train;
+
+    config.model.batch = 4;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 3));
+    (void)td_as_if_launches();
+    for (size_t i = 0; i < sizeof launched / sizeof *launched; i++) {
+        td_assert_ok(td_train_step(train, tokens, tokens, shapes[i][0], shapes[i][1]));
+        assert_int_equal(td_as_if_launches(), launched[i]);
+    }
+    td_train_destroy(train);
+}
+
 static td_status fail_late(void *user, int64_t done, int64_t total)
 {
     (void)user, (void)total;

@@ -47,9 +47,9 @@ TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" f
 #define TD_ALIGNMENT 256
 
 /** Allocates a block of `bytes` bytes at a multiple of TD_ALIGNMENT, with undefined contents. The caller
- * frees it with td_device_free. A block of 0 bytes has a different address from all other blocks.
- * TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY: the message names `bytes` and the bytes in use. *out is then
- * NULL. */
+ * frees it with td_device_free. On the CPU it is ordinary memory. A block of 0 bytes has a different address
+ * from all other blocks. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY: the message names `bytes` and the bytes in
+ * use. *out is then NULL. */
 TD_API td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
 
 /** Frees a block of this device. Accepts NULL for block. On a GPU it waits for all work of the device. Do not

@@ -155,6 +155,8 @@ TD_API td_status td_clip_plan(td_device *dev, int64_t elements, td_dtype grad_dt
  *   warmup <= t <= end    min + (1 + cos((t - warmup) / (end - warmup) pi)) / 2 (max - min)
  *   t > end               min
  *
+ * With a warm-up the rate of step 0 is 0, so that step changes no weight. Count from 1 if it should.
+ *
  * TD_BAD_ARGUMENT: a NULL, a t or warmup below 0, an end below warmup. */
 TD_API td_status td_cosine_schedule(int64_t t, double max, double min, int64_t warmup, int64_t end,
                                     double *out);

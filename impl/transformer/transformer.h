@@ -1,4 +1,5 @@
-/** The course's Transformer language model: pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied head.
+/** The course's Transformer language model: pre-norm blocks, RMSNorm (eps 1e-5), rotary embedding, SwiGLU,
+ * untied head.
  *
  *   x = token_embeddings[ids];  per layer  x = x + attn(ln1(x));  x = x + ffn(ln2(x));
  *   logits = lm_head(ln_final(x))
