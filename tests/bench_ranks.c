@@ -295,7 +295,8 @@ TD_TEST(what_is_wrong_is_named)
                       "enough");
     assert_null(result);
     td_assert_ok(td_device_fail_allocation(dev, 3));
-    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_NO_MEMORY, "");
+    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_NO_MEMORY,
+                      "as td_device_fail_allocation asked");
     td_assert_ok(td_device_fail_allocation(dev, 0));
 }
 

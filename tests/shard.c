@@ -273,7 +273,8 @@ TD_TEST(what_is_wrong_is_named)
     td_shard_tensor tensor = tensor_of(b, 0);
 
     td_assert_ok(td_device_fail_allocation(dev, 1));
-    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_NO_MEMORY, "");
+    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_NO_MEMORY,
+                      "as td_device_fail_allocation asked");
     td_assert_ok(td_shard_list_add(b->list, 1, &tensor, &hyper));
     hyper.kind = TD_OPTIMIZER_SGD;
     hyper.sgd.lr = 1;

@@ -661,9 +661,10 @@ static void assert_nothing_is_there(td_train *train)
     td_weights w;
 
     td_assert_refused(td_transformer_forward(td_train_model(train), ids, BATCH, CONTEXT, &logits),
-                      TD_BAD_STATE, "weights");
-    td_assert_refused(td_train_step(train, ids, targets, BATCH, CONTEXT), TD_BAD_STATE, "weights");
-    td_assert_refused(td_train_save(train, file_path), TD_BAD_STATE, "weights");
+                      TD_BAD_STATE, "the model has no weights: init or load it");
+    td_assert_refused(td_train_step(train, ids, targets, BATCH, CONTEXT), TD_BAD_STATE,
+                      "the model has no weights");
+    td_assert_refused(td_train_save(train, file_path), TD_BAD_STATE, "the model has no weights");
     assert_int_equal(steps_of(train), 0);
     td_assert_ok(td_transformer_weights(td_train_model(train), &w));
     td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
@@ -746,7 +747,8 @@ TD_TEST(every_failing_call_of_a_load_leaves_all_or_nothing)
         } else if (td_transformer_forward(model, ids, BATCH, CONTEXT, &logits) == TD_OK) {
             assert_same_weights(model, before);
         } else {
-            td_assert_refused(td_transformer_save(model, file_path), TD_BAD_STATE, "weights");
+            td_assert_refused(td_transformer_save(model, file_path), TD_BAD_STATE,
+                              "the model has no weights");
             lost++;
         }
         if (!td_fault_name())
