@@ -160,6 +160,7 @@ TD_TEST(labels_nest_32_deep)
         snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s", i ? "/" : "", label);
     }
     td_assert_refused(td_device_push_label(dev, "deeper"), TD_BAD_STATE, "needs at most 32");
+    td_assert_refused(td_device_push_label(dev, "caf\xe9"), TD_BAD_ARGUMENT, "label is not UTF-8");
     td_assert_ok(td_device_history_begin(dev, 1));
     td_assert_ok(td_device_note_live(dev, "t", &place, 1));
     assert_memory_equal(history_of(dev).events[0].label, want, strlen(want));

@@ -215,8 +215,8 @@ TD_API const char *td_op_class_name(td_op_class op_class);
 
 /** push begins a label: a name for later work in the history and in traces. pop ends the label that began
  * last. Labels nest. An event has the path of all open labels, such as "forward/layers.3/scaled dot product
- * attention". The text is copied. TD_BAD_ARGUMENT: a NULL, a label that is empty or contains '/'.
- * TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
+ * attention". The text is copied. TD_BAD_ARGUMENT: a NULL, a label that is empty, contains '/' or is not
+ * UTF-8. TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
 TD_API td_status td_device_pop_label(td_device *dev);
 
@@ -257,7 +257,8 @@ TD_API td_status td_device_history(const td_device *dev, const td_memory_event *
 
 /** Adds an event to the history: the tensor `name` of `bytes` bytes at `address`, inside a block of dev, is
  * live or dead. Call td_device_note_live before its first write, and td_device_note_dead after its last use.
- * No effect if no history is running. TD_BAD_ARGUMENT: a NULL, a name that is empty or contains '/'. */
+ * No effect if no history is running. TD_BAD_ARGUMENT: a NULL, a name that is empty, contains '/' or is not
+ * UTF-8. */
 TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 

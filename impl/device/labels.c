@@ -1,5 +1,6 @@
 /* Reports labels and operations to listeners and to the memory history. */
 #include "base/check.h"
+#include "base/utf8.h"
 #include "device/inside.h"
 
 #include <string.h>
@@ -82,6 +83,7 @@ static td_status check_label(const char *what, const char *label)
 
     TD_CHECK(label, "%s is NULL", what);
     TD_CHECK(*label && !strchr(label, '/'), "%s is '%s', needs text without a '/'", what, label);
+    TD_TRY(td_utf8_check(what, label));
 cleanup:
     return status;
 }
