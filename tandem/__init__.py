@@ -26,7 +26,7 @@ __all__ = sorted(_FILES)
 
 
 def __getattr__(name: str):
-    """Imports PyTorch at the first use of a name: the program `tandem` starts without it."""
+    """Imports at the first use of a name: the program `tandem` starts without PyTorch, and parity without our hooks."""
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_FILES[name]}", __name__), name)

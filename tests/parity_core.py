@@ -392,6 +392,9 @@ model\t\t: 99
         self.assertEqual([name for name in found if "page" in name or "core" in name], [])
         self.assertIn("parity.transformer.rules", identity.sources_of("parity.transformer"))
         self.assertLessEqual(
+            {"tandem.fsdp", "tandem.ranks", "tandem.replicas"}, {*identity.sources_of("parity.shard")}
+        )
+        self.assertLessEqual(
             {"parity.shared", "parity.shared.attend"}, {*identity.sources_of("parity.flash")}
         )
         self.assertNotIn("ref.transformer", identity.sources_of("parity.flash"))

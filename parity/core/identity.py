@@ -153,12 +153,12 @@ def sources_of(path: str) -> Mapping[str, Path]:
         if file is None:
             continue
         found[name] = file
+        within = name if file.name == "__init__.py" else name.rpartition(".")[0]
         for node in ast.walk(ast.parse(file.read_text())):
             imported = []
             if isinstance(node, ast.Import):
                 imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                within = name if file.name == "__init__.py" else name.rpartition(".")[0]
                 module = importlib.util.resolve_name("." * node.level + (node.module or ""), within)
                 imported = [module, *(f"{module}.{alias.name}" for alias in node.names)]
             for name in imported:  # after its packages, whose files Python runs first
