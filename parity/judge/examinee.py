@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections import deque
 from datetime import timedelta
-from time import perf_counter  # their code may replace time's
+from time import perf_counter, sleep  # their code may replace time's
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ TURNS = 3  # calls with other values in the same memory before the one that is j
 SYNCHRONIZE = torch.cuda.synchronize  # their code may replace torch's
 # Timed calls: at least and at most so many, untimed ones before, and how many outputs wait for a late change.
 FEWEST, MOST, WARMUP, KEPT = 5, 1000, 2, 8
+PAUSE = 0.2  # seconds after the last call: work that goes on shows in its outputs
 SETTLED = 0.01  # of the median, in which it lies with about 95 %
 UNLIKE = {torch.float32: 5e-3}  # relative, from PyTorch's answer in f32; 16 bits: 10 times as much
 OPTIMIZERS = {"sgd": (torch.optim.SGD, dict(lr=0.1))}
@@ -224,6 +225,7 @@ class Clock:
         wrong += self.unlike(turn, answer[1])
         self.renew(turn, turn)
         self.wait()
+        sleep(PAUSE)
         late += sum(changed(*pair) for pair in [*kept, answer])
         found = {
             "ms": statistics.median(times),

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import tandem as bridge
+import tandem.ranks
 from parity_bridge.started import RANKS, OnRanks, Tied, preload
 
 # Ranks of loops, forked from a process that has imported PyTorch. Each rank writes the time of its error to
@@ -103,9 +104,9 @@ class Ranks(OnRanks):
         for variables, expected in launchers.TABLE:
             with self.subTest(variables), unittest.mock.patch.dict(os.environ, variables, clear=True):
                 if isinstance(expected, str):
-                    self.assertRaisesRegex(RuntimeError, expected, bridge.ranks.who)
+                    self.assertRaisesRegex(RuntimeError, expected, tandem.ranks.who)
                     continue
-                *found, run = bridge.ranks.who()
+                *found, run = tandem.ranks.who()
                 self.assertEqual(tuple(found), expected)
                 self.assertRegex(run, "^[0-9a-f]{16}$")
 
@@ -175,7 +176,7 @@ class Ranks(OnRanks):
                     RuntimeError, "RANK and WORLD_SIZE belong together, and one is not set"
                 ),
             ):
-                bridge.ranks.who()
+                tandem.ranks.who()
 
     def test_no_ranks(self):
         with self.assertRaisesRegex(
