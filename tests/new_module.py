@@ -46,6 +46,7 @@ class NewModule(unittest.TestCase):
             "parity",
             "ref",
             "reports",
+            "tandem",
             "tests",
         ):
             shutil.copytree(source / folder, cls.tree / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -760,14 +760,22 @@ TD_TEST(every_failing_call_of_a_load_leaves_all_or_nothing)
     td_transformer_destroy(source);
 }
 
+static int64_t saving_bytes;
+
+int64_t __wrap_td_saving_bytes(void);
+int64_t __wrap_td_saving_bytes(void)
+{
+    return saving_bytes;
+}
+
 int main(void)
 {
     td_assert_ok(td_cpu_set_threads(1));
-    td_saving_bytes = 96; /* a weight goes in many pieces */
+    saving_bytes = 96; /* a weight goes in many pieces */
     td_each(file_folder_make, file_folder_remove);
     int failed = td_run_cases(&runs_that_go_on, open_device_and_folder, remove_folder_and_close_device) +
                  td_run_cases(&widened, open_device_and_folder, remove_folder_and_close_device);
-    td_saving_bytes = 4096; /* each call fails once: in pieces of few numbers there are too many calls */
+    saving_bytes = 4096; /* each call fails once: in pieces of few numbers there are too many calls */
     failed += td_run_group("saving", (size_t)td_test_count, td_tests, open_device, close_device) +
               td_run_cases(&failing_saves, open_device_and_folder, remove_folder_and_close_device);
     return failed + td_run_cases(&failing_restores, open_device_and_folder, remove_folder_and_close_device);

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int64_t td_saving_bytes = (int64_t)16 << 20;
-
 td_status td_saving_check(const td_transformer *model)
 {
     td_status status = TD_OK;
@@ -24,7 +22,7 @@ cleanup:
 
 td_status td_saving_buffer(td_transformer *model, void **out)
 {
-    return td_device_alloc_host(model->dev, (size_t)td_saving_bytes, out);
+    return td_device_alloc_host(model->dev, (size_t)td_saving_bytes(), out);
 }
 
 void td_saving_free(td_transformer *model, void *buffer)
@@ -103,13 +101,13 @@ td_sink td_sink_of(td_safetensors_writer *const *writer)
 td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at, td_master from,
                           int64_t count, td_dtype dtype, void *buffer)
 {
-    const int64_t size = (int64_t)td_dtype_size(dtype), most = td_saving_bytes / (from.low ? 2 : 1) / size;
+    const int64_t size = (int64_t)td_dtype_size(dtype), most = td_saving_bytes() / (from.low ? 2 : 1) / size;
     td_status status = TD_OK;
 
     for (int64_t done = 0; done < count; done += most) {
         const int64_t piece = count - done < most ? count - done : most;
 
-        TD_TRY(download(model, from, done, piece, dtype, buffer, (char *)buffer + td_saving_bytes / 2));
+        TD_TRY(download(model, from, done, piece, dtype, buffer, (char *)buffer + td_saving_bytes() / 2));
         TD_TRY(sink->write(sink->to, at + done * size, buffer, piece * size));
     }
 cleanup:
@@ -240,8 +238,8 @@ cleanup:
 td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
                          int64_t count, td_dtype dtype, td_master to, void *buffer)
 {
-    const int64_t size = (int64_t)td_dtype_size(dtype), most = td_saving_bytes / 2 / size;
-    char *const as_stored = buffer, *const as_wanted = as_stored + td_saving_bytes / 2;
+    const int64_t size = (int64_t)td_dtype_size(dtype), most = td_saving_bytes() / 2 / size;
+    char *const as_stored = buffer, *const as_wanted = as_stored + td_saving_bytes() / 2;
     td_dtype from = TD_F64;
     td_status status = TD_OK;
     td_stored tensor;

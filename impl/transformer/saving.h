@@ -22,7 +22,7 @@ void td_saved_describe(const td_transformer *model, td_saved_texts *out);
 
 /** Bytes of the buffer for the calls below; tests make it small. A read uses one half for numbers in the
  * file's type, and the other half for numbers in the parameter's type. */
-extern int64_t td_saving_bytes;
+int64_t td_saving_bytes(void);
 
 /** Allocates the buffer. */
 td_status td_saving_buffer(td_transformer *model, void **out);

@@ -1,6 +1,6 @@
 #include "base/check.h"
 #include "base/names.h"
-#include "transformer/transformer.h"
+#include "transformer/saving.h"
 
 static const struct {
     const char *name;
@@ -16,6 +16,11 @@ static const struct {
 };
 
 #define SIZES ((int64_t)(sizeof sizes / sizeof *sizes))
+
+int64_t td_saving_bytes(void)
+{
+    return (int64_t)16 << 20;
+}
 
 const char *td_model_size_name(int64_t index)
 {
