@@ -105,16 +105,17 @@ SAME = ("benchmarking_script (a)", "benchmarking_mixed_precision (a)", "benchmar
 SAME += ("torch_compile (a)",)
 # Rows of 2026 that no machine measured, and the command that measures C's side of them.
 RANKS = "mpirun -n 2 tandem"
-STRATEGY = f"{RANKS} ddp --size {XL} --context 512 --strategy"
+STRATEGY = f"{RANKS} ddp --device cuda --size {XL} --context 512 --strategy"
+FORWARD = "tandem bench --device cuda --size 10B --context 512 --mode forward"
 COMMANDS = {
     "naive_ddp_benchmarking": f"{STRATEGY} naive",
     "minimal_ddp_flat_benchmarking": f"{STRATEGY} flat",
     "ddp_overlap_individual_parameters_benchmarking": f"{STRATEGY} overlap",
-    "optimizer_state_sharding_accounting": f"{RANKS} shard --kind flat --size {XL} --context 512",
-    "benchmarking_script": "tandem bench --size 10B --context 512 --mode forward",
-    "benchmarking_mixed_precision": "tandem bench --size 10B --context 512 --mode forward --dtype bf16_mixed",
-    "memory_profiling": f"tandem memory --size {XL} --context 2048",
-    "torch_compile": "tandem bench --size 10B --context 512 --mode forward --dtype bf16_mixed",
+    "optimizer_state_sharding_accounting": f"{RANKS} shard --device cuda --kind flat --size {XL} --context 512",
+    "benchmarking_script": FORWARD,
+    "benchmarking_mixed_precision": f"{FORWARD} --dtype bf16_mixed",
+    "memory_profiling": f"tandem memory --device cuda --size {XL} --context 2048",
+    "torch_compile": f"{FORWARD} --dtype bf16_mixed",
 }
 NOT_10B = ("benchmarking_script (b)", "benchmarking_mixed_precision (c)", "torch_compile (b)")
 
