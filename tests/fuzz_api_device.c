@@ -361,8 +361,8 @@ API(td_device_fail_allocation)
 
 static const char *draw_label(const char *name)
 {
-    static const char *const good[] = {"forward", "layers.3", "\xff", "%s%n", " "}, *const bad[] = {
-                                                                                        NULL, "", "/", "a/b"};
+    static const char *const good[] = {"forward", "layers.3", "\xc3\xa9", "%s%n", " "};
+    static const char *const bad[] = {NULL, "", "/", "a/b", "\xff"};
 
     if (!wrong())
         return TD_FUZZ_PICK(good);
