@@ -32,24 +32,25 @@ if(missing)
   message(FATAL_ERROR " tandem needs libraries of the system; on Debian and Ubuntu: apt-get install${missing}")
 endif()
 
-# What the user chose for this build holds for each of them.
+# The options of this configuration hold for each build. "|" stands for ";" in lists.
 get_cmake_property(names CACHE_VARIABLES)
 set(chosen "")
 foreach(name IN LISTS names)
   if(name MATCHES "^(TANDEM_(CUDA|NCCL|CUPTI|NVTX|MPI|GLOO)|CMAKE_(CUDA_ARCHITECTURES|CUDA_COMPILER|PREFIX_PATH))$")
-    list(APPEND chosen "-D${name}=${${name}}")
+    string(REPLACE ";" "|" value "${${name}}")
+    list(APPEND chosen "-D${name}=${value}")
   endif()
 endforeach()
 
 add_custom_target(package)
 foreach(march IN LISTS builds)
-  set(root "${PROJECT_BINARY_DIR}/${march}")
-  ExternalProject_Add(build-${march} SOURCE_DIR "${PROJECT_SOURCE_DIR}" BINARY_DIR "${root}/build" PREFIX "${root}/steps"
-    CMAKE_ARGS -DTANDEM_MARCH=${march} -DTANDEM_TESTS=OFF -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=${root}/root
+  set(folder "${PROJECT_BINARY_DIR}/${march}")
+  ExternalProject_Add(build-${march} SOURCE_DIR "${PROJECT_SOURCE_DIR}" BINARY_DIR "${folder}/build" PREFIX "${folder}/steps"
+    CMAKE_ARGS -DTANDEM_MARCH=${march} -DTANDEM_TESTS=OFF -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=${folder}/installed
                -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON
                -DCMAKE_COMPILE_WARNING_AS_ERROR=OFF ${chosen}
-    EXCLUDE_FROM_ALL ON BUILD_ALWAYS ON USES_TERMINAL_BUILD ON)
+    LIST_SEPARATOR "|" EXCLUDE_FROM_ALL ON BUILD_ALWAYS ON USES_TERMINAL_BUILD ON)
   add_dependencies(package build-${march})
-  install(DIRECTORY "${root}/root/lib/" DESTINATION "built/${march}/lib" FILES_MATCHING PATTERN "*.so" PATTERN "*.cdef")
-  install(PROGRAMS "${root}/root/bin/tandem" DESTINATION "built/${march}/bin")
+  install(DIRECTORY "${folder}/installed/lib/" DESTINATION "built/${march}/lib" FILES_MATCHING PATTERN "*.so" PATTERN "*.cdef")
+  install(PROGRAMS "${folder}/installed/bin/tandem" DESTINATION "built/${march}/bin")
 endforeach()

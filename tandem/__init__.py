@@ -11,7 +11,8 @@ interfaces that the course's tests call. tandem.library calls any function of th
 
 The default process group of torch.distributed gives the ranks. Without one, mpirun, torchrun or srun gives them.
 docs/pytorch.md has the limits of a wait, and the environment variables. TANDEM_BACKEND names the backend; without it,
-NCCL on GPUs, MPI under mpirun, else Gloo. TANDEM_LIBRARY names the library, if it is not build/default's.
+NCCL on GPUs, MPI under mpirun, else Gloo. TANDEM_LIBRARY names another library than that of
+the package, or of build/default in a clone.
 """
 
 import importlib

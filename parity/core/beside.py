@@ -1,4 +1,4 @@
-"""Somebody's results beside those of a folder of reports/: both times and their ratio, case by case."""
+"""For each case, the time of a user's run, the time of a machine in reports/, and their ratio."""
 
 from collections.abc import Iterable, Mapping
 

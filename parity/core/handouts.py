@@ -121,7 +121,7 @@ NOT_10B = ("benchmarking_script (b)", "benchmarking_mixed_precision (c)", "torch
 
 
 def rows_of_2026() -> list[str]:
-    """All of its rows: those of 2025 that it kept, and the new ones after what they belong to."""
+    """All rows of 2026: the rows of 2025 that it keeps, and its new rows."""
     rows = [row for row in ASKED["2025"] if deliverable_of(row) not in GONE]
     first, second, *others = ASKED["2026"]
     after = rows.index("memory_profiling (e)") + 1

@@ -165,7 +165,7 @@ class Clock:
         return [x.flatten().roll(roll).view_as(x) for x in self.x]
 
     def renew(self, at, roll):
-        """Other values in the same memory, for a call that comes after those of the other sets."""
+        """Writes new values into the same memory. The next call with this set reads them."""
         pairs = zip(self.sets[at], self.rolled(self.rolls[at]), strict=True)
         self.changed += not all(torch.equal(tensor, x) for tensor, x in pairs)
         self.rolls[at] = roll

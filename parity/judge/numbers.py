@@ -302,7 +302,7 @@ def verdict(row: Row) -> str:
 
 
 def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str], list[str], list[dict]]:
-    """Lines of findings, those of a table in Markdown, and what --json gets of each row."""
+    """The lines of findings, the lines of a Markdown table, and the objects for --json."""
     lines, cells = [], []
     for row in rows:
         found = row.refused + row.unlikely
