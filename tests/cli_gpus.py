@@ -40,25 +40,28 @@ class OnGpus(cli_ranks.Steps):
         return ["--device", "cuda"], {}
 
     def check_defaults(self, command, cases):
-        """Checks buckets, the SMs that NCCL gets, and windows. NCCL gets a number of SMs only if NVLink joins the
-        GPUs."""
-        for words, bucket_mb, ctas, windows in cases:
+        """Checks buckets, the SMs that NCCL gets, and windows. NCCL gets a number of SMs, and windows from 2.27 on,
+        only if NVLink joins the GPUs."""
+        linked, direct = [], []
+        for words, bucket_mb, ctas in cases:
             done = self.finish(self.start(2, command, *words, how=self.WIDE))
             self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
             text = done[0][1]
             self.assertIn(f"; buckets of {bucket_mb} MiB", text)
-            told = f", told to take {ctas} SMs" in text if ctas else ", told to take" not in text
-            self.assertTrue(told or ", told to take" not in text, text)
+            told = re.search(r", told to take (\d+) SMs", text)
+            self.assertIn(told and int(told[1]), (ctas, None), text)
+            linked += [told is not None] if ctas else []
             version = [int(part) for part in re.search(r"by nccl: NCCL (\d+)\.(\d+)", text).groups()]
-            direct = windows and ", told to take" in text and version >= [2, 27]
-            self.assertEqual(", from GPU to GPU directly" in text, direct)
+            direct.append(", from GPU to GPU directly" in text)
+        self.assertEqual(set(direct), {all(linked) and version >= [2, 27]})
+        self.assertEqual(len(set(linked)), 1)
 
     def test_gradients_of_16_bits_have_defaults_of_their_own(self):
-        cases = [(["--dtype", "f32"], 25, None, False), (["--dtype", "bf16"], 100, 24, True)]
-        self.check_defaults("ddp", [*cases, (["--dtype", "bf16", "--ctas", "8"], 100, 8, True)])
+        cases = [(["--dtype", "f32"], 25, None), (["--dtype", "bf16"], 100, 24)]
+        self.check_defaults("ddp", [*cases, (["--dtype", "bf16", "--ctas", "8"], 100, 8)])
 
     def test_state_that_is_split_flat_has_defaults_of_its_own(self):
-        cases = [(["--dtype", "f32"], 25, 16, True), (["--dtype", "bf16_mixed"], 100, 24, True)]
+        cases = [(["--dtype", "f32"], 25, 16), (["--dtype", "bf16_mixed"], 100, 24)]
         self.check_defaults("shard", cases)
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):

@@ -57,8 +57,9 @@ static td_status replay(td_device *dev, td_comm *comm, float *data, int64_t coun
     return status;
 }
 
-/* Launches a graph that takes a GPU about a second, so that it still runs when the communicator closes. */
-static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data)
+/* Launches a graph that takes a GPU about a second, so that it still runs when the communicator closes and
+ * the bad rank dies. */
+static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data, bool bad)
 {
     enum { FILLS = 4000 };
     const size_t bytes = (size_t)1 << 30;
@@ -80,6 +81,8 @@ static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data)
         status = ended;
     if (status == TD_OK)
         status = td_graph_launch(graph);
+    if (bad)
+        signal_soon(SIGKILL);
     td_graph_destroy(graph);
     return status;
 }
@@ -114,10 +117,10 @@ static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
         (void)td_comm_abort(comm, "its data ended");
     if (bad && (IS("killed") || IS("stops")))
         signal_soon(IS("killed") ? SIGKILL : SIGSTOP);
-    if (bad && (IS("killed_replay") || IS("killed_close")))
+    if (bad && IS("killed_replay"))
         signal_soon(SIGKILL);
     if (IS("killed_close"))
-        return replay_at_the_end(dev, comm, data);
+        return replay_at_the_end(dev, comm, data, bad);
     if (IS("killed_replay"))
         return replay(dev, comm, data, LARGE, INT64_MAX);
     if (IS("replay"))

@@ -6,7 +6,7 @@ import unittest
 
 import torch
 
-from parity.core.allowance import leaning
+from parity.core.allowance import leaning, no_measures
 from parity.core.case import amid, equal, within
 from parity.core.draw import Draw
 from parity.core.equals import LARGE, UNIT, Sequential
@@ -410,6 +410,12 @@ class WrongAnswers(unittest.TestCase):
         broken[3] = math.nan
         self.assertTrue(verdict(truth.float(), broken, truth).passed)
         self.assertFalse(verdict(truth.float() * 1.001, broken, truth).passed)
+
+    def test_one_number_may_be_off_by_its_rounding(self):
+        truth = torch.tensor([1 + 0.3e-3], dtype=torch.float64)  # 1 in f16
+        for factor, wrong in ((1.0, 0), (1.003, 1)):
+            theirs = {"torch_eager": (truth * factor).half()}
+            self.assertEqual(len(no_measures(theirs, [truth.half()] * 2, truth, None, 1, 0.0)), wrong)
 
 
 class Equals(unittest.TestCase):

@@ -122,12 +122,13 @@ def no_measures(
     rounding = longest / UNIT * ROUNDING
     between = FACTORS * max(apart, factors_apart(equals, truth))
     norm = FAIR * (_of_orders(off, truth, narrow)[0] + u) + rounding
+    few = float(torch.linalg.vector_norm(truth.square()) / truth.square().sum())  # 1 of a single number
 
     def wrong(e: torch.Tensor, limit: float) -> str:
         far, (common, spread) = relative(e, truth), _factor(e, truth)
         if not far <= limit:
             return f"rel_l2 {far:.3g} exceeds {limit:.3g}"
-        most = (u / 2 if narrow else 4 * u) + rounding + between + FACTORS * spread
+        most = (max(u / 2, u * few) if narrow else 4 * u) + rounding + between + FACTORS * spread
         return f"all are about {1 + common:.5g} times the truth" if not abs(common) <= most else ""
 
     found = {impl: wrong(_off(answer, truth), norm) for impl, answer in torchs.items()}

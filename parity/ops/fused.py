@@ -63,7 +63,7 @@ def qkv_split_backward(case, draw, c):
     width, packed_shape, tables = qkv_inputs(case, draw)
     shape = (case.batch, case.heads, case.seq, case.head_dim)
     qkv = draw.normal("qkv", (*packed_shape[:2], 3 * width), case.dtype)
-    grads = [draw.normal(f"d{name}", shape, case.dtype) for name in "qkv"]
+    grads = draw.normal("grads", (3, *shape), case.dtype)
     dqkv = draw.poisoned(packed_shape, case.dtype)
     dqkv[..., 3 * width :] = GAP
     desc = c.struct("td_heads_shape", case)
@@ -75,7 +75,7 @@ def qkv_split_backward(case, draw, c):
     def finish(found):
         return {"dqkv": padded(found["dqkv"], packed_shape[-1])}
 
-    return backward_sides(tandem, ["dqkv"], function, [qkv], torch.stack(grads), finish=finish)
+    return backward_sides(tandem, ["dqkv"], function, [qkv], grads, finish=finish)
 
 
 def round(case, draw, c):
