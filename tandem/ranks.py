@@ -18,15 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .device import LIMITS, SENT, Device
-from .library import NAMES
+from .library import NAMES, Session, TandemError
 
-# What mpirun, MPICH's mpiexec, torchrun and srun set: the rank, how many there are, and what names the run.
-MPIRUN, MPIEXEC, LOOP, SRUN = LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
-    ("PMI_RANK", "PMI_SIZE", "PMI_JOBID"),
-    ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
-)
 MOST_CALLS = 512  # on their way at a time
 MOST_BYTES = 32768  # of an exchange
 
@@ -60,7 +53,7 @@ class Ranks:
 
     def __init__(self, device: Device):
         self.device = device
-        rank, ranks, run = who()
+        rank, ranks, run, by_mpi = who(device.c)
         self.rank, self.ranks, self._told = rank, ranks, False
         self.models = itertools.count()  # a number for each DataParallel among these ranks
         self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
@@ -68,8 +61,7 @@ class Ranks:
         _statuses()
         ffi = device.c.ffi
         self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
-        usual = "mpi" if _launched()[:1] == [(MPIRUN, rank, ranks)] else "gloo"
-        usual = "nccl" if device.kind == "cuda" else usual
+        usual = "nccl" if device.kind == "cuda" else "mpi" if by_mpi else "gloo"
         backend = os.environ.get("TANDEM_BACKEND") or usual
         with device.calls() as c:
             where = {
@@ -250,39 +242,40 @@ def _from_words(words: Tensor, like: Tensor) -> Tensor:
     return raw.view(like.dtype).view(like.shape)
 
 
-def _launched() -> list[tuple[tuple[str, ...], int, int]]:
-    """The launchers whose variables are set, with the rank and the number of ranks; the innermost is the first.
-    impl/cli/launch.h has the rule."""
-    order = (LOOP, MPIRUN, MPIEXEC, SRUN) if "TORCHELASTIC_RUN_ID" in os.environ else LAUNCHERS
-    there = [launcher for launcher in order if set(launcher[:2]) <= set(os.environ)]
-    found = [(launcher, int(os.environ[launcher[0]]), int(os.environ[launcher[1]])) for launcher in there]
-    by_srun = [of[1:] for of in found if of[0] == SRUN]  # srun also sets PMI_RANK
-    return [of for of in found if of[0] != MPIEXEC or of[1:] not in by_srun]
+def _launch(c: Session) -> Any:
+    """Which rank a launcher made this process: a td_launch."""
+    found = []
+
+    @c.ffi.callback("td_launch_lookup")
+    def get(name):
+        text = os.environ.get(_text(c, name))
+        found.append(c.ffi.NULL if text is None else c.ffi.new("char[]", os.fsencode(text)))
+        return found[-1]
+
+    return c.value("td_launch_read", get)
 
 
-def who() -> tuple[int, int, str]:
-    """This rank, how many there are, and a name for this run that no other has."""
+def who(c: Session) -> tuple[int, int, str, bool]:
+    """This rank, how many there are, a name for this run that no other has, and whether mpirun started it."""
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
         names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
         dist.broadcast_object_list(names, src=0)
-        return rank, ranks, names[0]
-    for launcher, rank, ranks in (found := _launched())[:1]:
-        for other, its_rank, its_ranks in found[1:]:
-            differs = launcher != LOOP and other != SRUN and (rank, ranks) != (its_rank, its_ranks)
-            if its_ranks > 1 and (ranks == 1 or differs):
-                said = f"{' and '.join(launcher[:2])} say rank {rank} of {ranks}, "
-                said += f"{' and '.join(other[:2])} say rank {its_rank} of {its_ranks}"
-                raise RuntimeError(
-                    f"{said}: unset the variables of the launcher that did not start this process"
-                )
-        run = ".".join(os.environ.get(name, "") for name in launcher[2:]).encode()
-        return rank, ranks, hashlib.sha256(run).hexdigest()[:16]
-    for pair in (pair[:2] for pair in LAUNCHERS[:-1] if set(pair[:2]) & set(os.environ)):
-        raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
-    raise RuntimeError(
-        "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
-    )
+        by_mpi = False
+        with contextlib.suppress(TandemError):
+            launch = _launch(c)
+            by_mpi = (_text(c, launch.launcher), launch.rank, launch.ranks) == ("mpirun", rank, ranks)
+        return rank, ranks, names[0], by_mpi
+    launch = _launch(c)
+    launcher = _text(c, launch.launcher)
+    if launcher == "none":
+        words = "call torch.distributed.init_process_group first, or start with torchrun or mpirun"
+        raise RuntimeError(f"no ranks: {words}")
+    return launch.rank, launch.ranks, _text(c, launch.run), launcher == "mpirun"
+
+
+def _text(c: Session, string: Any) -> str:
+    return c.ffi.string(string).decode()
 
 
 def _token(rank: int, run: str) -> str | None:

@@ -12,7 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import launchers
 from cli_kit import TINY, Cli, main, program, tables
 
 
@@ -111,26 +110,6 @@ class Ranks(Cli):
             {"WORLD_SIZE": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a script's for PyTorch
         ):
             self.assertEqual(self.with_launcher(**variables).returncode, 0)
-
-    def test_the_innermost_launcher_counts(self):
-        clean = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("OMPI_", "PMI_", "SLURM_", "RANK", "WORLD"))
-        }
-        command = f"{program()} allreduce --backend gloo --bytes 8 --open-timeout 0.3 --run".split()
-        for number, (variables, expected) in enumerate(launchers.TABLE):
-            name = [f"launchers-{os.getpid()}-{number}"]
-            result = subprocess.run(
-                command + name, capture_output=True, text=True, timeout=60, env=clean | variables
-            )
-            if "has no Gloo" in result.stderr:
-                self.skipTest("no Gloo")
-            if expected[0] == 0:  # rank 0 says that others are missing, all others that rank 0 is
-                expected = f"rank 0 of {expected[1]}: rank"
-            words = expected if isinstance(expected, str) else "rank 0 did not come in time"
-            self.assertIn(words, result.stderr, variables)
-            self.assertEqual(result.returncode, 1)
 
     def test_other_names_do_not_meet(self):
         """Ranks of two runs wait for ranks of the same run, if the names or ports differ: at the end of long names, or

@@ -1,6 +1,7 @@
 /* One rank of a run with a fault: test_comm_driver BACKEND FAULT RANK. comm_faults.py starts it. It prints
  * one line. Its exit status is 0 if there was no error, 3 after TD_RANK_FAILED, 4 after another error. */
-#include "cli/launch.h"
+#include "cli/guard.h"
+#include "comm/launch.h"
 #include "support/compare.h"
 #include "support/ranks.h"
 
@@ -153,9 +154,9 @@ int main(int argc, char **argv)
         return 2;
     if (td_comm_backend_check(backend) != TD_OK)
         return printf("skipped: %s\n", td_last_error()), 77;
-    status = td_launch_read(&launch);
+    status = td_launch_read(getenv, &launch);
     if (status == TD_OK)
-        status = td_launch_guard("driver");
+        status = td_guard_begin("driver");
     char path[512];
     snprintf(path, sizeof path, "%s/rank.%d", getenv("TD_SAID"), (int)launch.rank);
     if (!freopen(path, "w", stderr) || setvbuf(stderr, NULL, _IONBF, 0) != 0)
@@ -185,14 +186,14 @@ int main(int argc, char **argv)
         status = td_device_open(name, &dev);
     if (status == TD_OK)
         status = td_comm_open(dev, &options, &comm);
-    td_launch_guard_comm(comm);
+    td_guard_comm(comm);
     if (status == TD_OK)
         status = run(dev, comm, argv[2], bad);
-    if (status != TD_OK && td_launch_reports_first())
+    if (status != TD_OK && td_guard_reports_first())
         fprintf(stderr, "driver: %s\n", td_last_error());
-    td_launch_guard_comm(NULL);
+    td_guard_comm(NULL);
     const td_status closed = td_comm_close(comm);
-    if (status == TD_OK && closed != TD_OK && td_launch_reports_first())
+    if (status == TD_OK && closed != TD_OK && td_guard_reports_first())
         fprintf(stderr, "driver: %s\n", td_last_error());
     td_device_close(dev);
     if (status == TD_OK)

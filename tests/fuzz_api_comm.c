@@ -2,6 +2,7 @@
 #include "support/fuzz_api_kit.h"
 
 #include "comm/comm.h"
+#include "comm/launch.h"
 
 static td_comm_backend any_backend(void)
 {
@@ -49,6 +50,28 @@ static td_status comm_done(td_status status)
 API_NAMES(td_comm_backend, td_comm_backend_name, "mpi", "gloo", "nccl")
 
 API_PARSE(td_comm_backend, td_comm_backend_parse, "name|backend", "mpi", "gloo", "nccl")
+
+static const char *told;
+
+static char *tell(const char *name)
+{
+    return strcmp(name, "RANK") == 0 ? (char *)told : strcmp(name, "WORLD_SIZE") == 0 ? "2" : NULL;
+}
+
+API(td_launch_read)
+{
+    td_launch_lookup get = tell;
+    td_launch launch;
+
+    told = "1";
+    SPOIL(told, "RANK", NULL, "-1", "2", "x", "", "99999999999");
+    SPOIL(get, "get", NULL);
+    td_launch *const to = pointer("out", &launch);
+    const td_status status = td_launch_read(get, to);
+    if (status == TD_OK)
+        assert_int_equal(launch.rank, 1);
+    return status;
+}
 
 API(td_comm_backend_check)
 {

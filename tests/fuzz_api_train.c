@@ -279,6 +279,19 @@ API(td_train_save)
     return close_train(train, path_done(td_train_save(pointer("train", train), path)));
 }
 
+API(td_train_set_metadata)
+{
+    td_stored_text texts[] = {{"position", "1"}, {"seed", "2"}};
+    td_train *train = open_train();
+
+    SPOIL(texts[1].key, "key", NULL, "", "\xff", "position", "heads", "optimizer");
+    SPOIL(texts[1].value, "value", NULL, "\x80");
+    int64_t count = 2;
+    SPOIL_NUMBER(count, "metadata_count", -1, INT64_MIN, INT64_MAX);
+    const td_stored_text *list = pointer("metadata", texts);
+    return close_train(train, td_train_set_metadata(pointer("train", train), count, list));
+}
+
 /* Restores a file that the case wrote. tests/fuzz_safetensors.c tests other files. */
 API(td_train_restore)
 {

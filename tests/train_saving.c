@@ -212,6 +212,49 @@ TD_TEST(weights_are_saved_and_loaded)
 
 /* ---- files that the library would not write ---- */
 
+TD_TEST(a_file_has_the_callers_metadata)
+{
+    const td_train_config config = config_of(TD_PRECISION_F32);
+    td_train *const train = make(&config, 1);
+    char value[] = "17 \"\xc3\xa9\"", key[] = "position";
+    const td_stored_text good[] = {{key, value}, {"empty", ""}};
+    const struct {
+        int64_t count;
+        td_stored_text texts[2];
+        const char *named;
+    } bad[] = {{-1, {{"a", "b"}}, "metadata_count is -1"},
+               {1, {{NULL, "b"}}, "key 0 is NULL"},
+               {2, {{"a", "b"}, {"c", NULL}}, "value 1 is NULL"},
+               {1, {{"a", "\xff"}}, "value 0"},
+               {2, {{"a", "b"}, {"a", "c"}}, "key 'a' occurs twice"},
+               {2, {{"a", "b"}, {"format", "c"}}, "key 1 is 'format', needs one that tandem does not write"},
+               {1, {{"heads", "2"}}, "key 0 is 'heads'"},
+               {1, {{"update_sms", "2"}}, "key 0 is 'update_sms'"}};
+    td_safetensors *file;
+
+    td_assert_ok(td_train_set_metadata(train, 1, &(td_stored_text){"old", "gone"}));
+    td_assert_ok(td_train_set_metadata(train, 2, good));
+    memset(value, 'x', 2); /* the trainer has a copy */
+    memset(key, 'x', 2);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        td_assert_refused(td_train_set_metadata(train, bad[i].count, bad[i].texts), TD_BAD_ARGUMENT,
+                          bad[i].named);
+    td_assert_ok(td_train_save(train, file_path));
+    td_assert_ok(td_safetensors_open(file_path, &file));
+    assert_string_equal(td_safetensors_metadata(file, "position"), "17 \"\xc3\xa9\"");
+    assert_string_equal(td_safetensors_metadata(file, "empty"), "");
+    assert_string_equal(td_safetensors_metadata(file, "optimizer"), "adamw");
+    assert_null(td_safetensors_metadata(file, "old"));
+    td_safetensors_close(file);
+    td_assert_ok(td_train_restore(train, file_path));
+    td_assert_ok(td_train_set_metadata(train, 0, NULL));
+    td_assert_ok(td_train_save(train, file_path));
+    td_assert_ok(td_safetensors_open(file_path, &file));
+    assert_null(td_safetensors_metadata(file, "position"));
+    td_safetensors_close(file);
+    td_train_destroy(train);
+}
+
 /* The contents of a file, to be written again with changes. */
 typedef struct parts {
     td_safetensors *file;

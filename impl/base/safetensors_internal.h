@@ -11,6 +11,9 @@
 /** *bytes = the size of a tensor of this dtype and shape. Error messages name the file and the tensor. */
 td_status td_stored_measure(const char *path, const td_stored *tensor, int64_t *bytes);
 
+/** TD_BAD_ARGUMENT: metadata that td_safetensors_writer_create refuses. TD_NO_MEMORY. */
+td_status td_stored_check_metadata(int64_t count, const td_stored_text *metadata);
+
 /* ---- a file that several processes write ---- */
 
 /** A partial file, described so that another process can find it. */

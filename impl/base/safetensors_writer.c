@@ -105,24 +105,35 @@ cleanup:
     return status;
 }
 
-static td_status append_metadata(text *t, int64_t count, const td_stored_text *metadata, const char **names)
+td_status td_stored_check_metadata(int64_t count, const td_stored_text *metadata)
 {
     td_status status = TD_OK;
+    const char **names = NULL;
 
-    for (int64_t i = 0; i < count; i++)
+    TD_CHECK(count >= 0 && count <= INT32_MAX, "metadata_count is %" PRId64 ", needs 0 to 2^31 - 1", count);
+    TD_CHECK(metadata || count == 0, "metadata is NULL, metadata_count is %" PRId64, count);
+    names = calloc((size_t)count + 1, sizeof *names);
+    TD_FAIL_IF(!names, TD_NO_MEMORY, "no memory for %" PRId64 " keys", count);
+    for (int64_t i = 0; i < count; i++) {
         names[i] = metadata[i].key;
+        TD_TRY(check_text("value", i, metadata[i].value));
+    }
     TD_TRY(check_names("key", count, names));
+cleanup:
+    free(names);
+    return status;
+}
+
+static void append_metadata(text *t, int64_t count, const td_stored_text *metadata)
+{
     append_word(t, "\"" TD_STORED_METADATA "\":{");
     for (int64_t i = 0; i < count; i++) {
-        TD_TRY(check_text("value", i, metadata[i].value));
         append_word(t, i > 0 ? "," : "");
         append_string(t, metadata[i].key);
         append_word(t, ":");
         append_string(t, metadata[i].value);
     }
     append_word(t, "}");
-cleanup:
-    return status;
 }
 
 static td_status check_tensor(const char *path, const td_stored *tensor, int64_t *bytes)
@@ -183,15 +194,15 @@ cleanup:
 static td_status make_head(const char *path, int64_t count, const td_stored *tensors, int64_t metadata_count,
                            const td_stored_text *metadata, text *head, int64_t *data)
 {
-    const int64_t most = count > metadata_count ? count : metadata_count;
     td_status status = TD_OK;
-    const char **names;
+    const char **names = NULL;
 
-    names = calloc((size_t)most + 1, sizeof *names);
-    TD_FAIL_IF(!names, TD_NO_MEMORY, "no memory for %" PRId64 " names", most);
+    TD_TRY(td_stored_check_metadata(metadata_count, metadata));
+    names = calloc((size_t)count + 1, sizeof *names);
+    TD_FAIL_IF(!names, TD_NO_MEMORY, "no memory for %" PRId64 " names", count);
     append(head, "????????{", TD_STORED_LENGTH_BYTES + 1);
     if (metadata_count > 0)
-        TD_TRY(append_metadata(head, metadata_count, metadata, names));
+        append_metadata(head, metadata_count, metadata);
     TD_TRY(append_tensors(head, path, count, tensors, names, data));
     append_word(head, "}");
     while (head->length % 8 != 0)
@@ -223,9 +234,6 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
     TD_CHECK(path && *path, "path is NULL or empty");
     TD_CHECK(count >= 0 && count <= INT32_MAX, "count is %" PRId64 ", needs 0 to 2^31 - 1", count);
     TD_CHECK(tensors || count == 0, "tensors is NULL, count is %" PRId64, count);
-    TD_CHECK(metadata_count >= 0 && metadata_count <= INT32_MAX,
-             "metadata_count is %" PRId64 ", needs 0 to 2^31 - 1", metadata_count);
-    TD_CHECK(metadata || metadata_count == 0, "metadata is NULL, metadata_count is %" PRId64, metadata_count);
     writer = calloc(1, sizeof *writer);
     TD_FAIL_IF(!writer, TD_NO_MEMORY, "no memory for a writer of '%s'", path);
     writer->file = TD_NO_REPLACEMENT;

@@ -1,7 +1,7 @@
 #include "cli/commands.h"
 
 #include "base/build.h"
-#include "cli/launch.h"
+#include "cli/guard.h"
 
 #include <argp.h>
 #include <dnnl.h>
@@ -137,7 +137,7 @@ int main(int argc, char **argv)
     call.argv[0] = name;
 
     td_status status = call.command->run(call.argc, call.argv);
-    if (status != TD_OK && td_launch_reports_first())
+    if (status != TD_OK && td_guard_reports_first())
         fprintf(stderr, "%s: %s\n", name, td_last_error());
     return status == TD_OK ? 0 : EXIT_FAILED;
 }

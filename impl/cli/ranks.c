@@ -3,7 +3,8 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/key.h"
-#include "cli/launch.h"
+#include "cli/guard.h"
+#include "comm/launch.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -186,8 +187,8 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
     char token[TD_KEY_DIGITS + 2];
     td_launch launch;
 
-    TD_TRY(td_launch_read(&launch));
-    TD_TRY(td_launch_guard(program));
+    TD_TRY(td_launch_read(getenv, &launch));
+    TD_TRY(td_guard_begin(program));
     if (!of->backend_given)
         of->comm.backend = strncmp(common->device, "cuda", 4) == 0  ? TD_COMM_NCCL
                            : strcmp(launch.launcher, "mpirun") == 0 ? TD_COMM_MPI
@@ -220,7 +221,7 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
                 program, of->comm.address);
     TD_TRY(td_common_begin(common, &out->dev));
     TD_TRY(td_comm_open(out->dev, &of->comm, &out->comm));
-    td_launch_guard_comm(out->comm);
+    td_guard_comm(out->comm);
     TD_TRY(td_comm_describe(out->comm, &out->info));
 cleanup:
     of->comm.token = NULL; /* it points to a local variable */
@@ -230,15 +231,15 @@ cleanup:
 td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
 {
     if (status == TD_OK) {
-        td_launch_guard_comm(NULL);
+        td_guard_comm(NULL);
         status = td_comm_close(ranks->comm);
     } else {
         /* Prints the message before it tells the other ranks that this rank leaves. */
-        if (td_launch_reports_first())
+        if (td_guard_reports_first())
             fprintf(stderr, "%s: %s%s\n", program, td_last_error(), hint_at(td_last_error()));
         if (ranks->comm && td_comm_check(ranks->comm) == TD_OK)
             (void)td_comm_abort(ranks->comm, "its program failed");
-        td_launch_guard_comm(NULL);
+        td_guard_comm(NULL);
         (void)td_comm_close(ranks->comm);
     }
     td_device_close(ranks->dev);

@@ -90,8 +90,8 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
  * This protects only the control connections. MPI, Gloo and NCCL use other connections, which are neither
  * encrypted nor protected: use a network that you trust.
  *
- * To start, zero the struct, then set backend, rank and ranks. td_comm_open reads the strings; they may be
- * freed when it returns. */
+ * To start, zero the struct, then set backend, rank and ranks. launch.h reads them from what a launcher set.
+ * td_comm_open reads the strings; they may be freed when it returns. */
 typedef struct td_comm_options {
     td_comm_backend backend;
     int32_t rank, ranks;   /* 0 <= rank < ranks <= 128 */

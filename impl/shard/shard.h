@@ -194,9 +194,9 @@ typedef struct td_shard_link td_shard_link;
  * link.
  *
  * With TD_SHARD_TENSORS another link must reduce gradients, such as td_ddp_link. The other kinds sum
- * gradients: set config->gain to 1 / ranks. If config->clip is set, all ranks clip by the norm of all
- * gradients. Each contiguous range of a bucket, and each unit, is divided into equal parts whose bytes are a
- * multiple of 16. Every rank has and updates the elements that are left over.
+ * gradients: a `gain` of 0 becomes 1 / ranks when the link joins the trainer. If config->clip is set, all
+ * ranks clip by the norm of all gradients. Each contiguous range of a bucket, and each unit, is divided into
+ * equal parts whose bytes are a multiple of 16. Every rank has and updates the elements that are left over.
  *
  * comm must outlive the link, and the link must outlive the trainer. TD_BAD_ARGUMENT: a NULL; an unknown
  * kind; a bucket_mb that is negative or not finite; a prefetch below 0 or above 2^31 - 1; a size, groups or

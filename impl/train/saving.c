@@ -1,6 +1,7 @@
 #include "train/saving.h"
 
 #include "base/check.h"
+#include "base/safetensors_internal.h"
 #include "train/state.h"
 #include "transformer/owned.h"
 
@@ -159,8 +160,18 @@ cleanup:
     return status;
 }
 
+/** tandem's metadata of a trainer's file. The texts are valid as long as *own and sms are. */
+static void describe_trainer(const td_saved *s, td_saved_texts *own, char sms[16])
+{
+    snprintf(sms, 16, "%d", (int)td_train_sms(s->train));
+    td_saved_describe(s->model, own);
+    own->texts[TD_SAVED_TEXTS] = (td_stored_text){"optimizer", kind_of(s)};
+    own->texts[TD_SAVED_TEXTS + 1] = (td_stored_text){"update_sms", sms};
+}
+
 td_status td_saved_create(const td_saved *s, td_safetensors_writer **out)
 {
+    const td_train_metadata *const callers = td_train_metadata_of(s->train);
     char(*names)[NAME_BYTES] = NULL;
     td_stored *tensors = NULL;
     td_status status = TD_OK;
@@ -169,14 +180,49 @@ td_status td_saved_create(const td_saved *s, td_safetensors_writer **out)
     char sms[16];
 
     TD_TRY(describe(s, &tensors, &names, &count));
-    snprintf(sms, sizeof sms, "%d", (int)td_train_sms(s->train));
-    td_saved_describe(s->model, &own);
-    own.texts[TD_SAVED_TEXTS] = (td_stored_text){"optimizer", kind_of(s)};
-    own.texts[TD_SAVED_TEXTS + 1] = (td_stored_text){"update_sms", sms};
-    TD_TRY(td_safetensors_writer_create(s->path, count, tensors, TD_SAVED_TEXTS + 2, own.texts, out));
+    describe_trainer(s, &own, sms);
+    td_stored_text *const texts = callers->texts ? callers->texts : own.texts;
+    if (callers->texts)
+        memcpy(texts, own.texts, sizeof own.texts);
+    TD_TRY(
+        td_safetensors_writer_create(s->path, count, tensors, TD_TRAIN_TEXTS + callers->count, texts, out));
 cleanup:
     free(tensors);
     free(names);
+    return status;
+}
+
+td_status td_train_set_metadata(td_train *train, int64_t count, const td_stored_text *metadata)
+{
+    const td_saved s = {.train = train, .model = td_train_model(train)};
+    td_stored_text *copy = NULL;
+    td_status status = TD_OK;
+    td_saved_texts own;
+    char sms[16];
+
+    TD_NOT_NULL(train);
+    TD_TRY(td_stored_check_metadata(count, metadata));
+    describe_trainer(&s, &own, sms);
+    size_t bytes = (size_t)(TD_TRAIN_TEXTS + count) * sizeof *copy;
+    for (int64_t i = 0; i < count; i++) {
+        for (int k = 0; k < TD_TRAIN_TEXTS; k++)
+            TD_CHECK(strcmp(metadata[i].key, own.texts[k].key) != 0,
+                     "key %" PRId64 " is '%s', needs one that tandem does not write", i, own.texts[k].key);
+        bytes += strlen(metadata[i].key) + strlen(metadata[i].value) + 2;
+    }
+    copy = malloc(bytes);
+    TD_FAIL_IF(!copy, TD_NO_MEMORY, "no host memory for %zu bytes of metadata", bytes);
+    char *at = (char *)(copy + TD_TRAIN_TEXTS + count);
+    for (int64_t i = 0; i < count; i++) {
+        td_stored_text *const text = &copy[TD_TRAIN_TEXTS + i];
+
+        text->key = strcpy(at, metadata[i].key);
+        text->value = strcpy(at + strlen(at) + 1, metadata[i].value);
+        at += strlen(text->key) + strlen(text->value) + 2;
+    }
+    free(td_train_metadata_of(train)->texts);
+    *td_train_metadata_of(train) = (td_train_metadata){count, copy};
+cleanup:
     return status;
 }
 

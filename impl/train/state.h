@@ -2,6 +2,7 @@
 #ifndef TD_TRAIN_STATE_H
 #define TD_TRAIN_STATE_H
 
+#include "base/safetensors.h"
 #include "base/setting.h"
 #include "train/train.h"
 
@@ -66,6 +67,14 @@ uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group);
 td_status td_train_group_settings(const td_train *train, td_setting out[TD_GROUP_SETTINGS]);
 
 /* ---- saving ---- */
+
+/** What td_train_set_metadata set. */
+typedef struct td_train_metadata {
+    int64_t count;
+    /* [TD_TRAIN_TEXTS] for saving, [count], then the characters; NULL: none. td_train_destroy frees it. */
+    td_stored_text *texts;
+} td_train_metadata;
+td_train_metadata *td_train_metadata_of(td_train *train);
 
 /** The next step will be number steps + 1. */
 td_status td_train_set_steps(td_train *train, int64_t steps);

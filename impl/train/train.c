@@ -42,6 +42,7 @@ struct td_train {
     td_train_listener *listeners;
     uint64_t set; /* a hash of the hyperparameters that td_train_set set last */
     uint64_t was; /* td_train_was */
+    td_train_metadata metadata;
     td_graph *graphs[PARTS][MICROS];
     bool ran[PARTS][MICROS]; /* it was queued once, so that it may be captured next time */
 };
@@ -322,6 +323,7 @@ void td_train_destroy(td_train *train)
     td_transformer_destroy(train->model);
     td_clip_destroy(train->clip);
     td_optimizer_destroy(train->optimizer);
+    free(train->metadata.texts);
     (void)td_device_free(train->dev, train->block); /* NULL or a live block of dev, which free accepts */
     free(train);
 }
@@ -390,6 +392,11 @@ uint64_t td_train_was(const td_train *train)
 const td_train_config *td_train_config_of(const td_train *train)
 {
     return &train->setup.config;
+}
+
+td_train_metadata *td_train_metadata_of(td_train *train)
+{
+    return &train->metadata;
 }
 
 int32_t td_train_sms(const td_train *train)

@@ -20,6 +20,7 @@
 #ifndef TD_TRAIN_TRAIN_H
 #define TD_TRAIN_TRAIN_H
 
+#include "base/safetensors.h"
 #include "optimizer/optimizer.h"
 #include "transformer/transformer.h"
 
@@ -165,13 +166,23 @@ TD_API td_status td_train_settle(td_train *train);
  *   optimizer.exp_avg_sq.<name>   the second
  *   optimizer.step                I64, one number: the number of steps
  *   metadata                      as td_transformer_save; "optimizer": "adamw" or "sgd"; "update_sms":
- *                                 td_train_update_sms, on which the bits of the steps depend
+ *                                 td_train_update_sms, on which the bits of the steps depend; and that of
+ *                                 td_train_set_metadata
  *
  * After td_train_restore the caller must set the hyperparameters again. TD_BAD_ARGUMENT: a NULL.
  * TD_BAD_STATE: there is no optimizer; there are no weights; a step is incomplete: micro-batches are missing,
  * or gradients wait for td_train_update. TD_UNSUPPORTED: groups of two kinds; groups that leave out weights,
  * as with td_shard_link: use td_shard_save. Otherwise as td_transformer_save. */
 TD_API td_status td_train_save(td_train *train, const char *path);
+
+/** Sets what td_train_save and td_shard_save add to the file's metadata from now on, for example the position
+ * in the data. The texts are copied, and count 0 removes them. Among ranks, those of rank 0 are written. Read
+ * them with td_safetensors_metadata: td_train_restore ignores them.
+ *
+ * TD_BAD_ARGUMENT: a NULL; count below 0; a key that is empty, occurs twice, or is one of tandem's: "format",
+ * "heads", "rope_theta", "optimizer", "update_sms"; text that is not UTF-8. TD_NO_MEMORY. The texts of
+ * earlier calls then remain. The file's header has at most 100 MB: saving refuses more. */
+TD_API td_status td_train_set_metadata(td_train *train, int64_t count, const td_stored_text *metadata);
 
 /** Reads such a file. The next step follows the saved one, and graphs are captured again. An incomplete step
  * and its loaded batch are dropped.

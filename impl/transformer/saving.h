@@ -13,9 +13,9 @@
 td_status td_saving_check(const td_transformer *model);
 
 /** The metadata of a file: what shapes of weights do not say of the model. `texts` points into it. */
-enum { TD_SAVED_TEXTS = 3, TD_SAVED_CONFIG = 1 }; /* "format", then the configuration */
+enum { TD_SAVED_CONFIG = 1, TD_SAVED_TEXTS = 3, TD_TRAIN_TEXTS = 5 }; /* "format", then the configuration */
 typedef struct td_saved_texts {
-    td_stored_text texts[TD_SAVED_TEXTS + 2]; /* room for two of a trainer */
+    td_stored_text texts[TD_TRAIN_TEXTS]; /* room for two of a trainer */
     char heads[24], rope_theta[32];
 } td_saved_texts;
 void td_saved_describe(const td_transformer *model, td_saved_texts *out);

@@ -1,5 +1,9 @@
-/** Reads from the environment which rank a launcher made this process, and handles the signals by which a
- * launcher ends its ranks.
+/** Reads which rank a launcher made this process, from the variables that the launcher set.
+ *
+ *     td_launch_read(getenv, &launch);
+ *     td_comm_options options = {.backend = TD_COMM_GLOO, .rank = launch.rank, .ranks = launch.ranks,
+ *                                .local_ranks = launch.local_ranks, .run = launch.run};
+ *     td_comm_open(dev, &options, &comm);
  *
  *   Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE
  *   mpiexec of MPICH    PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS. Intel MPI's sets them too
@@ -12,10 +16,13 @@
  * error if it says that there is one rank where another launcher says more, and if two of mpirun, mpiexec and
  * a loop say two things. Without any launcher there is one rank. If only one of RANK and WORLD_SIZE is set,
  * or of mpirun's or mpiexec's two, this is an error. */
-#ifndef TD_CLI_LAUNCH_H
-#define TD_CLI_LAUNCH_H
+#ifndef TD_COMM_LAUNCH_H
+#define TD_COMM_LAUNCH_H
 
-#include "comm/comm.h"
+#include "base/base.h"
+#include "base/status.h"
+
+TD_BEGIN_DECLS
 
 typedef struct td_launch {
     const char *launcher; /* "mpirun", "mpiexec", "RANK", "srun", or "none" */
@@ -25,21 +32,13 @@ typedef struct td_launch {
     char run[41];        /* a name of the run, the same on all ranks */
 } td_launch;
 
-/** TD_BAD_ARGUMENT: a variable that is no whole number, a rank without a number of ranks or the reverse, a
- * rank that is not below the number of ranks, launchers that contradict each other. */
-td_status td_launch_read(td_launch *out);
+/** Returns the value of a variable, or NULL if it is not set: getenv, or a function like it. */
+typedef char *(*td_launch_lookup)(const char *name);
 
-/** Changes how SIGINT and SIGTERM end the program: the communicators of all ranks are aborted, so that the
- * calls of this program return with an error. If the program still runs half a second later, it is ended with
- * the communicator's message. Launchers also send these signals after a rank died; the message then names the
- * dead rank. Call this before any thread starts. */
-td_status td_launch_guard(const char *program);
+/** TD_BAD_ARGUMENT: a NULL; a variable that is no whole number; a rank without a number of ranks or the
+ * reverse; a rank that is not below the number of ranks; launchers that contradict each other. */
+TD_API td_status td_launch_read(td_launch_lookup get, td_launch *out);
 
-/** Sets the communicator that a signal aborts; NULL: none. */
-void td_launch_guard_comm(td_comm *comm);
-
-/** True for the first caller only, which prints the message. So the program prints one message about an
- * error. */
-bool td_launch_reports_first(void);
+TD_END_DECLS
 
 #endif

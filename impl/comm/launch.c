@@ -1,26 +1,18 @@
-#include "cli/launch.h"
+#include "comm/launch.h"
 
 #include "base/check.h"
 #include "base/key.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-/* Open MPI sends SIGKILL one second after SIGTERM, so all waits together must be shorter. */
-enum { KNOWN_MS = 250, RETURN_MS = 500, STEP_MS = 10 };
 
 /** *out = the variable's number; unchanged if the variable is not set. */
-static td_status read_number(const char *name, int32_t *out)
+static td_status read_number(td_launch_lookup get, const char *name, int32_t *out)
 {
     td_status status = TD_OK;
-    const char *text = getenv(name);
+    const char *text = get(name);
     char *end = NULL;
 
     if (!text)
@@ -36,16 +28,16 @@ cleanup:
 
 /** *out = the number of ranks on this node; unchanged if the variable is not set. Slurm's list "2(x3),1"
  * means 2 ranks on nodes 0 to 2, and 1 on node 3. */
-static td_status read_tasks(const char *name, int32_t *out)
+static td_status read_tasks(td_launch_lookup get, const char *name, int32_t *out)
 {
-    const char *text = getenv(name), *at = text;
+    const char *text = get(name), *at = text;
     td_status status = TD_OK;
     int32_t node = 0;
     int tasks = 0;
 
     if (!text)
         return TD_OK;
-    TD_TRY(read_number("SLURM_NODEID", &node));
+    TD_TRY(read_number(get, "SLURM_NODEID", &node));
     while (node >= 0) {
         int times = 1, used = 0;
 
@@ -97,21 +89,21 @@ static const struct {
 
 /** out->ranks = 0 if the launcher's variables are not set. A job of Slurm sets SLURM_PROCID even if no srun
  * started the process. srun also sets PMI_RANK: then it is not a launcher of its own. */
-static td_status read_rank(int which, td_launch *out)
+static td_status read_rank(td_launch_lookup get, int which, td_launch *out)
 {
     td_status status = TD_OK;
     td_launch srun;
 
     *out = (td_launch){.launcher = launchers[which].launcher, .rank = -1, .local_rank = -1};
-    if (!getenv(launchers[which].rank) || !getenv(launchers[which].ranks))
+    if (!get(launchers[which].rank) || !get(launchers[which].ranks))
         return TD_OK;
-    TD_TRY(read_number(launchers[which].rank, &out->rank));
-    TD_TRY(read_number(launchers[which].ranks, &out->ranks));
+    TD_TRY(read_number(get, launchers[which].rank, &out->rank));
+    TD_TRY(read_number(get, launchers[which].ranks, &out->ranks));
     TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, needs to be below %s, which is %d",
              launchers[which].rank, (int)out->rank, launchers[which].ranks, (int)out->ranks);
     if (which != MPIEXEC)
         goto cleanup;
-    TD_TRY(read_rank(SRUN, &srun));
+    TD_TRY(read_rank(get, SRUN, &srun));
     if (srun.rank == out->rank && srun.ranks == out->ranks)
         out->ranks = 0;
 cleanup:
@@ -119,9 +111,9 @@ cleanup:
 }
 
 /** Sets *which to the innermost launcher; LAUNCHERS: none. */
-static td_status choose(td_launch *out, int *which)
+static td_status choose(td_launch_lookup get, td_launch *out, int *which)
 {
-    const bool torchrun = getenv(launchers[LOOP].run) != NULL;
+    const bool torchrun = get(launchers[LOOP].run) != NULL;
     const int order[2][LAUNCHERS] = {{MPIRUN, MPIEXEC, LOOP, SRUN}, {LOOP, MPIRUN, MPIEXEC, SRUN}};
     td_status status = TD_OK;
     td_launch other;
@@ -130,7 +122,7 @@ static td_status choose(td_launch *out, int *which)
     for (int i = 0; i < LAUNCHERS; i++) {
         const int next = order[torchrun][i];
 
-        TD_TRY(read_rank(next, &other));
+        TD_TRY(read_rank(get, next, &other));
         if (other.ranks > 0 && *which == LAUNCHERS) {
             *which = next;
             *out = other;
@@ -147,111 +139,31 @@ cleanup:
     return status;
 }
 
-td_status td_launch_read(td_launch *out)
+td_status td_launch_read(td_launch_lookup get, td_launch *out)
 {
     td_status status = TD_OK;
     int which;
 
+    TD_NOT_NULL(out);
     *out = (td_launch){.launcher = "none", .ranks = 1, .local_ranks = 1};
-    TD_TRY(choose(out, &which));
+    TD_CHECK(get, "get is NULL");
+    TD_TRY(choose(get, out, &which));
     for (int i = 0; i < SRUN && which == LAUNCHERS; i++) {
         const char *const names[] = {launchers[i].rank, launchers[i].ranks};
-        const int set = getenv(names[0]) ? 0 : 1;
+        const int set = get(names[0]) ? 0 : 1;
 
-        TD_CHECK(!getenv(names[set]), "%s is '%.40s', and %s is not set: a rank needs both", names[set],
-                 getenv(names[set]), names[!set]);
+        TD_CHECK(!get(names[set]), "%s is '%.40s', and %s is not set: a rank needs both", names[set],
+                 get(names[set]), names[!set]);
     }
     if (which == LAUNCHERS) {
         name_run(out, NULL, NULL);
         goto cleanup;
     }
-    TD_TRY(read_number(launchers[which].local_rank, &out->local_rank));
-    TD_TRY((which == SRUN ? read_tasks : read_number)(launchers[which].local_ranks, &out->local_ranks));
-    name_run(out, getenv(launchers[which].run), getenv(launchers[which].part));
+    TD_TRY(read_number(get, launchers[which].local_rank, &out->local_rank));
+    TD_TRY((which == SRUN ? read_tasks : read_number)(get, launchers[which].local_ranks, &out->local_ranks));
+    name_run(out, get(launchers[which].run), get(launchers[which].part));
     if (out->local_rank < 0 && (out->local_ranks == 0 || out->local_ranks == out->ranks))
         out->local_rank = out->rank;
 cleanup:
     return status;
-}
-
-/* ---- signals ---- */
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static td_comm *guarded; /* protected by the lock */
-static sigset_t signals;
-static const char *guard_program;
-static atomic_flag spoken = ATOMIC_FLAG_INIT;
-
-bool td_launch_reports_first(void)
-{
-    return !atomic_flag_test_and_set(&spoken);
-}
-
-void td_launch_guard_comm(td_comm *comm)
-{
-    pthread_mutex_lock(&lock);
-    guarded = comm;
-    pthread_mutex_unlock(&lock);
-}
-
-/** *there = whether there is a communicator. Aborts it with `reason`, unless that is NULL. Returns whether it
- * has an error. */
-static bool has_met(const char *reason, bool *there)
-{
-    bool met = false;
-
-    pthread_mutex_lock(&lock);
-    *there = guarded != NULL;
-    if (guarded && reason)
-        (void)td_comm_abort(guarded, reason);
-    if (guarded)
-        met = td_comm_check(guarded) != TD_OK;
-    pthread_mutex_unlock(&lock);
-    return met;
-}
-
-static void pause_ms(int ms)
-{
-    const struct timespec time = {.tv_nsec = ms * 1000000L};
-
-    (void)nanosleep(&time, NULL);
-}
-
-static void *run_guard(void *nothing)
-{
-    char reason[32];
-    bool there = false;
-    int signal = 0;
-
-    (void)nothing;
-    (void)sigwait(&signals, &signal);
-    snprintf(reason, sizeof reason, "SIG%s", sigabbrev_np(signal));
-    /* If a rank died, wait until the communicator knows it: its message is better than the signal's name. */
-    for (int ms = 0; ms < KNOWN_MS && !has_met(NULL, &there) && there && signal != SIGINT; ms += STEP_MS)
-        pause_ms(STEP_MS);
-    const bool met = has_met(reason, &there);
-    pause_ms(there ? RETURN_MS : 0);
-    if (td_launch_reports_first())
-        fprintf(stderr, "%s: %s%s\n", guard_program, met ? "" : "ended by ",
-                has_met(NULL, &there) ? td_last_error() : reason);
-    else
-        pause_ms(RETURN_MS); /* the thread that printed the message may still clean up */
-    _exit(128 + signal);
-}
-
-td_status td_launch_guard(const char *program)
-{
-    pthread_t thread;
-
-    if (guard_program)
-        return TD_OK;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* later threads inherit the mask */
-    if (pthread_create(&thread, NULL, run_guard, NULL) != 0)
-        return td_fail(TD_NO_MEMORY, "no thread for the signals");
-    pthread_detach(thread);
-    guard_program = program;
-    return TD_OK;
 }
