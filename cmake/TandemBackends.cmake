@@ -115,7 +115,11 @@ endif()
 
 # Only NCCL's header is needed. The library is loaded at its first use, from the loader's folders. This build
 # also searches the folder in which it was found. PyPI's package has both.
-file(GLOB nccl_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/nccl")
+set(nccl_wheels "")
+foreach(venv "${PROJECT_SOURCE_DIR}/build/venv" "$ENV{VIRTUAL_ENV}")
+  file(GLOB found "${venv}/lib/python3*/site-packages/nvidia/nccl")
+  list(APPEND nccl_wheels ${found})
+endforeach()
 find_path(TANDEM_NCCL_INCLUDE nccl.h HINTS ${TANDEM_NCCL_ROOT} "${toolkit}" /usr/local/cuda ${nccl_wheels} PATH_SUFFIXES include)
 find_library(TANDEM_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${TANDEM_NCCL_ROOT} ${nccl_wheels} PATH_SUFFIXES lib)
 mark_as_advanced(TANDEM_NCCL_INCLUDE TANDEM_NCCL_LIBRARY)
