@@ -4,12 +4,15 @@ MAY_USE names.
 The order is read from impl/CMakeLists.txt (td_add_module(... MAY_USE ...)), so the build and this check cannot
 disagree. A module must be listed after all modules in its MAY_USE.
 
+Inside a module, files call in one direction: no file calls a file that calls it, directly or through others.
+
 Files of kernels/ may include each other, and the public headers of SEEN_BY_KERNELS, for the structs that describe a
 shape. Only a module's CUDA files (cuda.c, cuda/*.c) may include kernels/.
 """
 
 import re
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +23,11 @@ INTERNAL = re.compile(
 PUBLIC = "\nTD_BEGIN_DECLS"
 SEEN_BY_KERNELS = {"base", "device", "ops", "attention"}
 DECLARATIONS = "base/base.h"  # defines the macros that mark a public header
+NO_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+# A function with its body, or data with its value, that other files can use.
+DEFINED = re.compile(
+    r"^(?!static|extern|typedef)[a-z][\w *]*?\b(td_\w+)(?:\([^;{]*\)\s*\{|[\w\[\]]* =)", re.MULTILINE
+)
 MODULE = re.compile(r"td_add_module\(\s*(\w+)(.*?)\)", re.DOTALL)
 
 
@@ -74,6 +82,25 @@ def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
     return found
 
 
+def circles(impl: Path) -> list[str]:
+    found = []
+    for module in sorted(path for path in impl.iterdir() if path.is_dir()):
+        texts = {
+            path.relative_to(module): NO_CODE.sub("", path.read_text())
+            for path in sorted(module.rglob("*.c"))
+        }
+        home = {name: path for path, text in texts.items() for name in DEFINED.findall(text)}
+        calls = {
+            path: {home[name] for name in re.findall(r"\btd_\w+", text) if name in home} - {path}
+            for path, text in texts.items()
+        }
+        try:
+            TopologicalSorter(calls).prepare()
+        except CycleError as error:
+            found.append(f"{module.name}: files call in a circle: {' <- '.join(map(str, error.args[1]))}")
+    return found
+
+
 def kernel_violations(kernels: Path, impl: Path) -> list[str]:
     found = []
     for path in sorted(path for path in kernels.rglob("*") if path.suffix in (".h", ".cu", ".cuh")):
@@ -95,9 +122,10 @@ def kernel_violations(kernels: Path, impl: Path) -> list[str]:
 def main() -> int:
     floors = may_use((ROOT / "impl/CMakeLists.txt").read_text())
     found = violations(ROOT / "impl", floors) + kernel_violations(ROOT / "kernels", ROOT / "impl")
+    found += circles(ROOT / "impl")
     for line in found:
         print(line)
-    print(f"floors: {len(floors)} modules, {len(found)} includes that go the wrong way")
+    print(f"floors: {len(floors)} modules, {len(found)} includes or calls that go the wrong way")
     return 1 if found else 0
 
 

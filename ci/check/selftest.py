@@ -88,6 +88,20 @@ class Floors(unittest.TestCase):
                 self.assertEqual(len(found), 0 if said is None else 1)
                 self.assertIn(said or "", "".join(found))
 
+    def test_files_that_call_in_a_circle_are_named(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            files = {
+                "ops/a.c": "int td_a(int x)\n{\n    return td_b(x);\n}\n",
+                "ops/b.c": "static const int td_n = 1;\nint td_b(int x)\n{\n    return td_table[x];\n}\n",
+                "ops/c.c": "const int td_table[2] = {0, 1};\nint td_c(void)\n{\n    return td_a(1);\n}\n",
+            }
+            write(Path(folder), files)
+            self.assertEqual(
+                floors.circles(Path(folder)), ["ops: files call in a circle: a.c <- c.c <- b.c <- a.c"]
+            )
+            write(Path(folder), {"ops/b.c": "int td_b(int x)\n{\n    return x; /* no td_table */\n}\n"})
+            self.assertEqual(floors.circles(Path(folder)), [])
+
     def test_may_use_goes_down(self) -> None:
         with self.assertRaises(SystemExit):
             floors.may_use("td_add_module(base SOURCES b.c MAY_USE ops)\ntd_add_module(ops SOURCES o.c)")

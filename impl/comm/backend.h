@@ -1,9 +1,11 @@
 /** Internal to impl/comm/: the state of a communicator, and the functions of a backend. A file calls only
- * files of lower lines (exception: window.c calls td_comm_exchange of comm.c):
+ * files of lower lines:
  *
- *   agree.c  flight.c               comparing settings; a queue of unfinished collectives
- *   comm.c  window.c                public calls: arguments, numbers, windows
- *   host.c  cuda.c  cuda_window.c   backends: MPI and Gloo on a thread; NCCL
+ *   agree.c  flight.c  window.c     comparing settings; a queue of unfinished collectives; making windows
+ *   comm.c                          public calls: arguments, numbers
+ *   host.c  cuda.c                  backends: MPI and Gloo on a thread; NCCL
+ *   cuda_window.c  windows.c        NCCL's windows; the windows that a call uses
+ *   cuda_state.c                    NCCL's errors, and whether it is busy
  *   watch.c  calls.c                times of calls; errors; calls without a library
  *   control.c  control_thread.c     connections among ranks
  *   control_faults.c                which rank failed
@@ -134,6 +136,9 @@ td_status td_comm_windows_place(const td_comm *comm, const void *in, const void 
  * td_comm_windows_live: all windows of a set exist. */
 void td_comm_windows_note(const td_signature *call, uint64_t *windows);
 bool td_comm_windows_live(const td_comm *comm, uint64_t windows);
+
+/** Removes the window from its communicator and its block. */
+void td_comm_window_end(td_comm_window *window);
 
 /** Ends all remaining windows; their handles are destroyed later. */
 void td_comm_windows_end(td_comm *comm);

@@ -26,9 +26,8 @@
 
 /* ABORT_MS: limit for ncclCommAbort, which does not always return. LOCK_MS: how long an abort waits for
  * another thread's NCCL call; a longer call is the one to abort. REGISTER_MS: the same for a thread that
- * registers a window; NCCL itself ends that if a rank dies, and an abort must not run at the same time. An
- * event is polled without sleeping for POLL_NS, then every NAP_NS. */
-enum { ABORT_MS = 5000, LOCK_MS = 200, REGISTER_MS = 3000, POLL_NS = 20000000, NAP_NS = 50000 };
+ * registers a window; NCCL itself ends that if a rank dies, and an abort must not run at the same time. */
+enum { ABORT_MS = 5000, LOCK_MS = 200, REGISTER_MS = 3000 };
 
 static td_status load_library(td_nccl_library *out)
 {
@@ -45,15 +44,6 @@ static td_status load_library(td_nccl_library *out)
     *(void **)&out->CommWindowRegister = dlsym(loaded, "ncclCommWindowRegister");
     *(void **)&out->CommWindowDeregister = dlsym(loaded, "ncclCommWindowDeregister");
     return TD_OK;
-}
-
-const char *td_nccl_explain(const td_nccl *n, ncclResult_t result, char text[256])
-{
-    const char *last = n->nc.GetLastError(NULL);
-
-    snprintf(text, 256, "NCCL says %s%s%.180s", n->nc.GetErrorString(result), last && *last ? ": " : "",
-             last ? last : "");
-    return text;
 }
 
 td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST])
@@ -328,18 +318,6 @@ cleanup:
     return status;
 }
 
-bool td_nccl_take(td_comm *comm)
-{
-    td_nccl *n = comm->state;
-
-    while (!td_control_faulted(comm->control)) {
-        if (pthread_mutex_trylock(&n->calls) == 0)
-            return true;
-        (void)sched_yield();
-    }
-    return false;
-}
-
 /** Queues the call, or adds it to the graph that is being captured. A failure is reported to all ranks: they
  * are in the same call, or will launch the graph. */
 static td_status call_or_capture(td_comm *comm, td_work *work)
@@ -420,18 +398,6 @@ static td_status query(td_comm *comm, td_work *work, bool *done)
     return TD_OK;
 }
 
-/** Yields or sleeps between two polls of an event. */
-static void poll_sleep(int64_t begun_ns)
-{
-    if (td_clock_ns() - begun_ns < POLL_NS) {
-        (void)sched_yield();
-    } else {
-        const struct timespec nap = {.tv_nsec = NAP_NS};
-
-        (void)nanosleep(&nap, NULL);
-    }
-}
-
 static td_status wait_for(td_comm *comm, td_work *work)
 {
     td_status status = TD_OK;
@@ -455,7 +421,7 @@ static td_status wait_for(td_comm *comm, td_work *work)
             TD_TRY(td_control_late(comm->control, &work->call));
         if (td_control_goes_on(comm->control, &wait,
                                &work->call)) /* otherwise the next iteration finds the fault */
-            poll_sleep(begun_ns);
+            td_nccl_poll(begun_ns);
     }
     n->ended_ns = td_clock_ns();
     status = td_control_status(comm->control, &work->call);
@@ -494,14 +460,6 @@ static td_status test(td_comm *comm, td_work *work)
 
 /* ---- launches of graphs ---- */
 
-static bool is_done(cudaEvent_t event)
-{
-    if (cudaEventQuery(event) != cudaErrorNotReady)
-        return true;
-    (void)cudaGetLastError(); /* "not ready" would stay as CUDA's last error */
-    return false;
-}
-
 /** Waits until an earlier launch is done, at most until the deadline: the comparison of ranks that follows
  * finds the late rank. */
 static void throttle_launch(td_comm *comm)
@@ -511,9 +469,9 @@ static void throttle_launch(td_comm *comm)
 
     if (n->launch_count < TD_NCCL_LAUNCHES)
         return;
-    while (!is_done(n->launches[n->launch_count % TD_NCCL_LAUNCHES]) && !td_control_faulted(comm->control) &&
-           td_clock_ns() < until)
-        poll_sleep(begun_ns);
+    while (!td_nccl_done(n->launches[n->launch_count % TD_NCCL_LAUNCHES]) &&
+           !td_control_faulted(comm->control) && td_clock_ns() < until)
+        td_nccl_poll(begun_ns);
 }
 
 static td_status launched(td_comm *comm)
@@ -529,28 +487,6 @@ static td_status launched(td_comm *comm)
     td_cuda_leave(n->cuda);
     n->launch_count += status == TD_OK;
     return status;
-}
-
-/** Whether collectives are unfinished, queued or in graphs. */
-static bool is_busy(const td_nccl *n)
-{
-    const bool queued = cudaStreamQuery(n->stream) == cudaErrorNotReady;
-
-    if (queued)
-        (void)cudaGetLastError();
-    return queued || (n->launch_count > 0 && !is_done(n->launches[(n->launch_count - 1) % TD_NCCL_LAUNCHES]));
-}
-
-bool td_nccl_settle(td_comm *comm, int64_t until_ns)
-{
-    const td_nccl *n = comm->state;
-    const int64_t begun_ns = td_clock_ns();
-
-    if (!is_busy(n))
-        return true;
-    while (is_busy(n) && !td_control_faulted(comm->control) && td_clock_ns() < until_ns)
-        poll_sleep(begun_ns);
-    return !is_busy(n) && !td_control_faulted(comm->control);
 }
 
 /* ---- times of calls ---- */
@@ -583,7 +519,7 @@ static td_status watch(td_comm *comm, int64_t capacity)
     td_nccl *n = comm->state;
 
     TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
-    if (is_busy(n))
+    if (td_nccl_busy(n))
         status = td_fail(TD_BAD_STATE, "a collective is unfinished");
     if (status == TD_OK)
         status = make_marks(n, 2 * capacity);

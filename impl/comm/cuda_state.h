@@ -64,6 +64,14 @@ const char *td_nccl_explain(const td_nccl *n, ncclResult_t result, char text[256
  * the lock until graphs of this thread are destroyed. */
 bool td_nccl_take(td_comm *comm);
 
+/** Yields or sleeps between two polls of an event. */
+void td_nccl_poll(int64_t begun_ns);
+
+bool td_nccl_done(cudaEvent_t event);
+
+/** Whether collectives are unfinished, queued or in graphs. */
+bool td_nccl_busy(const td_nccl *n);
+
 /** Waits until `until_ns` for unfinished collectives, queued or in graphs. False: some are unfinished, or a
  * rank failed. */
 bool td_nccl_settle(td_comm *comm, int64_t until_ns);

@@ -21,80 +21,6 @@ static td_comm_window *window_of(const td_comm *comm, const void *block)
     return window;
 }
 
-static td_status place_of(const td_comm *comm, const char *name, const void *memory, int64_t *at)
-{
-    td_status status = TD_OK;
-
-    *at = 0;
-    for (const td_comm_window *w = comm->windows; w; w = w->next) {
-        const uintptr_t offset = (uintptr_t)memory - (uintptr_t)w->listener.block;
-
-        if (!w->native || offset >= w->bytes)
-            continue;
-        TD_CHECK(offset % TD_COMM_WINDOW_ALIGNMENT == 0,
-                 "%s is at byte %zu of a window, needs a multiple of %d", name, (size_t)offset,
-                 TD_COMM_WINDOW_ALIGNMENT);
-        *at = w->number << TD_WINDOW_SHIFT | (int64_t)offset;
-    }
-cleanup:
-    return status;
-}
-
-td_status td_comm_windows_place(const td_comm *comm, const void *in, const void *out, td_signature *call)
-{
-    const int64_t bytes = call->count * (int64_t)td_comm_type_size((td_comm_type)call->type);
-    td_status status = TD_OK;
-    int64_t in_at, out_at;
-
-    if (!comm->windows || call->count == 0 || call->kind > TD_CALL_ALL_GATHER)
-        goto cleanup;
-    TD_TRY(place_of(comm, "in", in, &in_at));
-    TD_TRY(place_of(comm, "out", out, &out_at));
-    TD_CHECK(call->kind == TD_CALL_ALL_REDUCE || (in_at == 0 && out_at == 0) ||
-                 bytes % TD_COMM_WINDOW_ALIGNMENT == 0,
-             "count is %" PRId64 " %s, needs parts of a multiple of %d bytes in a window", call->count,
-             td_comm_type_name((td_comm_type)call->type), TD_COMM_WINDOW_ALIGNMENT);
-    /* Other ranks do not access this rank's part of an all-gather or a reduce-scatter: it may lie elsewhere
-     * on each rank. */
-    call->in_at = call->kind == TD_CALL_ALL_GATHER ? 0 : in_at;
-    call->out_at = call->kind == TD_CALL_REDUCE_SCATTER ? 0 : out_at;
-cleanup:
-    return status;
-}
-
-static uint64_t bit_of(int64_t at)
-{
-    return at > 0 ? UINT64_C(1) << (at >> TD_WINDOW_SHIFT) % 64 : 0;
-}
-
-void td_comm_windows_note(const td_signature *call, uint64_t *windows)
-{
-    *windows |= bit_of(call->in_at) | bit_of(call->out_at);
-}
-
-bool td_comm_windows_live(const td_comm *comm, uint64_t windows)
-{
-    for (const td_comm_window *w = comm->windows; w; w = w->next)
-        windows &= ~bit_of(w->number << TD_WINDOW_SHIFT);
-    return windows == 0;
-}
-
-/** Removes the window from its communicator and its block. */
-static void end_window(td_comm_window *window)
-{
-    td_comm *comm = window->comm;
-    td_comm_window **at = &comm->windows;
-
-    while (*at != window)
-        at = &(*at)->next;
-    *at = window->next;
-    td_device_unwatch_block(comm->dev, &window->listener);
-    window->listener.block = NULL;
-    if (window->native)
-        comm->backend->window_close(comm, window->native);
-    window->native = NULL;
-}
-
 /** During a capture the unfinished collectives cannot be waited for. The window then stays, and so does its
  * block, since td_device_free cannot free memory during a capture. */
 static bool may_end_window(const td_comm_window *window)
@@ -105,18 +31,7 @@ static bool may_end_window(const td_comm_window *window)
 static void block_freed(td_block_listener *listener)
 {
     if (may_end_window((td_comm_window *)listener))
-        end_window((td_comm_window *)listener);
-}
-
-void td_comm_windows_end(td_comm *comm)
-{
-    while (comm->windows) {
-        td_comm_window *const window = comm->windows;
-
-        end_window(window);
-        if (window->users == 0) /* its handle was already destroyed */
-            free(window);
-    }
+        td_comm_window_end((td_comm_window *)listener);
 }
 
 /** *same = all ranks have the memory at the same place of a block of the same size and window. */
@@ -208,7 +123,7 @@ void td_comm_window_destroy(td_comm_window *window)
     if (window->listener.block) {
         if (!may_end_window(window))
             return;
-        end_window(window);
+        td_comm_window_end(window);
     }
     free(window);
 }

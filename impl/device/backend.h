@@ -59,9 +59,6 @@ struct td_event {
     void *handle;    /* the event of another backend */
 };
 
-/** The backend's context of a device. */
-void *td_device_context(td_device *dev);
-
 extern const td_backend td_backend_cpu;
 extern const td_backend td_backend_cuda; /* only if TANDEM_HAVE_CUDA is defined */
 

@@ -3,25 +3,16 @@
 #include "base/check.h"
 #include "device/backend.h"
 #include "device/cuda_memory.h"
+#include "device/inside.h"
 #include "kernels/fills.h"
 #include "kernels/probe.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-td_status td_cuda_status(cudaError_t code, const char *what)
-{
-    if (code == cudaSuccess)
-        return TD_OK;
-    /* Clears CUDA's last error; otherwise the next launch would report it again. */
-    (void)cudaGetLastError();
-    return td_fail(code == cudaErrorMemoryAllocation ? TD_NO_MEMORY : TD_LIBRARY_ERROR, "%s: %s (%s)", what,
-                   cudaGetErrorString(code), cudaGetErrorName(code));
-}
-
 td_cuda *td_device_cuda(td_device *dev)
 {
-    return td_device_context(dev);
+    return dev->context;
 }
 
 cudaError_t td_cuda_enter(td_cuda *cuda)

@@ -159,11 +159,6 @@ td_device_kind td_device_kind_of(const td_device *dev)
     return dev->backend->kind;
 }
 
-void *td_device_context(td_device *dev)
-{
-    return dev->context;
-}
-
 const char *td_device_model(const td_device *dev)
 {
     return dev->backend->model(dev->context);

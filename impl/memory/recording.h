@@ -32,6 +32,12 @@ int64_t td_memory_layer_of(const char *name, const char **rest);
 /** Whether the address is that of a byte of the block; not for NULL. */
 bool td_memory_contains(const td_memory_event *block, const void *address);
 
+/** Entries of tensors in a freed block come after this index: that of the block's ALLOC, or 0. */
+static inline int64_t td_memory_first_inside(const td_memory_entry *freed)
+{
+    return freed->pair > 0 ? freed->pair : 0;
+}
+
 /** Pairs the begin and the end of each block and tensor, adds up live bytes, and fills the summary except
  * base_bytes, peak_bytes and allocated. Needs each entry's event, category and phase, and each phase's
  * entries and times. TD_NO_MEMORY. */

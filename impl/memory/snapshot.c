@@ -243,7 +243,7 @@ static int64_t put_entry(snapshot *s, const td_memory_recording *recording, int6
     const td_memory_entry *entry = &recording->entries[i];
     int64_t count = before;
 
-    for (int64_t k = entry->event.action == TD_MEMORY_FREE ? 0 : i; k <= i; k++) {
+    for (int64_t k = entry->event.action == TD_MEMORY_FREE ? td_memory_first_inside(entry) : i; k <= i; k++) {
         const td_memory_entry *of = &recording->entries[k];
         const bool inside = k < i && of->event.action == TD_MEMORY_LIVE && of->pair == i;
         const td_memory_action action = inside ? TD_MEMORY_DEAD : entry->event.action;

@@ -39,12 +39,13 @@ static void fill(const td_memory_recording *recording, column *columns)
                 now.live[entry->category] += entry->event.bytes;
             else if (entry->event.action == TD_MEMORY_DEAD && entry->pair >= 0)
                 now.live[entry->category] -= entry->event.bytes;
-            for (int64_t i = 0; entry->event.action == TD_MEMORY_FREE && i < next; i++) {
-                const td_memory_entry *inside = &recording->entries[i];
+            else if (entry->event.action == TD_MEMORY_FREE)
+                for (int64_t i = td_memory_first_inside(entry); i < next; i++) {
+                    const td_memory_entry *inside = &recording->entries[i];
 
-                if (inside->event.action == TD_MEMORY_LIVE && inside->pair == next)
-                    now.live[inside->category] -= inside->event.bytes;
-            }
+                    if (inside->event.action == TD_MEMORY_LIVE && inside->pair == next)
+                        now.live[inside->category] -= inside->event.bytes;
+                }
             now.all = entry->live_bytes;
             if (now.all >= columns[at].all) {
                 const size_t allocated = columns[at].allocated;

@@ -1,7 +1,6 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/names.h"
-#include "device/share.h"
 #include "shard/state.h"
 #include "transformer/owned.h"
 #include "transformer/saving.h"
@@ -28,14 +27,6 @@ int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
     const size_t size = td_dtype_size(grad_dtype);
 
     return size == 2 ? 24 : size > 0 ? 16 : 0;
-}
-
-void td_shard_share(const td_shard_link *link)
-{
-    const bool gathers = link->now == TD_SHARD_FORWARD && link->hook.captured && !link->midway;
-    const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
-
-    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
 
 /* ---- creation ---- */
@@ -170,13 +161,6 @@ td_hook *td_shard_link_hook(td_shard_link *link)
 }
 
 /* ---- joining a trainer ---- */
-
-td_status td_shard_check_joined(const td_shard_link *link)
-{
-    return link->dev
-               ? TD_OK
-               : td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-}
 
 /** Makes windows of all memory that collectives use, so that they go from GPU to GPU directly. */
 static td_status make_windows(td_shard_link *link)

@@ -1,7 +1,16 @@
 /* TD_SHARD_FLAT: reduces gradients in buckets and scatters them, before the optimizer. */
 #include "base/check.h"
 #include "base/dtype.h"
+#include "device/share.h"
 #include "shard/state.h"
+
+void td_shard_share(const td_shard_link *link)
+{
+    const bool gathers = link->now == TD_SHARD_FORWARD && link->hook.captured && !link->midway;
+    const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
+
+    td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
+}
 
 td_status td_shard_reduce(td_shard_link *link, td_flight *flight, const td_shard_piece *piece, char *grads,
                           void *own)

@@ -2,6 +2,7 @@
 #ifndef TD_SHARD_STATE_H
 #define TD_SHARD_STATE_H
 
+#include "base/check.h"
 #include "ddp/agree.h"
 #include "shard/split.h"
 
@@ -99,7 +100,12 @@ struct td_shard_link {
 extern const td_hook td_shard_gather_hook, td_shard_full_hook;
 
 /** TD_BAD_STATE: the link is joined to no trainer. */
-td_status td_shard_check_joined(const td_shard_link *link);
+static inline td_status td_shard_check_joined(const td_shard_link *link)
+{
+    return link->dev
+               ? TD_OK
+               : td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+}
 
 /** TD_SHARD_FLAT: gradients are final, and the step's last backward pass ends with the status `ended`. */
 td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event);

@@ -64,7 +64,6 @@ td_status td_forward_pass(td_transformer *model, const int64_t *ids, int64_t bat
         (void)td_note_alive(model, td_device_note_live);
         goto cleanup;
     }
-    model->grads_lost |= model->plan.config.transient_gradients;
     if (td_has_backward(&model->plan) && !model->recorder)
         TD_TRY(td_device_copy(model->dev, td_tensor_at(model, TD_T_IDS, 0), ids,
                               (size_t)(batch * seq) * sizeof *ids));

@@ -15,81 +15,6 @@ static const struct {
     const td_attention_impl *impl;
 } attends[] = {{"naive", &td_attention_naive}, {"flash", &td_attention_flash}};
 
-/** The extents of a tensor. */
-typedef enum extent {
-    EXTENT_STREAM = 0, /* [tokens, d_model], the residual stream */
-    EXTENT_ROUNDED,    /* the same in dtype, in mixed precision; else 0 bytes */
-    EXTENT_MODEL,      /* [tokens, d_model] */
-    EXTENT_QKV,        /* [tokens, 3 d_model] */
-    EXTENT_FFN,        /* [tokens, d_ff] */
-    EXTENT_GATE_UP,    /* [tokens, 2 d_ff] */
-    EXTENT_VOCAB,      /* [tokens, vocab] */
-    EXTENT_TOKENS,     /* [tokens] int64 */
-    EXTENT_ROWS,       /* [tokens] f32 */
-    EXTENT_ONE,        /* [1] f32 */
-    EXTENT_TABLE,      /* [context, head_dim / 2] f32 */
-    EXTENT_SAVED,      /* from here: sizes that attention, or other operations, ask for */
-    EXTENT_ATTEND_WORK,
-    EXTENT_ATTEND_GRAD_WORK,
-    EXTENT_WORK,
-    EXTENTS
-} extent;
-
-/** Names and extents. A tensor that backward reads after its layer's forward is kept: each layer has one.
- * Other tensors share memory with tensors that live at another time. Norms and silu(gate) * up are not kept,
- * because one pass over memory computes them again. That saves a third of a layer's bytes and takes 1 % of
- * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms take 1.0 ms of a step
- * of 91 ms (2.7B) or 61 ms (xl, 2026-11); TD_KEEP_ALL saves this time. */
-static const struct {
-    const char *name;
-    extent extent;
-    bool layers; /* each layer has one */
-} tensors[TD_TENSORS] = {
-    [TD_T_COS] = {"rope.cos", EXTENT_TABLE, false},
-    [TD_T_SIN] = {"rope.sin", EXTENT_TABLE, false},
-    [TD_T_IDS] = {"ids", EXTENT_TOKENS, false},
-    [TD_T_TARGETS] = {"targets", EXTENT_TOKENS, false},
-    [TD_T_RSTD] = {"rstd", EXTENT_ROWS, false},
-    [TD_T_LSE] = {"loss.lse", EXTENT_ROWS, false},
-    [TD_T_LOSS] = {"loss", EXTENT_ONE, false},
-    [TD_T_WORK] = {"work", EXTENT_WORK, false},
-
-    [TD_T_INPUT] = {"input", EXTENT_STREAM, true}, /* for layer number `layers`: "ln_final.input" */
-    [TD_T_RSTD1] = {"ln1.rstd", EXTENT_ROWS, true},
-    [TD_T_Q] = {"attn.q", EXTENT_MODEL, true},
-    [TD_T_K] = {"attn.k", EXTENT_MODEL, true},
-    [TD_T_V] = {"attn.v", EXTENT_MODEL, true},
-    [TD_T_SAVED] = {"attn", EXTENT_SAVED, true},
-    [TD_T_O] = {"attn.o", EXTENT_MODEL, true},
-    [TD_T_MIDDLE] = {"middle", EXTENT_STREAM, true},
-    [TD_T_RSTD2] = {"ln2.rstd", EXTENT_ROWS, true},
-    [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, true},
-
-    [TD_T_NORM] = {"ln1.output", EXTENT_MODEL, true},
-    [TD_T_ATTN_BRANCH] = {"attn.output", EXTENT_MODEL, true},
-    [TD_T_FFN_BRANCH] = {"ffn.output", EXTENT_MODEL, true},
-    [TD_T_QKV] = {"attn.qkv", EXTENT_QKV, true},
-    [TD_T_ATTEND_WORK] = {"attn.work", EXTENT_ATTEND_WORK, true},
-    [TD_T_NORM2] = {"ln2.output", EXTENT_MODEL, true},
-    [TD_T_HIDDEN] = {"ffn.hidden", EXTENT_FFN, true},
-    [TD_T_LOGITS] = {"logits", EXTENT_VOCAB, false},
-
-    [TD_T_NORM_FINAL_GRAD] = {"ln_final.output.grad", EXTENT_MODEL, false},
-    [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_STREAM, false},
-    [TD_T_BRANCH_GRAD] = {"residual.grad.rounded", EXTENT_ROUNDED, false},
-    [TD_T_HIDDEN_GRAD] = {"ffn.hidden.grad", EXTENT_FFN, true},
-    [TD_T_NORM2_AGAIN] = {"ln2.output.again", EXTENT_MODEL, true},
-    [TD_T_NORM2_GRAD] = {"ln2.output.grad", EXTENT_MODEL, true},
-    [TD_T_O_GRAD] = {"attn.o.grad", EXTENT_MODEL, true},
-    [TD_T_Q_GRAD] = {"attn.q.grad", EXTENT_MODEL, true},
-    [TD_T_K_GRAD] = {"attn.k.grad", EXTENT_MODEL, true},
-    [TD_T_V_GRAD] = {"attn.v.grad", EXTENT_MODEL, true},
-    [TD_T_ATTEND_GRAD_WORK] = {"attn.work.grad", EXTENT_ATTEND_GRAD_WORK, true},
-    [TD_T_QKV_GRAD] = {"attn.qkv.grad", EXTENT_QKV, true},
-    [TD_T_NORM1_AGAIN] = {"ln1.output.again", EXTENT_MODEL, true},
-    [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, true},
-};
-
 /** The bytes that attention writes in a layer, if they are spared; else 0. */
 static size_t spared_bytes(const td_plan *plan)
 {
@@ -107,40 +32,6 @@ size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer)
         return plan->ahead - (size_t)(plan->last_checkpoint - layer) * spared_bytes(plan) +
                (tensor == TD_T_O ? plan->bytes[TD_T_SAVED] : 0);
     return plan->offset[tensor] + (plan->kept[tensor] ? slot * plan->layer_stride : 0);
-}
-
-void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity)
-{
-    const char *name = tensors[tensor].name;
-
-    if (!tensors[tensor].layers)
-        snprintf(out, capacity, "%s", name);
-    else if (layer == plan->config.size.layers)
-        snprintf(out, capacity, "ln_final.%s", tensor == TD_T_INPUT ? name : name + strlen("ln1."));
-    else if (tensor == TD_T_SAVED)
-        snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->traits.saved);
-    else
-        snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
-}
-
-/** The length of a row, for a tensor with a row for each token. */
-static int64_t width_of(const td_model_size *size, extent extent)
-{
-    const int64_t widths[] = {
-        [EXTENT_STREAM] = size->d_model,  [EXTENT_ROUNDED] = size->d_model, [EXTENT_MODEL] = size->d_model,
-        [EXTENT_QKV] = 3 * size->d_model, [EXTENT_FFN] = size->d_ff,        [EXTENT_GATE_UP] = 2 * size->d_ff,
-        [EXTENT_VOCAB] = size->vocab};
-
-    return widths[extent];
-}
-
-bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, int64_t *count, td_dtype *dtype)
-{
-    const extent extent = tensors[tensor].extent;
-
-    *count = extent <= EXTENT_VOCAB ? tokens * width_of(&plan->config.size, extent) : 1;
-    *dtype = extent == EXTENT_ONE ? TD_F32 : extent == EXTENT_STREAM ? plan->wide : plan->dtype;
-    return extent <= EXTENT_VOCAB || extent == EXTENT_ONE;
 }
 
 /** *out = rows * cols elements of `size` bytes, rounded up to the alignment. */
@@ -264,7 +155,7 @@ cleanup:
 }
 
 /** Bytes of every extent, for the largest step. */
-static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
+static td_status measure(td_device *dev, td_plan *plan, size_t bytes[TD_EXTENTS])
 {
     const td_transformer_config *config = &plan->config;
     const td_model_size *size = &config->size;
@@ -274,27 +165,27 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     size_t work;
 
     TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){config->batch, config->context}, &tokens));
-    for (extent i = EXTENT_STREAM; i <= EXTENT_VOCAB; i++)
-        TD_TRY(aligned_bytes("activations (tokens * width)", tokens, width_of(size, i),
-                             td_dtype_size(i == EXTENT_STREAM ? plan->wide : plan->dtype), &bytes[i]));
+    for (td_extent i = TD_EXTENT_STREAM; i <= TD_EXTENT_VOCAB; i++)
+        TD_TRY(aligned_bytes("activations (tokens * width)", tokens, td_extent_width(size, i),
+                             td_dtype_size(i == TD_EXTENT_STREAM ? plan->wide : plan->dtype), &bytes[i]));
     if (!plan->mixed)
-        bytes[EXTENT_ROUNDED] = 0;
-    TD_TRY(aligned_bytes("tokens", tokens, 1, sizeof(int64_t), &bytes[EXTENT_TOKENS]));
-    TD_TRY(aligned_bytes("tokens", tokens, 1, sizeof(float), &bytes[EXTENT_ROWS]));
-    TD_TRY(aligned_bytes("loss", 1, 1, sizeof(float), &bytes[EXTENT_ONE]));
+        bytes[TD_EXTENT_ROUNDED] = 0;
+    TD_TRY(aligned_bytes("tokens", tokens, 1, sizeof(int64_t), &bytes[TD_EXTENT_TOKENS]));
+    TD_TRY(aligned_bytes("tokens", tokens, 1, sizeof(float), &bytes[TD_EXTENT_ROWS]));
+    TD_TRY(aligned_bytes("loss", 1, 1, sizeof(float), &bytes[TD_EXTENT_ONE]));
     TD_TRY(aligned_bytes("rotary table (context * head size / 2)", config->context,
-                         size->d_model / size->heads / 2, sizeof(float), &bytes[EXTENT_TABLE]));
+                         size->d_model / size->heads / 2, sizeof(float), &bytes[TD_EXTENT_TABLE]));
 
     TD_TRY(most_of_attention(dev, plan, &attention));
     TD_TRY(td_work_bytes(dev, plan, tokens, &work));
     TD_CHECK(attention.saved <= INT64_MAX && attention.forward_work <= INT64_MAX &&
                  attention.backward_work <= INT64_MAX && work <= INT64_MAX,
              "scratch: its bytes are beyond 2^63 - 1");
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.saved, 1, 1, &bytes[EXTENT_SAVED]));
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, 1, &bytes[EXTENT_ATTEND_WORK]));
-    TD_TRY(
-        aligned_bytes("attention", (int64_t)attention.backward_work, 1, 1, &bytes[EXTENT_ATTEND_GRAD_WORK]));
-    TD_TRY(aligned_bytes("work", (int64_t)work, 1, 1, &bytes[EXTENT_WORK]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.saved, 1, 1, &bytes[TD_EXTENT_SAVED]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, 1, &bytes[TD_EXTENT_ATTEND_WORK]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.backward_work, 1, 1,
+                         &bytes[TD_EXTENT_ATTEND_GRAD_WORK]));
+    TD_TRY(aligned_bytes("work", (int64_t)work, 1, 1, &bytes[TD_EXTENT_WORK]));
 cleanup:
     return status;
 }
@@ -501,7 +392,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     td_plan plan = {.config = *config};
     td_attention_sizes attention;
     uint64_t together[TD_TENSORS];
-    size_t bytes[EXTENTS];
+    size_t bytes[TD_EXTENTS];
     td_status status = TD_OK;
     int64_t block;
 
@@ -545,7 +436,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     td_recording_together(plan.recording, together);
     TD_TRY(measure(dev, &plan, bytes));
     for (int i = 0; i < TD_TENSORS; i++)
-        plan.bytes[i] = together[i] >> i & 1 ? bytes[tensors[i].extent] : 0;
+        plan.bytes[i] = together[i] >> i & 1 ? bytes[td_tensor_kinds[i].extent] : 0;
     choose_kept(&plan);
     TD_TRY(place_kept(&plan));
     if (td_has_backward(&plan) && config->transient_gradients)

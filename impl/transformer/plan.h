@@ -2,53 +2,7 @@
 #ifndef TD_TRANSFORMER_PLAN_H
 #define TD_TRANSFORMER_PLAN_H
 
-#include "transformer/layout.h"
-
-/** Every tensor of the arena. plan.c has their names and extents. Their lifetimes follow from the recording
- * of the step. */
-typedef enum td_tensor {
-    TD_T_COS = 0, /* from here: tensors that live as long as the model */
-    TD_T_SIN,
-    TD_T_IDS,
-    TD_T_TARGETS,
-    TD_T_RSTD, /* of the norm that ran last */
-    TD_T_LSE,
-    TD_T_LOSS,  /* to here */
-    TD_T_WORK,  /* scratch of operations */
-    TD_T_INPUT, /* the residual stream before a layer; for layer number `layers`, before ln_final */
-    TD_T_RSTD1, /* if norms are kept: rstd of ln1; for layer number `layers`, of ln_final */
-    TD_T_Q,
-    TD_T_K,
-    TD_T_V,
-    TD_T_SAVED,
-    TD_T_O,
-    TD_T_MIDDLE,      /* the residual stream between attention and feed-forward */
-    TD_T_RSTD2,       /* if norms are kept: rstd of ln2 */
-    TD_T_GATE_UP,     /* [tokens, 2 d_ff]; backward overwrites it with its gradient */
-    TD_T_NORM,        /* ln1's output; for layer number `layers`, ln_final's, the input of the head's GEMM */
-    TD_T_ATTN_BRANCH, /* attention's output, which is added to the residual stream */
-    TD_T_FFN_BRANCH,  /* feed-forward's output, likewise */
-    TD_T_QKV,
-    TD_T_ATTEND_WORK,
-    TD_T_NORM2,
-    TD_T_HIDDEN,
-    TD_T_LOGITS, /* backward overwrites them with their gradient */
-    TD_T_NORM_FINAL_GRAD,
-    TD_T_RESIDUAL_GRAD,
-    TD_T_BRANCH_GRAD, /* the residual's gradient in dtype, for GEMMs in mixed precision */
-    TD_T_HIDDEN_GRAD, /* overwritten with hidden, computed again, unless hidden is kept */
-    TD_T_NORM2_AGAIN,
-    TD_T_NORM2_GRAD,
-    TD_T_O_GRAD,
-    TD_T_Q_GRAD,
-    TD_T_K_GRAD,
-    TD_T_V_GRAD,
-    TD_T_ATTEND_GRAD_WORK,
-    TD_T_QKV_GRAD,
-    TD_T_NORM1_AGAIN,
-    TD_T_NORM1_GRAD,
-    TD_TENSORS
-} td_tensor;
+#include "transformer/tensors.h"
 
 typedef struct td_recording td_recording;
 

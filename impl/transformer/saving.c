@@ -50,43 +50,6 @@ td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dt
 
 /* ---- saving ---- */
 
-static void *moved(void *at, int64_t begin, size_t size)
-{
-    return (char *)at + (size_t)begin * size;
-}
-
-td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
-                           const void *numbers, void *room)
-{
-    const size_t size = to.low ? sizeof(uint16_t) : td_dtype_size(dtype), bytes = (size_t)count * size;
-    td_status status = TD_OK;
-
-    if (to.low) {
-        td_planes_split(count, numbers, room, (uint16_t *)room + count);
-        TD_TRY(td_device_upload(model->dev, moved(to.low, begin, size), moved(room, count, size), bytes));
-        numbers = room;
-    }
-    TD_TRY(td_device_upload(model->dev, moved(to.at, begin, size), numbers, bytes));
-cleanup:
-    return status;
-}
-
-/** The reverse of td_master_upload. */
-static td_status download(td_transformer *model, td_master from, int64_t begin, int64_t count, td_dtype dtype,
-                          void *numbers, void *room)
-{
-    const size_t size = from.low ? sizeof(uint16_t) : td_dtype_size(dtype), bytes = (size_t)count * size;
-    td_status status = TD_OK;
-
-    TD_TRY(td_device_download(model->dev, from.low ? room : numbers, moved(from.at, begin, size), bytes));
-    if (from.low) {
-        TD_TRY(td_device_download(model->dev, moved(room, count, size), moved(from.low, begin, size), bytes));
-        td_planes_join(count, room, (uint16_t *)room + count, numbers);
-    }
-cleanup:
-    return status;
-}
-
 static td_status write_next(const void *to, int64_t at, const void *data, int64_t bytes)
 {
     (void)at; /* the writer's current end */
@@ -107,7 +70,8 @@ td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at
     for (int64_t done = 0; done < count; done += most) {
         const int64_t piece = count - done < most ? count - done : most;
 
-        TD_TRY(download(model, from, done, piece, dtype, buffer, (char *)buffer + td_saving_bytes() / 2));
+        TD_TRY(td_master_download(model, from, done, piece, dtype, buffer,
+                                  (char *)buffer + td_saving_bytes() / 2));
         TD_TRY(sink->write(sink->to, at + done * size, buffer, piece * size));
     }
 cleanup:

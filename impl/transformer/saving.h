@@ -36,6 +36,10 @@ td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dt
 td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
                            const void *numbers, void *room);
 
+/** The reverse of td_master_upload. */
+td_status td_master_download(td_transformer *model, td_master from, int64_t begin, int64_t count,
+                             td_dtype dtype, void *numbers, void *room);
+
 /** Writes `bytes` bytes of a file's tensor data at offset `at`. */
 typedef struct td_sink {
     td_status (*write)(const void *to, int64_t at, const void *data, int64_t bytes);
