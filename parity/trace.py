@@ -29,7 +29,7 @@ BATCH = 4
 CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 5e10, "cuda": 5e13}  # FLOP/s to expect
 APART_MS = 0.02  # a gap that no picture shows
-KERNELS = 5  # of a record, for each of SCOPES
+KERNELS = 16  # of a record, for each of SCOPES
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
 FORWARD = ("forward", "loss")  # of the handout
 SCOPES = {
@@ -258,8 +258,11 @@ def torch_values(profiled, c):
         top = sorted(by_name, key=by_name.get, reverse=True)[:KERNELS]
         values |= numbered(scope, ((n, classes[n], by_name[n] / total, calls[n] / steps) for n in top))
     for part in PARTS:
-        ms = sum(a.end - a.begin for a in profiled.activities if a.part == part) / 1e3 / steps
-        values |= {f"attention ms {part}": ms} if ms > 0 else {}
+        found = [a for a in profiled.activities if a.part == part]
+        gemms = [a for a in found if classes[a.name] == "matmul"]
+        for name, those in ((part, found), (f"{part} matmul", gemms)):
+            ms = sum(a.end - a.begin for a in those) / 1e3 / steps
+            values |= {f"attention ms {name}": ms} if ms > 0 else {}
     return values
 
 

@@ -32,9 +32,9 @@ def random_batch(batch: int, context: int, vocab: int) -> tuple[torch.Tensor, to
 class Trainer:
     """Steps of one model on one random batch. `mode` is forward, backward or train.
 
-    best: PyTorch's fastest settings, a compiled loss and the fused AdamW. blocks: the model is compiled block by block,
-    and all blocks share one compiled code, which takes seconds instead of minutes. synchronize() waits for the device;
-    step() calls it between phases.
+    compiled: the model with its loss is. fused: AdamW is one kernel of PyTorch, and a graph can contain it. blocks: the
+    model is compiled block by block, and all blocks share one compiled code, which takes seconds instead of minutes.
+    synchronize() waits for the device; step() calls it between phases.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Trainer:
         targets,
         mode: str = "train",
         autocast: bool = False,
-        best: bool = False,
+        compiled: bool = False,
+        fused: bool = False,
         blocks: bool = False,
         synchronize: Callable[[], None] = lambda: None,
     ):
@@ -52,15 +53,15 @@ class Trainer:
         self.mode, self.synchronize = mode, synchronize
         self.autocast = torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast)
         self.logits, self.loss = model, lambda ids, targets: cross_entropy(model(ids), targets)
-        if best and blocks:
+        if compiled and blocks:
             for block in model.layers:
                 block.compile(dynamic=False)
             entropy = torch.compile(cross_entropy, dynamic=False)
             self.loss = lambda ids, targets: entropy(model(ids), targets)
-        elif best:
+        elif compiled:
             self.logits, self.loss = (torch.compile(f, dynamic=False) for f in (self.logits, self.loss))
         self.optimizer = None
-        if mode == "train" and best:
+        if mode == "train" and fused:
             # capturable: the step counts are on the device, so a graph can contain them.
             self.optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=ids.is_cuda)
         elif mode == "train":
@@ -107,7 +108,7 @@ class Trainer:
         return perf_counter()
 
     def capture(self) -> Callable[[], None]:
-        """Captures the whole step as a CUDA graph; returns a function that replays it. Only for `best`, whose state is
+        """Captures the whole step as a CUDA graph; returns a function that replays it. It needs `fused`, whose state is
         on the GPU."""
         for _ in range(3):  # compiles, loads and allocates, which a capture must not do
             self.whole()

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 from parity import bench, memory, trace
-from parity.bench import drivers
+from parity.bench import classes, drivers
+from parity.bench import page as bench_page
 from parity.core import grid, plot, report, sweep, words
 from parity.core.clock import statistics
 from parity.core.document import Figure, Tabled, Text
@@ -42,7 +43,7 @@ IMPLS = {
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
     "attention": ["c", "c_flash", "torch_eager", "torch_compile"],
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
-    "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
+    "bench": list(bench_page.CHANGES),
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_80_gib
 bytes largest mean
@@ -286,7 +287,7 @@ class BenchOnAGpu(unittest.TestCase):
         found = {(case.dtype, case.size, case.context) for case in steps}
         sizes, dtypes = ["small", "medium", "large", "xl", "2.7B"], ["f32", "tf32", "bf16_mixed"]
         cells = {tuple(keys.values()) for keys in grid(dtype=dtypes, size=sizes, context=bench.CONTEXTS)}
-        cold = {("bf16_mixed", size, bench.COLD_CONTEXT) for size in sizes}
+        cold = {(dtype, size, context) for dtype, context in bench.COLD for size in sizes}
         self.assertEqual(found, cells | cold)
         self.assertEqual({case.repeats for case in steps if case.warmup == 0}, {15})
 
@@ -325,7 +326,8 @@ class BenchOnAGpu(unittest.TestCase):
         c.side.return_value = c
         c.struct = lambda kind, case=None, **fields: fields
         case = bench.whole("small", "bf16_mixed", mode="inference")
-        impls = ["c", "torch_eager", "torch_compile", "c_graph", "torch_compile_graph"]
+        course = ["torch_eager", "torch_eager_attention", "torch_compile_course"]
+        impls = ["c", *course, "torch_compile", "c_graph", "torch_compile_graph"]
         self.assertEqual(list(case.config), impls)
         for impl in ("c", "c_graph"):
             with self.subTest(impl=impl):
@@ -340,7 +342,16 @@ class BenchOnAGpu(unittest.TestCase):
             for impl in ("torch_eager", "torch_compile", "torch_compile_graph"):
                 drivers.TorchDriver(case, SimpleNamespace(on=MagicMock()), impl, {}, None, None).open()
                 given = trainer.call_args.kwargs
-                self.assertEqual((given["mode"], given["best"]), ("forward", impl != "torch_eager"))
+                self.assertEqual((given["mode"], given["compiled"]), ("forward", impl != "torch_eager"))
+
+    def test_the_groups_of_a_step_add_up_to_it(self):
+        gemm, elementwise, optimizer = 0, 2, 4
+        kernels = [(0, 40, gemm), (10, 60, optimizer), (30, 45, elementwise), (70, 100, gemm)]
+        found = {name: ms for name, ms in classes.shares(kernels, 1).items() if ms}
+        spent = {"GEMM": 0.07, "norms and elementwise": 0.005, "optimizer alone": 0.015, "idle": 0.01}
+        self.assertEqual(found.keys(), spent.keys())
+        for name, ms in spent.items():
+            self.assertAlmostEqual(found[name], ms)
 
     def test_pytorch_s_side_asks_c_for_nothing(self):
         case = bench.whole("small", "bf16_mixed")
@@ -403,6 +414,8 @@ def invented(module, case, impl, gpu=True):
     }
     if case.deliverable == "leaderboard":
         found["values"] |= {"first_loss": 12.0, "last_loss": 11.0}
+    if case.deliverable == "torch_compile":
+        found["values"] |= {name: rng.random() for name in (*classes.GROUPS, "idle")}
     if case.deliverable == "nsys_profile":
         found["values"] |= traced(rng)
         found["series"] = {f"{name} {end}": [1.0, 3.0] for name in trace.CLASSES for end in ("begin", "end")}

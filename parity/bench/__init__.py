@@ -1,7 +1,10 @@
 """Steps and forward passes of the course's models, in C and in PyTorch: phase by phase, as the handout asks, and on a
 GPU as a whole, captured and compiled."""
 
-from parity.bench.drivers import COLD_CONTEXT, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
+from itertools import product
+
+from parity.bench import classes
+from parity.bench.drivers import COLD, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
 from parity.bench.page import report
 from parity.core import Case, grid
 from parity.shared.model import c_switches, extents, initial_state, timed_rules, torch_switches
@@ -19,9 +22,18 @@ CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed": 4e14}
 EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
-WHOLE_STEPS = 10
+WHOLE_STEPS = 4
 COLD_STEPS = max(WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
+# What sides of PyTorch have: whether they are compiled, and whose attention and AdamW.
+TORCH = {
+    "torch_eager": (False, "scores", "loop"),
+    "torch_eager_attention": (False, "fused", "loop"),
+    "torch_eager_fused": (False, "fused", "fused"),
+    "torch_compile_course": (True, "scores", "loop"),
+    "torch_compile": (True, "fused", "fused"),
+    "torch_compile_graph": (True, "fused", "fused"),
+}
 
 
 def cases(profile, device):
@@ -53,11 +65,12 @@ def gpu_cases(profile):
     if profile != "full":
         yield whole("small", "bf16_mixed")
         yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed")
-        yield cold("small")
+        yield cold("small", *COLD[0])
         yield checkpoints("small", 512, 1, "cuda")
         return
     for keys in grid(mode=["step", "inference"], size=GPU_SIZES):
         yield whole(**keys, dtype="bf16_mixed")
+    yield by_class("2.7B")
     for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
         yield checkpoints(*keys, "cuda", stage=1)
     for layers in (1, 2, 4):  # the handout's question
@@ -68,8 +81,10 @@ def gpu_cases(profile):
         case = gpu_step(**keys, stage=2)
         if case.name not in {found.name for found in asked}:
             yield case
-    for size in GPU_SIZES:
-        yield cold(size)
+    for (dtype, context), size in product(COLD, GPU_SIZES):
+        yield cold(size, dtype, context)
+    for dtype in ("f32", "bf16_mixed"):
+        yield gpu_step("10B", WHOLE_CONTEXT, dtype, stage=3, warmup=5, mode="inference")
 
 
 def switches(impl, device, dtype, mode, timed):
@@ -77,11 +92,9 @@ def switches(impl, device, dtype, mode, timed):
     training, captured = mode != "inference", impl in ("c_graph", "c_graph_overlap", "torch_compile_graph")
     timed = "whole" if captured else timed
     if impl.startswith("torch"):
-        best = impl != "torch_eager"
-        found = torch_switches(dtype, compiled=best, graph=captured) | {
-            "attention": "fused" if best else "scores"
-        }
-        return found | ({"optimizer": "fused" if best else "loop"} if training else {}) | {"timed": timed}
+        compiled, attention, optimizer = TORCH[impl]
+        found = torch_switches(dtype, compiled=compiled, graph=captured) | {"attention": attention}
+        return found | ({"optimizer": optimizer} if training else {}) | {"timed": timed}
     if not training:
         return {"attention": "flash", "graph": captured, "timed": timed}
     # On a GPU gradients may be gone after the step, and nothing is computed again; on a CPU the figures so
@@ -126,10 +139,10 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     )
 
 
-def gpu_step(size, context, dtype, stage=0, warmup=None):
+def gpu_step(size, context, dtype, stage=0, warmup=None, mode="step"):
     """Phase by phase, on a GPU: ten timed steps after 5 warm-up steps, or after fewer if a step is long."""
     numel = numel_of(size)
-    mine, theirs = step_seconds(size, context, dtype)
+    mine, theirs = step_seconds(size, context, dtype, mode)
     warmup, repeats = warmup or (5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1), 10
     impls = ["c", "torch_eager"]
     return Case(
@@ -139,27 +152,27 @@ def gpu_step(size, context, dtype, stage=0, warmup=None):
         seconds=OVERHEAD_S + numel / 2e9 + (warmup + repeats + 2) * (mine + theirs),
         in_turn=True,
         again=impls if theirs == eager_seconds(size) else (),  # launches take longer than kernels
-        config=configs(impls, "cuda", dtype, "step"),
+        config=configs(impls, "cuda", dtype, mode),
         stage=stage,
-        needs_bytes=numel * 20,
-        **keys_of(size, context, dtype, "step", warmup=warmup),
+        needs_bytes=numel * (20 if mode == "step" else 10),
+        **keys_of(size, context, dtype, mode, warmup=warmup),
     )
 
 
-def cold(size):
+def cold(size, dtype, context):
     """The first steps of a process. The page forms runs of ten steps after 0 or more warm-up steps from them."""
     numel = numel_of(size)
     return Case(
         "benchmarking_script",
         measure="time",
         repeats=COLD_STEPS,
-        seconds=OVERHEAD_S + numel / 2e9 + COLD_STEPS * sum(step_seconds(size, COLD_CONTEXT, "bf16_mixed")),
+        seconds=OVERHEAD_S + numel / 2e9 + COLD_STEPS * sum(step_seconds(size, context, dtype)),
         alone=True,
         in_turn=True,
-        config=configs(["c", "torch_eager"], "cuda", "bf16_mixed", "step"),
+        config=configs(["c", "torch_eager"], "cuda", dtype, "step"),
         stage=2,
         needs_bytes=numel * 20,
-        **keys_of(size, COLD_CONTEXT, "bf16_mixed", "step", warmup=0),
+        **keys_of(size, context, dtype, "step", warmup=0),
     )
 
 
@@ -169,7 +182,8 @@ def whole(size, dtype, mode="step"):
     training = mode == "step"
     mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, mode)
     steps = 7 * WHOLE_STEPS + 8
-    queued = ["c", "torch_eager", "torch_compile"]
+    course = ["torch_eager", "torch_eager_attention", *(["torch_eager_fused"] if training else [])]
+    queued = ["c", *course, "torch_compile_course", "torch_compile"]
     captured = ["c_graph", *(["c_graph_overlap"] if training else [])]
     captured += ["torch_compile_graph"] if dtype == "bf16_mixed" else []
     return Case(
@@ -178,13 +192,21 @@ def whole(size, dtype, mode="step"):
         repeats=7,
         together=WHOLE_STEPS,
         in_turn=True,
-        again=queued,
         config=configs([*queued, *captured], "cuda", dtype, mode, timed="whole"),
         stage=-2 if training else -1,
-        seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 0.5 + steps * (7 * mine + 2 * theirs),
+        seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 1.2 + steps * (5 * mine + 4 * theirs),
         needs_bytes=numel * (20 if training else 12),
         **keys_of(size, WHOLE_CONTEXT, dtype, mode, warmup=2),
     )
+
+
+def by_class(size):
+    """Captured steps by class of kernels: C's with the update after the backward pass and during it, and PyTorch's."""
+    numel = numel_of(size)
+    config = configs(["c_graph", "c_graph_overlap", "torch_compile_graph"], "cuda", "bf16_mixed", "step")
+    how = dict(measure="memory", seconds=40.0, in_turn=True, config=config, stage=-1, needs_bytes=numel * 20)
+    keys = keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "step", warmup=3)
+    return Case("torch_compile", part="classes", **how, **keys)
 
 
 def checkpoints(size, context, layers, device, stage=0):
@@ -257,15 +279,17 @@ def run(case, draw, c):
     cpu = draw.device.type == "cpu"
     state = initial_state(case, draw.normal if cpu else draw.quickly)
     batch = (state, *inputs(case, draw))
+    if "part" in case:
+        drivers = {impl: driver_of(case, c, impl, batch) for impl in case.config}
+        return classes.run(case, drivers, c)
     flops = model_flops(case, c)
     values = activations(case, c) if case.deliverable == "gradient_checkpointing" else {}
-    sides = {
-        impl: (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch).side(
-            values, flops
-        )
-        for impl in case.config
-    }
+    sides = {impl: driver_of(case, c, impl, batch).side(values, flops) for impl in case.config}
     return sides | {"rule": timed_rules(case)}
+
+
+def driver_of(case, c, impl, batch):
+    return (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
 
 
 def inputs(case, draw):

@@ -4,16 +4,31 @@ import itertools
 import math
 import re
 
-from parity.bench.drivers import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
+from parity.bench.classes import GROUPS
+from parity.bench.drivers import COLD, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.cards import peak_of
 from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, clean, differing, ms_of
 from parity.core.tables import Spread
+from parity.core.view import number
 from parity.shared.model import extents
-from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, tabled
+from parity.shared.pages import MIB, by_case, extent, mark, on_gpu
 
 COMPILED = ("torch_compile", "torch_compile_graph")
-ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COMPILED)
+COURSE = ("torch_eager_attention", "torch_eager_fused", "torch_compile_course")
+# The side from which each side differs by one change.
+CHANGES = {
+    "torch_eager": None,
+    "torch_compile_course": "torch_eager",
+    "torch_eager_attention": "torch_eager",
+    "torch_eager_fused": "torch_eager_attention",
+    "torch_compile": "torch_eager_fused",
+    "torch_compile_graph": "torch_compile",
+    "c": None,
+    "c_graph": "c",
+    "c_graph_overlap": "c_graph",
+}
+ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COURSE, *COMPILED)
 BOTH = ("c", "torch_eager")
 STEPS, WARM = 10, 5  # that the handout asks for
 SLOWER = 1.1  # times a settled step: what a first step takes at least for a sentence
@@ -21,7 +36,7 @@ SLOWER = 1.1  # times a settled step: what a first step takes at least for a sen
 
 def report(page, records):
     grid = in_order(records.only(["benchmarking_script", "benchmarking_mixed_precision"]))
-    warm = grid.where(lambda r: r["case"]["warmup"] > 0 and r["case"]["context"] != COLD_CONTEXT)
+    warm = grid.where(lambda r: r["case"]["warmup"] > 0 and not is_cold(r))
     compiled = in_order(records.only("torch_compile"))
     page.section("benchmarking_script (a)")
     page.say()
@@ -31,6 +46,12 @@ def report(page, records):
     report_compiled(page, compiled, warm)
     report_checkpoints(page, records.only("gradient_checkpointing").records)
     page.method("steps")
+
+
+def is_cold(record):
+    """Whether it has all steps of a process, from the first one on."""
+    case = record["case"]
+    return "device" in record and case["warmup"] == 0 and (case["dtype"], case["context"]) in COLD
 
 
 def in_order(records):
@@ -139,7 +160,7 @@ def report_warmup(page, grid):
         case, steps = record["case"], record.get("samples", [])
         key = {"size": case["size"], "pass": case["pass"], "side": record["impl"]}
         found, settled = {}, None
-        if case["context"] == COLD_CONTEXT and len(steps) > max(WARMUPS) + 1:
+        if is_cold(record) and len(steps) > max(WARMUPS) + 1:
             for warmup in WARMUPS:
                 found[warmup] = statistics(steps[warmup : warmup + len(steps) - max(WARMUPS)])
             settled = statistics(steps[max(WARMUPS) :])["median"]
@@ -223,23 +244,28 @@ def report_precision(page, warm):
 
 def report_compiled(page, compiled, others):
     page.section("torch_compile (b)")
-    steps, forward = (compiled.only(**{"pass": what}) for what in ("step", "inference"))
-    ms, order = dict.fromkeys(ORDER, "ms"), ["dtype", "size", *ORDER]
+    whole = compiled.where(lambda r: "part" not in r["case"])
+    steps, forward = (whole.only(**{"pass": what}) for what in ("step", "inference"))
+    rows = []
+    for (size,), sides in by_case(whole, ["size"]).items():
+        for impl in (impl for impl in CHANGES if impl in sides):
+            step, alone = (found.first(impl=impl, size=size) for found in (steps, forward))
+            base = (steps if step else forward).first(impl=CHANGES[impl], size=size)
+            row = {"size": size, "side": impl, "changes": "; ".join(differing(step or alone, base))}
+            row |= {"base": CHANGES[impl] if base else None}
+            for what, record in (("forward", alone), ("step", step)):
+                row[f"{what} (ms)"] = (record and number(record, "ms")) or (record or {}).get("status")
+                mark(row, record, what)
+            row |= {"peak (MiB)": (step or {}).get("peak_mib"), "% of the bound": page.rates.share(step)}
+            rows.append(row)
     page.note(
-        f"A training step, batch 4, context {WHOLE_CONTEXT}. Eager has scores in memory and AdamW as a loop; the "
-        "compiled sides have fused attention and a fused AdamW as well."
+        f"Batch 4, context {WHOLE_CONTEXT}, bf16_mixed: the forward pass without gradients, and a whole step. changes: "
+        "what the side has other than the side `base` (its own first)."
     )
-    page.table(steps.wide(["dtype", "size"], "ms"), "steps_bf16_mixed", order, ms, expected=5)
-    page.note("The forward pass alone, without gradients:")
-    page.table(forward.wide(["dtype", "size"], "ms"), "forward", order, ms)
-    for what, found in (("whole steps", steps), ("the forward pass alone", forward)):
-        if not len(found):
-            page.lacks(f"{what}, with and without torch.compile")
-    page.note("The same steps: FLOPs of the matrix products in % of the GEMM rate measured on this card.")
-    shares = tabled(steps.records, ["size"], lambda record: {record["impl"]: page.rates.share(record)})
-    page.table(
-        [row for row in shares if len({*row.values()} - {None}) > 1], "steps_of_the_bound", ["size", *ORDER]
-    )
+    page.table(rows, "changes", ["size", "side", "base", "changes"], expected=len(CHANGES))
+    if not any(impl in whole.impls() for impl in COURSE):
+        page.lacks("the unchanged model compiled, and one change at a time")
+    report_classes(page, compiled.only(part="classes"), steps)
     sizes = {size: sides for (size,), sides in by_case(steps, ["size"]).items()}
     page.bars(
         "step",
@@ -252,6 +278,24 @@ def report_compiled(page, compiled, others):
         stacked=False,
     )
     page.say(step=said_of(steps, others), forward=said_of(forward, others))
+
+
+def report_classes(page, records, steps):
+    """Captured steps by what ran. The last row is the same update at another time."""
+    rows = []
+    for record in (r for r in records.records if "GEMM" in r.get("values", {})):
+        values = record["values"]
+        row = {"size": record["case"]["size"], "side": record["impl"]}
+        row |= {f"{name} (ms)": values[name] for name in (*GROUPS, "idle")}
+        row |= {"sum (ms)": sum(values[name] for name in (*GROUPS, "idle"))}
+        rows.append(
+            row | {"without a profiler (ms)": ms_of(steps.first(impl=record["impl"], size=row["size"]))}
+        )
+    page.note(
+        "Where the time of a captured step goes, by PyTorch's profiler for all sides. While kernels of several groups "
+        "run, the time counts for the first of them. optimizer alone: no other kernel runs."
+    )
+    page.table(rows, "classes", expected=0)
 
 
 def said_of(records, others):

@@ -37,6 +37,11 @@ SIDES = {
     "torch_eager": Legend("PyTorch as the course writes it, eager", "#d1495b", "s"),
     "torch_eager_f32": Legend("PyTorch, eager, in f32", "#e58a97", "D"),
     "torch_eager_seed": Legend("PyTorch, eager, with another seed", "#8c1c2e", "x"),
+    "torch_eager_attention": Legend("PyTorch, eager, with its fused attention", "#f2a9a0", "v"),
+    "torch_eager_fused": Legend("PyTorch, eager, with its fused attention and fused AdamW", "#b55d4c", "^"),
+    "torch_compile_course": Legend(
+        "torch.compile of the course's model, nothing else changed", "#e3b565", "x"
+    ),
     "torch_compile": Legend("torch.compile", "#c77f0a", "D"),
     "torch_compile_graph": Legend("torch.compile, captured as one CUDA graph", "#8a5200", "v"),
     "torch_checkpoint": Legend("PyTorch with torch.utils.checkpoint"),

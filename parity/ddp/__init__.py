@@ -27,6 +27,10 @@ XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("bf16_mixed", "adamw", (25, 100, 200)),
 )
 XL_BYTES = 45 * 2**30
+NEW_XL = dict(
+    batch=2, context=512, ranks=2, dtype="f32", optimizer="adamw"
+)  # 2026's xl, and its usual context
+NEW_XL_BYTES = 90 * 2**30
 BENCH_STEPS = {"cpu": 10, "cuda": 5}
 USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 100, "bf16_mixed": 100}  # the program's, but on a laptop
 
@@ -61,7 +65,7 @@ def cases(profile, device):
 def timed_case(device, profile, **keys):
     """The usual bucket has PyTorch's other steps too, but not in the quick profile: compiling takes long."""
     if device == "cuda":
-        how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
+        how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=needs_of(keys["size"]))
     else:
         how = dict(seconds=4.0 * keys["ranks"], repeats=5 if profile == "quick" else 10)
     config = ranked.configs(device, IMPL, keys["dtype"])
@@ -82,7 +86,8 @@ def at_its_best(device, dtype):
 
 
 def communication_case(device, **keys):
-    how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
+    need = needs_of(keys["size"])
+    how = dict(seconds=10.0, in_turn=True, needs_bytes=need) if device == "cuda" else dict(seconds=3.0)
     config = ranked.switches_of(device, keys["dtype"])
     return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, config=config)
 
@@ -108,6 +113,13 @@ def xl_ways(profile):
                 batch=2, context=128, ranks=ranks, strategy=strategy, dtype=dtype, optimizer=optimizer
             )
             yield xl | way | keys
+    if profile == "full":
+        for strategy in STRATEGIES[:3]:  # 2026 has no buckets
+            yield {"size": "2.7B"} | extents("2.7B")[0] | NEW_XL | {"strategy": strategy}
+
+
+def needs_of(size):
+    return NEW_XL_BYTES if size == "2.7B" else XL_BYTES
 
 
 def ways(sizes, strategies=STRATEGIES):

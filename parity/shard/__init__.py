@@ -27,6 +27,7 @@ LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 LAPTOP_MB = 4  # of the cases that count sent bytes: several calls a step
 XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
+NEW_XL_BYTES = 90 * 2**30
 # AdamW divides by the root of a mean square: if a gradient is noise, so is its update. All others agree
 # to some digits, and updates as a whole are held to float64's.
 UPDATES_WITHIN = 0.02
@@ -67,31 +68,32 @@ def xl_cases(profile):
         whole = {ranked.whole_of(side): switches for side, switches in mine.items()}
         for mb, shard in product(sizes if ranks == 2 else sizes[:1], KINDS):
             config = configs_of("cuda", dtype, shard) | whole
-            keys = xl_size() | ways(shard, mb) | dict(ranks=ranks, optimizer="adamw")
-            how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
-            yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=config)
+            keys = dict(warmup=5, dtype=dtype) | xl_size() | ways(shard, mb) | dict(ranks=ranks)
+            how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, config=config)
+            yield Case(ACCOUNTING, **keys, optimizer="adamw", **how, needs_bytes=XL_BYTES)
+            if (profile, ranks, dtype) == ("full", 2, "f32"):
+                keys |= xl_size("2.7B")
+                yield Case(ACCOUNTING, **keys, optimizer="adamw", **how, needs_bytes=NEW_XL_BYTES)
 
 
 def memory_cases(profile, device):
     """Where memory goes, and what is sent: with state that every rank has, and split both ways."""
-    size, ways_of, mb = (xl_size(), XL_WAYS, BUCKET_MB) if device == "cuda" else (LAPTOP, ("f32",), LAPTOP_MB)
-    for ranks in (2, 4) if profile == "full" and device == "cpu" else (2,):
-        for dtype in ways_of:
-            for shard in STATES:
-                keys = (
-                    size | ways(shard, mb) | dict(ranks=ranks, dtype=dtype, optimizer="adamw", part="memory")
-                )
-                how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
-                # What a step's operations find there: graphs have memory of CUDA's own.
-                config = configs_of(device, dtype, shard, queued=True)
-                yield Case(
-                    ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
-                )
+    gpu = device == "cuda"
+    kinds = [(xl_size(), dtype, XL_BYTES) for dtype in XL_WAYS] if gpu else [(LAPTOP, "f32", 0)]
+    kinds += [(xl_size("2.7B"), "f32", NEW_XL_BYTES)] if gpu and profile == "full" else []
+    counts = (2, 4) if profile == "full" and not gpu else (2,)
+    for ranks, (size, dtype, need), shard in product(counts, kinds, STATES):
+        keys = size | ways(shard, BUCKET_MB if gpu else LAPTOP_MB)
+        keys |= dict(ranks=ranks, dtype=dtype, optimizer="adamw", part="memory")
+        how = dict(seconds=20.0 if gpu else ranks, in_turn=gpu, needs_bytes=need)
+        # What a step's operations find there: graphs have memory of CUDA's own.
+        config = configs_of(device, dtype, shard, queued=True)
+        yield Case(ACCOUNTING, config=config, **keys, **how)
 
 
-def xl_size():
-    """The assignment's: xl on two GPUs, batch 2 a rank."""
-    return {"size": "xl"} | extents("xl")[0] | {"batch": 2, "context": 128}
+def xl_size(size="xl"):
+    """The assignment's: xl on two GPUs, batch 2 a rank. The xl of 2026 is 2.7B here."""
+    return {"size": size} | extents(size)[0] | {"batch": 2, "context": 512 if size == "2.7B" else 128}
 
 
 def configs_of(device, dtype="f32", shard=None, queued=False):

@@ -63,7 +63,11 @@ def accounting_cases(keys, device, profile):
     config = configs_of(device, dtype) | best | whole
     yield Case(ACCOUNTING, measure="time", **keys, **how, **where, config=config)
     config = configs_of(device, dtype, queued=True) | (best if gpu else {})
-    yield Case(ACCOUNTING, part="memory", seconds=30.0 if gpu else 4.0, **keys, **where, config=config)
+    weighed = dict(part="memory", seconds=30.0 if gpu else 4.0, **where)
+    yield Case(ACCOUNTING, **weighed, **keys, config=config)
+    if (profile, keys["size"], keys["ranks"]) == ("full", "2.7B", 2):  # the peak that sharding lowers
+        config = ranked.configs(device, "torch_ddp", dtype, queued=True)
+        yield Case(ACCOUNTING, **weighed, **keys | {"shard": "whole"} | bucket, config=config)
 
 
 def leaderboard_case():

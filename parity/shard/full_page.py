@@ -22,7 +22,7 @@ def report(page, records):
     report_proof(page, records.only("fsdp"))
     page.section("fsdp_accounting")
     parts = [r for r in records.only("fsdp_accounting", part="memory").records if r["status"] == "ok"]
-    mine = [r for r in parts if r["impl"] in MINE and "memory" in r and "values" in r]
+    mine = [r for r in parts if r["impl"] in MINE and "memory" in r and r["case"]["shard"] == "full"]
     mine.sort(key=lambda r: (extent(r["case"]), -MINE.index(r["impl"])))
     report_memory(page, mine, [r for r in parts if "memory" in r])
     report_steps(page, records)
@@ -31,6 +31,11 @@ def report(page, records):
     if mine:
         largest = mine[-1]
         told |= largest["case"] | memory_of(largest) | {"noisy": noisy(largest) or None}
+        base = next((r for r in parts if whole_peak(r) and same_shape(r, largest)), None)
+        if base:
+            told |= {"peak": max(largest["memory"]["peak_mib"]), "whole_peak": whole_peak(base)}
+        else:
+            page.lacks("the peak of a step without sharding")
         if noisy(largest):
             page.lacks("times of a machine that was not loaded")
         else:
@@ -83,6 +88,16 @@ def held(record):
     return sum(max(record["memory"].get(f"{part}_mib", [0.0])) for part in STATE)
 
 
+def whole_peak(record):
+    """MiB of C without sharding."""
+    mine = record["impl"] in MINE and record["case"]["shard"] == "whole"
+    return max(record["memory"]["peak_mib"]) if mine and "memory" in record else None
+
+
+def same_shape(one, other):
+    return all(one["case"][name] == other["case"][name] for name in SHAPE[:-1])  # whatever the ranks
+
+
 def memory_of(record):
     values = record["values"]
     return {
@@ -94,7 +109,7 @@ def memory_of(record):
 
 def report_memory(page, mine, parts):
     rows, seen = [], set()
-    for record in [*mine, *(r for r in parts if not r["impl"].startswith("c_"))]:
+    for record in [*mine, *(r for r in parts if r not in mine)]:
         head = {name: record["case"][name] for name in SHAPE}
         if record in mine and tuple(head.values()) not in seen:
             seen.add(tuple(head.values()))
@@ -107,7 +122,8 @@ def report_memory(page, mine, parts):
                 head | {"side": "arithmetic"} | parts_of | {"sum (MiB)": values["predicted total"] / MIB}
             )
         of_rank = {f"{name} (MiB)": max(record["memory"].get(f"{name}_mib", [None])) for name in PARTS}
-        rows.append(head | {"side": record["impl"], "sum (MiB)": held(record)} | of_rank)
+        side = record["impl"] + ", not sharded" * (record["case"]["shard"] == "whole")
+        rows.append(head | {"side": side, "sum (MiB)": held(record)} | of_rank)
     order = list(dict.fromkeys(tuple(row[name] for name in SHAPE) for row in rows))
     rows.sort(key=lambda row: order.index(tuple(row[name] for name in SHAPE)))
     setups = "; ".join(dict.fromkeys(setup(record["case"]) for record in parts))
