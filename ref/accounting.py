@@ -141,8 +141,8 @@ def parallel_times(strategy, d_model, d_ff, devices, tokens, flops_per_second, b
 
 def both_devices(d_model, d_ff, devices, tokens, flops_per_second, bytes_per_second):
     """The most devices for which compute hides communication in forward, with FSDP and tensor parallelism together.
-    overlapped: both communicate at the same time, so it is the product of their limits. shared: each has half of the
-    wire's time, for many devices."""
+    overlapped: both communicate at the same time, so it is the product of their limits. shared: both on one wire, whose
+    time for X and Y devices, wire["fsdp"] (X - 1) + wire["tensor"] (Y - 1), is at most the compute."""
     rates = dict(flops_per_second=flops_per_second, bytes_per_second=bytes_per_second)
 
     def times(strategy, count):
@@ -164,7 +164,8 @@ def both_devices(d_model, d_ff, devices, tokens, flops_per_second, bytes_per_sec
         "fsdp": 3 * d_model * d_ff * 2 / bytes_per_second,
         "tensor": 2 * tokens * d_model * 2 / bytes_per_second,
     }
+    budget = compute + sum(wire.values())
     return {
         "overlapped": limit("fsdp") * limit("tensor"),
-        "shared": (compute / 2 / wire["fsdp"]) * (compute / 2 / wire["tensor"]),
+        "shared": (budget / 2 / wire["fsdp"]) * (budget / 2 / wire["tensor"]),  # X Y is the largest with equal terms
     }

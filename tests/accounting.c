@@ -367,7 +367,7 @@ TD_TEST(parallelism_calculations)
 
     td_assert_ok(td_account_fsdp_tensor_devices(&p, &overlapped, &shared));
     assert_near("overlapped", overlapped, 15, 1e-12); /* (1 + 5)(1 + 1.5) */
-    assert_near("shared wire", shared, 1.875, 1e-12); /* 3/8 x 100 x 20 x 0.0025 */
+    assert_near("shared wire", shared, 1120.0 * 1120 / 192000, 1e-12); /* (600 + 120 + 400)^2 / (96 x 100 x 20) */
 }
 
 /** At the largest N, compute and communication take the same time. */

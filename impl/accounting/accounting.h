@@ -242,7 +242,7 @@ TD_API td_status td_account_parallel_times_of(td_account_strategy strategy,
                                               td_account_parallel_times *out);
 
 /** The largest N bound by compute with FSDP and tensor parallelism together: (1 + B W / C)(1 + 1.5 F W / C)
- * if their communication overlaps, and about (3 / 8) B F (W / C)^2 if they share the wire. */
+ * if their communication overlaps, and (6 B F W / C + 6 F + 4 B)^2 / (96 B F) if they share the wire. */
 TD_API td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, double *overlapped,
                                                 double *shared_wire);
 

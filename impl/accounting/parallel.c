@@ -200,7 +200,10 @@ td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, do
     double fsdp = parallel->tokens * ratio;
     double tensor = 1.5 * parallel->d_ff * ratio;
     *overlapped = (1.0 + fsdp) * (1.0 + tensor);
-    *shared_wire = (0.5 * fsdp) * (0.5 * tensor); /* each has half of the wire's time */
+    /* On one wire 6 F (X - 1) + 4 B (Y - 1) <= 6 B F W / C; X Y is the largest if both terms are equal. */
+    double weights = 6.0 * parallel->d_ff, activations = 4.0 * parallel->tokens;
+    double half = 0.5 * (weights * fsdp + weights + activations);
+    *shared_wire = half / weights * (half / activations);
 cleanup:
     return status;
 }
