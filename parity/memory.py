@@ -251,7 +251,6 @@ MADE_BY_TORCH = {  # by whether the tensor is a matrix of scores
     False: ("FFN hidden tensor", "ref/transformer.py: w2(silu(w1 x) * w3 x)"),
 }
 BOTH = ("c", "c_naive", "torch_eager")
-LITTLE = 0.2  # of a step's peak: weights and optimizer state of 2.7B are 3 / 4 or more of it in f32
 
 
 def report(page, records):
@@ -259,21 +258,18 @@ def report(page, records):
     f32, mixed = (measured.only(dtype=dtype) for dtype in ("f32", "bf16_mixed"))
     report_timeline(page, f32)
     page.section("memory_profiling (b)")
-    page.note(
-        "f32, batch 4, peaks in MiB: reserved memory in C, allocated memory in PyTorch; (a) counts live tensors. "
-        "inference: nothing is kept; forward: everything that backward needs is kept."
-    )
+    reserved = "reserved: what the device gave to C; tensors: the most that tensors took of it, and of PyTorch's memory"
+    passes = "inference: nothing is kept; forward: everything that backward needs is kept"
+    page.note(f"f32, batch 4, peaks in MiB. {reserved}. {passes}.")
     report_peaks(page, f32, "peaks_f32")
     untried = measured.where(lambda r: r["status"] == "not run").values("context")
-    page.say(**peak_values(f32, context_of_steps(f32)), short=ends_of(f32)[0], untried=untried)
+    first, last = ends_of(f32)
+    page.say(first=first, last=last, untried=untried)
     page.section("memory_profiling (c)")
     page.note("bf16 mixed precision, batch 4, peaks in MiB.")
     report_peaks(page, mixed, "peaks_bf16_mixed")
-    context = context_of_steps(f32, mixed)
-    peaks = {"f32": peak_values(f32, context), "mixed": peak_values(mixed, context)}
-    steps = [[of.get(f"{name}_step") for of in peaks.values()] for name in ("c", "torch")]
-    little = all(wide and low and abs(low / wide - 1) < LITTLE for wide, low in steps)
-    page.say(**peaks, little=little, ends=list(zip(ends_of(f32), ends_of(mixed), strict=True)))
+    (short_wide, wide), (short_low, low) = (ends_of(of, f32, mixed) for of in (f32, mixed))
+    page.say(wide=wide, low=low, short_wide=short_wide, short_low=short_low)
     report_residual(page, f32)
     report_largest(page, f32)
     report_saved(page, records.only(part=["peaks", "block"], dtype="f32"))
@@ -340,37 +336,34 @@ def report_timeline(page, f32):
 
 def report_peaks(page, records, name):
     def cells(record):
-        return {f"{record['case']['pass']} {record['impl']}": record.get("peak_mib") or record["status"]}
+        impl, peak = record["impl"], record.get("peak_mib") or record["status"]
+        if impl not in WAYS:
+            return {f"{impl} tensors": peak}
+        return {f"{impl} reserved": peak, f"{impl} tensors": in_mib(values_of(record), "live")}
 
-    rows = tabled(records.records, ("size", "context"), cells, order=lambda key: key)
-    order = [f"{what} {impl}" for what in ref.PASSES for impl in BOTH]
-    page.table(rows, name, ["size", "context", *order], expected=3)
-
-
-def context_of_steps(*parts):
-    """The longest of the handout's contexts at which C's step fits in every part; None if there is none."""
-    steps = [part.only(impl="c", context=CONTEXTS, **{"pass": "step"}) for part in parts]
-    fits = [set(of.where(lambda r: r.get("peak_mib")).values("context")) for of in steps]
-    return max(set.intersection(*fits), default=None)
+    keys = ("size", "context", "pass")
+    rows = tabled(records.records, keys, cells, order=lambda key: (*key[:2], ref.PASSES.index(key[2])))
+    order = [f"{impl} {what}" for impl in BOTH for what in ("reserved", "tensors")]
+    page.table(rows, name, [*keys, *order], expected=9)
 
 
 def peak_values(records, context):
-    """Peaks of the largest case of this context, or of the longest, by pass and side, for sentences."""
-    found, at = {}, {"context": context} if context else {}
-    for impl, name in (("c", "c"), ("torch_eager", "torch")):
-        for what in ref.PASSES:
-            record = longest(records, impl=impl, **at, **{"pass": what})
-            if record:
-                found |= {"size": record["case"]["size"], "context": record["case"]["context"]}
-                found[f"{name}_{what}"] = record.get("peak_mib")
-    reserves = values_of(longest(records, impl="c", **at, **{"pass": "forward"})).get("blocks gradients", 0)
-    return found | {"c_forward_reserves": reserves}
+    """Peaks at a context by side and pass, for sentences, and of C also what its tensors took."""
+    found = {}
+    for record in records.only(impl=list(BOTH), context=context).where(lambda r: r.get("peak_mib")).records:
+        name = f"{record['impl']}_{record['case']['pass']}"
+        found |= {"size": record["case"]["size"], "context": context, name: record["peak_mib"]}
+        found[f"{name}_tensors"] = in_mib(values_of(record), "live")
+    return found
 
 
-def ends_of(records):
-    """Peaks at the shortest and the longest context of the handout's."""
-    contexts = [c for c in records.values("context") if c <= CONTEXTS[-1]]
-    return [peak_values(records, end(contexts, default=None)) for end in (min, max)]
+def ends_of(records, *parts):
+    """Peaks at the shortest and the longest context at which C's step ran in every part, or in these records."""
+    ran = [
+        of.only(impl="c", **{"pass": "step"}).where(lambda r: r.get("peak_mib")) for of in parts or [records]
+    ]
+    contexts = set.intersection(*(set(of.values("context")) for of in ran))
+    return [peak_values(records, end(contexts)) if contexts else {} for end in (min, max)]
 
 
 def report_residual(page, f32):

@@ -167,5 +167,6 @@ def both_devices(d_model, d_ff, devices, tokens, flops_per_second, bytes_per_sec
     budget = compute + sum(wire.values())
     return {
         "overlapped": limit("fsdp") * limit("tensor"),
-        "shared": (budget / 2 / wire["fsdp"]) * (budget / 2 / wire["tensor"]),  # X Y is the largest with equal terms
+        "shared": (budget / 2 / wire["fsdp"])
+        * (budget / 2 / wire["tensor"]),  # X Y is the largest with equal terms
     }

@@ -366,8 +366,8 @@ TD_TEST(parallelism_calculations)
     assert_near("TP devices, backward", t.backward_devices, 4, 1e-12);
 
     td_assert_ok(td_account_fsdp_tensor_devices(&p, &overlapped, &shared));
-    assert_near("overlapped", overlapped, 15, 1e-12); /* (1 + 5)(1 + 1.5) */
-    assert_near("shared wire", shared, 1120.0 * 1120 / 192000, 1e-12); /* (600 + 120 + 400)^2 / (96 x 100 x 20) */
+    assert_near("overlapped", overlapped, 15, 1e-12);                  /* (1 + 5)(1 + 1.5) */
+    assert_near("shared wire", shared, 1120.0 * 1120 / 192000, 1e-12); /* (600 + 120 + 400)^2 / (96 B F) */
 }
 
 /** At the largest N, compute and communication take the same time. */

@@ -72,15 +72,12 @@ def rendered(node, values):
 # file | the number that varies | what it is compared with | words if it is less, or equal |
 # words if it is more, or another | other numbers that are not 1
 ROWS = """
-accounting|forward_comm|backward_compute||limits both
 bench|most.size|small.size||and 1 ms for
 bench|ends.c#length|1||gain grows with the size
 bench|ends.torch_eager#length|1||, and that of
 bench|ends.torch_eager.0.forward, f32 / bf16|1|gets slower|
 bench|ends.torch_eager.0.forward, f32 / bf16|1.1|gains little|
-bench|torch.best|best|needs more memory|
 ddp|held|results|Yes: all 1 results hold.|10 of 1 results hold
-ddp|naive.exposed|1.1 * naive.collectives||more than the all-reduces take
 ddp|flat.step|naive.step|lowers|raises
 ddp|flat.collectives|naive.collectives|fixed cost|
 ddp|flat.hidden|0.01|begins after backward|
@@ -96,11 +93,12 @@ ddp|small.collectives|large.collectives||The all-reduces of
 flash|held|judged|All 1 cases pass|10 of 1 cases pass
 flash|held|judged|All 1 cases pass|10 of 1 cases pass
 memory|gradients|0.1 * weights|no optimizer stage|
-memory|short.c_forward|short.torch_forward||C reserves
-memory|ends.0.1.torch_forward|ends.0.0.torch_forward||rises at
-memory|ends.1.1.torch_forward|ends.1.0.torch_forward|falls from|goes from|ends.1.0.context=2
-memory|ends.1.0.context|ends.0.0.context||goes from
-memory|ends.1.1.c_inference|ends.1.0.c_inference||C's inference rises
+memory|first.context|last.context||At context 10 tensors
+memory|first.context|last.context||A training step there
+memory|first.c_forward|1.2 * first.c_forward_tensors||also reserves
+memory|short_low.torch_eager_forward|short_wide.torch_eager_forward||rises at
+memory|low.torch_eager_forward|wide.torch_eager_forward|falls from|
+memory|low.c_inference|wide.c_inference||C's inference rises
 memory|context|2048|by this formula|
 memory|context|512|at a longer context|
 ops|held|judged|All 1 cases pass|10 of 1 cases pass
@@ -108,17 +106,15 @@ shard|held|results|Yes: all 1 results hold|10 of 1 results hold
 shard|torch.whole.made|1.5 * torch.whole.parameters||After construction PyTorch holds
 shard|c.whole.made|c.whole.after_update|takes all memory at construction|
 shard|c.whole.reused|1||gradients reuse
-shard|torch.whole.activations|torch.whole.parameters||too many for them
-shard|flat.ratio|1|faster than no shards|slower than no shards
+shard|torch.whole.rest|0.99 * torch.whole.parameters||as large as all gradients
 shard|held|results|Yes, within the error|10 of 1 results hold
-shard|ranks * total|0.99 * whole|the rest is saved|
-shard|stretch|0||slower compute
+shard|ranks * total|0.99 * whole|Sharding by|
 trace|earlier.apart|0.05|match|differ by
 trace|slowed|0.1||profiler shows
 trace|mine.both|mine.kernel|the same|`10`
 trace|theirs.kernel|mine.kernel|C's kernel|`10`
 trace|theirs.both|theirs.kernel|the same|`10`
-trace|theirs.rest|0.01||have no name here
+trace|theirs.rest|0.01||without a name here
 trace|theirs.step|theirs.forward|the share falls||mine.forward=2
 trace|mine.step|mine.forward|the share falls||theirs.forward=2
 trace|least|context|the share falls more||mine.short.0=2 theirs.short.0=2
@@ -126,7 +122,8 @@ trace|theirs.short.0 - theirs.short.1|theirs.forward - theirs.step||the share fa
 trace|mine.short.0 - mine.short.1|mine.forward - mine.step||the share falls more|theirs.short.0=2 least=0
 transformer|held|judged|All 1 cases pass|10 of 1 cases pass
 """
-NAMES = {("bench", "size", "xl"), ("trace", "mine.class", "matmul")}  # a name's own words, no verdict
+NAMES = {("bench", "size", "xl"), ("bench", "dtype", "f32"), ("shard", "flat.verdict", "equal")}
+NAMES |= {("trace", "mine.class", "matmul")}  # a name's own words, no verdict
 
 
 class Words(unittest.TestCase):

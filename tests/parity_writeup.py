@@ -144,11 +144,10 @@ class Answers(unittest.TestCase):
         peaks |= {("torch_eager", "f32", 512): 110.0, ("torch_eager", "bf16_mixed", 512): 108.0}
         records = self.peaks(peaks, ("inference", "forward", "step"))
         _, values = self.answers(memory.report, records)
-        (f32, mixed) = values["memory_profiling (c)"]["ends"][-1]
+        f32, mixed = (values["memory_profiling (c)"][name] for name in ("wide", "low"))
         self.assertEqual((f32["c_inference"], mixed["c_inference"]), (100.0, 150.0))
-        self.assertEqual((f32["torch_step"], mixed["torch_step"]), (110.0, 108.0))
-        self.assertEqual(values["memory_profiling (b)"]["c_step"], f32["c_step"])
-        self.assertFalse(values["memory_profiling (c)"]["little"])
+        self.assertEqual((f32["torch_eager_step"], mixed["torch_eager_step"]), (110.0, 108.0))
+        self.assertEqual(values["memory_profiling (b)"]["last"]["c_step"], f32["c_step"])
 
     def test_memory_is_compared_at_a_context_that_both_dtypes_have(self):
         fits = {
@@ -159,11 +158,10 @@ class Answers(unittest.TestCase):
         }
         peaks = {(impl, *key): mib for key, mib in fits.items() for impl in ("c", "torch_eager")}
         _, values = self.answers(memory.report, self.peaks(peaks, ("step",)))
-        found = {name: values["memory_profiling (c)"][name] for name in ("f32", "mixed")}
+        found = {name: values["memory_profiling (c)"][name] for name in ("wide", "low")}
         self.assertEqual({of["context"] for of in found.values()}, {256})
         self.assertEqual([of["c_step"] for of in found.values()], [100.0, 103.0])
-        self.assertEqual(values["memory_profiling (b)"]["context"], 512)
-        self.assertTrue(values["memory_profiling (c)"]["little"])
+        self.assertEqual(values["memory_profiling (b)"]["last"]["context"], 512)
 
     def test_one_block_at_the_longest_context_is_measured_without_the_others(self):
         case = memory.block_case("2.7B", memory.LONGEST)

@@ -221,8 +221,7 @@ def likes(records: Sequence[Mapping]) -> Findings:
     theirs = [r for r in records if not is_judged(r["impl"]) and r.get("config")]
     for run in grouped(theirs, case_of):
         for mine, other in itertools.combinations(sorted(run, key=lambda r: r["impl"]), 2):
-            compiled = {bool(side["config"].get("compiled")) for side in (mine, other)}
-            differ = ["compilation"] * (len(compiled) - 1) + differing(mine, other)
+            differ = differing(mine, other)
             if len(differ) > 1:
                 yield mine, f"{mine['impl']} and {other['impl']} differ in {', '.join(differ)} at once"
 

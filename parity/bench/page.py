@@ -106,6 +106,9 @@ def report_phases(page, warm):
     page.table(rows, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
     ended = [r for r in asked.only(impl="torch_eager").records if r["status"] == "oom"]
     lost = list(dict.fromkeys(r["case"]["size"] for r in ended))
+    same = {"impl": "torch_eager", "part": "peaks", "dtype": "f32", "pass": "step", "size": lost}
+    alone = page.others.only("memory_profiling", context=asked_context(f32), **same) if lost else None
+    alone = alone and alone.where(lambda r: r.get("peak_mib")).first()
     if lost:
         page.lacks(
             f"PyTorch's {', '.join(lost)} in f32: out of memory, because our harness holds weights as well"
@@ -131,6 +134,7 @@ def report_phases(page, warm):
         several=len(sizes) > 1,
         cold=list(fewer["warm-up"]),
         lost=lost,
+        alone=alone and alone["case"] | {"peak": alone["peak_mib"]},
         asked=WARM,
     )
     order = ["dtype", "size", "context", "pass", "side", *PHASES, "median", "n", "MFU", "peak", "status"]
@@ -156,10 +160,14 @@ def report_warmup(page, grid):
     """The ten steps after w warm-up steps of one run, all of whose steps were timed. On a CPU each w has its run."""
     page.section("benchmarking_script (c)")
     rows, firsts = {}, {}
+    cold = [(r["case"]["dtype"], r["case"]["context"]) for r in grid.records if is_cold(r)]
+    setting = next((of for of in COLD if of in cold), None)
     for record in grid.records:
         case, steps = record["case"], record.get("samples", [])
         key = {"size": case["size"], "pass": case["pass"], "side": record["impl"]}
         found, settled = {}, None
+        if is_cold(record) and (case["dtype"], case["context"]) != setting:
+            continue
         if is_cold(record) and len(steps) > max(WARMUPS) + 1:
             for warmup in WARMUPS:
                 found[warmup] = statistics(steps[warmup : warmup + len(steps) - max(WARMUPS)])
@@ -183,10 +191,8 @@ def report_warmup(page, grid):
     ]
     for *_, case in itertools.islice(itertools.chain(*firsts.values()), 1):
         page.note(
-            "{dtype}, batch {batch}, context {context}, unlike (b); phases are not timed apart. Mean ± standard "
-            "deviation in ms of the ten steps after w warm-up steps. settled: the median after the fifth.".format(
-                **case
-            )
+            "{dtype}, batch {batch}, context {context}; whole steps. Mean ± standard deviation in ms of the ten steps "
+            "after w warm-up steps. settled: the median after the fifth.".format(**case)
         )
     shown = [row for row in rows.values() if "w = 0" in row]
     page.table(shown, "warmup", names, dict.fromkeys(("first step", "settled"), "ms"), expected=2)
@@ -198,7 +204,7 @@ def report_warmup(page, grid):
             told[impl] = {"first": start, "settled": settled, "size": case["size"]}
             row = rows[case["size"], case["pass"], impl]
             told[impl] |= {f"w{warmup}": row.get(f"w = {warmup}") for warmup in WARMUPS}
-    page.say(**told, gpu=on_gpu(grid) if told else None)
+    page.say(**told, dtype=setting and setting[0], gpu=on_gpu(grid) if told else None)
 
 
 def report_precision(page, warm):
@@ -250,9 +256,12 @@ def report_compiled(page, compiled, others):
     for (size,), sides in by_case(whole, ["size"]).items():
         for impl in (impl for impl in CHANGES if impl in sides):
             step, alone = (found.first(impl=impl, size=size) for found in (steps, forward))
-            base = (steps if step else forward).first(impl=CHANGES[impl], size=size)
-            row = {"size": size, "side": impl, "changes": "; ".join(differing(step or alone, base))}
-            row |= {"base": CHANGES[impl] if base else None}
+            base = CHANGES[impl]
+            while base and base not in sides:
+                base = CHANGES[base]
+            other = base and (steps if step else forward).first(impl=base, size=size)
+            row = {"size": size, "side": impl, "base": base}
+            row["changes"] = ", ".join(differing(step or alone, other)) if other else None
             for what, record in (("forward", alone), ("step", step)):
                 row[f"{what} (ms)"] = (record and number(record, "ms")) or (record or {}).get("status")
                 mark(row, record, what)
@@ -262,7 +271,7 @@ def report_compiled(page, compiled, others):
         f"Batch 4, context {WHOLE_CONTEXT}, bf16_mixed: the forward pass without gradients, and a whole step. changes: "
         "what the side has other than the side `base` (its own first)."
     )
-    page.table(rows, "changes", ["size", "side", "base", "changes"], expected=len(CHANGES))
+    page.table(rows, "changes", expected=len(CHANGES))
     if not any(impl in whole.impls() for impl in COURSE):
         page.lacks("the unchanged model compiled, and one change at a time")
     report_classes(page, compiled.only(part="classes"), steps)
@@ -311,7 +320,8 @@ def said_of(records, others):
     mine, best = (fastest(usable[size], impls) for impls in (ORDER[:3], COMPILED))
     eager, compiled = usable[size]["torch_eager"], usable[size].get("torch_compile")
     told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(mine, best)}
-    told |= {"differ": differing(compiled, eager), "small": small if least != size else None}
+    differ = [of for of in differing(compiled, eager) if not of.startswith("compilation")]
+    told |= {"differ": differ, "small": small if least != size else None}
     same = {name: eager["case"][name] for name in ("size", "context", "dtype", "pass")}
     again = [ms for ms in map(ms_of, others.only(impl="torch_eager", **same).records) if ms]
     apart = max((abs(ms / ms_of(eager) - 1) for ms in again), default=0.0)

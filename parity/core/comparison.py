@@ -65,7 +65,7 @@ def traits(record: Mapping) -> dict[str, str]:
     }
     captured = config.get("graph", config.get("captured", False))
     found["capture"] = "one CUDA graph" if captured else "queued"
-    found |= {"compiled": "yes" if config["compiled"] else "no"} if "compiled" in config else {}
+    found |= {"compilation": "yes" if config["compiled"] else "no"} if "compiled" in config else {}
     found |= {"update": config["update"]} if "update" in config else {}
     if "compressed" in config or record["case"].get("dtype") != "bf16_mixed":
         found["gradients sent in"] = "bf16" if config.get("compressed") else "f32"

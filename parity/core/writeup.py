@@ -112,7 +112,8 @@ def sections_of(
         parts = [m for m in machines if report.of_module(m.records, name) and m.rank()]
         if getattr(module, "JOINED", False) and len(parts) > 1:
             whole: dict[tuple, Mapping] = {}  # of a result that several machines have, the preferred one's
-            for part in sorted(parts, key=Machine.rank):
+            parts.sort(key=Machine.rank)  # the last one's page has the times of the sentences
+            for part in parts:
                 mine = {key_of(r): r for r in report.of_module(part.records, name)}
                 whole |= {key: r for key, r in mine.items() if r["status"] == "ok" or key not in whole}
             joined = Machine(" and ".join(m.name for m in parts), list(whole.values()), parts[-1])

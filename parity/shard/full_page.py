@@ -1,7 +1,7 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
 from parity.core.cards import peak_of
-from parity.core.comparison import NOISY, loaded, ms_of
+from parity.core.comparison import NOISY, differing, loaded, ms_of
 from parity.ddp.page import MINE, bars_of
 from parity.shared.bench_ranks import CALLS
 from parity.shared.pages import MIB, extent, report_proofs, setup, tabled
@@ -176,7 +176,11 @@ def timed_of(records):
     theirs = [ms for impl, ms in of.items() if impl.startswith("torch") and ms]
     if side is None or not theirs:
         return None
+    records = {r["impl"]: r for r in times.records if r["case"] == case}
+    best = min((r for impl, r in records.items() if impl.startswith("torch") and of[impl]), key=ms_of)
     steps = {"mine": of[side], "theirs": min(theirs), "whole": of.get(whole_of(side))}
+    steps |= {"differ": differing(records[side], best)}
+    steps |= {"whole_differ": differing(records[side], records.get(whole_of(side)))}
     return case | steps | {"compiled": min(theirs) == of.get("torch_fsdp_compiled")}
 
 

@@ -10,6 +10,7 @@ from parity.shared.ranked import whole_of
 STATES = ("whole", "tensors", "flat")
 WORDS = {"made": "after construction", "before_update": "before the update", "after_update": "after it"}
 NAMES = ("size", "dtype", "ranks")
+LIVING = ("parameters", "gradients", "optimizer_state", "buffers")
 
 
 def report(page, records):
@@ -69,6 +70,9 @@ def report_memory(page, parts):
         shard, arithmetic = case["shard"], memory_of(case)
         if not any(row["state"] == shard for row in rows):
             rows.append({"state": shard, "side": "arithmetic"} | titled(arithmetic))
+        if "peak" in columns:  # what the other columns leave of it, which are activations and more
+            columns["rest"] = columns["peak"] - sum(columns.get(name, 0.0) for name in LIVING)
+            columns = {name: mib for name, mib in columns.items() if name != "activations"}
         rows.append({"state": shard, "side": record["impl"]} | titled(columns))
         mine = record["impl"].startswith("c_")
         name = f"{'C' if mine else 'PyTorch'}, {'not sharded' if shard == 'whole' else f'sharded, {shard}'}"
@@ -82,7 +86,8 @@ def report_memory(page, parts):
     where = setup(first[0]["case"]) if first else ""
     page.note(
         f"{where}; MiB of the rank with the most, in the second step. whole: not sharded. tensors: a parameter's "
-        "state has one owner. flat: every rank has the same share of all state."
+        "state has one owner. flat: every rank has the same share of all state. rest: the peak less the first four "
+        "columns."
     )
     page.table(rows, "memory", expected=3)
     title = f"Memory at three points of a step, with and without sharding of the optimizer, {where}"
