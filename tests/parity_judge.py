@@ -6,7 +6,7 @@ import unittest
 
 import torch
 
-from parity.core.allowance import leaning, no_measures
+from parity.core.allowance import Orders, leaning, no_measures
 from parity.core.case import amid, equal, within
 from parity.core.draw import Draw
 from parity.core.equals import LARGE, UNIT, Sequential
@@ -415,7 +415,9 @@ class WrongAnswers(unittest.TestCase):
         truth = torch.tensor([1 + 0.3e-3], dtype=torch.float64)  # 1 in f16
         for factor, wrong in ((1.0, 0), (1.003, 1)):
             theirs = {"torch_eager": (truth * factor).half()}
-            self.assertEqual(len(no_measures(theirs, [truth.half()] * 2, truth, None, 1, 0.0)), wrong)
+            self.assertEqual(
+                len(no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, 0.0)), wrong
+            )
 
 
 class Equals(unittest.TestCase):
@@ -520,7 +522,7 @@ class Equals(unittest.TestCase):
         truth = normal("t", F32, 64, 64).double()
         cut = (truth.float().view(torch.int32) >> 16 << 16).view(F32)
         for answer, leans in ((truth, False), (1.003 * truth, True), (0.997 * truth, True), (cut, True)):
-            common, most = leaning(answer.to(BF16), truth, [])
+            common, most = leaning(answer.to(BF16), truth, Orders([], truth))
             self.assertEqual(abs(common) > most, leans)
 
     def test_leaning_of_an_answer_that_is_less_noisy_than_the_equals(self):
@@ -528,7 +530,7 @@ class Equals(unittest.TestCase):
         near, far = 1.01 * truth.to(BF16).double(), 1.01 * truth + 0.02 * noise
         equals = [(factor * truth + 0.02 * noise.roll(1)).to(BF16) for factor in (0.995, 1.005)]
         for answer, leans in ((near, True), (far, False)):
-            common, most = leaning(answer.to(BF16), truth, equals)
+            common, most = leaning(answer.to(BF16), truth, Orders(equals, truth))
             self.assertEqual(abs(common) > most, leans)
 
     def test_a_small_row_in_16_bits(self):

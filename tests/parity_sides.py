@@ -10,7 +10,7 @@ from parity_writeup import timed
 from rich.console import Console
 
 from parity.core import verdict
-from parity.core.allowance import SAME, allow
+from parity.core.allowance import SAME, Orders, allow
 from parity.core.judge import judge
 from parity.core.view import Records
 from parity.core.writeup import Machine
@@ -43,7 +43,7 @@ class Sides(unittest.TestCase):
         first, second = torch.randn_like(truth).sign() * 2e-4, torch.randn_like(truth).sign() * 3e-4
         first[32:], second[:32] = 0, 0  # so that a limit of the norm is below the limits of the elements
         torchs = [(truth + error).float() for error in (first, second)]
-        limit = allow(truth, torchs, [], torch.float32)
+        limit = allow(truth, torchs, Orders([], truth), torch.float32)
         self.assertAlmostEqual(limit.norm / (SAME * 3e-4 * 0.5**0.5), 1, places=2)
         every = first + second
         one = torch.zeros_like(truth)

@@ -61,32 +61,50 @@ class Allowance:
     equals_rel_l2: float | None
 
 
+class Orders:
+    """The equals of one output: their errors, relative norms and common factors, less 1."""
+
+    def __init__(self, equals: Sequence[torch.Tensor], truth: torch.Tensor):
+        self.off = _off(torch.stack([*equals]), truth) if equals else truth.new_empty((0, *truth.shape))
+        flat, size = self.off.reshape(len(equals), truth.numel()), torch.linalg.vector_norm(truth)
+        norms = torch.linalg.vector_norm(flat, dim=1)
+        self.rel = torch.where(norms == 0, 0.0, norms / size)
+        self.factors = flat @ truth.flatten() / size**2 if size > 0 else torch.zeros_like(norms)
+        self.apart = float(self.factors.std()) if len(norms) > 1 else 0.0  # the std of the common factors
+
+    def __len__(self) -> int:
+        return len(self.rel)
+
+    def limit(self, narrow: bool) -> tuple[float, float]:
+        """By norm, and the rms of the errors."""
+        rms, std = float(self.rel.square().mean().sqrt()), float(self.rel.std()) if len(self) > 1 else 0.0
+        return (NORM_16 if narrow else NORM) * rms + SPREAD * std, rms
+
+
 def allow(
     truth: torch.Tensor,
     torchs: Sequence[torch.Tensor],
-    equals: Sequence[torch.Tensor],
+    orders: Orders,
     dtype: torch.dtype,
     eps: float | None = None,
 ) -> Allowance:
     """For a finite `truth`, PyTorch's answers, the reference first, and its equals. `eps` replaces the dtype's own."""
     u = (torch.finfo(dtype).eps if eps is None else eps) / 2
     theirs = [_off(answer, truth) for answer in torchs]
-    off = [_off(equal, truth) for equal in equals]
     norms = [relative(e, truth) for e in theirs]
     norm = SAME * max(norms, default=0.0)
     elements = torch.stack([*theirs, torch.zeros_like(truth)]).abs().amax(0)
+    off = torch.stack([*theirs, *orders.off]) if theirs or len(orders) else truth.new_zeros((1, *truth.shape))
     rms_equals = rows = None
-    if off:
+    if len(orders):
         narrow = dtype.itemsize < 4
-        limit, rms_equals = _of_orders(off, truth, narrow)
+        limit, rms_equals = orders.limit(narrow)
         norm = max(norm, limit)
-        noise = _noise(torch.stack([*theirs, *off]), truth, torch.finfo(dtype).eps / 2, narrow)
-        elements = torch.maximum(elements, noise)
+        elements = torch.maximum(elements, _noise(off, truth, torch.finfo(dtype).eps / 2, narrow))
         if narrow and truth.dim() > 1 and truth.shape[-1] >= LONG_ROW:
-            squares = torch.stack([*theirs, *off]).square().mean((0, -1))
-            rows = ELEMENT * squares.sqrt() + 2 * u * truth.square().mean(-1).sqrt()
-    largest = max((float(e.abs().max()) for e in [*theirs, *off] if e.numel()), default=0.0)
-    last = 2 * u if off and dtype.itemsize < 4 else u
+            rows = ELEMENT * off.square().mean((0, -1)).sqrt() + 2 * u * truth.square().mean(-1).sqrt()
+    largest = float(off.abs().max()) if off.numel() else 0.0
+    last = 2 * u if len(orders) and dtype.itemsize < 4 else u
     return Allowance(
         norm + u,
         elements + last * truth.abs(),
@@ -99,7 +117,7 @@ def allow(
 
 def no_measures(
     torchs: Mapping[str, torch.Tensor],
-    equals: Sequence[torch.Tensor],
+    orders: Orders,
     truth: torch.Tensor,
     eps: float | None,
     longest: int,
@@ -111,17 +129,16 @@ def no_measures(
     narrow, u = dtype.itemsize < 4, (torch.finfo(dtype).eps if eps is None else eps) / 2
     if not truth.any():
         return {}
-    if not equals:
+    if not len(orders):
         far = {impl: relative(_off(answer, truth), truth) for impl, answer in torchs.items()}
         return {
             impl: f"rel_l2 {e:.3g} exceeds {UNORDERED:.3g}" for impl, e in far.items() if not e <= UNORDERED
         }
-    off = [_off(equal, truth) for equal in equals]
-    mean = sum(off) / len(off)
-    differ = math.sqrt(sum(relative(e - mean, truth) ** 2 for e in off) / max(1, len(off) - 1))
+    mean = orders.off.mean(0)
+    differ = relative(orders.off - mean, truth) / math.sqrt(max(1, len(orders) - 1))
     rounding = longest / UNIT * ROUNDING
-    between = FACTORS * max(apart, factors_apart(equals, truth))
-    norm = FAIR * (_of_orders(off, truth, narrow)[0] + u) + rounding
+    between = FACTORS * max(apart, orders.apart)
+    norm = FAIR * (orders.limit(narrow)[0] + u) + rounding
     few = float(torch.linalg.vector_norm(truth.square()) / truth.square().sum())  # 1 of a single number
 
     def wrong(e: torch.Tensor, limit: float) -> str:
@@ -134,19 +151,6 @@ def no_measures(
     found = {impl: wrong(_off(answer, truth), norm) for impl, answer in torchs.items()}
     found[""] = wrong(mean, max(OFF, 2 * u) + DIFFER * differ + rounding)
     return {impl: words for impl, words in found.items() if words}
-
-
-def factors_apart(equals: Sequence[torch.Tensor], truth: torch.Tensor) -> float:
-    """The std of the equals' common factors."""
-    factors = torch.tensor([factor(equal.double(), truth) for equal in equals], dtype=torch.float64)
-    return float(factors.std()) if len(factors) > 1 else 0.0
-
-
-def _of_orders(off: Sequence[torch.Tensor], truth: torch.Tensor, narrow: bool) -> tuple[float, float]:
-    """The limit by norm from the equals' errors, and their rms."""
-    rel = torch.tensor([relative(e, truth) for e in off], dtype=torch.float64)
-    rms, std = float(rel.square().mean().sqrt()), float(rel.std()) if len(rel) > 1 else 0.0
-    return (NORM_16 if narrow else NORM) * rms + SPREAD * std, rms
 
 
 def _factor(off: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
@@ -165,7 +169,7 @@ def relative(off: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def leaning(
-    value: torch.Tensor, truth: torch.Tensor, equals: Sequence[torch.Tensor], apart: float = 0.0
+    value: torch.Tensor, truth: torch.Tensor, orders: Orders, apart: float = 0.0
 ) -> tuple[float, float]:
     """By which factor an answer in 16 bits differs from the truth rounded once, less 1, and its limit. `apart`: as in
     no_measures()."""
@@ -174,13 +178,13 @@ def leaning(
     most = LEANING * torch.finfo(value.dtype).eps / 2 + CHANCE * spread
     once = relative(rounded - truth, truth)
 
-    def beyond(answer: torch.Tensor) -> float:
-        rest = relative(answer - factor(answer, truth) * truth, truth)
-        return math.sqrt(rest**2 - once**2) if rest > LITTLE_MORE * once else 0.0
+    def beyond(these: Orders) -> float:
+        """The largest error apart from the common factor and one rounding."""
+        rest = float((these.rel.square() - these.factors.square()).amax()) if len(these) else 0.0
+        return math.sqrt(rest - once**2) if rest > (LITTLE_MORE * once) ** 2 else 0.0
 
-    theirs = max((beyond(equal.double()) for equal in equals), default=0.0)
-    share = min(1.0, beyond(wide) / max(theirs, 1e-300))
-    return common, most + share * FACTORS * max(apart, factors_apart(equals, truth))
+    share = min(1.0, beyond(Orders([wide], truth)) / max(beyond(orders), 1e-300))
+    return common, most + share * FACTORS * max(apart, orders.apart)
 
 
 def factor(value: torch.Tensor, truth: torch.Tensor) -> float:

@@ -7,6 +7,7 @@ A case of dtype TF32 rounds the inputs of products, and eps is TF32's. PyTorch m
 same. So modules may bring a side that rounds the inputs of each product. Then eps is the output's again.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,9 @@ from parity.core.allowance import (
     LEANING_NUMBERS,
     RARE,
     Allowance,
+    Orders,
     allow,
     factor,
-    factors_apart,
     leaning,
     no_measures,
     relative,
@@ -78,12 +79,9 @@ def judge(
     """The verdict of each side. PyTorch's sides are asked only whether they may be a measure of C's. `eps` replaces
     that of an output's dtype. `equals`: the reference's answers with sums in other orders, which may lack outputs;
     `longest`: the terms of their longest sum."""
-    sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
-    truth = _tensors(truth)
-    judged = _Judge(sides, truth, rules, reference, eps, [_tensors(outputs) for outputs in equals])
-    judged.refuse_measures(longest)
-    verdicts = {}
-    for impl, outputs in sides.items():
+    judged, verdicts = Judge(sides, truth, rules, reference, eps, equals, longest), {}
+    truth = judged.truth
+    for impl, outputs in judged.sides.items():
         found = verdicts[impl] = Verdict(
             [
                 f"{name}: {words}"
@@ -143,22 +141,37 @@ def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule:
     return next((rules[pattern] for pattern in rules if fnmatchcase(name, pattern)), parity())
 
 
-@dataclass(frozen=True)
-class _Judge:
+class Measure:
+    """What an output under parity() is held to. Numbers whose truth is not finite are 0 here; their places count."""
+
+    def __init__(self, judge: "Judge", name: str, dtype: torch.dtype):
+        truth = judge.truth[name]
+        self.finite, self.eps, self.dtype = _rounded(truth, dtype).isfinite(), judge.eps, dtype
+        self.truth = torch.where(self.finite, truth, 0.0)
+        self.torchs = {impl: self.of(x) for impl, x in judge.torchs(name).items()}
+        self.orders = Orders([self.of(found[name]) for found in judge.equals if name in found], self.truth)
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.finite, x, 0)
+
+    @functools.cached_property
+    def allowed(self) -> Allowance:
+        return allow(self.truth, [*self.torchs.values()], self.orders, self.dtype, self.eps)
+
+
+class Judge:
     """What C's outputs are held to."""
 
-    sides: Mapping[str, Outputs]
-    truth: Outputs
-    rules: Mapping[str, Rule]
-    reference: str | None
-    eps: float | None
-    equals: Sequence[Outputs]
-    refused: dict[tuple[str, str], str] = field(default_factory=dict)  # (side, output): why it is no measure
-    apart: list[float] = field(default_factory=list)  # stds of the factors of two equals, an output each
+    def __init__(self, sides, truth, rules, reference, eps=None, equals=(), longest=1):  # as judge() has them
+        self.sides, self.truth = {impl: _tensors(outputs) for impl, outputs in sides.items()}, _tensors(truth)
+        self.rules, self.reference, self.eps = rules, reference, eps
+        self.equals = [_tensors(outputs) for outputs in equals]
+        self.refused: dict[tuple[str, str], str] = {}  # (side, output): why it is no measure
+        self.measures: dict[str, Measure] = {}
+        self.refuse_measures(longest)
 
     def refuse_measures(self, longest: int) -> None:
         """Fills `refused`. The side "" stands for the equals."""
-        measures = {}
         for name, theirs in self.sides.get(self.reference, {}).items():
             rule, truth = rule_of(name, self.rules), self.truth.get(name)
             if rule.kind == "amid" and name in self.sides.get(rule.against, {}):
@@ -169,22 +182,24 @@ class _Judge:
             if rule.kind != "parity" or truth is None or isinstance(theirs, str):
                 continue
             if theirs.is_floating_point() and theirs.shape == truth.shape:
-                finite = _rounded(truth, theirs.dtype).isfinite()
-                torchs = {impl: torch.where(finite, x, 0) for impl, x in self.torchs(name).items()}
-                equals = [torch.where(finite, x, 0) for x in self.orders(name)]
-                measures[name] = (torchs, equals, torch.where(finite, truth, 0.0))
-        # Of two numbers the std says little, so that of all outputs counts.
-        self.apart.extend(
-            factors_apart(*measure[1:]) for measure in measures.values() if len(measure[1]) == 2
-        )
-        for name, measure in measures.items():
-            for impl, words in no_measures(*measure, self.eps, longest, max(self.apart, default=0.0)).items():
+                self.measures[name] = Measure(self, name, theirs.dtype)
+        apart = self.apart()
+        for name, known in self.measures.items():
+            why = no_measures(known.torchs, known.orders, known.truth, self.eps, longest, apart)
+            for impl, words in why.items():
                 who = "no measure: " if impl else "no measure: with sums in other orders "
                 self.refused[impl, name] = who + words
+            known.torchs = {impl: x for impl, x in known.torchs.items() if impl not in why}
+            known.orders = Orders([], known.truth) if "" in why else known.orders
+
+    def apart(self) -> float:
+        """The largest std of the factors of two equals. A std of two says little, so that of all outputs counts."""
+        pairs = [known.orders for known in self.measures.values() if len(known.orders) == 2]
+        return max((orders.apart for orders in pairs), default=0.0)
 
     def judge(self, got: Outputs, complaints: list[str]) -> dict[str, float]:
         """Adds what is wrong. Returns the share of the allowance that the error takes, of outputs under parity()."""
-        reference = self.sides.get(self.reference)
+        got, reference = _tensors(got), self.sides.get(self.reference)
         expected = self.truth if reference is None else reference
         if set(got) != set(expected) or not got:
             complaints.append(f"outputs are {_listed(got)}, expected {_listed(expected)}")
@@ -215,9 +230,11 @@ class _Judge:
                 raise ProtocolError(
                     "the parity rule on an output that the truth lacks; name another rule for it"
                 )
-            torchs = [*self.torchs(name).values()]
-            apart = max(self.apart, default=0.0)
-            return _parity(value, torchs, truth, self.orders(name), self.eps, apart)
+            if not value.is_floating_point():
+                complaint = _different(value.double() != truth, value, truth)
+                return complaint, math.inf if complaint else 0.0
+            known = self.measures.get(name) or Measure(self, name, value.dtype)
+            return _parity(value, truth, known, self.apart())
         if rule.kind == "within":
             target = theirs if truth is None else truth
             if target is None:
@@ -233,7 +250,7 @@ class _Judge:
         return _different((wide != truth) & ~(wide.isnan() & truth.isnan()), value, truth), None
 
     def torchs(self, name: str) -> dict[str, torch.Tensor]:
-        """PyTorch's answers that are a measure, the reference's first. Another precision is none."""
+        """PyTorch's answers of one precision, the reference's first."""
         theirs = self.sides.get(self.reference, {}).get(name)
         if theirs is None:
             return {}
@@ -242,17 +259,7 @@ class _Judge:
             for impl, outputs in self.sides.items()
             if not is_judged(impl) and impl != self.reference and name in outputs and self.eps is None
         }
-        return {
-            impl: x
-            for impl, x in found.items()
-            if x.shape == theirs.shape and x.dtype == theirs.dtype and (impl, name) not in self.refused
-        }
-
-    def orders(self, name: str) -> list[torch.Tensor]:
-        """The equals that are a measure."""
-        return [
-            outputs[name] for outputs in self.equals if name in outputs and ("", name) not in self.refused
-        ]
+        return {impl: x for impl, x in found.items() if x.shape == theirs.shape and x.dtype == theirs.dtype}
 
 
 def _shape_complaint(value, expected, same_dtype: bool) -> str:
@@ -265,27 +272,13 @@ def _shape_complaint(value, expected, same_dtype: bool) -> str:
     return ""
 
 
-def _parity(
-    value: torch.Tensor,
-    torchs: Sequence[torch.Tensor],
-    truth: torch.Tensor,
-    equals: Sequence[torch.Tensor],
-    eps: float | None,
-    apart: float,
-) -> tuple[str, float]:
+def _parity(value: torch.Tensor, truth: torch.Tensor, known: Measure, apart: float) -> tuple[str, float]:
     """What is wrong, and the share of the allowance that the error uses."""
     complaint = _kind_complaint(value, truth)
     if complaint:
         return complaint, math.inf
-    if not value.is_floating_point():
-        complaint = _different(value.double() != truth, value, truth)
-        return complaint, math.inf if complaint else 0.0
-    finite = _rounded(truth, value.dtype).isfinite()
     # Where the truth is not finite, and its place was compared, nothing is allowed and nothing is off.
-    exact = torch.where(finite, truth, 0.0)
-    mine = torch.where(finite, value, 0)
-    others, equals = ([torch.where(finite, x, 0) for x in found] for found in (torchs, equals))
-    allowed = allow(exact, others, equals, value.dtype, eps)
+    exact, mine, allowed = known.truth, known.of(value), known.allowed
     off = mine.double() - exact
     norm = relative(off, exact)
     share = _share(off.abs(), allowed.elements)
@@ -302,7 +295,7 @@ def _parity(
     if allowed.rows is not None and not bool((off.square().mean(-1).sqrt() <= allowed.rows).all()):
         over.append("a row is off as a whole")
     if not over and value.dtype.itemsize < 4 and value.numel() >= LEANING_NUMBERS and exact.any():
-        common, most = leaning(mine, exact, equals, apart)
+        common, most = leaning(mine, exact, known.orders, apart)
         if not abs(common) <= most:
             used = max(used, abs(common) / most)
             over.append(
@@ -310,7 +303,7 @@ def _parity(
             )
     if not over:
         return "", used
-    found = f"{'; '.join(over)}; {_worst(mine, exact, others, share)}"
+    found = f"{'; '.join(over)}; {_worst(mine, exact, [*known.torchs.values()], share)}"
     pattern = _pattern(mine.double(), exact, share > 1)
     return f"{found}; {pattern}" if pattern else found, used
 
