@@ -23,6 +23,8 @@ from tandem.library import ROOT, default_library
 
 ALL = os.environ.get("TANDEM_ZOO") == "all"
 LIBRARY = os.environ.get("TANDEM_LIBRARY", str(default_library()))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes; the tensors are small
+torch.set_num_threads(1)
 ATTENTION = """
 import torch
 import torch.distributed as dist
@@ -221,7 +223,7 @@ def judged(text, *options, strict=False):
 class InThisProcess:
     """In the place of right.Processes, for one rank."""
 
-    def __init__(self, folder, *_, **__):
+    def __init__(self, folder):
         self.adapters = adapters_of((folder / "tests/adapters.py").read_text())
 
     def ask(self, request, tensors):
@@ -232,6 +234,10 @@ class InThisProcess:
         pass
 
 
+def started(folder, *how, ranks, processes=right.Processes, **more):
+    return InThisProcess(folder) if ranks == 1 else processes(folder, *how, ranks=ranks, **more)
+
+
 def adapters_of(text):
     found = types.ModuleType("adapters")
     exec(text, vars(found))
@@ -239,7 +245,7 @@ def adapters_of(text):
 
 
 def here():
-    return contextlib.nullcontext() if ALL else mock.patch.object(right, "Processes", InThisProcess)
+    return contextlib.nullcontext() if ALL else mock.patch.object(right, "Processes", started)
 
 
 def sampled(zoo, *names):
@@ -319,7 +325,8 @@ WRONG_RANKS = {
 
 class RanksZoo(unittest.TestCase):
     def test_pytorch_s_own_parts_are_right(self):
-        status, said, records = judged(HEAD + RANKS, "--only", "" if ALL else "course, sgd")
+        with here():
+            status, said, records = judged(HEAD + RANKS, "--only", "" if ALL else "course, sgd")
         self.assertEqual(status, 0, said)
         self.assertEqual(
             {r["verdict"] for r in records.values() if r["case"]["level"] == "course"}, {"right"}
@@ -330,16 +337,17 @@ class RanksZoo(unittest.TestCase):
         for name, (text, new, only, words) in sampled(WRONG_RANKS, "nobody waits for the handle").items():
             with self.subTest(name):
                 self.assertIn(text, RANKS)
-                status, said, _ = judged(HEAD + RANKS.replace(text, new), "--only", only, strict=True)
+                with here():
+                    status, said, _ = judged(HEAD + RANKS.replace(text, new), "--only", only, strict=True)
                 self.assertEqual(status, 1, said)
                 self.assertRegex(said, words)
 
 
 class TheBridge(unittest.TestCase):
     def test_it_is_right_in_both_editions(self):
-        status, said, records = judged(
-            BRIDGE, "--only", "" if ALL else "pytorch, course, causal|bucketed, course, sgd"
-        )
+        with here():
+            only = "" if ALL else "pytorch, course, causal|bucketed, course, sgd"
+            status, said, records = judged(BRIDGE, "--only", only)
         self.assertEqual(status, 0, said)
         self.assertEqual({r["verdict"] for r in records.values()}, {"right"}, said)
         self.assertEqual(len({key[0] for key in records}), 7 if ALL else 2)
@@ -397,14 +405,14 @@ WRONG_TIMES = {  # (text, replacement), what is found of which fact
 
 
 class Times(unittest.TestCase):
-    def facts(self, text):
+    def facts(self, text, beside=()):
         x = {name: torch.randn(1, 64, 16) for name in ("q", "k", "v", "do")}
         how = {"adapter": "get_flashattention_autograd_function_pytorch", "pass": "forward", "causal": True}
-        request = how | {"sets": 4, "turn": 2, "budget": 0.3, "beside": ("eager", "fused")}
+        request = how | {"sets": 4, "turn": 2, "budget": 0.3, "beside": beside}
         return examinee.times(adapters_of("CACHE, COUNT = {}, []\n" + text), request, x, "cpu")[1]
 
     def test_what_pytorch_does_holds(self):
-        found = self.facts(ATTENTION)
+        found = self.facts(ATTENTION, ("eager", "fused"))
         timed = found.pop("timed")
         self.assertEqual(found, {name: right.EXPECTED[name] for name in found})
         self.assertGreaterEqual(timed["n"], examinee.FEWEST)
@@ -421,7 +429,8 @@ class Times(unittest.TestCase):
             page = Path(folder, "page.md")
             only = "times, forward, 512"
             limits = ["--peak-tflops", "0.0001", "--bandwidth", "1", "--report", str(page)]
-            with here(), mock.patch.object(clocked, "SIDES", clocked.SIDES if ALL else ("fused",)):
+            quick = mock.patch.multiple(clocked, SIDES=("fused",), BUDGET_S=0.1, C_BUDGET_S=0.01)
+            with here(), contextlib.nullcontext() if ALL else quick:
                 status, said, _ = judged(ATTENTION, "--only", only, *limits)
             self.assertEqual(status, 1, said)
             self.assertRegex(page.read_text(), r"bound: .* TFLOP at 0.0001 TFLOP/s take")
@@ -443,7 +452,8 @@ class Input(unittest.TestCase):
         self.assertIn("judge needs a FOLDER or --numbers FILE", said.getvalue())
 
     def test_an_exception_is_one_line_with_its_place(self):
-        status, said, _ = judged(ATTENTION.replace("mask, heads = None", "1 / 0\n        mask, heads = None"))
+        wrong = ATTENTION.replace("mask, heads = None", "1 / 0\n        mask, heads = None")
+        status, said, _ = judged(wrong, "--only", "pytorch, course, causal")
         self.assertEqual(status, 1)
         self.assertRegex(said, r"ZeroDivisionError: division by zero \(tests/adapters.py:\d+\)")
 

@@ -1,6 +1,6 @@
 """tests/parity_spoil.py [MODULE...]: each side of the quick cases gives wrong answers, and judge() must refuse them.
 
-All modules take about five minutes of two cores. Each judged case runs once. Then all outputs of one side at a time are
+Each judged case runs once. Then all outputs of one side at a time are
 spoilt, and judged again. A wrong answer of C needs a complaint for each output that is far off; a wrong answer of a
 PyTorch side, one that names the side. Prints what passes, and exits with 1 if something does.
 """
