@@ -51,7 +51,9 @@ class OnTheGpu(unittest.TestCase):
         head = f"{zoo.BRIDGE}\n\nimport torch\nfrom torch.nn.functional import scaled_dot_product_attention as fused"
         for name, (body, only, words) in WRONG.items():
             with self.subTest(name):
-                text = f"{head}\n\n\nclass Wrong(FlashAttention):{body}\n\ndef {TRITON}():\n    return Wrong\n"
+                text = (
+                    f"{head}\n\n\nclass Wrong(FlashAttention):{body}\n\ndef {TRITON}():\n    return Wrong\n"
+                )
                 status, said, _ = zoo.judged(text, "--device", DEVICE, "--only", only)
                 self.assertEqual(status, 1, said)
                 self.assertRegex(said, words)

@@ -109,7 +109,9 @@ def attention(adapters, request, x, device):
     changed = [name for name, leaf in zip("qkv", leaves, strict=True) if not torch.equal(leaf.cpu(), x[name])]
     with Calls() as calls:
         same = torch.equal(apply(*leaves, False), o) and causal
-    theirs = [name for name in sorted(calls.names) if re.search(PLAIN, name) and "triton" in request["adapter"]]
+    theirs = [
+        name for name in sorted(calls.names) if re.search(PLAIN, name) and "triton" in request["adapter"]
+    ]
     facts = {"inputs": f"{', '.join(changed)} changed" if changed else "unchanged"}
     facts |= {"saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]"}
     facts |= {
