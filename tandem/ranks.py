@@ -27,10 +27,14 @@ MOST_BYTES = 32768  # of an exchange
 class Call:
     """A collective on its way. It holds the memory that the collective reads and writes until it is done."""
 
-    def __init__(self, ranks: "Ranks", name: str, result: Tensor, *arguments: Any):
+    def __init__(
+        self, ranks: "Ranks", name: str, result: Tensor, *arguments: Any, carried: int | None = None
+    ):
         self._device, self._arguments, self._work, self.result = ranks.device, arguments, None, result
         with ranks.device.calls() as c:
             work = c.ffi.new("td_work **")
+            if carried is not None:  # no other thread's call takes the number
+                ranks.carry(carried)
             getattr(c, name)(ranks.comm, *arguments, work)
             self._work = work
 
@@ -123,9 +127,8 @@ class Ranks:
                     parts[rank] += c.ffi.buffer(got + rank * len(part), len(part))[:]
         return parts
 
-    def carry(self, *state: Any) -> None:
-        """The next call carries a hash of this, which ranks compare."""
-        number = int.from_bytes(digest(repr(state).encode()), "little")
+    def carry(self, number: int) -> None:
+        """The next call carries this hash, which ranks compare."""
         self.device.c.library.lib.td_comm_carry(self.comm, number)  # each weight's collective calls this
 
     def collect(self, mine: bytes, to: int) -> list[bytes]:
@@ -211,6 +214,10 @@ def _seconds_of(name: str) -> float | None:
 
 def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=8).digest()
+
+
+def hash_of(*state: Any) -> int:
+    return int.from_bytes(digest(repr(state).encode()), "little")
 
 
 def sampled(tensor: Tensor | None) -> bytes:

@@ -149,7 +149,8 @@ TD_API td_status td_graph_join(td_device *dev, const td_graph_guest *guest);
 /** Queues the graph on the current stream after the `launch` function of every guest has returned TD_OK. */
 TD_API td_status td_graph_launch(td_graph *graph);
 
-/** Frees the graph. Call it before its device is closed, and not during a capture. Accepts NULL. */
+/** Frees the graph after its launches have ended. Call it before its device is closed, and not during a
+ * capture. Accepts NULL. */
 TD_API void td_graph_destroy(td_graph *graph);
 
 /* ---- time ---- */
