@@ -159,19 +159,6 @@ def report_ddp(page, rows):
         row |= {
             f"{name}ms": row[key] * 1e3 for name, key in (("", "seconds"), ("one_", "one"), ("each_", "each"))
         }
-    page.table(
-        rows,
-        "ddp_buckets",
-        columns={
-            "w": "bandwidth w",
-            "o": "time of a call o",
-            "buckets": "buckets",
-            "mb": "bucket",
-            "ms": "overhead",
-        }
-        | {"one_ms": "overhead of one bucket", "each_ms": "overhead with a bucket for each tensor"},
-        units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
-    )
     first, second = [*rows, None, None][:2]
     page.say(first=first, second=second)
 
@@ -180,21 +167,6 @@ def report_xxl(page, records):
     page.section("communication_accounting")
     for row in valued(records):
         told = row | MESH | {"gib": row["state_bytes"] / GIB, "tb": row["state_bytes"] / 1e12}
-        values = (
-            ("(a)", "parameters", "{parameters:,}"),
-            ("(a)", "weights, gradients and moments in f32", "{tb:.3f} TB"),
-            ("(a)", "H100s of 80 GB for them", "{devices_80gb:.1f}"),
-            ("(a)", "saved for backward in bf16, a token", "{saved_bytes_per_token:,} bytes"),
-            ("(b)", "devices of 95 GB", "{fsdp_devices}"),
-            ("(c)", "tokens in all, each kind of communication on its own links", "{fsdp_tokens:,.0f}"),
-            ("(c)", "the same, a device", "{fsdp_tokens_per_device:.0f}"),
-            ("(c)", "tokens in all, both kinds share the links", "{shared_wire_tokens:,.0f}"),
-            ("(c)", "the same, a device", "{shared_wire_tokens_per_device:.0f}"),
-            ("(d)", "tokens a device, the best shape of a mesh", "{optimum_tokens_per_device:.0f}"),
-        )
-        page.table(
-            [{"part": part, "what": what, "value": form.format(**told)} for part, what, form in values], "xxl"
-        )
         page.say(**told)
 
 
@@ -203,9 +175,6 @@ def report_ring(page, records):
     for row in valued(records):
         told = {"ranks": row["ranks"], "gib": row["bytes"] / GIB}
         told |= {"alternate": row["alternate"] * 1e3, "ring": row["ring"] * 1e3}
-        ways = [{"way": "whole buffers", "formula": "(N - 1) S / W", "time": told["alternate"]}]
-        ways += [{"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]
-        page.table(ways, "ring", units={"time": "ms"})
         page.say(**told, **RATES)
 
 
@@ -213,17 +182,12 @@ def report_parallel(page, records):
     """One feed-forward layer of three matrices, d_model x d_ff, on so many devices."""
     names = ("forward_compute", "forward_comm", "backward_compute", "backward_comm")
     limits = ("forward_devices", "backward_devices")
-    for strategy, deliverable in STRATEGIES.items():
+    for deliverable in STRATEGIES.values():
         page.section(deliverable)
         for row in valued(records.only(deliverable)):
             row |= {name: row[name] * 1e3 for name in names}
             row |= {name: "any" if row[name] is None else f"{math.floor(row[name]):,}" for name in limits}
-            units = dict.fromkeys(names, "ms")
-            page.table([row], f"parallelism_{strategy}", ["strategy", *names, *limits], units)
             page.say(**row, **LAYER, **RATES)
     page.section("fsdp_tp_calcs")
     for row in valued(records.only("fsdp_tp_calcs")):
-        limits = {name: math.floor(row[name]) for name in ("overlapped", "shared")}
-        titles = {"overlapped": "devices, overlapped", "shared": "devices, shared links"}
-        page.table([limits], "parallelism_both", titles)
         page.say(**row, **LAYER, **RATES)

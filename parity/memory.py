@@ -251,6 +251,7 @@ MADE_BY_TORCH = {  # by whether the tensor is a matrix of scores
     False: ("FFN hidden tensor", "ref/transformer.py: w2(silu(w1 x) * w3 x)"),
 }
 BOTH = ("c", "c_naive", "torch_eager")
+NAMES = {"c": "C, fused attention", "c_naive": "C, scores in memory", "torch_eager": "PyTorch"}
 
 
 def report(page, records):
@@ -434,6 +435,17 @@ def scores_of(record):
     return {"scores": in_mib(values, "saved 1"), "scores_share": share, "expected": expected}
 
 
+def kind_of(name, case):
+    """What one of a block's largest tensors is: C's by its name, PyTorch's by its shape."""
+    if "scores" in name or re.search(r"x(\d+)x\1$", name):
+        return "scores"
+    return (
+        "feed-forward"
+        if "ffn" in name or name.endswith(f"x{case['d_ff']}")
+        else "inputs of norms and attention"
+    )
+
+
 def report_saved(page, f32):
     page.section("memory_profiling (f)")
     forward = f32.only(**{"pass": "forward"}).where(lambda r: values_of(r).get("saved"))
@@ -441,20 +453,26 @@ def report_saved(page, f32):
     at_longest = {r["impl"]: r for r in forward.only(context=context).records}
     steps = f32.only(impl="c_naive", **{"pass": "step"}).where(lambda r: "block gradients" in values_of(r))
     gradients = in_mib(values_of(longest(steps)), "block gradients")  # the same at every context
-    rows = []
+    rows, bars = [], {}
     for impl, record in sorted(at_longest.items()):
         values = values_of(record)
+        parts = bars.setdefault(NAMES[impl], {})
         for key, each in numbered(values, "saved"):
+            kind = kind_of(values[f"{key} name"], record["case"])
+            parts[kind] = parts.get(kind, 0.0) + each
             row = {name: record["case"][name] for name in ("size", "dtype", "context")} | {"side": impl}
             row |= {"all of the block": in_mib(values, "saved"), "tensor": values[f"{key} name"]}
             row |= {"of it": each, "share": f"{100 * values[key] / values['saved']:.1f} %"}
             rows.append(row | {"gradients of the block": gradients if impl == "c_naive" else None})
+        parts["other"] = values["saved"] / MIB - sum(parts.values())
     page.note(
         "2.7B is the xl of 2026. PyTorch's tensors have no names, so their shapes stand here."
         + (" The model has one layer, because all layers do not fit at this context." * (context == LONGEST))
     )
     units = dict.fromkeys(("all of the block", "of it", "gradients of the block"), "MiB")
     page.table(rows, "saved_at_the_longest", units=units)
+    title = f"What one block keeps for its backward pass, batch 4, context {context}, f32"
+    page.bars("block", bars, y="MiB", title=title)
     if context is not None and context < LONGEST:
         page.lacks(f"one block at context {LONGEST}")
     if "c" in at_longest:

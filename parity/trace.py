@@ -28,7 +28,6 @@ from ref.transformer import SIZES
 BATCH = 4
 CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 5e10, "cuda": 5e13}  # FLOP/s to expect
-APART_MS = 0.02  # a gap that no picture shows
 KERNELS = 16  # of a record, for each of SCOPES
 NAMED = 0.01  # of the forward pass, from which on a table names a kernel
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
@@ -162,26 +161,6 @@ class Traced:
         for row in list(rows)[: count[0]]:
             yield self.c.ffi.string(row.name).decode(), self.classes[row.op_class], row.share, row.per_pass
 
-    def series(self):
-        """Begin and end, in ms, of the last step's kernels by class; neighbours of a class that touch are one."""
-        rows, count = self.c.ffi.new("td_trace_activity **"), self.c.ffi.new("int64_t *")
-        self.c.td_trace_activities(self.trace, rows, count)
-        found, first = {}, None
-        for i in range(count[0]):
-            row = rows[0][i]
-            if row.step != self.info.steps - 1:
-                continue
-            first = row.begin_ns if first is None else first
-            name = self.classes[row.op_class]
-            begins, ends = (found.setdefault(f"{name} {what}", []) for what in ("begin", "end"))
-            begin, end = ((ns - first) / 1e6 for ns in (row.begin_ns, row.end_ns))
-            if ends and begin - ends[-1] < APART_MS:
-                ends[-1] = max(ends[-1], end)
-            else:
-                begins.append(begin)
-                ends.append(end)
-        return {name: [round(ms, 4) for ms in times] for name, times in found.items()}
-
     def values(self):
         without = self.c.ffi.string(self.info.cupti).decode()
         values = {"without kernels": without} if without else {}
@@ -285,7 +264,7 @@ def tandem_side(case, c, impl, steps):
 
     def call():
         with closing(Traced(case, session, case.config[impl], case.warmup, steps)) as traced:
-            found["values"], found["series"] = traced.values(), traced.series()
+            found["values"] = traced.values()
         return {}
 
     # C keeps one matrix of scores a layer.
@@ -399,10 +378,6 @@ def report_times(page, profiled, both, case):
         slowed=max(map(apart, theirs), default=0.0),
         earlier=benchmarked(page.others, theirs),
     )
-    lanes = series_of(both.get("mine"))
-    where = "{size}, context {context}, f32".format(**next(iter(both.values()))["case"]) if both else ""
-    title = f"Kernels of one training step, {where}"
-    page.timeline("timeline", {"C": lanes} if lanes else {}, x="ms since the step began", title=title)
 
 
 def benchmarked(records, profiled):
@@ -421,29 +396,9 @@ def benchmarked(records, profiled):
     return found
 
 
-def by_phase(record):
-    """{phase: {class: ms}} from the sums of nested scopes."""
-    found, before = {}, {}
-    for name, scope in zip(("forward", "backward", "optimizer"), SCOPES, strict=True):
-        times = class_times(record, scope)
-        found[name] = {k: ms - before.get(k, 0.0) for k, ms in times.items()}
-        before = times
-    return found
-
-
 def class_times(record, scope):
     values = values_of(record)
     return {name: values[f"{scope} ms {name}"] for name in CLASSES if f"{scope} ms {name}" in values}
-
-
-def series_of(record):
-    """{class: {fill: intervals}} of a step's kernels, if they were recorded."""
-    series = (record or {}).get("series", {})
-    return {
-        name: {name: list(zip(series[f"{name} begin"], series[f"{name} end"], strict=True))}
-        for name in CLASSES
-        if series.get(f"{name} begin")
-    }
 
 
 def short(name):
@@ -489,12 +444,6 @@ def report_top(page, shown, both, case):
     columns = ["size", "side", "pass", "kernel", "class", "share", "calls a pass"]
     page.table(top, "top_kernel", columns, expected=20)
     page.table(rows, "top_kernel_of_all", more=True)
-    page.note("The five kernels with the most time in the forward pass of the largest case:")
-    numbers = range(1, KERNELS + 1)
-    five = [(record, i) for record in both.values() for i in numbers if kernel_of(record, "forward", i)]
-    page.table(
-        [{"side": record["impl"]} | kernel_cells(record, "forward", i) for record, i in five], "five_kernels"
-    )
     told = {}
     for name, record in both.items():
         first, with_backward = (kernel_of(record, scope) for scope in ("forward", "forward and backward"))
@@ -549,15 +498,7 @@ def report_share(page, profiled, both, case):
     page.note("f32: time of matrix products over the time of all kernels.")
     order = [f"{impl} {name}" for impl in BOTH for name in names]
     page.table(rows_of(profiled, cells), "share", [*KEYS, *order, *STATUSES], expected=20)
-    parts, told = {}, {}
-    for name, record in both.items():
-        for phase, ms in by_phase(record).items():
-            side = f"{'C' if name == 'mine' else 'PyTorch'}, {phase}"
-            parts[side] = {k: value for k, value in ms.items() if value > 0.002 * sum(ms.values())}
-    title = (
-        "Time of kernels by phase and class, {size}, context {context}, f32".format(**case) if case else ""
-    )
-    page.bars("phases", parts, y="ms of kernels", title=title)
+    told = {}
     for name, record in both.items():
         forward, step = shares(record)
         told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}

@@ -32,7 +32,7 @@ MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio
 phases""".split()
 TRIALS = 12
 EXPORTED = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
-TIMELINES = ("ddp", "memory", "shard", "trace")
+TIMELINES = ("ddp", "memory", "shard")
 RANKED = ("ddp", "shard")  # in these modules each case has other sides
 COMMUNICATION = "step without exposed collectives beside tail".split()
 # The sides that pages read. IMPLS has the modules whose pages read others.
@@ -90,7 +90,7 @@ class PagesTest(unittest.TestCase):
                         re.sub(r" working$|^(method) .*", r"\1", row) for row in words.templates(name)
                     }
                     self.assertLessEqual(headings, rows)
-                if (profile, device) == ("full", "cuda") and name in ("bench", *TIMELINES):
+                if (profile, device) == ("full", "cuda") and name in ("bench", "trace", *TIMELINES):
                     for section in page.sections:
                         self.assertEqual(section.lacks, [], f"{name}, {section.row}")
                 for trial in range(TRIALS // 4):

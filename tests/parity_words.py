@@ -1,6 +1,8 @@
 """Each comparison in a template of parity/words/ is rendered from both sides. They come from Jinja's syntax tree, so a
 new one without a row fails."""
 
+import ast
+import re
 import unittest
 
 from jinja2 import Template, nodes
@@ -126,7 +128,47 @@ NAMES = {("bench", "size", "xl"), ("bench", "dtype", "f32"), ("shard", "flat.ver
 NAMES |= {("trace", "mine.class", "matmul")}  # a name's own words, no verdict
 
 
+OTHER_SIDE = re.compile(r"theirs|torch_|eager|\bother\b|whole_of|\bbest\b")
+# The one place, and what judges: errors, and the times of other people's solutions.
+FREE = ("core/comparison.py", "core/allowance.py", "judge/numbers.py", "transformer/__init__.py")
+
+
+def divided_sides(text, where):
+    """Yields the divisions of a Python file or a template that name the side of an operand."""
+    if where.endswith(".j2"):
+        for node in ENVIRONMENT.parse(text).find_all(nodes.Div):
+            # Two dtypes or two sizes of one side have one name at the end.
+            if OTHER_SIDE.search(words := f"{source(node.left)} / {source(node.right)}"):
+                yield words, source(node.left).rpartition(".")[2] == source(node.right).rpartition(".")[2]
+        return
+    for node in ast.walk(ast.parse(text)):
+        words = ast.unparse(node) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else ""
+        if OTHER_SIDE.search(words):
+            yield words, False
+
+
 class Words(unittest.TestCase):
+    def test_only_one_function_divides_the_times_of_two_sides(self):
+        files = [*FOLDER.parent.rglob("*.py"), *FOLDER.glob("*.j2")]
+        files = [path for path in files if path.relative_to(FOLDER.parent).as_posix() not in FREE]
+        self.assertGreater(len(files), 50)
+        found = [
+            (path.name, text)
+            for path in files
+            for text, same in divided_sides(path.read_text(), path.name)
+            if not same
+        ]
+        self.assertEqual(found, [])
+
+    def test_a_planted_division_is_found(self):
+        planted = (
+            ("page.py", "x = row['c (ms)'] / row['torch_eager (ms)']"),
+            ("page.py", "x = found[mine]['ms'] / found[whole_of(mine)]['ms']"),
+            ("bench.j2", "{{ step.c / step.torch_eager }}"),
+        )
+        for name, text in planted:
+            self.assertEqual([same for _, same in divided_sides(text, name)], [False], text)
+
     def test_each_comparison_has_its_words_on_both_sides(self):
         rows = [[*row.split("|"), ""][:6] for row in ROWS.strip("\n").splitlines()]
         found = [row for row in comparisons() if tuple(row[0]) not in NAMES]

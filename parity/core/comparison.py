@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from parity.core.cards import impossible
 
@@ -22,7 +23,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        return self.mine / self.theirs
+        return quotient(self.mine, self.theirs)
 
     @property
     def verdict(self) -> str:
@@ -97,6 +98,12 @@ def clean(record: Mapping | None) -> bool:
 
 def ms_of(record: Mapping | None) -> float | None:
     return record["ms"]["median"] if clean(record) else None
+
+
+def quotient(mine: Any, theirs: Any) -> float | None:
+    """Of two sides' numbers; None if one has none. Nothing else divides one side by another."""
+    numbers = all(isinstance(value, (int, float)) for value in (mine, theirs))
+    return mine / theirs if numbers and theirs else None
 
 
 def geomean(values: Iterable[float]) -> float | None:

@@ -103,21 +103,20 @@ NARROWED: dict[str, Mapping[str, tuple]] = {
 }
 SAME = ("benchmarking_script (a)", "benchmarking_mixed_precision (a)", "benchmarking_mixed_precision (b)")
 SAME += ("torch_compile (a)",)
-# Rows of 2026 that no machine measured, and the command that measures C's side of them.
-RANKS = "mpirun -n 2 tandem"
-STRATEGY = f"{RANKS} ddp --device cuda --size {XL} --context 512 --strategy"
-FORWARD = "tandem bench --device cuda --size 10B --context 512 --mode forward"
+# Of rows of 2026 that a machine may lack: the module and the cases that measure them, on GPUs with 141 GB.
 COMMANDS = {
-    "naive_ddp_benchmarking": f"{STRATEGY} naive",
-    "minimal_ddp_flat_benchmarking": f"{STRATEGY} flat",
-    "ddp_overlap_individual_parameters_benchmarking": f"{STRATEGY} overlap",
-    "optimizer_state_sharding_accounting": f"{RANKS} shard --device cuda --kind flat --size {XL} --context 512",
-    "benchmarking_script": FORWARD,
-    "benchmarking_mixed_precision": f"{FORWARD} --dtype bf16_mixed",
-    "memory_profiling": f"tandem memory --device cuda --size {XL} --context 2048",
-    "torch_compile": f"{FORWARD} --dtype bf16_mixed",
+    **dict.fromkeys(TWO_GPUS[:3], ("ddp", f"size={XL}")),
+    TWO_GPUS[3]: ("shard", f"size={XL}"),
+    **dict.fromkeys(("benchmarking_script", "benchmarking_mixed_precision"), ("bench", "size=10B")),
+    "memory_profiling": ("memory", "context=2048"),
 }
-NOT_10B = ("benchmarking_script (b)", "benchmarking_mixed_precision (c)", "torch_compile (b)")
+NOT_10B = ("benchmarking_script (b)", "benchmarking_mixed_precision (c)")
+
+
+def command_of(row: str) -> str:
+    module, cases = COMMANDS[deliverable_of(row)]
+    how = f"--profile full --device cuda --module {module} --case '{deliverable_of(row)}/.*{cases}'"
+    return f"python -m parity run {how}"
 
 
 def rows_of_2026() -> list[str]:

@@ -36,15 +36,15 @@ LOOKS = {name: (side.colour, side.marker) for name, side in SIDES.items() if sid
 LOOKS |= {"flash": ("#444444", "*"), "FLOPs": ("#111111", "*")}
 # What each colour fills, of bars and areas.
 COLOURS = {
-    "#9ecae1": ("forward", "after construction"),
+    "#9ecae1": ("forward", "after construction", "inputs of norms and attention"),
     "#3182bd": ("backward", "before the update"),
     "#d9d9d9": ("waiting for communication",),
     "#fd8d3c": ("update of the weights", "optimizer state", "optimizer", "after it"),
-    "#d1495b": ("communication", "all-gather", "softmax"),
+    "#d1495b": ("communication", "all-gather", "softmax", "scores"),
     "#111111": ("waiting for weights",),
     "#8b5fbf": ("reduce-scatter", "reduction"),
     "#c77f0a": ("all-reduce", "attention"),
-    "#08519c": ("weights", "parameters", "matmul"),
+    "#08519c": ("weights", "parameters", "matmul", "feed-forward"),
     "#6baed6": ("gradients",),
     "#74c476": ("activations", "live tensors", "elementwise"),
     "#bdbdbd": ("scratch", "buffers", "memory"),

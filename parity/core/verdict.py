@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from parity.core.case import BAD, is_judged
-from parity.core.comparison import geomean
+from parity.core.comparison import geomean, quotient
 from parity.core.record import key_of
 from parity.core.sweep import Item, lowest_floor, places
 from parity.core.view import number
@@ -76,11 +76,11 @@ def _add_times(row: Row, item: Item, records: Sequence[Mapping]) -> None:
         impl = record["impl"]
         if not theirs or impl not in ms or impl in theirs:
             continue
-        row.fastest.append((ms[impl] / min(theirs.values()), f"{item.name} ({impl})"))
+        row.fastest.append((quotient(ms[impl], min(theirs.values())), f"{item.name} ({impl})"))
         if record.get("ratio", {}).get("over") == "torch_eager":  # sample by sample
             row.eager.append(record["ratio"]["median"])
         elif "torch_eager" in theirs:
-            row.eager.append(ms[impl] / theirs["torch_eager"])
+            row.eager.append(quotient(ms[impl], theirs["torch_eager"]))
 
 
 def _ratios(row: Row) -> str:

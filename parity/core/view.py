@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from parity.core.case import is_judged
-from parity.core.comparison import noisy, same_place
+from parity.core.comparison import noisy, quotient, same_place
 from parity.core.tables import Samples, is_number
 
 # Name of a number -> where the record has it. `ms` alone is the median.
@@ -101,7 +101,7 @@ class Records:
 
         ratios = {f"{impl} / {base}": impl for impl in filter(is_judged, self.impls()) if base}
         for row in rows.values():
-            row |= {title: _quotient(row.get(impl), row.get(base)) for title, impl in ratios.items()}
+            row |= {title: quotient(row.get(impl), row.get(base)) for title, impl in ratios.items()}
         names = [
             *keys,
             *self.impls(),
@@ -128,7 +128,7 @@ class Records:
             mine = sides.get("c")
             theirs = mine and sides.get(over(mine))
             together = mine and theirs and same_place(mine, theirs)
-            ratios.append(_quotient(number(mine, value), number(theirs, value)) if together else None)
+            ratios.append(quotient(number(mine, value), number(theirs, value)) if together else None)
         return np.array([ratio for ratio in ratios if ratio is not None], dtype=np.float64)
 
 
@@ -154,10 +154,6 @@ def number(record: Mapping, name: str) -> float | None:
     if path[0] == "error" and value is None:  # rel_l2 is null as well if the truth is 0
         return math.inf if name == "used" or record["error"].get("max_abs") is None else None
     return value if is_number(value) else None
-
-
-def _quotient(mine: Any, theirs: Any) -> float | None:
-    return mine / theirs if is_number(mine) and is_number(theirs) and theirs else None
 
 
 def _matches(value: Any, want: Any) -> bool:

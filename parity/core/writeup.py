@@ -18,7 +18,6 @@ from parity.core import beside, report, sweep
 from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, Text, anchor
 from parity.core.files import write_whole
 from parity.core.handouts import (
-    COMMANDS,
     HANDOUTS,
     NARROWED,
     NOT_10B,
@@ -26,6 +25,7 @@ from parity.core.handouts import (
     TWO_GPUS,
     VERSIONS,
     XL,
+    command_of,
     deliverable_of,
     is_asked,
     is_same,
@@ -37,7 +37,6 @@ NAMES = {"2026": "WRITEUP", "2025": "WRITEUP-2025"}
 NEWEST, OLDEST = NAMES
 FIGURES = "figures"
 XL_NAME = re.compile(rf"(?<!--size )(?<![\w.]){re.escape(XL)}")
-ROWS = re.compile(r"(\d+) of the (\d+) rows")
 OF_2025 = re.compile(r"of the \d+ rows that are asked for")
 IS_XL = f"{XL} is the xl of 2026. "
 CPU = 1  # the rank of a CPU's folder
@@ -248,7 +247,7 @@ def write_edition(
 def write_unmeasured(document: Markdown, row: str) -> None:
     document.text(f"*{QUESTIONS[row]}*")
     document.text(
-        f"The xl of 2026 was not measured. `{COMMANDS[deliverable_of(row)]}` measures C's side. "
+        f"The xl of 2026 was not measured. `{command_of(row)}` measures it on two GPUs with 141 GB. "
         f"[The answer of 2025]({NAMES[OLDEST]}.md#{anchor(row)}) is of another model."
     )
 
@@ -309,28 +308,26 @@ def renamed(section: Section) -> Section:
             return replace(of, name=f"{of.name}_{NEWEST}", title=words(of.title))
         table = copy(of.table)
         table.rows = [[words(cell) for cell in row] for row in table.rows]
-        if of.asked and row in NOT_10B and "size" in table.titles:
+        if of.asked and lacks_10b and "size" in table.titles:
             blank = [None] * len(table.titles)
             at = next((i for i, numeric in enumerate(table.numeric) if numeric), -1)
             blank[table.titles.index("size")], blank[at] = "10B", "not measured"
             table.rows.append(blank)
         return replace(of, table=table)
 
-    row, command = section.row, COMMANDS.get(deliverable_of(section.row))
+    row = section.row
+    shown = [[*map(str, cells)] for of in section.blocks if isinstance(of, Tabled) for cells in of.table.rows]
+    lacks_10b = row in NOT_10B and not any("10B" in cells for cells in shown)
     narrow = NARROWED[deliverable_of(row)]
     asked = math.prod(map(len, narrow.values())) if {"size", "context"} <= {*narrow} else 0
     tables = [of.table for of in section.blocks if isinstance(of, Tabled) and "context" in of.table.titles]
     lacks = [words(what) for what in section.lacks if not (narrow and OF_2025.search(what))]
-    if row in NOT_10B:  # a fifth of its rows
-        lacks = [
-            what for what in lacks if not (found := ROWS.match(what)) or 5 * int(found[1]) > int(found[2])
-        ]
     if tables and len(tables[0].rows) < asked:
         lacks.append(f"{asked - len(tables[0].rows)} of the {asked} rows that are asked for")
-    if row in NOT_10B:
-        lacks.append(f"10B, whose forward pass `{command}` would measure")
-    elif row in ("memory_profiling (b)", "memory_profiling (c)"):
-        lacks.append(f"context 2048 but for inference; `{command}` would measure it in C")
+    if lacks_10b:
+        lacks.append(f"10B, whose forward pass `{command_of(row)}` measures on a card with 141 GB")
+    elif any("2048" in cells and "not run" in cells for cells in shown):
+        lacks.append(f"context 2048 but for inference; `{command_of(row)}` measures it on a card with 141 GB")
     parts = {
         "answer": [*map(words, section.answer)],
         "notes": [*map(words, section.notes)],

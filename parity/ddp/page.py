@@ -3,7 +3,6 @@
 from itertools import product
 from typing import Any, NamedTuple
 
-from parity.core import words
 from parity.core.comparison import Comparison, clean, ms_of
 from parity.shared.pages import MIB, on_gpu, report_proofs, setup, tabled
 
@@ -96,25 +95,9 @@ def steps_table(page, steps, strategies, name):
         page.note(
             "What communication takes of C's step. exposed: the step less the same step without communication, which "
             "updates weights during backward. Both are captured as graphs on GPUs; collectives are timed in further "
-            "steps, which are queued. tandem: the build of C; only rows of one build can be compared."
-            + newer(found, timed)
+            "steps, which are queued. The steps of this table are other ones than above."
         )
     page.table([row_of(r, STEP) for r in found], f"{name}_communication")
-
-
-def newer(found, timed):
-    """That a step which both tables have is of another build in the second one, and how long it is in both."""
-    for run in found:
-        strategy, mb = run["case"]["strategy"], run["case"].get("bucket_mb")
-        for record in timed:
-            case = record["case"]
-            same = (record["impl"], case["strategy"], case.get("bucket_mb")) == (run["impl"], strategy, mb)
-            if same and build_of(record) != build_of(run):
-                ms = (words.number(ms) for ms in (run["values"]["step"], record["ms"]["median"]))
-                return " Here {} takes {} ms; in the table above, with another build, {} ms.".format(
-                    strategy, *ms
-                )
-    return ""
 
 
 SPLIT = {
@@ -133,11 +116,7 @@ def row_of(record, keys):
     for name in ("exposed", "collectives"):
         row[f"{name} / step"] = f"{100 * values[name] / values['step']:.0f} %"
     row |= {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]}
-    return row | {"MiB": values["bytes"] / MIB, "tandem": build_of(record)}
-
-
-def build_of(record):
-    return record.get("build", {}).get("commit")
+    return row | {"MiB": values["bytes"] / MIB}
 
 
 def hidden(values):
@@ -184,19 +163,7 @@ def report_overlap(page, steps, times):
     )
     rows = by_strategy(times.only(ranks=min(times.values("ranks"), default=0)).records, WAY_AND_STEP)
     page.table(rows, "steps")
-    slower = [dtype for dtype in DTYPES if overlap_is_slower(rows, dtype, steps.side)]
-    page.say(**steps.way, **strategies, slower=slower or None)
-
-
-def overlap_is_slower(rows, dtype, mine):
-    """Than one all-reduce of all gradients, in C and in PyTorch, by these rows of one build."""
-    flat, overlap = (
-        next((row for row in rows if (row["dtype"], row["strategy"]) == (dtype, name)), {})
-        for name in ("flat", "overlap")
-    )
-    pairs = [(flat.get(f"{impl} (ms)"), overlap.get(f"{impl} (ms)")) for impl in (mine, "torch_ddp")]
-    same = flat.get("tandem") == overlap.get("tandem")
-    return same and all(one and other and one < other for one, other in pairs)
+    page.say(**steps.way, **strategies)
 
 
 def report_traces(page, steps):
@@ -320,7 +287,7 @@ def steps_by_bucket(steps, side, strategy="bucketed", pick=lambda record: record
 
 
 def by_strategy(records, keys):
-    """A row for each of these keys: every side's step, how PyTorch's spread, and C's over PyTorch's best."""
+    """A row for each of these keys: every side's step, and how PyTorch's spread."""
 
     def order(key):
         case = dict(zip(keys, key, strict=True))
@@ -332,13 +299,6 @@ def by_strategy(records, keys):
         found = {f"{impl} (ms)": ms["median"]}
         if impl == "torch_ddp":
             found[f"{impl} std / mean"] = f"{100 * ms['std'] / ms['mean']:.0f} %"
-        return found | ({"tandem": build_of(record)} if impl.startswith("c_") else {})
+        return found
 
-    rows = tabled((r for r in records if "ms" in r), keys, cells, order)
-    for row in rows:
-        for best in ("compiled", "graph"):
-            theirs = row.get(f"torch_ddp_{best} (ms)")
-            for name in [name for name in row if theirs and name.startswith("c_") and name.endswith(" (ms)")]:
-                row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / theirs
-    builds = [row.pop("tandem", None) for row in rows]  # the last column
-    return [row | {"tandem": build} for row, build in zip(rows, builds, strict=True)]
+    return tabled((r for r in records if "ms" in r), keys, cells, order)

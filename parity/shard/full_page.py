@@ -157,9 +157,6 @@ def report_steps(page, records):
             found = [ms for ms in map(ms_of, of_zero.records) if ms]
             if f"{side} (ms)" in row and found:
                 row[f"{side}, ZeRO-1 (ms)"] = min(found)
-            for other in ("torch_fsdp_compiled", "torch_fsdp", whole_of(side)):
-                if f"{side} (ms)" in row and f"{other} (ms)" in row:
-                    row[f"{side} / {other}"] = row[f"{side} (ms)"] / row[f"{other} (ms)"]
     if rows:
         page.note("Steps in ms, batch of a rank; a sample is the time of the slowest rank.")
     else:

@@ -63,7 +63,7 @@ def of_first(parts):
 
 def report_memory(page, parts):
     page.section("optimizer_state_sharding_accounting (a)")
-    rows, bars, told = [], {}, {"c": {}, "torch": {}}
+    rows, told = [], {"c": {}, "torch": {}}
     first = of_first(parts)
     for record in first:
         case, columns = record["case"], columns_of(record["memory"])
@@ -75,8 +75,6 @@ def report_memory(page, parts):
             columns = {name: mib for name, mib in columns.items() if name != "activations"}
         rows.append({"state": shard, "side": record["impl"]} | titled(columns))
         mine = record["impl"].startswith("c_")
-        name = f"{'C' if mine else 'PyTorch'}, {'not sharded' if shard == 'whole' else f'sharded, {shard}'}"
-        bars[name] = {WORDS[point]: columns[point] for point in POINTS if point in columns}
         moments = [round(mib * MIB) for mib in record["memory"].get("optimizer_state_mib", ())]
         told["c" if mine else "torch"][shard] = columns | {
             "exact": moments == state_bytes(case, elements_of(case)),
@@ -90,8 +88,6 @@ def report_memory(page, parts):
         "columns."
     )
     page.table(rows, "memory", expected=3)
-    title = f"Memory at three points of a step, with and without sharding of the optimizer, {where}"
-    page.bars("memory", bars, y="MiB of a rank", title=title, stacked=False)
     page.say(**(first[0]["case"] if first else {}), **told)
 
 
@@ -103,12 +99,7 @@ def report_steps(page, times):
     sides, impls = by_case(timed, keys), timed.impls()
 
     def cells(record):
-        return {f"{record['impl']} (ms)": record["ms"]["median"]} | {
-            f"{impl} / {whole_of(impl)}": of[impl]["ms"]["median"] / of[whole_of(impl)]["ms"]["median"]
-            for of in [sides[tuple(record["case"][key] for key in keys)]]
-            for impl in of
-            if whole_of(impl) in of
-        }
+        return {f"{record['impl']} (ms)": record["ms"]["median"]}
 
     rows = tabled(timed.records, keys, cells, order=lambda key: key)
     for record in timed.records[:1]:
