@@ -5,9 +5,12 @@ With TANDEM_ZOO=all every case runs, in processes of its own (about 5 minutes on
 called in this process, and few cases of ranks run."""
 
 import contextlib
+import ctypes
 import io
+import itertools
 import json
 import os
+import subprocess
 import tempfile
 import types
 import unittest
@@ -308,6 +311,12 @@ WRONG_RANKS = {
         "get_ddp, beyond, two backward passes",
         ANOTHER,
     ),
+    "timed steps are not reduced": (
+        HOOK,
+        f"    COUNT.append(1)\n    if len(COUNT) > 60:\n        {EARLY}",
+        "get_ddp, (course, sgd|times)",
+        ANOTHER,
+    ),
     "state is not sharded": (
         "ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
         "cls(params, **how)",
@@ -435,6 +444,54 @@ class Times(unittest.TestCase):
             self.assertEqual(status, 1, said)
             self.assertRegex(page.read_text(), r"bound: .* TFLOP at 0.0001 TFLOP/s take")
             self.assertIn("| refused |", page.read_text())
+
+
+class Waiting(unittest.TestCase):
+    """Each rank is a shell."""
+
+    def asked(self, script, seconds=0.3):
+        how = Path("."), ["sh", "-c", script], seconds
+        with right.Processes(*how, ranks=1, device="cpu") as ranks:
+            return ranks.ask({}, {})
+
+    def test_a_rank_that_hangs_or_spins_is_ended(self):
+        for script in ("sleep 100", "while :; do :; done"):
+            with self.assertRaisesRegex(RuntimeError, "rank 0 of 1 did not answer in 0.3 s"):
+                self.asked(script)
+
+    def test_a_rank_that_works_on_a_slow_machine_is_waited_for(self):
+        with mock.patch.object(right, "busy_s", side_effect=itertools.count(0.0, 0.01)):
+            script = """read line; sleep 1; echo '{"facts": {}, "tensors": {}}'"""
+            self.assertEqual(self.asked(script), [({}, {})])
+
+
+class Notes(unittest.TestCase):
+    def test_a_row_says_what_its_calls_ran_with(self):
+        plain = {"settled": True, "compiled": 0, "persisting": 0, "mhz": [None, None]}
+        for more, words in (
+            ({}, []),
+            ({"settled": False, "compiled": 2}, ["has not settled", "compiled in timed calls"]),
+            (
+                {"persisting": 3 * 2**19, "mhz": [1980, 1980]},
+                ["1.5 MiB of L2 are set aside", "clock 1980 MHz"],
+            ),
+            ({"mhz": [1980, 1755]}, ["clock 1980 to 1755 MHz"]),
+        ):
+            self.assertEqual(clocked.notes(plain | more), words)
+
+    def test_clock_and_l2_come_from_the_driver_and_the_runtime(self):
+        with mock.patch.object(examinee, "CLOCKS", ["echo", "1755"]):
+            self.assertEqual(examinee.clock_mhz("cuda"), 1755)
+        for unknown in (["/nowhere"], ["echo", "[N/A]"]):
+            with mock.patch.object(examinee, "CLOCKS", unknown):
+                self.assertIsNone(examinee.clock_mhz("cuda"))
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "libcudart.so.13")
+            code = "int cudaDeviceGetLimit(unsigned long *size, int limit) { *size = limit == 6 ? 4096 : 0; return 0; }"
+            subprocess.run(["cc", "-shared", "-x", "c", "-o", made, "-"], input=code, text=True, check=True)
+            ctypes.CDLL(str(made))
+            self.assertEqual(examinee.persisting_bytes("cuda"), 4096)
+        self.assertEqual(examinee.persisting_bytes("cpu"), 0)
 
 
 OLD = "pytorch, (course|beyond)|sharded.*course"  # what PyTorch 2.6 has on a CPU, of the parts above

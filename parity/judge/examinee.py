@@ -6,12 +6,14 @@ models and the training loop for its own side.
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
 import os
 import re
 import statistics
+import subprocess
 import sys
 import traceback
 from collections import deque
@@ -22,11 +24,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAIT_S = 600  # of a collective; the parent ends a rank before
 TURNS = 3  # calls with other values in the same memory before the one that is judged
-SYNCHRONIZE = torch.cuda.synchronize  # their code may replace torch's
+SYNCHRONIZE, BARRIER = torch.cuda.synchronize, dist.barrier  # their code may replace torch's
+CLOCKS = "nvidia-smi --query-gpu=clocks.sm --format=csv,noheader,nounits --id=0".split()
+PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 # Timed calls: at least and at most so many, untimed ones before, and how many outputs wait for a late change.
 FEWEST, MOST, WARMUP, KEPT = 5, 1000, 2, 8
 PAUSE = 0.2  # seconds after the last call: work that goes on shows in its outputs
@@ -52,6 +57,8 @@ def store(path, tensor):
 class Late:
     """An asynchronous all-reduce whose result is not there until somebody waits for it."""
 
+    on = True  # but not in timed steps
+
     def __init__(self, work, into, value):
         self.work, self.into, self.value = work, into, value
 
@@ -70,8 +77,8 @@ class Late:
 
 
 def late_all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False, real=dist.all_reduce):
-    if not async_op:
-        return real(tensor, op, group)
+    if not async_op or not Late.on:
+        return real(tensor, op, group, async_op)
     value = tensor.detach().clone()
     return Late(real(value, op, group, True), tensor, value)
 
@@ -215,7 +222,7 @@ class Clock:
             ms, *answer = self.call(apply, turn % len(self.sets), waits=False)
             first = first or ms
             kept.append(answer)
-        files, began, turn = cached_files(), perf_counter(), WARMUP
+        files, mhz, began, turn = cached_files(), clock_mhz(self.device), perf_counter(), WARMUP
         while not self.enough(times, perf_counter() - began):
             turn = (turn + 1) % len(self.sets)
             ms, *answer = self.call(apply, turn)
@@ -231,14 +238,8 @@ class Clock:
         self.wait()
         sleep(PAUSE)
         late += sum(changed(*pair) for pair in [*kept, answer])
-        found = {
-            "ms": statistics.median(times),
-            "std": spread(times),
-            "n": len(times),
-            "first_ms": first,
-        }
-        found |= {"settled": settled(times), "compiled": cached_files() - files, "wrong": wrong, "late": late}
-        return found, answer[1]
+        found = statistics_of(times, first, mhz, self.device)
+        return found | {"compiled": cached_files() - files, "wrong": wrong, "late": late}, answer[1]
 
     def enough(self, times, seconds):
         return len(times) >= FEWEST and (
@@ -263,9 +264,34 @@ def changed(found, copies):
     )
 
 
+def statistics_of(times, first, mhz, device):
+    """`mhz`: the clock before the calls."""
+    found = {"ms": statistics.median(times), "std": spread(times), "n": len(times), "first_ms": first}
+    clocks = [mhz, clock_mhz(device)]
+    return found | {"settled": settled(times), "mhz": clocks, "persisting": persisting_bytes(device)}
+
+
 def cached_files():
     """How many files compilers have written."""
     return sum(len(files) for *_, files in os.walk(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")))
+
+
+def clock_mhz(device):
+    """The clock of the GPU's SMs now. None on a CPU, and if the driver does not say."""
+    try:
+        return int(subprocess.run(CLOCKS, capture_output=True, text=True).stdout) if device != "cpu" else None
+    except (OSError, ValueError):
+        return None
+
+
+def persisting_bytes(device):
+    """How much of the L2 cache this process has set aside for data that stays there."""
+    with open("/proc/self/maps") as maps:
+        runtimes = [line.split()[-1] for line in maps if "/libcudart" in line and device != "cpu"]
+    size = ctypes.c_size_t()
+    for runtime in runtimes[:1]:
+        ctypes.CDLL(runtime).cudaDeviceGetLimit(ctypes.byref(size), PERSISTING_L2)
+    return size.value
 
 
 def times(adapters, request, x, device):
@@ -293,10 +319,10 @@ def times(adapters, request, x, device):
 class Toy(nn.Module):
     """Tied, frozen and (with `unused`) unused parameters, and a buffer."""
 
-    def __init__(self, unused=False):
+    def __init__(self, width=16, unused=False):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(10, 16, bias=False), nn.Linear(16, 16)
-        self.fc3, self.fc4 = nn.Linear(16, 16, bias=False), nn.Linear(16, 5, bias=False)
+        self.fc1, self.fc2 = nn.Linear(10, width, bias=False), nn.Linear(width, width)
+        self.fc3, self.fc4 = nn.Linear(width, width, bias=False), nn.Linear(width, 5, bias=False)
         self.fc2.bias.requires_grad_(False)
         self.fc3.weight = self.fc2.weight
         self.fixed = nn.Parameter(torch.full((2,), 2.0), requires_grad=False)
@@ -327,7 +353,9 @@ class Language(nn.Module):
 
 def model_of(request, x, package=None):
     """The model with the weights that x has, in their dtype."""
-    model = Language(package) if request["adapter"] == "get_fsdp" else Toy(request["unused"])
+    model = (
+        Language(package) if request["adapter"] == "get_fsdp" else Toy(request["width"], request["unused"])
+    )
     for name, parameter in model.named_parameters():
         parameter.data = x[f"w.{name}"].clone() if f"w.{name}" in x else parameter.data
     return model.to(x["y"].dtype) if "y" in x else model
@@ -349,8 +377,27 @@ def alone(request, x, package):
     return {f"p.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
 
+class PyTorchs:
+    """PyTorch's own wrapper and optimizer."""
+
+    get_ddp = get_ddp_individual_parameters = DistributedDataParallel
+    ddp_bucketed_on_train_batch_start = ddp_on_after_backward = staticmethod(lambda model, optimizer: None)
+    ddp_individual_parameters_on_after_backward = ddp_bucketed_on_after_backward = ddp_on_after_backward
+
+    @staticmethod
+    def get_ddp_bucketed(module, bucket_size_mb):
+        return DistributedDataParallel(module, bucket_cap_mb=bucket_size_mb)
+
+    @staticmethod
+    def get_sharded_optimizer(params, cls, **how):
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)
+
+
 def train(adapters, request, x, device):
     """This rank's steps with their wrapper or optimizer."""
+    Late.on, times = not request["timed"], []
     adapter, rank, package, facts = request["adapter"], dist.get_rank(), None, {}
     full, sharded = adapter == "get_fsdp", adapter == "get_sharded_optimizer"
     wrapped = not full and not sharded
@@ -368,6 +415,8 @@ def train(adapters, request, x, device):
     facts["after the wrap"] = f"{other[0]} is not rank 0's" if other else "rank 0's weights"
     optimizer = make(model.parameters(), cls, **how) if sharded else cls(model.parameters(), **how)
     for step in range(request["steps"]):
+        BARRIER()
+        began = perf_counter()
         if adapter == "get_ddp_bucketed":
             adapters.ddp_bucketed_on_train_batch_start(model, optimizer)
         optimizer.zero_grad()
@@ -376,13 +425,19 @@ def train(adapters, request, x, device):
         if not sharded:
             getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
         optimizer.step()
+        times.append(1e3 * (perf_counter() - began))
     weights = adapters.fsdp_gather_full_params(model) if full else dict(module.named_parameters())
     mine = sum(local(p).numel() for p in model.parameters()) if full else 0
-    state = sum(tensor.numel() for tensor in state_of(optimizer).values()) / 2 if sharded else 0
+    checked = sharded and not request["timed"]  # most of a wide model is one parameter
+    state = sum(tensor.numel() for tensor in state_of(optimizer).values()) / 2 if checked else 0
     for what, numbers in (("weights", mine), ("state", state)):
         facts[f"{what} of a rank"] = (
             "its part" if numbers <= 0.75 * total else f"of {numbers:g} of {total} weights"
         )
+    if request["timed"]:
+        timed = facts["timed"] = statistics_of(times[1 + WARMUP :], times[0], None, "cpu") | {"compiled": 0}
+        if adapters is not PyTorchs:
+            timed["beside"] = {"eager": train(PyTorchs, request, x, device)[1]["timed"]["ms"]}
     return {f"p.{name}": local(value) for name, value in weights.items() if f"w.{name}" in x}, facts
 
 

@@ -47,6 +47,8 @@ BEYOND = {
     "bf16": {"dtype": "bf16"},
 }
 TRAIN = dict(ranks=2, steps=3, optimizer="sgd", micro=1, unused=False, compute=None, bucket_mb=0.0016)
+TRAIN |= dict(width=16, timed=False)
+TIMED = dict(steps=25, width=512, bucket_mb=1.0, timed=True)
 TRAINING = {
     ("course", "sgd"): ("", {}),
     ("course", "adamw"): ("", {"optimizer": "adamw"}),
@@ -54,11 +56,14 @@ TRAINING = {
     ("beyond", "three ranks"): ("", {"ranks": 3}),
     ("beyond", "parameters without gradient"): ("get_ddp", {"unused": True}),
     ("beyond", "two backward passes"): ("get_ddp|get_fsdp", {"micro": 2}),
+    ("times", "a step, sgd"): ("get_ddp", TIMED),
+    ("times", "a step, adamw"): ("get_sharded", TIMED | {"optimizer": "adamw"}),
 }
 SHOWN = "batch seq seq_k head_dim causal dtype ranks optimizer micro compute seed".split()
 BAD = ("wrong", "fails")
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 REST_S = 10.0  # for the other ranks to answer, once one has failed
+IDLE = 0.01  # of the time that is waited: a rank that used less of a processor does nothing
 FIRST, FIRST_ROUNDINGS = "dq of the first query", 32
 EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}
 EXPECTED |= {"memory": "grows with the length", "after the wrap": "rank 0's weights", "ranks": "equal bits"}
@@ -148,11 +153,15 @@ class Processes(contextlib.AbstractContextManager):
             with contextlib.suppress(OSError):  # it has died, as is seen below
                 process.stdin.write(json.dumps(request | {"tensors": files}) + "\n")
                 process.stdin.flush()
-        left = dict(enumerate(self.ranks))
+        left, used = dict(enumerate(self.ranks)), [busy_s(process.pid) for process in self.ranks]
         while left:
             bad = any(not reply.keys() >= {"facts"} for reply in replies.values())
-            ready = wait([process.stdout for process in left.values()], REST_S if bad else self.seconds)
-            if not ready:
+            limit, before = REST_S if bad else self.seconds, {r: busy_s(p.pid) for r, p in left.items()}
+            ready = wait([process.stdout for process in left.values()], limit)
+            now = {rank: busy_s(process.pid) for rank, process in left.items()}
+            if not ready and not any(
+                now[rank] - before[rank] > IDLE * limit and now[rank] - used[rank] < limit for rank in left
+            ):
                 break
             for rank in [rank for rank, process in left.items() if process.stdout in ready]:
                 line = left.pop(rank).stdout.readline()
@@ -175,6 +184,16 @@ class Processes(contextlib.AbstractContextManager):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self.work.cleanup()
+
+
+def busy_s(session: int) -> float:
+    """The processor time of a session's processes: a slow or busy machine gives them little of it."""
+    total = 0.0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = file.read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) * (int(fields[3]) == session)
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 class Theirs:
@@ -207,6 +226,7 @@ class Theirs:
             self.timed = said.pop("timed", None)
             facts.update(said)
             for rank, (other, its) in enumerate(others, 1):
+                its.pop("timed", None)
                 differ = [name for name in found if not torch.equal(found[name], other[name])]
                 facts["ranks"] = f"rank {rank} has another {differ[0][2:]}" if differ else "equal bits"
                 facts.update({name: words for name, words in its.items() if words != EXPECTED[name]})
@@ -230,7 +250,7 @@ class Theirs:
         if case.call == "attention":
             u = torch.finfo(tensors["q"].dtype).eps if case.dtype != "tf32" else 2.0**-10
             rules |= {FIRST: within(max_abs=FIRST_ROUNDINGS * u)}
-        rules |= dict.fromkeys(("o", "dq", "dk", "dv"), clocked.rule_of(case)) if case.call == "times" else {}
+        rules |= {"*": clocked.rule_of(case)} if case.level == "times" else {}
         return sides | {"rule": rules}
 
     def attention(self, case, request, draw):
@@ -264,7 +284,8 @@ class Theirs:
     def train(self, case, request, draw):
         full = case.deliverable == "get_fsdp"
         model = examinee.model_of(request, {}, transformer)
-        x = {f"w.{n}": draw.normal(f"w.{n}", p.shape, "f32", std=0.3) for n, p in model.named_parameters()}
+        std = 0.3 * (TRAIN["width"] / case.width) ** 0.5
+        x = {f"w.{n}": draw.normal(f"w.{n}", p.shape, "f32", std=std) for n, p in model.named_parameters()}
         rows = (case.micro, case.steps, case.ranks, 4)
         x["x"] = draw.integers("x", (*rows, 6), high=48) if full else draw.normal("x", (*rows, 10), "f32")
         x["y"] = draw.normal("y", (*rows, 6, 5) if full else (*rows, 5), "f32")

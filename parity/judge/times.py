@@ -51,8 +51,24 @@ def request_of(case: Case, tensors: Mapping[str, torch.Tensor], draw) -> dict[st
 
 def rule_of(case: Case) -> Rule:
     """The first row of a causal gradient is 0, where PyTorch's own error is none: so the norm alone counts."""
-    kind = "16 bits" if case.dtype != "f32" else "triton" if "triton" in case.deliverable else "f32"
+    kind = (
+        "16 bits"
+        if case.get("dtype", "f32") != "f32"
+        else "triton"
+        if "triton" in case.deliverable
+        else "f32"
+    )
     return within(rel_l2=NEAR[kind])
+
+
+def notes(timed: Mapping[str, Any]) -> list[str]:
+    """What a reader of a time must know of its calls."""
+    found = [] if timed["settled"] else ["has not settled"]
+    found += ["compiled in timed calls"] if timed["compiled"] else []
+    found += [f"{timed['persisting'] / 2**20:g} MiB of L2 are set aside"] if timed["persisting"] else []
+    first, last = timed["mhz"]
+    steady = f"clock {last} MHz" if last and last == first else ""
+    return found + [steady or f"clock {first} to {last} MHz"] * bool(first and last)
 
 
 class Rows:
@@ -73,20 +89,18 @@ class Rows:
 
     def add(self, adapter: str, case: Mapping[str, Any], timed: Mapping[str, Any], words: str) -> None:
         """`words`: why its calls are refused, or nothing."""
-        cells = {
-            name: case[name] for name in ("pass", "seq", "head_dim", "batch", "heads", "dtype", "causal")
-        }
-        cells |= {"id": "flash_benchmarking", "card": self.card, "ms": timed["ms"]}
-        row = numbers.Row(adapter.rpartition("_")[2], cells)
+        keys = ("pass", "seq", "head_dim", "batch", "heads", "dtype", "causal", "ranks", "optimizer")
+        cells = {name: case[name] for name in keys if name in case} | {"ms": timed["ms"]}
+        attends = "seq" in case
+        cells |= {"id": "flash_benchmarking" if attends else "step", "card": self.card if attends else "cpu"}
+        row = numbers.Row(
+            adapter.removeprefix("get_").replace("flashattention_autograd_function_", ""), cells
+        )
         row.refused += [words] if words else []
         numbers.alone(row, self.bounds)
         row.std = timed["std"]  # a busy machine refuses nobody
-        noted = [] if timed["settled"] else ["has not settled"]
-        noted += ["compiled in timed calls"] if timed["compiled"] else []
         row.beside = {"calls": timed["n"], "first_ms": timed["first_ms"]}
         row.beside |= {f"their_{name}": ms for name, ms in timed["beside"].items() if isinstance(ms, float)}
-        row.beside |= {
-            "C_here": self.c_ms(case["pass"], case["seq"], case["dtype"]),
-            "noted": ", ".join(noted),
-        }
+        row.beside |= {"C_here": self.c_ms(case["pass"], case["seq"], case["dtype"])} if attends else {}
+        row.beside["noted"] = ", ".join(notes(timed))
         self.rows.append(row)
