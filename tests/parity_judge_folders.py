@@ -191,6 +191,24 @@ WRONG_ATTENTION = {
         "without a mask",
         "o: rel_l2",
     ),
+    "scores overflow": (
+        "        return o\n",
+        "        return o + 0 * (q @ k.mT / q.shape[-1] ** 0.5).exp().sum()\n",
+        "large scores",
+        "o: NaN at",
+    ),
+    "the largest head size is wrong": (
+        "        return o\n",
+        "        return o * (1.01 if q.shape[2] == 128 else 1)\n",
+        "course, without a mask",
+        "head_dim 128",
+    ),
+    "the output's gradient is scaled in place": (
+        "is_causal = ctx.is_causal",
+        "is_causal = ctx.is_causal\n        do.mul_(1.5)",
+        "without a mask",
+        "inputs: is 'do changed'",
+    ),
     "inputs are scaled in place": (
         "mask, heads = None",
         "q.data.mul_(1.5)\n        mask, heads = None",
@@ -322,6 +340,12 @@ WRONG_RANKS = {
         "cls(params, **how)",
         "get_sharded_optimizer, course, adamw",
         "state of a rank: is 'of 496 of 496 weights'",
+    ),
+    "a whole copy stays": (
+        "    for layer in module.modules():",
+        "    module.whole = [p.detach().clone() for p in module.parameters()]\n    for layer in module.modules():",
+        "get_fsdp, course, sgd",
+        "weights of a rank: is 'of [0-9]+ of 5888 weights'",
     ),
     "norms are not averaged": (
         "dist.all_reduce(parameter.grad)",

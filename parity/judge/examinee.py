@@ -8,6 +8,7 @@ models and the training loop for its own side.
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -112,8 +113,10 @@ def attention(adapters, request, x, device):
         del freed
         o = apply(*leaves, causal)
         logs = [saved for saved in o.grad_fn.saved_tensors if saved.shape == leaves[0].shape[:2]]
-        grads = torch.autograd.grad(o, leaves, x["do"].to(device))
-    changed = [name for name, leaf in zip("qkv", leaves, strict=True) if not torch.equal(leaf.cpu(), x[name])]
+        do = x["do"].to(device, copy=True)
+        grads = torch.autograd.grad(o, leaves, do)
+    given = {**dict(zip("qkv", leaves, strict=True)), "do": do}
+    changed = [name for name, tensor in given.items() if not torch.equal(tensor.cpu(), x[name])]
     with Calls() as calls:
         same = torch.equal(apply(*leaves, False), o) and causal
     theirs = [
@@ -408,6 +411,7 @@ def train(adapters, request, x, device):
         for parameter in module.parameters() if wrapped else ():  # the wrapper must send rank 0's
             parameter.add_(0.5 * rank * parameter.requires_grad)
     total = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    before = held_numbers()
     compute = request["compute"] and getattr(torch, request["compute"])
     more = {"get_ddp_bucketed": [request["bucket_mb"]], "get_fsdp": [compute]}.get(adapter, [])
     model, (cls, how) = module if sharded else make(module, *more), OPTIMIZERS[request["optimizer"]]
@@ -426,8 +430,12 @@ def train(adapters, request, x, device):
             getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
         optimizer.step()
         times.append(1e3 * (perf_counter() - began))
-    weights = adapters.fsdp_gather_full_params(model) if full else dict(module.named_parameters())
     mine = sum(local(p).numel() for p in model.parameters()) if full else 0
+    if full and request["optimizer"] == "sgd":  # which has no state
+        model.zero_grad(set_to_none=True)
+        kept = total + held_numbers() - before
+        mine = mine if kept <= 1.25 * total else kept
+    weights = adapters.fsdp_gather_full_params(model) if full else dict(module.named_parameters())
     checked = sharded and not request["timed"]  # most of a wide model is one parameter
     state = sum(tensor.numel() for tensor in state_of(optimizer).values()) / 2 if checked else 0
     for what, numbers in (("weights", mine), ("state", state)):
@@ -443,6 +451,13 @@ def train(adapters, request, x, device):
 
 def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def held_numbers():
+    """How many f32 numbers fill the memory of all tensors here."""
+    gc.collect()
+    found = [x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter)]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values()) // 4
 
 
 def state_of(optimizer, deep=3):

@@ -37,8 +37,8 @@ ATTENTION = ("get_flashattention_autograd_function_pytorch", "get_flashattention
 RANKED = ("get_ddp", "get_ddp_individual_parameters", "get_ddp_bucketed", "get_sharded_optimizer", "get_fsdp")
 # batch, seq, head_dim. Ascending: the first that fails is shown.
 # Few numbers, so that many orders of summation say what is allowed.
-SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 32, 32), (1, 128, 16), (1, 32, 64))
-ATTEND = dict(batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32")
+SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 32, 32), (1, 128, 16), (1, 32, 64), (1, 32, 128))
+ATTEND = dict(batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32", std=1)
 BEYOND = {
     "a length that 16 does not divide": {"seq": 37},
     "q and k of other lengths": {"seq_k": 64},
@@ -85,6 +85,7 @@ def cases(seed: int, device: torch.device):
         for causal, (batch, seq, head_dim) in itertools.product((False, True), SIZES):
             keys = dict(batch=batch, seq=seq, head_dim=head_dim, causal=causal)
             yield case(level="course", what="causal" if causal else "without a mask", **ATTEND | keys)
+        yield case(level="course", what="large scores", **ATTEND | {"std": 40})
         yield Case(adapter, level="course", what="memory", call="memory", seed=seed, seq=512)
         for what, keys in BEYOND.items():
             yield case(level="beyond", what=what, **ATTEND | keys)
@@ -255,7 +256,9 @@ class Theirs:
 
     def attention(self, case, request, draw):
         shapes = {"q": case.seq, "k": case.seq_k or case.seq, "v": case.seq_k or case.seq, "do": case.seq}
-        x = {n: draw.normal(n, (case.batch, seq, case.head_dim), case.dtype) for n, seq in shapes.items()}
+        std = {"q": case.get("std", 1)}  # large scores overflow an exp() without the maximum
+        sizes = {name: (case.batch, seq, case.head_dim) for name, seq in shapes.items()}
+        x = {n: draw.normal(n, size, case.dtype, std=std.get(n, 1)) for n, size in sizes.items()}
 
         def formula(x):
             if (case.dtype, x["q"].dtype) == ("tf32", torch.float32):
