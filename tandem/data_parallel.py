@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from . import replicas
 from .device import Device, adder_of, check_type, check_unwrapped, device_of_all, is_sent
 from .library import NAMES, Session
-from .ranks import hash_of, ranks_within
+from .ranks import ranks_within
 
 ALIGNMENT = 256  # TD_ALIGNMENT
 
@@ -264,7 +264,9 @@ class DataParallel(nn.Module):
         c.td_ddp_begin(self._ddp, self._sends)
         if self._sends:  # the first gradients that are sent name the pass, so that it meets no other
             options = self._options["unused_as_zero"]
-            self._ranks.carry(hash_of(self._model, self._passes, self._finishes, options))
+            self._ranks.carry(
+                self._ranks.state(order=(self._model, options), passes=(self._passes, self._finishes))
+            )
             for dtype, places in self._flags.items():
                 self._block.view(dtype).index_fill_(0, places, 1)
 

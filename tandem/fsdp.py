@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import replicas
 from .device import FLOATS, adder_of, check_type, check_unwrapped, device_of_all
 from .library import NAMES
-from .ranks import Call, Ranks, digest, hash_of, identity, ranks_of
+from .ranks import Call, Ranks, digest, identity, ranks_of
 
 if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # 2.6 lacks it
     raise ImportError(
@@ -234,8 +234,8 @@ class _Unit:
             ranks, self.shape, min(self.own.start, len(self.anchor))
         )
         self._kept = weight.shape, weight.dtype, weight.device
-        self._loaded: list | None = None  # as the ranks were told last, and its hash
-        self._state = 0
+        self._loaded: list | None = None  # as the ranks were told last
+        self._state: Any = None
 
     def gather(self, dtype: torch.dtype) -> Call:
         """Begins to gather the whole weight. This rank's rows are cast first, so that only `dtype` is sent."""
@@ -271,7 +271,7 @@ class _Unit:
         try:
             loaded = [*self._number[2].values()]
             if loaded != self._loaded:
-                self._loaded, self._state = loaded, hash_of("weight", *self._number)
+                self._loaded, self._state = loaded, self._ranks.state(order=self._number[:2], past=loaded)
             return Call(self._ranks, name, *arguments, carried=self._state)
         except RuntimeError as error:
             words = "every rank calls the same modules in the same order, also an expert without tokens; states that "

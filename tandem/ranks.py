@@ -27,13 +27,11 @@ MOST_BYTES = 32768  # of an exchange
 class Call:
     """A collective on its way. It holds the memory that the collective reads and writes until it is done."""
 
-    def __init__(
-        self, ranks: "Ranks", name: str, result: Tensor, *arguments: Any, carried: int | None = None
-    ):
+    def __init__(self, ranks: "Ranks", name: str, result: Tensor, *arguments: Any, carried: Any = None):
         self._device, self._arguments, self._work, self.result = ranks.device, arguments, None, result
         with ranks.device.calls() as c:
             work = c.ffi.new("td_work **")
-            if carried is not None:  # no other thread's call takes the number
+            if carried is not None:  # no other thread's call takes it
                 ranks.carry(carried)
             getattr(c, name)(ranks.comm, *arguments, work)
             self._work = work
@@ -127,9 +125,17 @@ class Ranks:
                     parts[rank] += c.ffi.buffer(got + rank * len(part), len(part))[:]
         return parts
 
-    def carry(self, number: int) -> None:
-        """The next call carries this hash, which ranks compare."""
-        self.device.c.library.lib.td_comm_carry(self.comm, number)  # each weight's collective calls this
+    def state(self, **parts: Any) -> Any:
+        """A hash of each of these, of td_comm_part, which ranks compare with the call that carries it."""
+        c = self.device.c
+        found = c.ffi.new("uint64_t[]", c.TD_COMM_PARTS)
+        for name, part in parts.items():
+            number = int.from_bytes(digest(repr(part).encode()), "little")
+            found[getattr(c, f"TD_COMM_{name.upper()}")] = number
+        return found
+
+    def carry(self, state: Any) -> None:
+        self.device.c.library.lib.td_comm_carry(self.comm, state)  # each weight's collective calls this
 
     def collect(self, mine: bytes, to: int) -> list[bytes]:
         """On rank `to` each rank's bytes, in the order of the ranks; elsewhere an empty list. All ranks together."""
@@ -214,10 +220,6 @@ def _seconds_of(name: str) -> float | None:
 
 def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=8).digest()
-
-
-def hash_of(*state: Any) -> int:
-    return int.from_bytes(digest(repr(state).encode()), "little")
 
 
 def sampled(tensor: Tensor | None) -> bytes:

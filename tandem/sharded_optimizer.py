@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .device import check_whole, device_of
-from .ranks import digest, hash_of, identity, ranks_within, sampled
+from .ranks import digest, identity, ranks_within, sampled
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -100,7 +100,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = [
             [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
         ]
-        self._ranks.carry(hash_of(self._class.__qualname__, groups, self._loaded))
+        is_now = self._ranks.state(hyperparameters=(self._class.__qualname__, groups), past=self._loaded)
+        self._ranks.carry(is_now)
         self._steps += 1
         self._inner.param_groups = [self._part(group) for group in self.param_groups]
         self._inner.step(**named)

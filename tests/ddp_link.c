@@ -378,12 +378,14 @@ TD_TEST(steps_that_differ_are_refused)
 {
     enum { RATE, ONE_GROUP, SHAPE, SHORT, INIT, RESET, CASES };
     static const char *const names[CASES] = {"rate", "group", "shape", "short", "init", "reset"};
+    static const char *const others[CASES] = {"lr", "lr", "batch x seq", "batch x seq", "seeds,", "seeds,"};
 
     for (int i = 0; i < CASES; i++)
         for (int parts = 0; parts < 2; parts++) { /* with one micro-batch, and with two */
             const setting s = {.name = names[i], .strategy = TD_DDP_OVERLAP, .micro_batches = 1 + parts};
-            char name[16];
+            char name[16], words[64];
 
+            snprintf(words, sizeof words, "in another state than rank 0: other %s", others[i]);
             snprintf(name, sizeof name, "%s%d", names[i], parts);
             td_comm *other = td_ranks_other(dev, comm, name);
             td_ddp_link *link;
@@ -412,7 +414,7 @@ TD_TEST(steps_that_differ_are_refused)
             int64_t *ids = tokens_of("ids", 2, info.rank);
             td_assert_refused(td_train_step(train, ids, ids, info.rank == 1 && i == SHAPE ? 1 : BATCH,
                                             info.rank == 1 && i == SHORT ? CONTEXT / 2 : CONTEXT),
-                              TD_RANK_FAILED, "in another state than rank 0");
+                              TD_RANK_FAILED, words);
             td_fence_free(ids);
             td_train_destroy(train);
             td_ddp_link_destroy(link);

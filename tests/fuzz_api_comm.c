@@ -181,7 +181,10 @@ API(td_comm_abort)
 
 API(td_comm_carry)
 {
-    return comm_done(td_comm_carry(make_comm(), 7));
+    const uint64_t parts[TD_COMM_PARTS] = {7};
+    td_comm *comm = make_comm();
+
+    return comm_done(td_comm_carry(comm, pointer("parts", parts)));
 }
 
 API(td_comm_check)

@@ -594,14 +594,15 @@ def other_modules(ranks, rank):
         model.load_full_state_dict({key: p + other for key, p in seeded(Experts).state_dict().items()})
         model(x, (0,))
 
-    state, call = "in another state than rank 0", "made another call"
+    state = "in another state than rank 0: other order of parameters or modules"
+    past, call = "in another state than rank 0: other seeds, restored files", "made another call"
     for words, chosen, run in (
         (state, ((0,), (1,)), look),
         (state, ((0, 1, 2), (0, 2)), look),
         (state, ((0,), (0,)), another),
         (state, ((0, 1), (1, 0)), train),
-        (state, (False, True), load_part),
-        (state, (0, 1), load_whole),
+        (past, (False, True), load_part),
+        (past, (0, 1), load_whole),
         (call, ((0, 1), (0,)), train),
     ):
         model, other = get_fsdp(seeded(Experts)), get_fsdp(seeded(Experts))

@@ -221,11 +221,11 @@ TD_TEST(lists_that_differ_are_refused)
         bool late; /* fails in the second step */
     } cases[] = {{"order", "tensors[0]: rank 1 added another than rank 0", false},
                  {"count", "another call", false},
-                 {"rate", "in another state than rank 0", false},
-                 {"kind", "in another state than rank 0", false},
-                 {"gain", "in another state than rank 0", false},
+                 {"rate", "in another state than rank 0: other lr", false},
+                 {"kind", "in another state than rank 0: other lr, hyperparameters or", false},
+                 {"gain", "in another state than rank 0: other gain", false},
                  {"names", "tensors[0]: rank 1 added another than rank 0", false},
-                 {"schedule", "in another state than rank 0", true}};
+                 {"schedule", "in another state than rank 0: other lr", true}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_comm *other = td_ranks_other(dev, comm, cases[i].name);

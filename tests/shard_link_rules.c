@@ -236,6 +236,32 @@ TD_TEST(the_device_is_shared_while_collectives_are_on_their_way)
     listen_to_steps(true);
 }
 
+/* Rank 1 has a link of ddp/. */
+TD_TEST(links_of_two_kinds_are_named)
+{
+    const shard_setting s = {.name = "differ", .micro_batches = 1};
+    td_train_config config = shard_config_of(&s);
+    const bool odd = shard_info.rank == 1;
+    td_shard_link *link = NULL;
+    td_ddp_link *other = NULL;
+    td_train *train;
+
+    if (odd)
+        td_assert_ok(td_ddp_link_create(shard_comm, TD_DDP_FLAT, 0, &other));
+    else
+        td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
+    config.hooks = odd ? td_ddp_link_hook(other) : config.hooks;
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    if (shard_info.ranks > 1)
+        td_assert_refused(odd ? td_ddp_link_attach(other, shard_dev, train)
+                              : td_shard_link_attach(link, shard_dev, train),
+                          TD_BAD_ARGUMENT, "link (0 ddp, 1 shard): rank 1 has 0, where rank 0 has 1");
+    td_train_destroy(train);
+    td_ddp_link_destroy(other);
+    td_shard_link_destroy(link);
+}
+
 /* As the rows of tests/ddp_link.c, for what is compared only here. The last rows are repeated: a link that
  * changes the config must compare them too. */
 #define FIELDS(ROW)                                                                                          \
@@ -307,7 +333,7 @@ TD_TEST(steps_that_differ_are_refused)
             td_assert_ok(td_train_set(t.train, &hyper));
         int64_t *ids = shard_tokens_of("ids", 2, shard_info.rank, 1);
         td_assert_refused(td_train_step(t.train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_RANK_FAILED,
-                          "in another state than rank 0");
+                          "in another state than rank 0: other lr");
         td_assert_ok(td_device_free(shard_dev, ids));
         shard_close_trainer(&t);
         (void)td_comm_close(other);

@@ -109,7 +109,7 @@ struct td_comm {
     atomic_bool given_up;
     atomic_bool ending;   /* the backend closes: `fault` is no longer called */
     int64_t number;       /* number of the newest call */
-    uint64_t carried;     /* state of the next call: td_comm_carry */
+    td_carried carried;   /* with the next call: td_comm_carry */
     int64_t issued;       /* number of handles in use */
     int64_t graphs;       /* number of graphs with collectives of this communicator */
     td_comm_graph *graph; /* the graph captured last; NULL: none, or destroyed */

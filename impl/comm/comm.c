@@ -412,8 +412,10 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     comm->free_works = work->next;
     comm->issued++;
     comm->number += !graph;
-    next.state = graph ? 0 : comm->carried;
-    comm->carried = graph ? comm->carried : 0;
+    if (!graph) {
+        next.state = comm->carried;
+        comm->carried = (td_carried){.hash = 0};
+    }
     work->call = next;
     work->captured = graph > 0;
     work->span = graph ? -1 : td_comm_begin_span(comm, &next);
@@ -631,12 +633,14 @@ td_status td_comm_exchange_patiently(td_comm *comm, const void *mine, size_t byt
     return exchange(comm, mine, bytes, all, TD_PATIENT);
 }
 
-td_status td_comm_carry(td_comm *comm, uint64_t state)
+td_status td_comm_carry(td_comm *comm, const uint64_t *parts)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(comm, "comm is NULL");
-    comm->carried = state;
+    TD_NOT_NULL(comm, parts);
+    comm->carried = (td_carried){.hash = td_hash(TD_HASH_BEGIN, parts, TD_COMM_PARTS * sizeof *parts)};
+    for (int i = 0; i < TD_COMM_PARTS; i++)
+        comm->carried.parts[i] = (uint8_t)(td_hash(TD_HASH_BEGIN, &parts[i], sizeof *parts) >> 32);
 cleanup:
     return status;
 }

@@ -233,12 +233,25 @@ TD_API td_status td_comm_barrier(td_comm *comm);
  * range. TD_RANK_FAILED. TD_NO_MEMORY. */
 TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
 
-/** Attaches `state` to the next call; ranks compare it together with the call's arguments, without another
- * message. Use a hash of everything that must be equal on every rank when a step begins. Calls without it
- * have the state 0. A call in a graph does not use it up; the launch of the graph does.
+/** What td_comm_carry compares. The message about a difference names the part. */
+typedef enum td_comm_part {
+    TD_COMM_LR = 0,
+    TD_COMM_HYPERPARAMETERS, /* others, and what they are of */
+    TD_COMM_GAIN,
+    TD_COMM_BATCH,  /* batch and seq */
+    TD_COMM_PAST,   /* seeds, restored files, earlier steps */
+    TD_COMM_ORDER,  /* of parameters or modules */
+    TD_COMM_PASSES, /* how many there were */
+    TD_COMM_PARTS
+} td_comm_part;
+
+/** Attaches a state to the next call; ranks compare it together with the call's arguments, without another
+ * message. A call in a graph does not use it up; the launch of the graph does.
  *
- * TD_BAD_ARGUMENT: comm is NULL. */
-TD_API td_status td_comm_carry(td_comm *comm, uint64_t state);
+ *   parts  [TD_COMM_PARTS]  in  hashes of what must be equal on every rank when a step begins; 0: of nothing
+ *
+ * TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_comm_carry(td_comm *comm, const uint64_t *parts);
 
 /* ---- windows: memory that GPUs of other ranks access directly ---- */
 

@@ -293,9 +293,27 @@ bool td_control_patient(td_control *control, const td_signature *call, int64_t *
     return true;
 }
 
+/** Names the parts that differ; all parts if no byte of a hash differs. */
+static void name_parts(const td_carried *a, const td_carried *b, char text[256])
+{
+    static const char *const names[TD_COMM_PARTS] = {"lr",
+                                                     "hyperparameters or ranges of groups",
+                                                     "gain",
+                                                     "batch x seq",
+                                                     "seeds, restored files or earlier steps",
+                                                     "order of parameters or modules",
+                                                     "number of passes"};
+    const bool all = memcmp(a->parts, b->parts, sizeof a->parts) == 0;
+    size_t used = 0;
+
+    for (int i = 0; i < TD_COMM_PARTS; i++)
+        if (all || a->parts[i] != b->parts[i])
+            used += (size_t)snprintf(text + used, 256 - used, "%s%s", used > 0 ? ", " : "", names[i]);
+}
+
 bool td_control_check_number(td_control *control, int64_t number)
 {
-    char who[128], first[128], second[128];
+    char who[128], first[128], second[256];
     td_signature theirs, usual_call;
     int odd = 0, usual = 0;
 
@@ -305,14 +323,12 @@ bool td_control_check_number(td_control *control, int64_t number)
         return false;
     td_call_text(&theirs, first, sizeof first);
     td_call_text(&usual_call, second, sizeof second);
-    const bool other_state = theirs.state != usual_call.state;
+    const td_carried state = theirs.state;
     theirs.state = usual_call.state;
-    if (other_state && memcmp(&theirs, &usual_call, sizeof theirs) == 0) {
-        td_control_fault(
-            control, NULL,
-            "%s came to %s in another state than rank %d: hyperparameters, batch x seq, the order of "
-            "parameters or modules, or the number of passes differ",
-            td_control_name_rank(control, odd, who), first, usual);
+    if (state.hash != usual_call.state.hash && memcmp(&theirs, &usual_call, sizeof theirs) == 0) {
+        name_parts(&state, &usual_call.state, second);
+        td_control_fault(control, NULL, "%s came to %s in another state than rank %d: other %s",
+                         td_control_name_rank(control, odd, who), first, usual, second);
         return true;
     }
     td_control_fault(control, NULL, "%s made another call, %s, where rank %d made %s",

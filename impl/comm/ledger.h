@@ -4,6 +4,7 @@
 #define TD_COMM_LEDGER_H
 
 #include "base/base.h"
+#include "comm/comm.h"
 
 #include <stdatomic.h>
 
@@ -25,13 +26,19 @@ enum { TD_PATIENT = 1 };
 enum { TD_WINDOW_SHIFT = 40 };
 #define TD_WINDOW_OFFSET ((INT64_C(1) << TD_WINDOW_SHIFT) - 1)
 
+/** What td_comm_carry attaches to a call: a hash of all parts, and a byte of each part's to name it. */
+typedef struct td_carried {
+    uint64_t hash;
+    uint8_t parts[8];
+} td_carried;
+
 /** What must be equal on every rank. Members that a kind does not use are 0. */
 typedef struct td_signature {
     int64_t number; /* number of the call, from 1 */
     int64_t count;
     int32_t kind, type, reduction, root; /* root of an exchange: TD_PATIENT or 0 */
     int64_t in_at, out_at;               /* places in windows */
-    uint64_t state;                      /* td_comm_carry */
+    td_carried state;
 } td_signature;
 
 /* How many calls one rank may make before another and still be compared. On the CPU it is at most one. */

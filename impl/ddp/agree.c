@@ -216,7 +216,7 @@ cleanup:
 
 td_status td_link_agree(td_comm *comm, td_train *train, bool sums, int64_t count, const td_setting *own)
 {
-    td_setting settings[TD_TRAIN_SETTINGS + TD_LINK_SETTINGS];
+    td_setting settings[TD_TRAIN_SETTINGS + 1 + TD_LINK_SETTINGS] = {{0}};
     td_status status = TD_OK;
     td_comm_info info;
 
@@ -224,15 +224,21 @@ td_status td_link_agree(td_comm *comm, td_train *train, bool sums, int64_t count
     if (sums)
         td_train_average(train, info.ranks);
     TD_TRY(td_train_settings(train, settings));
-    memcpy(settings + TD_TRAIN_SETTINGS, own, (size_t)count * sizeof *own);
-    TD_TRY(td_comm_agree(comm, TD_TRAIN_SETTINGS + count, settings));
+    settings[TD_TRAIN_SETTINGS] = (td_setting){"link (0 ddp, 1 shard)", count == TD_LINK_SETTINGS};
+    memcpy(settings + TD_TRAIN_SETTINGS + 1, own, (size_t)count * sizeof *own);
+    TD_TRY(td_comm_agree(comm, sizeof settings / sizeof *settings, settings));
 cleanup:
     return status;
 }
 
-static void on_step(void *user, uint64_t state)
+static void on_step(void *user, const td_train_now *now)
 {
-    (void)td_comm_carry(user, state); /* fails only for NULL */
+    const uint64_t parts[TD_COMM_PARTS] = {[TD_COMM_LR] = now->lr,
+                                           [TD_COMM_HYPERPARAMETERS] = now->hyper,
+                                           [TD_COMM_BATCH] = now->batch,
+                                           [TD_COMM_PAST] = now->past};
+
+    (void)td_comm_carry(user, parts); /* fails only for NULL */
 }
 
 void td_link_listen(td_train_listener *listener, td_comm *comm, td_train *train)

@@ -311,14 +311,14 @@ cleanup:
     return status;
 }
 
-/** A hash of hyperparameters and gain. */
-static uint64_t state_of(const td_shard_list *list, float gain)
+static td_status carry_state(const td_shard_list *list, float gain)
 {
-    uint64_t hash = td_hash(TD_HASH_BEGIN, &gain, sizeof gain);
+    uint64_t parts[TD_COMM_PARTS] = {[TD_COMM_GAIN] = td_hash(TD_HASH_BEGIN, &gain, sizeof gain)};
 
     for (int64_t i = 0; i < list->group_count; i++)
-        hash = td_group_hash(hash, &(td_optimizer_group){.hyper = list->groups[i].now});
-    return hash;
+        td_group_hash(&(td_optimizer_group){.hyper = list->groups[i].now}, &parts[TD_COMM_LR],
+                      &parts[TD_COMM_HYPERPARAMETERS]);
+    return td_comm_carry(list->comm, parts);
 }
 
 td_status td_shard_list_step(td_shard_list *list, float gain)
@@ -334,7 +334,7 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
         TD_TRY(td_comm_compare(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
         list->agreed = list->count;
     }
-    TD_TRY(td_comm_carry(list->comm, state_of(list, gain)));
+    TD_TRY(carry_state(list, gain));
     TD_TRY(td_update_begin(list->dev, list->state, gain));
     for (int64_t i = 0; i < list->count; i++)
         if (list->tensors[i].owner == list->info.rank && list->tensors[i].is.grad)

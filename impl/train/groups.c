@@ -11,16 +11,18 @@ int64_t td_train_groups(const td_train_config *config, int64_t elements, td_opti
     return config->groups ? config->group_count : 1;
 }
 
-uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group)
+void td_group_hash(const td_optimizer_group *group, uint64_t *lr, uint64_t *others)
 {
     const td_hyperparameters *h = &group->hyper; /* only the fields of its kind count */
     const bool adamw = h->kind == TD_OPTIMIZER_ADAMW;
+    const double rate = adamw ? h->adamw.lr : h->sgd.lr;
     const double values[] = {
-        (double)group->range.begin,   (double)group->range.end,        h->kind,
-        adamw ? h->adamw.variant : 0, adamw ? h->adamw.lr : h->sgd.lr, adamw ? h->adamw.beta1 : 0,
-        adamw ? h->adamw.beta2 : 0,   adamw ? h->adamw.eps : 0,        adamw ? h->adamw.weight_decay : 0};
+        (double)group->range.begin,   (double)group->range.end,         h->kind,
+        adamw ? h->adamw.variant : 0, adamw ? h->adamw.beta1 : 0,       adamw ? h->adamw.beta2 : 0,
+        adamw ? h->adamw.eps : 0,     adamw ? h->adamw.weight_decay : 0};
 
-    return td_hash(hash, values, sizeof values);
+    *lr = td_hash(*lr, &rate, sizeof rate);
+    *others = td_hash(*others, values, sizeof values);
 }
 
 void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS])
@@ -30,7 +32,7 @@ void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setti
     uint64_t hash = TD_HASH_BEGIN;
 
     for (int64_t i = 0; i < count; i++)
-        hash = td_group_hash(hash, &groups[i]);
+        td_group_hash(&groups[i], &hash, &hash);
     memcpy(out,
            (td_setting[]){{"groups of the optimizer", (double)count},
                           {"optimizer (0 adamw, 1 sgd)", h ? (int)h->kind : -1},

@@ -29,10 +29,15 @@ const td_train_config *td_train_config_of(const td_train *train);
 int64_t td_train_groups(const td_train_config *config, int64_t elements, td_optimizer_group *all,
                         const td_optimizer_group **out);
 
+/** Hashes of all that may change between steps and must be the same on every rank. */
+typedef struct td_train_now {
+    uint64_t lr, hyper, batch, past; /* past: td_train_was */
+} td_train_now;
+
 /** A link that connects ranks. `step` is called when a step's last backward pass begins, and before the
- * launch of a graph with such a pass. `state` is a hash that must be the same on all ranks. */
+ * launch of a graph with such a pass. */
 typedef struct td_train_listener {
-    void (*step)(void *user, uint64_t state);
+    void (*step)(void *user, const td_train_now *now);
     void *user;
     struct td_train_listener *next;
 } td_train_listener;
@@ -59,8 +64,8 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS]);
 /** The number of groups, the first group's hyperparameters, and a hash of all groups. */
 void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS]);
 
-/** Adds the group's range and hyperparameters to `hash`. */
-uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group);
+/** Adds the group's learning rate to *lr, its range and other hyperparameters to *others. */
+void td_group_hash(const td_optimizer_group *group, uint64_t *lr, uint64_t *others);
 
 /** td_group_settings of the trainer's groups as they are now; of no groups if they are only this rank's part
  * (own_groups). TD_NO_MEMORY. */

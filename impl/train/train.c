@@ -40,8 +40,8 @@ struct td_train {
     bool due;                     /* a step was counted, and td_train_update must still update its weights */
     const void *logits;
     td_train_listener *listeners;
-    uint64_t set; /* a hash of the hyperparameters that td_train_set set last */
-    uint64_t was; /* td_train_was */
+    td_optimizer_group set; /* the hyperparameters that td_train_set set last */
+    uint64_t was;           /* td_train_was */
     td_train_metadata metadata;
     td_graph *graphs[PARTS][MICROS];
     bool ran[PARTS][MICROS]; /* it was queued once, so that it may be captured next time */
@@ -176,28 +176,22 @@ static td_update_state *state_of(const td_train *train)
     return (td_update_state *)train->block;
 }
 
-/** A hash of all that may change between steps and must be the same on every rank. */
-static uint64_t state_now(const td_train *train)
-{
-    const int64_t shape[] = {train->batch, train->seq};
-    uint64_t hash = td_hash(TD_HASH_BEGIN, shape, sizeof shape);
-
-    hash = td_hash(hash, &train->was, sizeof train->was);
-    if (train->setup.config.own_groups)
-        return td_hash(hash, &train->set, sizeof train->set);
-    for (int64_t i = 0; i < td_optimizer_group_count(train->optimizer); i++) {
-        td_optimizer_group group;
-
-        (void)td_optimizer_group_at(train->optimizer, i, &group); /* group i exists */
-        hash = td_group_hash(hash, &group);
-    }
-    return hash;
-}
-
 static void tell_listeners(const td_train *train)
 {
+    const bool own = train->setup.config.own_groups;
+    const int64_t shape[] = {train->batch, train->seq};
+    td_train_now now = {TD_HASH_BEGIN, TD_HASH_BEGIN, td_hash(TD_HASH_BEGIN, shape, sizeof shape),
+                        train->was};
+
+    for (int64_t i = 0; i < (own ? 1 : td_optimizer_group_count(train->optimizer)); i++) {
+        td_optimizer_group group = train->set;
+
+        if (!own)
+            (void)td_optimizer_group_at(train->optimizer, i, &group); /* group i exists */
+        td_group_hash(&group, &now.lr, &now.hyper);
+    }
     for (const td_train_listener *l = train->listeners; l; l = l->next)
-        l->step(l->user, state_now(train));
+        l->step(l->user, &now);
 }
 
 /** A step is counted when its last backward pass begins, after all checks that may refuse it. */
@@ -473,7 +467,7 @@ td_status td_train_set(td_train *train, const td_hyperparameters *hyper)
     TD_TRY(td_hyperparameters_check(hyper));
     for (int64_t i = 0; i < td_optimizer_group_count(train->optimizer); i++)
         TD_TRY(td_optimizer_set(train->optimizer, i, hyper));
-    train->set = td_group_hash(TD_HASH_BEGIN, &(td_optimizer_group){.hyper = *hyper});
+    train->set.hyper = *hyper;
 cleanup:
     return status;
 }

@@ -244,11 +244,11 @@ def optimizers_that_differ(rank, device):
         (another, step(lambda ps: zeros[::-1] if odd else zeros)),
         (another, step(lambda ps: [(f"{i + odd}", p) for i, p in enumerate(ps)])),
         ("ranks have other numbers of parameters: [3, 2]", step(lambda ps: ps[1:] if odd else ps)),
-        ("in another state than rank 0", step(cls=sgd if odd else adamw)),
-        ("in another state than rank 0", step(weight_decay=0.1 + rank)),
-        ("in another state than rank 0", schedule),
-        ("in another state than rank 0", load),
-        ("in another state than rank 0", passes),
+        ("in another state than rank 0: other hyperparameters or", step(cls=sgd if odd else adamw)),
+        ("in another state than rank 0: other hyperparameters or", step(weight_decay=0.1 + rank)),
+        ("in another state than rank 0: other hyperparameters or", schedule),
+        ("in another state than rank 0: other seeds, restored files", load),
+        ("in another state than rank 0: other number of passes", passes),
     ):
         said(words, call)
         with contextlib.redirect_stderr(io.StringIO()):  # the same error again
