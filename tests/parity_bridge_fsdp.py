@@ -599,7 +599,7 @@ def other_modules(ranks, rank):
     for words, chosen, run in (
         (state, ((0,), (1,)), look),
         (state, ((0, 1, 2), (0, 2)), look),
-        (state, ((0,), (0,)), another),
+        ("order of parameters or modules", ((0,), (0,)), another),
         (state, ((0, 1), (1, 0)), train),
         (past, (False, True), load_part),
         (past, (0, 1), load_whole),
