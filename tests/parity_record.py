@@ -137,6 +137,10 @@ class RecordFiles(unittest.TestCase):
         with RecordFile(self.folder) as file:
             for record, words in (
                 (self.record(2, machine=None), "machine is null, needs a string"),
+                (
+                    self.record(2, build=dict(version="1", commit="<!--", library="l")),
+                    'build.commit is "<!--", needs letters',
+                ),
                 (self.record(2, more=2**63), "more is 9223372036854775808, needs to be less than 2"),
             ):
                 with self.assertRaisesRegex(RecordError, words):

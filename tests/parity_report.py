@@ -22,7 +22,9 @@ from parity_core import BUILD, HOST
 from rich.console import Console
 
 from parity.core import compare, plot, report
+from parity.core.case import ParityError
 from parity.core.comparison import geomean
+from parity.core.document import Figure
 from parity.core.record import FILE, RecordError
 from parity.core.tables import Spread, Table, breaking, text
 from parity.core.view import COUNTED, Records
@@ -228,6 +230,15 @@ class Pages(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 plot.curves({"": curves}, x="x", y="y", log=False, title="t")
+        high = Figure(
+            "high",
+            "",
+            lambda: plot.stack(
+                {"": ({"weights": [1e308], "gradients": [1e308]}, {"a": 1})}, x="x", y="y", title="t"
+            ),
+        )
+        with self.assertRaisesRegex(ParityError, "^picture high: Axis limits cannot be NaN or Inf"):
+            high.saved("svg")
 
     def test_a_page_names_machine_and_builds(self):
         def page(*records):

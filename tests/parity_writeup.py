@@ -339,7 +339,7 @@ class Documents(unittest.TestCase):
         (self.folder / name).mkdir()
         records = [
             dict(deliverable="naive_ddp", module=module, case={"n": n}, impl="c", status="ok", machine=name,
-                 ms=statistics([float(n)]), time="2026-11-21T10:00:00Z") for n in counts
+                 ms=statistics([float(n)]), versions={"cuda": "13.0"}, time="2026-11-21T10:00:00Z") for n in counts
         ]  # fmt: skip
         (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.core import plot
+from parity.core.case import ParityError
 from parity.core.files import write_whole
 from parity.core.tables import PREAMBLE, Table, breaking
 
@@ -39,6 +40,15 @@ class Figure:
     name: str
     title: str
     draw: Callable[[], Any]
+
+    def saved(self, form: str) -> bytes:
+        try:
+            return plot.save(self.draw(), form)
+        except (
+            ValueError,
+            ArithmeticError,
+        ) as error:  # of values that no axis holds, and sides without a colour
+            raise ParityError(f"picture {self.name}: {error}") from error
 
 
 @dataclass
@@ -149,7 +159,7 @@ class Markdown:
         """The picture's path from the document."""
         path = self.folder / self.figures / f"{figure.name}.{form}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, plot.save(figure.draw(), form))
+        write_whole(path, figure.saved(form))
         self.files.append(path)
         return path.relative_to(self.folder).as_posix()
 
@@ -185,7 +195,7 @@ code{background:#f2f2f2;padding:0 .2em}"""
         return f'<a href="#{anchor(heading)}">{self.inline(words)}</a>'
 
     def picture(self, figure: Figure) -> None:
-        data = base64.b64encode(plot.save(figure.draw(), "svg")).decode()
+        data = base64.b64encode(figure.saved("svg")).decode()
         title = html.escape(figure.title)
         self.parts.append(f'<p><img alt="{title}" src="data:image/svg+xml;base64,{data}"></p>')
 

@@ -202,8 +202,9 @@ def pages_of(
         try:
             module.report(page, Records(mine))
             pages[name] = page
-        except Exception:  # one module's mistake must not cost the others their pages
-            broken.append(f"parity/{name}: report() failed\n{traceback.format_exc()}")
+        except Exception as error:  # one module's mistake must not cost the others their pages
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            broken.append(f"parity/{name}: report() failed at {at.filename}:{at.lineno}: {error!r}")
     return pages, broken
 
 
@@ -291,7 +292,7 @@ def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
             for figure in (block for block in section.blocks if isinstance(block, Figure)):
                 file = f"{figure.name}.pdf"
                 listed.append((file, "picture", section.row, figure.title, page.machine))
-                written.append(_write(folder / file, plot.save(figure.draw(), "pdf")))
+                written.append(_write(folder / file, figure.saved("pdf")))
     head = ("file", "kind", "row", "question", "machine")
     return [*written, write_list(folder / LIST, [head, *listed])]
 

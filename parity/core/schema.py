@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +76,10 @@ KEY = Kind("a number, a string, true or false", (*REAL, str), flag=True)
 
 TIMES = dict.fromkeys(("median", "mean", "max", "p95"), POSITIVE)
 STATISTICS = Keys(must=TIMES | {"std": TIME, "min": TIME, "n": COUNT})
-BUILD = Keys(must={"version": TEXT, "commit": TEXT, "library": NAME}, may={"dirty": FLAG, "id": NAME})
+WORD = Kind(
+    "letters, digits and any of . + - _", str, lambda value: re.fullmatch(r"[\w.+-]*", value, re.ASCII)
+)
+BUILD = Keys(must={"version": WORD, "commit": WORD, "library": WORD}, may={"dirty": FLAG, "id": NAME})
 NUMBERS = dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
 HOST = Keys(must={"name": TEXT}, may=NUMBERS | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)})
 ERROR = dict.fromkeys(("max_abs", "rel_l2", "ulp_max", "used"), MEASURED) | {"truth": TEXT}

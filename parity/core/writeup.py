@@ -270,7 +270,9 @@ def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
     rows = []
     for machine in machines:
         name, records = report.machine_of(machine.records, "plain"), machine.records
-        torch = ", ".join(sorted({r["versions"]["torch"] for r in records if "versions" in r}))
+        torch = ", ".join(
+            sorted({r["versions"]["torch"] for r in records if "torch" in r.get("versions", {})})
+        )
         row = {"folder": machine.name, "machine": name, "PyTorch": torch}
         rows.append(row | {"measured": report.when(records), "results": len(records)})
     document.heading(2, "What ran where")
