@@ -80,6 +80,7 @@ bench|ends.torch_eager#length|1||, and that of
 bench|ends.torch_eager.0.forward, f32 / bf16|1|gets slower|
 bench|ends.torch_eager.0.forward, f32 / bf16|1.1|gains little|
 ddp|held|results|Yes: all 1 results hold.|10 of 1 results hold
+ddp|naive.exposed|1.1 * naive.collectives||in this build
 ddp|flat.step|naive.step|lowers|raises
 ddp|flat.collectives|naive.collectives|fixed cost|
 ddp|flat.hidden|0.01|begins after backward|

@@ -93,9 +93,9 @@ def steps_table(page, steps, strategies, name):
     found = steps.runs.only(strategy=strategies).records
     if found:
         page.note(
-            "What communication takes of C's step. exposed: the step less the same step without communication, which "
-            "updates weights during backward. Both are captured as graphs on GPUs; collectives are timed in further "
-            "steps, which are queued. The steps of this table are other ones than above."
+            "What communication takes of C's step. exposed: the step less the same step without communication. Both "
+            "are captured as graphs on GPUs; collectives are timed in further steps, which are queued. The steps of "
+            "this table are other ones than above."
         )
     page.table([row_of(r, STEP) for r in found], f"{name}_communication")
 

@@ -67,7 +67,9 @@ def accounting_cases(keys, device, profile):
     yield Case(ACCOUNTING, **weighed, **keys, config=config)
     if (profile, keys["size"], keys["ranks"]) == ("full", "2.7B", 2):  # the peak that sharding lowers
         config = ranked.configs(device, "torch_ddp", dtype, queued=True)
-        yield Case(ACCOUNTING, **weighed, **keys | {"shard": "whole"} | bucket, config=config)
+        yield Case(
+            ACCOUNTING, **weighed, **keys | {"shard": "whole", "strategy": "bucketed"} | bucket, config=config
+        )
 
 
 def leaderboard_case():
