@@ -157,7 +157,7 @@ int main(int argc, char **argv)
                      &comm));
     TRY(td_device_alloc(r.dev, BATCH * CONTEXT * sizeof(int64_t), &r.ids));
     TRY(td_device_alloc(r.dev, BATCH * CONTEXT * sizeof(int64_t), &r.targets));
-    TRY(td_shard_link_create(comm, &options, &config, &link));
+    TRY(td_shard_link_create(comm, &options, &config, &config, &link));
     TRY(td_train_create(r.dev, &config, &r.train));
     TRY(td_train_init(r.train, 0));
     TRY(td_shard_link_attach(link, r.dev, r.train));

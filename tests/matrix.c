@@ -295,7 +295,7 @@ static trainer open_trainer(const cell *c)
                                           .reduce_last = c->at[MICRO], /* one reduction per step */
                                           .keep_gradients = c->at[KEEP] % 2};
 
-        td_assert_ok(td_shard_link_create(comm, &options, &config, &t.shard));
+        td_assert_ok(td_shard_link_create(comm, &options, &config, &config, &t.shard));
     }
     td_assert_ok(td_device_memory(dev, &memory));
     if (config.capture && !on_gpu())

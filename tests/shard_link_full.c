@@ -20,7 +20,7 @@ static td_train *open_deep(const td_shard_options *options, td_train_config *con
 {
     td_train *train;
 
-    td_assert_ok(td_shard_link_create(shard_comm, options, config, link));
+    td_assert_ok(td_shard_link_create(shard_comm, options, config, config, link));
     td_assert_ok(td_train_create(shard_dev, config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_assert_ok(td_shard_link_attach(*link, shard_dev, train));
@@ -125,7 +125,7 @@ static void check_gathers(int64_t prefetch, bool keeps)
     td_train *train;
 
     config.hooks = &e.hook;
-    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &e.link));
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &e.link));
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_assert_ok(td_device_memory(shard_dev, &before));
@@ -191,7 +191,7 @@ TD_TEST(recomputed_layers_are_gathered_once)
         config.hooks = &e.hook;
         config.model.keep = TD_KEEP_INPUTS;
         config.model.checkpoint_layers = 2;
-        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &e.link));
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &e.link));
         td_train *train;
         td_assert_ok(td_train_create(shard_dev, &config, &train));
         td_assert_ok(td_train_init(train, 7));
@@ -311,7 +311,7 @@ TD_TEST(weights_of_other_seeds_are_refused)
     if (shard_info.ranks == 1)
         return;
     td_assert_ok(td_device_memory(shard_dev, &memory));
-    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &link));
     td_assert_ok(td_train_create(shard_dev, &config, &train));
     td_assert_ok(td_train_init(train, 7 + (uint64_t)(shard_info.rank == 1)));
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT,

@@ -21,7 +21,7 @@ static bool shares(td_train_config config, bool keep)
     td_shard_link *link;
     td_shard_info what;
 
-    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &link));
     td_assert_ok(td_shard_link_describe(link, &what));
     assert_int_equal(config.model.grad_places != NULL, what.shares_gradients);
     td_shard_link_destroy(link);
@@ -68,7 +68,7 @@ TD_TEST(a_config_that_needs_all_gradients_later_is_refused)
 
     if (shard_info.ranks == 1)
         skip();
-    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &link));
     other = config;
     other.clip = 1;
     td_assert_refused(td_train_create(shard_dev, &other, &train), TD_BAD_ARGUMENT,
@@ -94,7 +94,7 @@ static td_train *open_train(bool keep, td_hook *between, bool captured, td_shard
     td_train *train;
 
     config.capture = captured;
-    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, link));
+    td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, link));
     (*link)->hook.next = between;
     (*link)->sms = 0;
     td_assert_ok(td_train_create(shard_dev, &config, &train));

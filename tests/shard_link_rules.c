@@ -299,7 +299,7 @@ TD_TEST(links_that_differ_are_named)
         }
         const bool differs = shard_info.rank == 1;
         FIELDS(TD_FIELD_SET)
-        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &link));
+        td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &link));
         if (config.capture)
             td_as_if_gpu_once();
         td_assert_ok(td_train_create(shard_dev, &config, &train));

@@ -171,7 +171,9 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
                                       .keep_gradients = config->keep_gradients};
 
     *out = NULL;
-    return config->state == TD_BENCH_STATE_WHOLE ? TD_OK : td_shard_link_create(comm, &options, trainer, out);
+    return config->state == TD_BENCH_STATE_WHOLE
+               ? TD_OK
+               : td_shard_link_create(comm, &options, trainer, trainer, out);
 }
 
 /** Makes the trainer's config and its links. */

@@ -74,15 +74,15 @@ cleanup:
     return status;
 }
 
-td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
-                               td_shard_link **out)
+td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, const td_train_config *config,
+                               td_train_config *own, td_shard_link **out)
 {
     td_shard_link *link = NULL;
     td_status status = TD_OK;
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_NOT_NULL(comm, options, config);
+    TD_NOT_NULL(comm, options, config, own);
     TD_TRY(check_options(options));
     const td_shard_kind kind = options->kind;
     TD_FAIL_IF(kind == TD_SHARD_FULL && config->model.transient_gradients, TD_UNSUPPORTED,
@@ -96,16 +96,17 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, t
     TD_TRY(make(link, config));
 
     link->hook.next = config->hooks;
-    config->hooks = &link->hook;
+    *own = *config;
+    own->hooks = &link->hook;
     if (kind == TD_SHARD_FULL) {
-        config->model.owned = link->split.owned;
-        config->model.owned_count = link->split.owned_count;
+        own->model.owned = link->split.owned;
+        own->model.owned_count = link->split.owned_count;
         if (link->split.shares)
-            config->model.grad_places = link->split.grad_places;
+            own->model.grad_places = link->split.grad_places;
     }
-    config->own_groups = true;
-    config->groups = link->split.groups;
-    config->group_count = link->split.group_count;
+    own->own_groups = true;
+    own->groups = link->split.groups;
+    own->group_count = link->split.group_count;
     *out = link; /* whole: the caller owns it from here */
     link = NULL;
 cleanup:

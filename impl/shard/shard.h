@@ -3,9 +3,9 @@
  * 1 and 3).
  *
  *     td_shard_options options = {.kind = TD_SHARD_FLAT, .bucket_mb = 25};
- *     // config: a td_train_config of all weights, the same on every rank; this call makes it this rank's
- *     td_shard_link_create(comm, &options, &config, &link);
- *     td_train_create(dev, &config, &train);
+ *     // config: a td_train_config of all weights, the same on every rank; own: of this rank's trainer
+ *     td_shard_link_create(comm, &options, &config, &own, &link);
+ *     td_train_create(dev, &own, &train);
  *     td_train_init(train, seed);
  *     td_shard_link_attach(link, dev, train);                          // all ranks get rank 0's weights
  *     td_train_step(train, ids, targets, batch, seq);                  // as often as you like
@@ -29,8 +29,8 @@
  * Embedding and head use the layers' buffers if these are large enough:
  *
  *     td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = 1};
- *     td_shard_link_create(comm, &options, &config, &link);            // config.model has this rank's part
- *     td_train_create(dev, &config, &train);
+ *     td_shard_link_create(comm, &options, &config, &own, &link);      // own.model has this rank's part
+ *     td_train_create(dev, &own, &train);
  *     td_train_init(train, seed);           // the same seed on every rank: each rank draws its part
  *     td_shard_link_attach(link, dev, train);
  *     td_train_step(train, ids, targets, batch, seq);
@@ -182,14 +182,14 @@ TD_API int32_t td_shard_nccl_ctas(td_dtype grad_dtype);
 
 typedef struct td_shard_link td_shard_link;
 
-/** Changes the config of a trainer of all weights into the config of this rank's trainer:
+/** *own = the config of this rank's trainer. It differs from `config`, that of a trainer of all weights, in:
  *
  *   groups   only the weights that this rank updates
  *   hooks    the link becomes the first one
  *   model    TD_SHARD_FULL: `owned` are this rank's weights. If gradients share places, `grad_places` is set;
- *            td_train_create then refuses the config if it was changed later so that it needs all gradients
+ *            td_train_create then refuses *own if it was changed later so that it needs all gradients
  *
- * The new arrays of config belong to the link. If config->capture is false, a captured pass fails with
+ * The new arrays of *own belong to the link. `own` may be `config`. If config->capture is false, a captured pass fails with
  * TD_BAD_STATE, except with TD_SHARD_FULL. Destroy the trainer, and other graphs with its passes, before the
  * link.
  *
@@ -202,8 +202,9 @@ typedef struct td_shard_link td_shard_link;
  * kind; a bucket_mb that is negative or not finite; a prefetch below 0 or above 2^31 - 1; a size, groups or
  * hyperparameters that td_train_create refuses. TD_UNSUPPORTED: with TD_SHARD_FLAT, groups that leave out
  * weights, because weights that no rank updates are not gathered; with TD_SHARD_FULL, transient gradients,
- * because the link places gradients. TD_NO_MEMORY. config is then unchanged, and *out is NULL. */
-TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, td_train_config *config,
+ * because the link places gradients. TD_NO_MEMORY. *own is then unchanged, and *out is NULL. */
+TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options,
+                                      const td_train_config *config, td_train_config *own,
                                       td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
 
@@ -211,11 +212,11 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * communication. With TD_SHARD_FULL they then compute with the numbers in the buffers. */
 TD_API td_hook *td_shard_link_hook(td_shard_link *link);
 
-/** Joins the link to the trainer that was made with its config. All ranks call it together, after weights
+/** Joins the link to the trainer that was made with its *own. All ranks call it together, after weights
  * exist.
  *
- * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups that config had
- * before td_shard_link_create. The first collective of each step carries a hash. It is a hash of the
+ * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups of td_shard_link_create's
+ * config. The first collective of each step carries a hash. It is a hash of the
  * hyperparameters that td_train_set set last, of batch and seq, and of later calls of td_train_init, _reset
  * and _restore. Changes by td_optimizer_set are not compared.
  *

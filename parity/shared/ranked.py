@@ -99,7 +99,7 @@ class RankTrainer(TandemTrainer):
         if self.split:
             options = c.struct("td_shard_options", bucket_mb=bucket_mb)
             options.kind = c.enum("td_shard_kind", self.split)
-            self.shard = c.create("td_shard_link_create", self.comm(), options, config)
+            self.shard = c.create("td_shard_link_create", self.comm(), options, config, config)
         if self.first is not None:
             self.first.next, config.hooks = config.hooks, self.first
         return super().open()
