@@ -2,6 +2,9 @@
  * trainer's steps. test_matrix BACKEND RANKS starts the ranks itself. Under mpirun the process is one of the
  * ranks.
  *
+ * With more than 2 ranks the backend chooses the order of a sum, so results are only close to the expected
+ * ones, and cells have SGD, which hardly enlarges the difference.
+ *
  * A cell is a value of each axis. A run tests enough cells that every pair of values occurs. A run with one
  * rank also tests every cell without links. With a third argument every cell is tested, from cell
  * TANDEM_FUZZ_SEED on. This ends after TANDEM_FUZZ_SECONDS, or without them after the seconds that the
@@ -24,6 +27,8 @@
 #include "support/test.h"
 #include "support/weights.h"
 
+#include <math.h>
+
 enum {
     BATCH = 2,
     CONTEXT = 8,
@@ -32,7 +37,7 @@ enum {
     MICROS = 3,
     STEPS = 3,
     AS_IF_STEPS = 2,
-    MOST_RANKS = 2
+    MOST_RANKS = 3
 };
 
 static td_device *dev;
@@ -124,7 +129,7 @@ static bool on_gpu(void)
 static bool possible(const cell *c)
 {
     return !(c->at[TRANSIENT] && (c->at[MICRO] > 0 || c->at[SPLIT] == FULL)) &&
-           !(c->at[SPLIT] == NONE && info.ranks > 1) &&
+           !(c->at[SPLIT] == NONE && info.ranks > 1) && !(c->at[OPTIMIZER] == 0 && info.ranks > 2) &&
            !(c->at[CAPTURED] && c->at[SPLIT] != NONE && info.ranks == 1 && !on_gpu());
 }
 
@@ -279,6 +284,8 @@ static trainer open_trainer(const cell *c)
     trainer t = {.train = NULL};
 
     add_groups(c, elements_of(&config), &config, groups);
+    if (split != NONE)
+        config.gain = 0; /* the link makes it the average */
     if (split >= NAIVE && split <= TENSORS) {
         const td_ddp_strategy strategy = split == TENSORS ? TD_DDP_FLAT : (td_ddp_strategy)(split - NAIVE);
 
@@ -513,7 +520,25 @@ static const truth *truth_of(const cell *c)
 
 /* ---- a cell ---- */
 
-static void compare_range(const trainer *t, const truth *truth, td_range range, const char *want)
+static double tolerance(const cell *c)
+{
+    return info.ranks <= 2 ? 0 : c->at[MASTERS] == 0 ? 1e-4 : 3e-2;
+}
+
+static void compare(const char *what, const cell *c, td_dtype dtype, const void *got, const void *want,
+                    int64_t count)
+{
+    double *const truth = td_as_f64(dtype, want, count);
+
+    if (info.ranks <= 2)
+        td_assert_identical(what, dtype, got, want, count);
+    else
+        td_assert_close(what, dtype, got, truth, count, tolerance(c));
+    free(truth);
+}
+
+static void compare_range(const cell *c, const trainer *t, const truth *truth, td_range range,
+                          const char *want)
 {
     const td_weights w = weights_of(t->train);
     td_master master;
@@ -523,23 +548,23 @@ static void compare_range(const trainer *t, const truth *truth, td_range range, 
         const int64_t count = (master.end < range.end ? master.end : range.end) - at;
         void *const got = here(master.grad, count, w.grad_dtype);
 
-        td_assert_identical("gradients", truth->w.grad_dtype, got,
-                            want + (size_t)at * td_dtype_size(w.grad_dtype), count);
+        compare("gradients", c, truth->w.grad_dtype, got, want + (size_t)at * td_dtype_size(w.grad_dtype),
+                count);
         free(got);
     }
 }
 
 /* Compares this rank's gradients. If a rank has parts of buckets or units, only its parts are compared. */
-static void compare_gradients(const trainer *t, const truth *truth, const void *want)
+static void compare_gradients(const cell *c, const trainer *t, const truth *truth, const void *want)
 {
     const td_range all = {0, truth->w.elements};
     const bool parts = t->shard && t->shard->split.kind != TD_SHARD_TENSORS;
 
     if (!parts)
-        compare_range(t, truth, all, want);
+        compare_range(c, t, truth, all, want);
     for (int64_t i = 0; parts && i < t->shard->split.piece_count; i++) {
-        compare_range(t, truth, t->shard->split.pieces[i].own, want);
-        compare_range(t, truth, t->shard->split.pieces[i].rest, want);
+        compare_range(c, t, truth, t->shard->split.pieces[i].own, want);
+        compare_range(c, t, truth, t->shard->split.pieces[i].rest, want);
     }
 }
 
@@ -549,9 +574,9 @@ static void compare_with(const cell *c, const trainer *t, const truth *truth, in
 
     td_assert_ok(td_train_settle(t->train));
     void *const got = read_numbers(t);
-    td_assert_identical("weights", truth->w.dtype, got, want->numbers, truth->w.elements);
+    compare("weights", c, truth->w.dtype, got, want->numbers, truth->w.elements);
     if (!c->at[TRANSIENT] && !(t->shard && t->shard->split.shares))
-        compare_gradients(t, truth, want->grads);
+        compare_gradients(c, t, truth, want->grads);
     free(got);
 }
 
@@ -585,7 +610,7 @@ static void run_cell(const cell *c)
     (void)td_as_if_launches();
     for (int step = 0; step < steps; step++) {
         run_step(c, t.train, step);
-        if (loss_of(t.train) != truth->losses[step])
+        if (fabsf(loss_of(t.train) - truth->losses[step]) > (float)tolerance(c) * truth->losses[step])
             fail_msg("step %d: the loss is %.9g, needs to be %.9g", step, (double)loss_of(t.train),
                      (double)truth->losses[step]);
         td_assert_ok(td_train_steps(t.train, &count));
@@ -599,8 +624,8 @@ static void run_cell(const cell *c)
         if (step == 2) {
             void *logits = evaluate(t.train, precisions[c->at[MASTERS]]);
 
-            td_assert_identical("logits", td_precision_dtype(precisions[c->at[MASTERS]]), logits,
-                                truth->logits, (int64_t)BATCH * CONTEXT * VOCAB);
+            compare("logits", c, td_precision_dtype(precisions[c->at[MASTERS]]), logits, truth->logits,
+                    (int64_t)BATCH * CONTEXT * VOCAB);
             free(logits);
         }
     }
@@ -699,8 +724,7 @@ int main(int argc, char **argv)
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
     if (info.ranks > MOST_RANKS) {
-        fprintf(stderr, "test_matrix: %d ranks, needs 1 or 2: a sum of more numbers has several orders\n",
-                info.ranks);
+        fprintf(stderr, "test_matrix: %d ranks, needs 1 to %d\n", info.ranks, MOST_RANKS);
         return td_ranks_end(dev, comm, 1);
     }
     td_assert_ok(td_cpu_set_threads(1)); /* there are as many ranks as processors */

@@ -1,6 +1,6 @@
-/* Steps of trainers with split state, compared with the same training unsharded (ddp/) and queued: with more
- * than 2 ranks, and on GPUs. With 1 and 2 ranks the bits are the same, unless GEMMs leave SMs to collectives:
- * a sum of two numbers has only one order. test_matrix tests 1 and 2 ranks. */
+/* Steps of trainers with split state, compared with the same training unsharded (ddp/) and queued: clipping,
+ * reduced micro-batches, and GPUs. With 1 and 2 ranks the bits are the same, unless GEMMs leave SMs to
+ * collectives: a sum of two numbers has only one order. test_matrix has the other options. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
 
@@ -110,35 +110,6 @@ TD_TEST(steps_are_clipped_by_the_norm_of_all_ranks)
     }
 }
 
-TD_TEST(sharded_weights_are_those_of_unsharded_training)
-{
-    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
-    static const double sizes[] = {0, 0.004, 0.0005};
-    static const td_shard_kind kinds[] = {TD_SHARD_FLAT, TD_SHARD_FULL, TD_SHARD_TENSORS,
-                                          TD_SHARD_FULL, TD_SHARD_FLAT, TD_SHARD_FULL};
-
-    if (shard_info.ranks <= 2)
-        skip();
-    /* One of each pair, because more ranks than processors take long. */
-    for (int i = 0; i < 6; i++) {
-        shard_setting s = {.name = td_shard_kind_name(kinds[i]),
-                           .kind = kinds[i],
-                           .bucket_mb = sizes[(i + i / 3) % 3],
-                           /* full's micro-batches in f32: bf16 hides the rests of units */
-                           .precision = precisions[i < 3 ? i : 5 - i],
-                           .time = i / 3 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
-                           .two_groups = i % 2 == 0,
-                           .captured = i == 3,
-                           .micro_batches = i >= 4 ? 3 : 1,
-                           .prefetch = i == 3 ? 2 : 0};
-
-        train_case(&s);
-        s.reduce_last = true; /* micro-batches add up on each rank */
-        if (i == 5)
-            train_case(&s);
-    }
-}
-
 /* Runs `check` with both kinds, update times and precisions, and with micro-batches. */
 static void each_way(const char *name, void (*check)(shard_setting s))
 {
@@ -162,8 +133,6 @@ static void each_way(const char *name, void (*check)(shard_setting s))
 /* Each micro-batch is reduced and added to this rank's part. test_matrix reduces only the last one. */
 TD_TEST(micro_batches_of_full_sharding_add_up)
 {
-    if (shard_info.ranks > 2) /* the previous test has this case */
-        skip();
     for (int i = 0; i < 2; i++) {
         const shard_setting s = {.name = "full, micro-batches",
                                  .kind = TD_SHARD_FULL,

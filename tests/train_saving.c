@@ -621,26 +621,6 @@ TD_TEST(a_step_under_way_is_not_saved)
     td_train_destroy(train);
 }
 
-TD_TEST(what_there_is_not_is_refused)
-{
-    td_train_config config = config_of(TD_PRECISION_F32);
-    td_train *train;
-
-    td_assert_ok(td_train_create(dev, &config, &train));
-    td_assert_refused(td_train_save(train, file_path), TD_BAD_STATE, "the model has no weights");
-    td_assert_ok(td_train_init(train, 7));
-    td_train_destroy(train);
-
-    config.until = TD_TRAIN_FORWARD;
-    td_assert_ok(td_train_create(dev, &config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    td_assert_refused(td_train_save(train, file_path), TD_BAD_STATE, "the trainer has no optimizer");
-    td_assert_refused(td_train_restore(train, file_path), TD_BAD_STATE, "the trainer has no optimizer");
-    td_assert_ok(td_transformer_save(td_train_model(train), file_path));
-    td_assert_ok(td_transformer_load(td_train_model(train), file_path));
-    td_train_destroy(train);
-}
-
 /* ---- every call fails in turn ---- */
 
 static const struct {

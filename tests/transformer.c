@@ -1,4 +1,4 @@
-/* Sizes, names, refusals and failures of the model. Other files test its memory and its step. */
+/* Sizes, names and refusals of the model. Other files test its memory and its step. */
 #include "transformer/transformer.h"
 
 #include "base/check.h"
@@ -256,145 +256,8 @@ TD_TEST(init_is_the_courses)
         td_transformer_destroy(models[i]);
 }
 
-/* ---- failures ---- */
-
-TD_TEST(create_undoes_itself_at_every_allocation)
-{
-    td_device *dev = *state;
-    td_memory_stats memory;
-    int64_t nth;
-
-    for (int host = 0; host < 2; host++) {
-        for (nth = 1;; nth++) {
-            td_transformer *model = (td_transformer *)&nth; /* create must overwrite it */
-            calls = 0;
-            if (host)
-                fail_at = nth;
-            else
-                td_assert_ok(td_device_fail_allocation(dev, nth));
-            const td_status status = td_transformer_create(dev, &tiny, &model);
-            const bool reached = host ? calls >= nth : status != TD_OK;
-            fail_at = 0;
-            td_assert_ok(td_device_fail_allocation(dev, 0));
-            if (!reached) {
-                assert_int_equal(status, TD_OK);
-                td_transformer_destroy(model);
-                break;
-            }
-            assert_int_equal(status, TD_NO_MEMORY);
-            assert_null(model);
-            td_assert_ok(td_device_memory(dev, &memory));
-            assert_int_equal(memory.live_blocks, 0);
-        }
-        assert_true(nth > 3); /* a loop that injected nothing proves nothing */
-    }
-}
-
 /* ---- refusals ---- */
 
-TD_TEST(bad_calls)
-{
-    const int64_t ids[18] = {0};
-    td_transformer_config config = tiny;
-    td_transformer *model, *inference;
-    td_weights weights = {.elements = 10};
-    float loss;
-
-    assert_null(td_transformer_loss_on_device(NULL));
-
-    td_assert_ok(td_transformer_create(*state, &tiny, &model));
-    config.use = TD_MODEL_INFERENCE;
-    td_assert_ok(td_transformer_create(*state, &config, &inference));
-
-    assert_int_equal(td_transformer_parameter_count(NULL), 0);
-    assert_int_equal(td_transformer_numel(NULL), 0);
-    assert_int_equal(td_weights_master(NULL, 0).end, 0);
-    assert_int_equal(td_weights_master(&weights, -1).end, 0);
-    assert_int_equal(td_weights_master(&weights, 10).end, 0);
-
-    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
-    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
-    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
-    td_assert_ok(td_transformer_init(model, 1));
-    td_assert_ok(td_transformer_init(inference, 1));
-    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
-
-    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
-    td_assert_ok(td_transformer_loss(model, ids, NULL));
-    td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
-    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "backward");
-    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "backward");
-
-    /* Init invalidates activations of earlier weights. */
-    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-    td_assert_ok(td_transformer_loss(model, ids, NULL));
-    td_assert_refused(td_transformer_backward(model, (td_micro)4), TD_BAD_ARGUMENT, "micro is 4");
-    td_assert_refused(td_transformer_backward(model, (td_micro)-1), TD_BAD_ARGUMENT, "micro is -1");
-    td_assert_ok(td_transformer_init(model, 1));
-    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
-    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
-
-    td_assert_ok(td_transformer_forward(inference, ids, 2, 9, NULL));
-    td_assert_ok(td_transformer_loss(inference, ids, &loss));
-    assert_true(loss > 0);
-    td_assert_refused(td_transformer_backward(inference, TD_MICRO_ONLY), TD_BAD_STATE, "no gradients");
-
-    td_transformer_destroy(model);
-    td_transformer_destroy(inference);
-}
-
-static td_train *open_train(td_device *dev, td_update_time time)
-{
-    const td_train_config config = {.model = tiny, .hyper = adamw, .time = time};
-    td_train *train;
-
-    td_assert_ok(td_train_create(dev, &config, &train));
-    td_assert_ok(td_train_init(train, 3));
-    return train;
-}
-
-/* A step except the call that updates. */
-static void prepare(td_train *train, td_update_time time)
-{
-    const int64_t ids[18] = {1, 2, 3};
-
-    td_assert_ok(td_train_load(train, ids, ids, 2, 9));
-    td_assert_ok(td_train_forward(train, NULL));
-    if (time == TD_UPDATE_AFTER)
-        td_assert_ok(td_train_backward(train));
-}
-
-static td_status update(td_train *train, td_update_time time)
-{
-    return time == TD_UPDATE_AFTER ? td_train_update(train) : td_train_backward(train);
-}
-
-/* The count continues when hyperparameters are set. */
-TD_TEST(steps_are_counted_from_init)
-{
-    for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
-        td_train *train = open_train(*state, time);
-        td_hyperparameters slower = adamw;
-        int64_t steps = -1;
-
-        slower.adamw.lr = 1e-4;
-        for (int round = 0; round < 2; round++) {
-            td_assert_ok(td_train_steps(train, &steps));
-            assert_int_equal(steps, 0);
-            for (int step = 1; step <= 3; step++) {
-                if (step == 2)
-                    td_assert_ok(td_train_set(train, &slower));
-                prepare(train, time);
-                td_assert_ok(update(train, time));
-                td_assert_ok(td_train_steps(train, &steps));
-                assert_int_equal(steps, step);
-            }
-            td_assert_ok(td_train_init(train, 3));
-        }
-        td_train_destroy(train);
-    }
-}
 /* Refresh marks weights as written, unless they are planes. So do writes of all parameters. */
 TD_TEST(forward_needs_weights)
 {
@@ -499,6 +362,8 @@ TD_TEST(another_order_is_refused)
                       "is the end (layer 0), but the plan has embed_grad (layer 0)");
     td_assert_ok(td_transformer_set_hooks(model, NULL));
     td_assert_ok(step_of(model));
+    td_assert_refused(td_transformer_backward(model, (td_micro)4), TD_BAD_ARGUMENT, "micro is 4");
+    td_assert_refused(td_transformer_backward(model, (td_micro)-1), TD_BAD_ARGUMENT, "micro is -1");
     r->calls[3].key = r->calls[4].key;
     r->calls[3].kind = r->calls[4].kind;
     td_assert_refused(step_of(model), TD_BAD_STATE, "is heads (layer 0), but the plan has attend (layer 0)");
