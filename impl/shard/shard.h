@@ -189,9 +189,9 @@ typedef struct td_shard_link td_shard_link;
  *   model    TD_SHARD_FULL: `owned` are this rank's weights. If gradients share places, `grad_places` is set;
  *            td_train_create then refuses *own if it was changed later so that it needs all gradients
  *
- * The new arrays of *own belong to the link. `own` may be `config`. If config->capture is false, a captured pass fails with
- * TD_BAD_STATE, except with TD_SHARD_FULL. Destroy the trainer, and other graphs with its passes, before the
- * link.
+ * The new arrays of *own belong to the link. `own` may be `config`. If config->capture is false, a captured
+ * pass fails with TD_BAD_STATE, except with TD_SHARD_FULL. Destroy the trainer, and other graphs with its
+ * passes, before the link.
  *
  * With TD_SHARD_TENSORS another link must reduce gradients, such as td_ddp_link. The other kinds sum
  * gradients: a `gain` of 0 becomes 1 / ranks when the link joins the trainer. If config->clip is set, all
@@ -215,8 +215,8 @@ TD_API td_hook *td_shard_link_hook(td_shard_link *link);
 /** Joins the link to the trainer that was made with its *own. All ranks call it together, after weights
  * exist.
  *
- * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups of td_shard_link_create's
- * config. The first collective of each step carries a hash. It is a hash of the
+ * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups of
+ * td_shard_link_create's config. The first collective of each step carries a hash. It is a hash of the
  * hyperparameters that td_train_set set last, of batch and seq, and of later calls of td_train_init, _reset
  * and _restore. Changes by td_optimizer_set are not compared.
  *
