@@ -101,7 +101,7 @@ memory|first.context|last.context||A training step there
 memory|first.c_forward|1.2 * first.c_forward_tensors||also reserves
 memory|short_low.torch_eager_forward|short_wide.torch_eager_forward||rises at
 memory|low.torch_eager_forward|wide.torch_eager_forward|falls from|
-memory|low.c_inference|wide.c_inference||C's inference rises
+memory|low.c_inference_tensors|wide.c_inference_tensors||C's inference rises
 memory|context|2048|by this formula|
 memory|context|512|at a longer context|
 ops|held|judged|All 1 cases pass|10 of 1 cases pass

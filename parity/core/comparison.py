@@ -61,13 +61,12 @@ def traits(record: Mapping) -> dict[str, str]:
     """How a side computes, in the words of one list for C and PyTorch."""
     config = record.get("config", {})
     words = {"flash": "fused", "naive": "scores"}
-    found = {
-        name: words.get(config[name], config[name]) for name in ("attention", "optimizer") if name in config
-    }
+    names = ("attention", "optimizer", "keep", "gradients", "update")
+    found = {name: words.get(config[name], config[name]) for name in names if name in config}
+    found = {name.replace("keep", "kept activations"): word for name, word in found.items()}
     captured = config.get("graph", config.get("captured", False))
     found["capture"] = "one CUDA graph" if captured else "queued"
     found |= {"compilation": "yes" if config["compiled"] else "no"} if "compiled" in config else {}
-    found |= {"update": config["update"]} if "update" in config else {}
     if "compressed" in config or record["case"].get("dtype") != "bf16_mixed":
         found["gradients sent in"] = "bf16" if config.get("compressed") else "f32"
     return found if config else {}

@@ -68,9 +68,10 @@ def setup(case) -> str:
     return "{size}, {dtype}, batch {batch} a rank, context {context}, {ranks} ranks".format(**case)
 
 
-def report_proofs(page, records, name, columns) -> None:
+def report_proofs(page, records, name, columns, **more) -> None:
     """A row for each combination of the keys and side of C: results that hold, and the largest error of weights or
-    updates. `worst`: the row in f32 with C's largest error; `behind`: rows in which PyTorch's error is smaller."""
+    updates. `worst`: the row in f32 with C's largest error; `behind`: rows in which PyTorch's error is smaller. `more`:
+    for sentences."""
     rows, theirs = {}, {}
     for record in records:
         if record["status"] == "unsupported":
@@ -105,6 +106,7 @@ def report_proofs(page, records, name, columns) -> None:
         rows=len(pairs),
         worst=max(pairs, key=lambda pair: pair["mine"], default=None),
         behind=sum(pair["mine"] > pair["theirs"] for pair in pairs),
+        **more,
     )
 
 
