@@ -325,6 +325,9 @@ US = {name: value if name == "n" else 1e3 * value for name, value in MS.items()}
 RECORD = dict(deliverable="d", module="m", case={}, impl="c", status="ok", ms=MS, samples=[1.9, 2.0, 2.1])
 GPU = {"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "case": {"dtype": "bf16"}}
 
+STEP = dict(vocab=10_000, d_model=2560, d_ff=10_240, layers=32, batch=2, context=512, ranks=2)
+STEP |= dict(dtype="bf16_mixed", optimizer="adamw")
+
 FIELDS = (
     ({}, ""),
     ({"ms": US}, "ms.median"),
@@ -343,6 +346,9 @@ FIELDS = (
     ({"peak_mib": 1.0, "case": dict(vocab=10_000, d_model=2560, d_ff=10_240, layers=32)}, "peak_mib"),
     *((GPU | {key: value}, key) for key, value in (("tflops", 990.0), ("gb_s", 3353.0), ("peak_mib", 1e9))),
     (GPU | {"tflops": 989.0, "gb_s": 3300.0, "peak_mib": 8e4}, ""),
+    ({"samples": None, "device": "cuda", "ms": dict.fromkeys(MS, 5e-4) | {"std": 0.0, "n": 3}}, "ms.min"),
+    (GPU | {"case": STEP}, "ms.median"),
+    (GPU | {"case": STEP | {"context": 8}}, ""),
     ({"samples": [2.0]}, "ms.n"),
     ({"ratio": {"over": "c", "median": 1.0}}, "ratio.over"),
     ({"status": "error", "message": "died", "ratio": {"over": "torch_eager", "median": 1.0}}, "ratio"),

@@ -27,7 +27,7 @@ CARDS = {
     "RTX 4090": Card({"bf16": 165.2, "f16": 330.3, "tf32": 82.6, "f32": 82.6}, 1008, 24_576),
     "NVIDIA L4": Card({"bf16": 121, "f16": 121, "tf32": 60, "f32": 30.3}, 300, 24_576),
 }
-SHORTEST_MS = 1e-4  # of a call, on any machine
+SHORTEST_MS = {"cuda": 1e-3}  # of a call; on other machines a tenth. A launch takes 2e-3.
 # What a library may do for f32 if the variable is set: products of other dtypes.
 EMULATED = "CUBLAS_EMULATE_SINGLE_PRECISION"
 
@@ -44,13 +44,29 @@ def peak_of(record: Mapping) -> float | None:
     return card.tflops.get(dtype) if card and EMULATED not in record.get("versions", {}) else None
 
 
+def parameters(case: Mapping) -> int:
+    """Of a case's model, whose token embedding has vocab times d_model of them; 0 of a case without a model."""
+    if not {"vocab", "d_model", "d_ff", "layers"} <= set(case):
+        return 0
+    d_model, layer = case["d_model"], 4 * case["d_model"] + 3 * case["d_ff"] + 2
+    return 2 * case["vocab"] * d_model + case["layers"] * d_model * layer + d_model
+
+
 def weights_mib(case: Mapping) -> float:
     """The weights of a case's model on one device; 0 of a case without a whole model there."""
-    if "ranks" in case or not {"vocab", "d_model", "d_ff", "layers"} <= set(case):
-        return 0.0
-    d_model, layer = case["d_model"], 4 * case["d_model"] + 3 * case["d_ff"] + 2
-    count = 2 * case["vocab"] * d_model + case["layers"] * d_model * layer + d_model
-    return count * (2 if case.get("dtype") in ("bf16", "f16") else 4) / 2**20
+    return (
+        0
+        if "ranks" in case
+        else parameters(case) * (2 if case.get("dtype") in ("bf16", "f16") else 4) / 2**20
+    )
+
+
+def step_gflop(case: Mapping) -> float:
+    """The least of one rank's training step, whose batch may be that of all ranks; 0 of other cases."""
+    if not {"ranks", "batch", "context", "optimizer"} <= set(case) or "pass" in case or not parameters(case):
+        return 0
+    weights = parameters(case) - case["vocab"] * case["d_model"]
+    return 6e-9 * weights * case["batch"] * case["context"] / case["ranks"]
 
 
 def impossible(record: Mapping, flops: float | None = None) -> str:
@@ -58,8 +74,9 @@ def impossible(record: Mapping, flops: float | None = None) -> str:
     1e9, if another side tells."""
     card, peak, ms = card_of(record), peak_of(record), record.get("ms")
     tflops = record.get("tflops")
-    if ms and ms["min"] < SHORTEST_MS:
-        return f"ms.min is {ms['min']:g}, needs {SHORTEST_MS:g} at least"
+    shortest = SHORTEST_MS.get(record.get("device"), 1e-4)
+    if ms and ms["min"] < shortest:
+        return f"ms.min is {ms['min']:g}, needs {shortest:g} at least"
     if peak and ms and flops and flops / ms["median"] > peak:
         return f"ms.median is {ms['median']:g}, the data sheet's {peak} TFLOP/s take {flops / peak:.4g}"
     for key, value, most in (

@@ -210,7 +210,12 @@ def alone(row: Row, bounds: Bounds) -> None:
         row.unlikely += ["f32: on this card only TF32 can be as fast"] if row.ms < strict else []
     if row.ms and (row.std or 0) > row.ms and row.keys.get("warmup", WARM) >= WARM:
         row.refused.append(f"spread: the standard deviation {row.std:g} exceeds the mean {row.ms:g}")
-    record = {"case": row.shape | row.keys, "machine": machine, "peak_mib": row.mib}
+    record = {
+        "case": row.shape | row.keys,
+        "machine": machine,
+        "device": "cuda" * bool(machine),
+        "peak_mib": row.mib,
+    }
     record |= {"ms": {"min": row.ms, "median": row.ms}} if row.ms else {}
     if words := impossible(record):
         row.refused.append(f"{'memory' if 'mib' in words else 'bound'}: {words}")
