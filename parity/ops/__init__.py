@@ -42,6 +42,7 @@ def error_cases(dtypes):
             dict(tokens=1, vocab=1, d_model=1),
             dict(tokens=512, vocab=1000, d_model=64),
             dict(tokens=257, vocab=53, d_model=83),  # every row of the table several times
+            dict(tokens=2049, vocab=53, d_model=16),
         ]:
             yield operation("embedding_forward", **shape, dtype=dtype)
             yield operation("embedding_backward", **shape, dtype=dtype)
@@ -74,6 +75,7 @@ def error_cases(dtypes):
             dict(batch=1, heads=1, seq=1, head_dim=2),
             dict(batch=2, heads=12, seq=128, head_dim=64),
             dict(batch=3, heads=5, seq=37, head_dim=80),
+            dict(batch=2, heads=1, seq=1037, head_dim=16),
             dict(batch=2, heads=3, seq=19, head_dim=16, pitch=3 * 3 * 16 + 7),
         ]:
             yield operation("qkv_split_forward", **shape, dtype=dtype)
@@ -110,6 +112,7 @@ def error_cases(dtypes):
             dict(rows=1, cols=1),
             dict(rows=256, cols=128),
             dict(rows=33, cols=1009),
+            dict(rows=9, cols=4099),
             dict(rows=2 * 128, cols=128, causal_seq=128),
             dict(rows=3 * 37, cols=53, causal_seq=37),
         ]:
