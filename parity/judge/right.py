@@ -29,7 +29,7 @@ from parity.judge import examinee, numbers
 from parity.judge import times as clocked
 from parity.shared.attend import by_autograd
 from ref import transformer
-from ref.attention import attention, logsumexp
+from ref.attention import attention, logsumexp, masked_scores
 from ref.ops import at_least_f32, tf32_matmul
 from tandem.library import Library
 
@@ -100,12 +100,9 @@ def cases(seed: int, device: torch.device):
 
 def by_saved_sums(case: Case, x: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """FlashAttention's way to the answer: D is the sum of dO O."""
-    product, dtype = tf32_matmul if case.dtype == "tf32" else torch.matmul, x["q"].dtype
-    scale, k = x["q"].shape[-1] ** -0.5, x["k"]
-    scores = product(at_least_f32(x["q"]), at_least_f32(k).mT) * scale
-    if case.causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=k.device).tril()
-        scores = scores.masked_fill(~seen, -torch.inf)
+    product, dtype, k = tf32_matmul if case.dtype == "tf32" else torch.matmul, x["q"].dtype, x["k"]
+    scale = x["q"].shape[-1] ** -0.5
+    scores = masked_scores(at_least_f32(x["q"]), at_least_f32(k), case.causal, matmul=product)
     lse = scores.logsumexp(-1)
     p = (scores - lse[..., None]).exp()
     o = product(p.to(dtype), x["v"])
