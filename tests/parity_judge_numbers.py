@@ -57,6 +57,14 @@ ZOO = {
         HEAD + "memory_profiling,2.7B,512,4,f32,forward,H100,,,9100\n",
         {0: "refused memory"},
     ),
+    "an all-reduce above the links": (
+        "collective,bytes,ranks,dtype,card,ms\nall_reduce,1073741824,4,f32,H100,0.9\nall_reduce,1073741824,4,f32,H100,2.5\n",
+        {0: "refused bound"},
+    ),
+    "memory of a step below AdamW's state": (
+        HEAD + "memory_profiling,2.7B,512,4,f32,step,H100,,,20000\n",
+        {0: "refused memory"},
+    ),
     "memory above the card's": (
         HEAD + "memory_profiling,2.7B,512,4,f32,step,H100,,,91000\n",
         {0: "refused memory"},

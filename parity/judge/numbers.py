@@ -39,6 +39,7 @@ MEASURED = ("ms", "std", "mib")
 HEADS = {"deliverable": "id", "seq_len": "seq", "d_head": "head_dim", "gpu": "card", "batch_size": "batch"}
 HEADS |= {"context_length": "context", "mean": "ms", "mean_ms": "ms", "std_ms": "std", "peak_mib": "mib"}
 SAME = {"fp32": "f32", "float32": "f32", "bfloat16": "bf16", "fp16": "f16", "float16": "f16", "full": "step"}
+SAME |= dict.fromkeys(("all-reduce", "allreduce"), "all_reduce")
 SAME |= {"autocast": "bf16_mixed", "fwd": "forward", "bwd": "backward", "forward+backward": "both"}
 WIDE = re.compile(rf"({'|'.join(PASSES)})_({'|'.join(MEASURED)})")  # forward_ms: a row for each pass
 NAME = re.compile(r"(?i)[a-z]\d|\d{4}|cpu")  # a card's name has more than its vendor's
@@ -169,6 +170,13 @@ class Bounds(NamedTuple):
         peak = card.tflops.get("tf32" if dtype == "f32" else dtype, max(card.tflops.values()))
         flops, nbytes = map(sum, zip(*(self.work(row, phase) for phase in phases), strict=True))
         slow, fast = max(0.0, nbytes - CACHE) / card.gb_s / 1e6, flops / peak / 1e9
+        sent = (
+            row.keys.get("bytes", 0)
+            * (row.keys.get("ranks", 1) > 1)
+            * (row.keys.get("collective") == "all_reduce")
+        )
+        if sent / card.link_gb_s / 1e6 > max(slow, fast):  # a switch may add, so each byte is sent once
+            return sent / card.link_gb_s / 1e6, f"{sent / 1e9:.3g} GB at {card.link_gb_s:g} GB/s of the links"
         work = f"{nbytes / 1e9:.3g} GB at {card.gb_s:g} GB/s", f"{flops / 1e12:.3g} TFLOP at {peak:g} TFLOP/s"
         return max(slow, fast), work[fast >= slow]
 
