@@ -473,6 +473,10 @@ TD_TEST(ranks_know_each_other)
         assert_true(theirs[32768 * rank] == 'a' + rank && theirs[32768 * rank + 32767] == 'a' + rank);
     free(mine);
     free(theirs);
+    td_setting settings[5000]; /* more than an exchange holds */
+    for (int i = 0; i < 5000; i++)
+        settings[i] = (td_setting){"many", i};
+    td_assert_ok(td_comm_agree(comm, 5000, settings));
 }
 
 /* Rank 1's setting differs. A rank that finds this and gives up at once must not end a slow rank before that

@@ -228,7 +228,7 @@ static void run_marks(pair *p, const int *order, int count)
     td_assert_ok(td_ddp_finish(p->ddp));
 }
 
-/* Tensors of 400, 2000 and 1000 bytes. A bucket has at most 1677 bytes. */
+/* Tensors of 400, 2000 and 1000 bytes. A bucket has at most 1400 bytes. */
 TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
 {
     static const int order[] = {0, 3, 1};
@@ -236,7 +236,7 @@ TD_TEST(buckets_hold_at_most_their_size_in_the_order_of_readiness)
     td_ddp_info what;
 
     toy_make(&p.model, false, 1);
-    wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
+    wrap(&p, TD_DDP_BUCKETED, 1400.0 / (1 << 20), true, NULL);
     td_assert_ok(td_ddp_describe(p.ddp, &what));
     assert_int_equal(what.tensors, 3);
     assert_int_equal(what.buckets, 3);

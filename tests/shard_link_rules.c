@@ -236,6 +236,35 @@ TD_TEST(the_device_is_shared_while_collectives_are_on_their_way)
     listen_to_steps(true);
 }
 
+/* The second step is captured. */
+TD_TEST(weights_are_gathered_once_for_all_micro_batches)
+{
+    const shard_setting s = {.name = "gathers", .kind = TD_SHARD_FLAT, .micro_batches = 2};
+    td_train_config config = shard_config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    td_assert_ok(shard_link(TD_SHARD_FLAT, 0.001, &config, &link));
+    config.capture = true;
+    if (!shard_on_gpu())
+        td_as_if_gpu_once();
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    for (int number = 0; number < 4; number++) {
+        int64_t *ids = shard_tokens_of("ids", number / 2, shard_info.rank, 1);
+
+        td_assert_ok(td_train_load(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
+        const int64_t sent = link->gathers.sent;
+        td_assert_ok(td_train_forward(train, NULL));
+        assert_int_equal(link->gathers.sent > sent, number == 2);
+        td_assert_ok(td_train_backward(train));
+        td_assert_ok(td_device_free(shard_dev, ids));
+    }
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
 /* Rank 1 has a link of ddp/. */
 TD_TEST(links_of_two_kinds_are_named)
 {
