@@ -179,6 +179,29 @@ TD_TEST(a_trainer_goes_back_to_its_own_file)
     td_train_destroy(fresh);
 }
 
+/* tandem 0.2 (commit e857864) wrote the file after three steps, and its fourth had this loss. */
+TD_TEST(a_file_of_an_earlier_version_goes_on)
+{
+    static const char earlier[] = FILES "/trainer-0.2.safetensors";
+    const int64_t tokens[] = {1, 2, 3, 4, 0};
+    td_train_config config = config_of(TD_PRECISION_BF16_MIXED);
+    float *moments[2], loss;
+    td_parameter head;
+    td_train *train;
+
+    config.model.size = (td_model_size){.d_model = 4, .d_ff = 3, .layers = 1, .heads = 2, .vocab = 5};
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_restore(train, earlier));
+    assert_int_equal(steps_of(train), 3);
+    td_assert_ok(td_transformer_parameter_find(td_train_model(train), "lm_head.weight", &head));
+    td_assert_ok(td_optimizer_moments(td_train_optimizer(train), head.offset, &moments[0], &moments[1]));
+    assert_true(moments[0][1] == -0.09651757776737213f && moments[1][1] == 0.00038161702104844153f);
+    td_assert_ok(td_train_step(train, tokens, tokens + 1, 1, 4));
+    td_assert_ok(td_train_loss(train, &loss));
+    assert_true(fabsf(loss - 2.39345765f) < 1e-3f);
+    td_train_destroy(train);
+}
+
 /* ---- only weights ---- */
 
 TD_TEST(weights_are_saved_and_loaded)
