@@ -23,10 +23,17 @@ from parity.core.worker import Settings, open_library
 from tandem.library import default_library
 
 NOTES = "TANDEM_SPOILT"  # names the file to which the processes write
+
+
+def rolled(x):
+    return x.flatten().roll(x.numel() // 2 + 1).view_as(x)
+
+
 SPOILS = {
     "zeros": torch.zeros_like,
     "sign": lambda x: -x,
-    "stale": lambda x: x.flatten().roll(x.numel() // 2 + 1).view_as(x),
+    "stale": rolled,
+    "noise": lambda x: x + rolled(x),  # no common factor
     "scale": lambda x: (1.01 * x.double()).to(x.dtype),
 }
 FAR = 0.6  # relative error from which on any rule must refuse

@@ -190,7 +190,6 @@ class Judge:
                 who = "no measure: " if impl else "no measure: with sums in other orders "
                 self.refused[impl, name] = who + words
             known.torchs = {impl: x for impl, x in known.torchs.items() if impl not in why}
-            known.orders = Orders([], known.truth) if "" in why else known.orders
 
     def apart(self) -> float:
         """The largest std of the factors of two equals. A std of two says little, so that of all outputs counts."""
