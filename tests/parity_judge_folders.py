@@ -341,6 +341,14 @@ WRONG_RANKS = {
         "get_sharded_optimizer, course, adamw",
         "state of a rank: is 'of 496 of 496 weights'",
     ),
+    "nobody waits for the broadcast": (
+        "    return ZeroRedundancyOptimizer(",
+        "    broadcast, done = dist.broadcast, type('', (), {'wait': lambda self: True})()\n"
+        "    dist.broadcast = lambda *to, **how: (CACHE.setdefault(len(CACHE), broadcast(*to, **how)), done)[1]\n"
+        "    return ZeroRedundancyOptimizer(",
+        "get_sharded_optimizer, course, sgd",
+        ANOTHER,
+    ),
     "a whole copy stays": (
         "    for layer in module.modules():",
         "    module.whole = [p.detach().clone() for p in module.parameters()]\n    for layer in module.modules():",

@@ -1,8 +1,8 @@
 """tests/parity_spoil.py [MODULE...]: each side of the quick cases gives wrong answers, and judge() must refuse them.
 
-Each judged case runs once. Then all outputs of one side at a time are
-spoilt, and judged again. A wrong answer of C needs a complaint for each output that is far off; a wrong answer of a
-PyTorch side, one that names the side. Prints what passes, and exits with 1 if something does.
+Each judged case runs once. Then its outputs are spoilt and judged again: C's, PyTorch's, and PyTorch's with the formula
+of the equals. A wrong answer of C needs a complaint for each output that is far off; a wrong answer of a PyTorch side,
+one that names the side. Prints what passes, and exits with 1 if something does.
 """
 
 import collections

@@ -55,16 +55,14 @@ def store(path, tensor):
     return path, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
-class Late:
-    """An asynchronous all-reduce whose result is not there until somebody waits for it."""
+class Late(dist.Work):
+    """An asynchronous collective whose result is not there until somebody waits for it."""
 
     on = True  # but not in timed steps
 
     def __init__(self, work, into, value):
+        super().__init__()
         self.work, self.into, self.value = work, into, value
-
-    def __getattr__(self, name):
-        return getattr(self.work, name)
 
     def arrive(self, *_):
         with torch.no_grad():
@@ -77,11 +75,17 @@ class Late:
         return self.work.get_future().then(self.arrive)
 
 
-def late_all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False, real=dist.all_reduce):
-    if not async_op or not Late.on:
-        return real(tensor, op, group, async_op)
-    value = tensor.detach().clone()
-    return Late(real(value, op, group, True), tensor, value)
+def late(real, name):
+    """A collective; `name` is that of its first argument, the result."""
+
+    def call(*into, async_op=False, **how):
+        if not async_op or not Late.on:
+            return real(*into, async_op=async_op, **how)
+        into, rest = (into[0], into[1:]) if into else (how.pop(name), ())
+        value = into.detach().clone()
+        return Late(real(value, *rest, async_op=True, **how), into, value)
+
+    return call
 
 
 # ---- attention ----
@@ -494,7 +498,9 @@ def main(work, rank, ranks, device):
     sys.path[0] = os.getcwd()
     if ranks > 1:
         torch.set_num_threads(1)
-        dist.all_reduce = dist.distributed_c10d.all_reduce = late_all_reduce
+        for name in ("all_reduce", "broadcast"):
+            setattr(dist, name, late(getattr(dist, name), "tensor"))
+            setattr(dist.distributed_c10d, name, getattr(dist, name))
         how = dict(init_method=f"file://{work}/store", timeout=timedelta(seconds=WAIT_S))
         dist.init_process_group("gloo", rank=rank, world_size=ranks, **how)
     try:
