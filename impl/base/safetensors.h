@@ -5,10 +5,10 @@
  *   {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
  *
  * Data is little-endian and row-major; its bytes are copied unchanged. td_safetensors_open trusts nothing in
- * a file. It checks the following: The header has at most 100 MB. Every name is UTF-8 and occurs once. The
- * bytes of every tensor match its dtype and shape. The tensors cover each byte of the data exactly once. A
- * tensor of an unknown dtype is listed with the size that data_offsets give; its shape cannot be checked
- * against the size, and td_safetensors_read refuses it. */
+ * a file. It checks the following: The header has at most 100 MB and begins with '{'. Every name is UTF-8
+ * and occurs once. The bytes of every tensor match its dtype and shape. The tensors cover each byte of the
+ * data exactly once. A tensor of an unknown dtype is listed with the size that data_offsets give; its shape
+ * cannot be checked against the size, and td_safetensors_read refuses it. */
 #ifndef TD_BASE_SAFETENSORS_H
 #define TD_BASE_SAFETENSORS_H
 
