@@ -75,7 +75,7 @@ def rendered(node, values):
 # words if it is more, or another | other numbers that are not 1
 ROWS = """
 bench|most.size|small.size||and 1 ms for
-bench|ends.c#length|1||gain grows with the size
+bench|ends.c#length|1||, and that of
 bench|ends.torch_eager#length|1||, and that of
 bench|ends.torch_eager.0.forward, f32 / bf16|1|gets slower|
 bench|ends.torch_eager.0.forward, f32 / bf16|1.1|gains little|
