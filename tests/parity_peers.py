@@ -1,0 +1,77 @@
+"""What PyTorch's own suite tries, from its tables of inputs: every optimizer sharded, and attention.
+
+PyTorch installs the tables (torch.testing._internal). They import `expecttest` for a class that is not used here.
+"""
+
+import os
+import sys
+import types
+import unittest
+import unittest.mock
+
+import torch
+
+from tandem import FlashAttention, ShardedOptimizer
+
+sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+from torch.testing._internal.common_optimizers import optim_db  # noqa: E402
+
+REFUSED = ("LBFGS", "SparseAdam")  # the first needs all parameters at once, the second sparse gradients
+
+
+def trained(make, weights):
+    """The weights after three steps."""
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = make(parameters)
+    for step in range(3):
+        for parameter in parameters:
+            parameter.grad = (parameter.detach() + step).sin()
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+class Peers(unittest.TestCase):
+    def test_every_optimizer_with_its_options_is_sharded(self):
+        self.enterContext(unittest.mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"))
+        torch.manual_seed(0)
+        weights, tried = [torch.randn(5, 3), torch.randn(4, 4)], 0
+        for info in optim_db:
+            cls = info.optim_cls
+            for given in [] if cls.__name__ in REFUSED else info.optim_inputs_func(device="cpu"):
+                with self.subTest(optimizer=cls.__name__, options=given.desc):
+                    mine = trained(lambda ps, c=cls, o=given.kwargs: ShardedOptimizer(ps, c, **o), weights)
+                    theirs = trained(lambda ps, c=cls, o=given.kwargs: c(ps, **o), weights)
+                    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+                    tried += 1
+        self.assertGreater(tried, 60)
+
+    def test_attention_of_their_samples(self):
+        (info,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+        tried = 0
+        for sample in info.sample_inputs("cpu", torch.float32):
+            q, (k, v, *masks), options = sample.input, sample.args, sample.kwargs
+            causal = bool(options.get("is_causal"))
+            ours = (
+                q.shape[:-2] == k.shape[:-2]
+                and k.shape == v.shape
+                and not masks
+                and options.get("attn_mask") is None
+            )
+            if not ours or options.get("dropout_p") or options.get("enable_gqa") or options.get("scale"):
+                continue
+            with self.subTest(q=[*q.shape], k=[*k.shape], causal=causal):
+                folded = [x.detach().flatten(0, -3).contiguous().requires_grad_() for x in (q, k, v)]
+                exact = [x.detach().double().requires_grad_() for x in folded]
+                o = FlashAttention.apply(*folded, causal)
+                right = torch.nn.functional.scaled_dot_product_attention(*exact, is_causal=causal)
+                torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=1e-5)
+                o.sum().backward(), right.sum().backward()
+                for x, y in zip(folded, exact, strict=True):
+                    torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-5)
+                tried += 1
+        self.assertGreater(tried, 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
