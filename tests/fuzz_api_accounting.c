@@ -284,10 +284,4 @@ API(td_flash_cost)
                          out("out", sizeof(td_cost)));
 }
 
-API(td_adamw_cost)
-{
-    const int64_t count = large_extent(COSTS);
-    const td_dtype type = dtype_any("dtype");
-
-    return td_adamw_cost(count, type, out("out", sizeof(td_cost)));
-}
+API_IS(td_adamw_cost, td_adamw_cost(large_extent(COSTS), dtype_any("dtype"), out("out", sizeof(td_cost))))

@@ -91,45 +91,14 @@ static td_status call_describe(td_status (*describe)(td_device_kind, td_attentio
     return describe(kind, out("out", sizeof(td_attention_traits)));
 }
 
-API(td_attention_naive_describe)
-{
-    return call_describe(td_attention_naive_describe);
-}
-
-API(td_flash_describe)
-{
-    return call_describe(td_flash_describe);
-}
-
-API(td_attention_naive_sizes)
-{
-    return call_sizes(false, td_attention_naive_sizes);
-}
-
-API(td_attention_naive_forward)
-{
-    return call_forward(&td_attention_naive, false);
-}
-
-API(td_attention_naive_backward)
-{
-    return call_backward(&td_attention_naive, false);
-}
-
-API(td_flash_sizes)
-{
-    return call_sizes(true, td_flash_sizes);
-}
-
-API(td_flash_forward)
-{
-    return call_forward(&td_attention_flash, true);
-}
-
-API(td_flash_backward)
-{
-    return call_backward(&td_attention_flash, true);
-}
+API_IS(td_attention_naive_describe, call_describe(td_attention_naive_describe))
+API_IS(td_flash_describe, call_describe(td_flash_describe))
+API_IS(td_attention_naive_sizes, call_sizes(false, td_attention_naive_sizes))
+API_IS(td_attention_naive_forward, call_forward(&td_attention_naive, false))
+API_IS(td_attention_naive_backward, call_backward(&td_attention_naive, false))
+API_IS(td_flash_sizes, call_sizes(true, td_flash_sizes))
+API_IS(td_flash_forward, call_forward(&td_attention_flash, true))
+API_IS(td_flash_backward, call_backward(&td_attention_flash, true))
 
 API(td_attention_naive)
 {

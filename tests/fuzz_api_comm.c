@@ -120,10 +120,7 @@ API(td_comm_open)
     return status;
 }
 
-API(td_comm_close)
-{
-    return td_comm_close(NULL);
-}
+API_IS(td_comm_close, td_comm_close(NULL))
 
 /* With one rank a window has no effect, for any memory. */
 API(td_comm_window_create)
@@ -187,10 +184,7 @@ API(td_comm_carry)
     return comm_done(td_comm_carry(comm, pointer("parts", parts)));
 }
 
-API(td_comm_check)
-{
-    return comm_done(td_comm_check(make_comm()));
-}
+API_IS(td_comm_check, comm_done(td_comm_check(make_comm())))
 
 API(td_comm_describe)
 {
@@ -289,10 +283,7 @@ API(td_comm_broadcast)
     return finish(&a, td_comm_broadcast(comm, a.out, a.count, a.type, root, handle(&a)));
 }
 
-API(td_comm_barrier)
-{
-    return comm_done(td_comm_barrier(make_comm()));
-}
+API_IS(td_comm_barrier, comm_done(td_comm_barrier(make_comm())))
 
 API(td_comm_exchange)
 {

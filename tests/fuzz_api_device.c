@@ -170,10 +170,7 @@ API(td_device_fill)
     return td_device_fill(dev(), dst, value, bytes);
 }
 
-API(td_device_synchronize)
-{
-    return td_device_synchronize(dev());
-}
+API_IS(td_device_synchronize, td_device_synchronize(dev()))
 
 /* ---- streams and graphs: the CPU has none ---- */
 
@@ -330,15 +327,8 @@ API(td_event_elapsed_ms)
 
 /* ---- the account ---- */
 
-API(td_device_memory)
-{
-    return td_device_memory(dev(), out("out", sizeof(td_memory_stats)));
-}
-
-API(td_device_reset_peak)
-{
-    return td_device_reset_peak(dev());
-}
+API_IS(td_device_memory, td_device_memory(dev(), out("out", sizeof(td_memory_stats))))
+API_IS(td_device_reset_peak, td_device_reset_peak(dev()))
 
 API(td_device_fail_allocation)
 {
@@ -461,15 +451,8 @@ static td_status call_note(td_status (*note)(td_device *, const char *, const vo
     return note(dev(), name, address, wrong() ? SIZE_MAX : 8);
 }
 
-API(td_device_note_live)
-{
-    return call_note(td_device_note_live);
-}
-
-API(td_device_note_dead)
-{
-    return call_note(td_device_note_dead);
-}
+API_IS(td_device_note_live, call_note(td_device_note_live))
+API_IS(td_device_note_dead, call_note(td_device_note_dead))
 
 /* ---- threads ---- */
 

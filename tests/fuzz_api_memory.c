@@ -56,21 +56,9 @@ static td_status take_back(td_status status)
     return status;
 }
 
-API(td_memory_entries)
-{
-    td_memory_recording *recording = make();
-    const td_memory_entry **entries = out("entries", sizeof(void *));
-    int64_t *count = out("count", sizeof *count);
-
-    return take_back(td_memory_entries(recording, entries, count));
-}
-
-API(td_memory_summary_of)
-{
-    td_memory_recording *recording = make();
-
-    return take_back(td_memory_summary_of(recording, out("out", sizeof(td_memory_summary))));
-}
+API_IS(td_memory_entries,
+       take_back(td_memory_entries(make(), out("entries", sizeof(void *)), out("count", sizeof(int64_t)))))
+API_IS(td_memory_summary_of, take_back(td_memory_summary_of(make(), out("out", sizeof(td_memory_summary)))))
 
 API(td_memory_largest)
 {
@@ -85,13 +73,8 @@ API(td_memory_largest)
     return take_back(td_memory_largest(recording, phase, capacity, largest, count));
 }
 
-API(td_memory_block_of)
-{
-    td_memory_recording *recording = make();
-    const int64_t layer = index_in("layer", 0);
-
-    return take_back(td_memory_block_of(recording, layer, out("out", sizeof(td_memory_block))));
-}
+API_IS(td_memory_block_of,
+       take_back(td_memory_block_of(make(), index_in("layer", 0), out("out", sizeof(td_memory_block)))))
 
 API(td_memory_snapshot_events)
 {
@@ -111,17 +94,6 @@ static td_status call_write(td_status (*write)(const td_memory_recording *record
     return take_back(path_done(write(recording, path_or_none(path))));
 }
 
-API(td_memory_write_snapshot)
-{
-    return call_write(td_memory_write_snapshot);
-}
-
-API(td_memory_write_events)
-{
-    return call_write(td_memory_write_events);
-}
-
-API(td_memory_write_timeline)
-{
-    return call_write(td_memory_write_timeline);
-}
+API_IS(td_memory_write_snapshot, call_write(td_memory_write_snapshot))
+API_IS(td_memory_write_events, call_write(td_memory_write_events))
+API_IS(td_memory_write_timeline, call_write(td_memory_write_timeline))

@@ -200,10 +200,7 @@ static td_pass any_pass(void)
     return (td_pass)td_fuzz_below(3);
 }
 
-API(td_hooks_begin)
-{
-    return td_hooks_begin(api_chain(), any_pass(), td_fuzz_chance(50));
-}
+API_IS(td_hooks_begin, td_hooks_begin(api_chain(), any_pass(), td_fuzz_chance(50)))
 
 API(td_hooks_needed)
 {
@@ -214,10 +211,7 @@ API(td_hooks_needed)
                            td_fuzz_chance(50) ? &next : NULL, pointer("where", &where));
 }
 
-API(td_hooks_done)
-{
-    return td_hooks_done(api_chain(), any_pass(), (td_range){0, td_fuzz_below(9)});
-}
+API_IS(td_hooks_done, td_hooks_done(api_chain(), any_pass(), (td_range){0, td_fuzz_below(9)}))
 
 API(td_hooks_room)
 {
@@ -226,30 +220,11 @@ API(td_hooks_room)
     return td_hooks_room(api_chain(), (td_range){0, td_fuzz_below(9)}, pointer("where", &where));
 }
 
-API(td_hooks_written)
-{
-    return td_hooks_written(api_chain(), (td_range){0, td_fuzz_below(9)});
-}
-
-API(td_hooks_final)
-{
-    return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
-}
-
-API(td_hooks_updated)
-{
-    return td_hooks_updated(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
-}
-
-API(td_hooks_settle)
-{
-    return td_hooks_settle(api_chain());
-}
-
-API(td_hooks_end)
-{
-    return td_hooks_end(api_chain(), any_pass(), TD_OK);
-}
+API_IS(td_hooks_written, td_hooks_written(api_chain(), (td_range){0, td_fuzz_below(9)}))
+API_IS(td_hooks_final, td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL))
+API_IS(td_hooks_updated, td_hooks_updated(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL))
+API_IS(td_hooks_settle, td_hooks_settle(api_chain()))
+API_IS(td_hooks_end, td_hooks_end(api_chain(), any_pass(), TD_OK))
 
 API(td_transformer_numel)
 {
@@ -307,12 +282,8 @@ API(td_transformer_parameter_of)
     return td_transformer_parameter_of(draw_size(), precision, index, out("out", sizeof(td_parameter)));
 }
 
-API(td_transformer_elements)
-{
-    const td_precision precision = (td_precision)choice("precision", 5);
-
-    return td_transformer_elements(draw_size(), precision, out("out", sizeof(int64_t)));
-}
+API_IS(td_transformer_elements, td_transformer_elements(draw_size(), (td_precision)choice("precision", 5),
+                                                        out("out", sizeof(int64_t))))
 
 API(td_transformer_parameter_find)
 {

@@ -355,14 +355,8 @@ API(td_clip_norm)
     return close_bed(&b, td_clip_norm(clip, out("out", sizeof(float))));
 }
 
-API(td_clip_plan)
-{
-    const int64_t elements = extent("elements|count");
-    const td_dtype type = dtype("grad_dtype|dtype");
-    void *bytes = out("out", sizeof(size_t));
-
-    return td_clip_plan(dev(), elements, type, bytes);
-}
+API_IS(td_clip_plan,
+       td_clip_plan(dev(), extent("elements|count"), dtype("grad_dtype|dtype"), out("out", sizeof(size_t))))
 
 API(td_cosine_schedule)
 {

@@ -36,13 +36,8 @@ static const char *draw_op(void)
     return pointer("op", TD_FUZZ_PICK(ops));
 }
 
-API(td_autocast_rule_find)
-{
-    const td_autocast_device device = (td_autocast_device)choice("device", 2);
-    const char *op = draw_op();
-
-    return td_autocast_rule_find(device, op, out("out", sizeof(td_autocast_rule)));
-}
+API_IS(td_autocast_rule_find, td_autocast_rule_find((td_autocast_device)choice("device", 2), draw_op(),
+                                                    out("out", sizeof(td_autocast_rule))))
 
 API_NAMES(td_autocast_rule, td_autocast_rule_name, "lower", "f32", "widest", "type promotion", "banned")
 

@@ -106,75 +106,23 @@ API(td_trace_destroy)
     return take_back(TD_OK);
 }
 
-API(td_trace_info_of)
-{
-    td_trace *trace = make_ended();
-
-    return take_back(td_trace_info_of(trace, out("out", sizeof(td_trace_info))));
-}
-
-API(td_trace_ranges)
-{
-    td_trace *trace = make_ended();
-    const td_trace_range **to = out("out", sizeof(void *));
-    int64_t *count = out("count", sizeof *count);
-
-    return take_back(td_trace_ranges(trace, to, count));
-}
-
-API(td_trace_activities)
-{
-    td_trace *trace = make_ended();
-    const td_trace_activity **to = out("out", sizeof(void *));
-    int64_t *count = out("count", sizeof *count);
-
-    return take_back(td_trace_activities(trace, to, count));
-}
-
-API(td_trace_calls)
-{
-    td_trace *trace = make_ended();
-    const td_trace_call **to = out("out", sizeof(void *));
-    int64_t *count = out("count", sizeof *count);
-
-    return take_back(td_trace_calls(trace, to, count));
-}
-
-API(td_trace_total_of)
-{
-    td_trace *trace = make_ended();
-    const unsigned of = phases();
-
-    return take_back(td_trace_total_of(trace, of, out("out", sizeof(td_trace_total))));
-}
-
-API(td_trace_kernels)
-{
-    td_trace *trace = make_ended();
-    const unsigned of = phases();
-    const int64_t most = capacity();
-    td_trace_kernel *rows = out("rows", 10 * sizeof *rows);
-    int64_t *count = out("count", sizeof *count);
-
-    return take_back(td_trace_kernels(trace, of, most, rows, count));
-}
-
-API(td_trace_labels)
-{
-    td_trace *trace = make_ended();
-    const int64_t most = capacity();
-    td_trace_label *rows = out("rows", 10 * sizeof *rows);
-    int64_t *count = out("count", sizeof *count);
-
-    return take_back(td_trace_labels(trace, most, rows, count));
-}
-
-API(td_trace_attention_of)
-{
-    td_trace *trace = make_ended();
-
-    return take_back(td_trace_attention_of(trace, out("out", sizeof(td_trace_attention))));
-}
+API_IS(td_trace_info_of, take_back(td_trace_info_of(make_ended(), out("out", sizeof(td_trace_info)))))
+API_IS(td_trace_ranges,
+       take_back(td_trace_ranges(make_ended(), out("out", sizeof(void *)), out("count", sizeof(int64_t)))))
+API_IS(td_trace_activities, take_back(td_trace_activities(make_ended(), out("out", sizeof(void *)),
+                                                          out("count", sizeof(int64_t)))))
+API_IS(td_trace_calls,
+       take_back(td_trace_calls(make_ended(), out("out", sizeof(void *)), out("count", sizeof(int64_t)))))
+API_IS(td_trace_total_of,
+       take_back(td_trace_total_of(make_ended(), phases(), out("out", sizeof(td_trace_total)))))
+API_IS(td_trace_kernels,
+       take_back(td_trace_kernels(make_ended(), phases(), capacity(),
+                                  out("rows", 10 * sizeof(td_trace_kernel)), out("count", sizeof(int64_t)))))
+API_IS(td_trace_labels,
+       take_back(td_trace_labels(make_ended(), capacity(), out("rows", 10 * sizeof(td_trace_label)),
+                                 out("count", sizeof(int64_t)))))
+API_IS(td_trace_attention_of,
+       take_back(td_trace_attention_of(make_ended(), out("out", sizeof(td_trace_attention)))))
 
 static td_status call_write(td_status (*write)(const td_trace *trace, const char *path))
 {
@@ -184,12 +132,5 @@ static td_status call_write(td_status (*write)(const td_trace *trace, const char
     return take_back(path_done(write(trace, path_or_none(path))));
 }
 
-API(td_trace_write_json)
-{
-    return call_write(td_trace_write_json);
-}
-
-API(td_trace_write_timeline)
-{
-    return call_write(td_trace_write_timeline);
-}
+API_IS(td_trace_write_json, call_write(td_trace_write_json))
+API_IS(td_trace_write_timeline, call_write(td_trace_write_timeline))

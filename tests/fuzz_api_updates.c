@@ -3,14 +3,8 @@
 
 #include "ops/ops.h"
 
-API(td_global_norm_work_bytes)
-{
-    const int64_t count = extent("count");
-    const td_dtype type = dtype("dtype");
-    void *bytes = out("out", sizeof(size_t));
-
-    return td_global_norm_work_bytes(dev(), count, type, bytes);
-}
+API_IS(td_global_norm_work_bytes,
+       td_global_norm_work_bytes(dev(), extent("count"), dtype("dtype"), out("out", sizeof(size_t))))
 
 API(td_global_norm)
 {

@@ -29,6 +29,13 @@
     }                                                                                                        \
     static td_status call_##function(void)
 
+/* The same for a call that needs no other statement. */
+#define API_IS(function, ...)                                                                                \
+    API(function)                                                                                            \
+    {                                                                                                        \
+        return __VA_ARGS__;                                                                                  \
+    }
+
 /* A function that accepts NULL and returns nothing. */
 #define API_OF_NULL(function)                                                                                \
     API(function)                                                                                            \
