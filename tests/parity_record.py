@@ -205,26 +205,6 @@ class RecordFiles(unittest.TestCase):
                 os.seteuid(0)
         self.assertEqual(self.path.read_bytes(), before)
 
-    def test_a_full_disk_loses_nothing(self):
-        self.append(self.record(1))
-        before = self.path.read_bytes()
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            with RecordFile(self.folder) as file:
-                # The disk ends in the middle of the second record.
-                resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) * 2 + 10, limits[1]))
-                with self.assertRaisesRegex(
-                    RecordError, "cannot be written: .*; the 1 records before are intact"
-                ):
-                    file.append([self.record(2), self.record(3)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, ignored)
-        self.assertEqual(self.path.read_bytes(), before)
-        self.append(self.record(2))
-        self.assertEqual(len(load(self.path).records), 2)
-
     def test_one_writer_at_a_time(self):
         with RecordFile(self.folder), self.assertRaisesRegex(RecordError, "another run is writing it"):
             RecordFile(self.folder)
