@@ -46,6 +46,16 @@ class Peers(unittest.TestCase):
                     tried += 1
         self.assertGreater(tried, 60)
 
+    def test_a_step_with_arguments_of_its_own(self):
+        class Noting(torch.optim.SGD):
+            def step(self, closure=None, notes=None):
+                notes.append(5)
+
+        self.enterContext(unittest.mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"))
+        notes = []
+        ShardedOptimizer([torch.nn.Parameter(torch.ones(3))], Noting, lr=0.1).step(notes=notes)
+        self.assertEqual(notes, [5])
+
     def test_attention_of_their_samples(self):
         (info,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
         tried = 0
