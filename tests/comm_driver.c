@@ -58,14 +58,13 @@ static td_status replay(td_device *dev, td_comm *comm, float *data, int64_t coun
     return status;
 }
 
-static td_graph *last; /* main destroys it after the communicator, because that waits for its launches */
-
-/* Launches a graph that takes a GPU about a second, so that it still runs when the communicator closes and
- * the bad rank dies. */
+/* Launches a graph that takes a GPU about a second, so that it still runs when the bad rank dies. The
+ * others wait for it in td_graph_destroy. */
 static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data, bool bad)
 {
     enum { FILLS = 4000 };
     const size_t bytes = (size_t)1 << 30;
+    td_graph *graph = NULL;
     td_work *work = NULL;
     void *slow = NULL;
     td_status status = td_device_alloc(dev, bytes, &slow);
@@ -78,13 +77,14 @@ static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data, b
         status = td_comm_all_reduce(comm, data, data, LARGE, TD_COMM_F32, TD_AVERAGE, &work);
     if (status == TD_OK)
         status = td_work_queue_wait(work);
-    const td_status ended = td_graph_end(dev, &last);
+    const td_status ended = td_graph_end(dev, &graph);
     if (status == TD_OK)
         status = ended;
     if (status == TD_OK)
-        status = td_graph_launch(last);
+        status = td_graph_launch(graph);
     if (bad)
         signal_soon(SIGKILL);
+    td_graph_destroy(graph);
     return status;
 }
 
@@ -120,7 +120,7 @@ static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
         signal_soon(IS("killed") ? SIGKILL : SIGSTOP);
     if (bad && IS("killed_replay"))
         signal_soon(SIGKILL);
-    if (IS("killed_close"))
+    if (IS("killed_end"))
         return replay_at_the_end(dev, comm, data, bad);
     if (IS("killed_replay"))
         return replay(dev, comm, data, LARGE, INT64_MAX);
@@ -195,7 +195,6 @@ int main(int argc, char **argv)
     const td_status closed = td_comm_close(comm);
     if (status == TD_OK && closed != TD_OK && td_guard_reports_first())
         fprintf(stderr, "driver: %s\n", td_last_error());
-    td_graph_destroy(last);
     td_device_close(dev);
     if (status == TD_OK)
         status = closed;

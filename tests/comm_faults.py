@@ -59,7 +59,7 @@ REPLAYS = {
         True,
     ),
     "killed_replay": (r"rank 1 \(process \d+ on [^)]+\) died, its last call was replay #\d+", False),
-    "killed_close": (r"rank 1 \(process \d+ on [^)]+\) died, its last call was close #\d+", False),
+    "killed_end": (r"rank 1 \(process \d+ on [^)]+\) died, its last call was replay #7", False),
 }
 
 
