@@ -5,7 +5,6 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,8 +81,7 @@ class Device:
 
 @functools.cache
 def library() -> Library:
-    path = os.environ.get("TANDEM_LIBRARY")
-    return Library(Path(path) if path else None)
+    return Library()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ scikit-learn, which brings a runtime of its own).
 
 import contextlib
 import math
+import os
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -73,7 +74,10 @@ class Cpu:
 
 
 def default_library() -> Path:
-    """The library of the installed package, else of a clone's build."""
+    """The library that TANDEM_LIBRARY names, else of the installed package, else of a clone's build."""
+    named = os.environ.get("TANDEM_LIBRARY")
+    if named:
+        return Path(named)
     folder = builds.folder()
     return folder / "lib/libtandem.so" if folder else ROOT / "build" / PRESET / "impl" / "libtandem.so"
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import sys
 import unittest
 from pathlib import Path
@@ -16,7 +15,7 @@ from parity.shared import diverge
 from tandem.library import Library, default_library
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY = Path(os.environ.get("TANDEM_LIBRARY", default_library()))
+LIBRARY = default_library()
 
 
 class Diverge(unittest.TestCase):

@@ -25,7 +25,7 @@ from parity.judge import times as clocked
 from tandem.library import ROOT, default_library
 
 ALL = os.environ.get("TANDEM_ZOO") == "all"
-LIBRARY = os.environ.get("TANDEM_LIBRARY", str(default_library()))
+LIBRARY = str(default_library())
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes; the tensors are small
 torch.set_num_threads(1)
 ATTENTION = """

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import tempfile
 import unittest
 from pathlib import Path
@@ -13,7 +12,7 @@ from parity.core.record import load
 from parity.judge import numbers
 from tandem.library import ROOT, Library, default_library
 
-LIBRARY = Path(os.environ.get("TANDEM_LIBRARY", default_library()))
+LIBRARY = default_library()
 HEAD = "id,size,context,batch,dtype,pass,card,ms,std,MiB\n"
 FLASH = "id,seq,head_dim,heads,batch,dtype,causal,pass,card,ms\n"
 WIDE = "size,context,batch,dtype,card,forward_ms,backward_ms,both_ms\n"

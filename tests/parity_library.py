@@ -165,7 +165,9 @@ class FakeLibrary(unittest.TestCase):
 
     def test_a_package_loads_the_best_build_that_the_processor_can_run(self):
         built = Path(self.folder.name) / "built"
-        with patch.object(builds, "BUILDS", built):
+        with patch.object(builds, "BUILDS", built), patch.dict(os.environ, TANDEM_LIBRARY="/named.so"):
+            self.assertEqual(default_library(), Path("/named.so"))
+            del os.environ["TANDEM_LIBRARY"]
             self.assertEqual(default_library(), ROOT / "build/default/impl/libtandem.so")
             for name in ("x86-64-v3", "x86-64-v4"):
                 (built / name).mkdir(parents=True)

@@ -121,7 +121,7 @@ def measure_case(module, case, *arguments, **how):
 
 def run(modules, pattern="", most=None):
     """(what passes, how many wrong answers were judged by module) of the quick cases."""
-    library = Path(os.environ.get("TANDEM_LIBRARY") or default_library())
+    library = default_library()
     settings = Settings(library, torch.get_num_threads(), 0.1)
     groups, counts, passed = {}, collections.Counter(), []
     with tempfile.TemporaryDirectory() as folder:
