@@ -1,6 +1,6 @@
 /* What trainers with a link of data parallelism refuse, and clipping. test_ddp_link BACKEND RANKS starts the
  * ranks itself. Under mpirun the process is one of the ranks. tests/matrix.c compares the steps of such
- * trainers with those of one process. */
+ * trainers with steps of one process. */
 #include "ddp/ddp.h"
 
 #include "support/compare.h"

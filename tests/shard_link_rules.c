@@ -7,6 +7,17 @@
 #include <inttypes.h>
 #include <math.h>
 
+/* A trainer with the link, whose steps are captured. */
+static void make_captured(td_shard_link *link, td_train_config *config, td_train **train)
+{
+    config->capture = true;
+    if (!shard_on_gpu())
+        td_as_if_gpu_once();
+    td_assert_ok(td_train_create(shard_dev, config, train));
+    td_assert_ok(td_train_init(*train, 7));
+    td_assert_ok(td_shard_link_attach(link, shard_dev, *train));
+}
+
 /* Without padding the state has exactly Psi 8 / ranks bytes. */
 TD_TEST(state_has_the_bytes_that_accounting_predicts)
 {
@@ -92,12 +103,7 @@ TD_TEST(links_refuse_what_they_cannot_do)
 
     config = shard_config_of(&s);
     td_assert_ok(shard_link(TD_SHARD_FLAT, 0, &config, &link));
-    config.capture = true;
-    if (!shard_on_gpu())
-        td_as_if_gpu_once();
-    td_assert_ok(td_train_create(shard_dev, &config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    make_captured(link, &config, &train);
     td_shard_link_hook(link)->captured = false; /* as if another program captured the passes */
     ids = shard_tokens_of("ids", 0, 0, 1);
     td_assert_ok(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
@@ -245,12 +251,7 @@ TD_TEST(weights_are_gathered_once_for_all_micro_batches)
     td_train *train;
 
     td_assert_ok(shard_link(TD_SHARD_FLAT, 0.001, &config, &link));
-    config.capture = true;
-    if (!shard_on_gpu())
-        td_as_if_gpu_once();
-    td_assert_ok(td_train_create(shard_dev, &config, &train));
-    td_assert_ok(td_train_init(train, 7));
-    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    make_captured(link, &config, &train);
     for (int number = 0; number < 4; number++) {
         int64_t *ids = shard_tokens_of("ids", number / 2, shard_info.rank, 1);
 

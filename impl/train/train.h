@@ -176,7 +176,7 @@ TD_API td_status td_train_settle(td_train *train);
 TD_API td_status td_train_save(td_train *train, const char *path);
 
 /** Sets what td_train_save and td_shard_save add to the file's metadata from now on, for example the position
- * in the data. The texts are copied, and count 0 removes them. Among ranks, those of rank 0 are written. Read
+ * in the data. The texts are copied, and count 0 removes them. Among ranks, rank 0 writes its texts. Read
  * them with td_safetensors_metadata: td_train_restore ignores them.
  *
  * TD_BAD_ARGUMENT: a NULL; count below 0; a key that is empty, occurs twice, or is one of tandem's: "format",
