@@ -12,26 +12,26 @@
 
 /** A GEMM for each head: of all batches in one call, or a call for each batch. step_*: elements from one
  * call to the next. */
-typedef struct product {
+typedef struct gemm {
     td_gemm_shape shape;
     int64_t calls, step_a, step_b, step_c;
-} product;
+} gemm;
 
 typedef struct plan {
     td_attention_shape shape; /* resolved */
     int64_t rows;             /* batch heads seq: rows of the score matrices */
-    product scores;           /* S  = scale Q K^T */
-    product output;           /* O  = P V */
-    product dscores;          /* dP = dO V^T */
-    product dquery;           /* dQ = dS K */
-    product dkey;             /* dK = dS^T Q */
-    product dvalue;           /* dV = P^T dO */
+    gemm scores;              /* S  = scale Q K^T */
+    gemm output;              /* O  = P V */
+    gemm dscores;             /* dP = dO V^T */
+    gemm dquery;              /* dQ = dS K */
+    gemm dkey;                /* dK = dS^T Q */
+    gemm dvalue;              /* dV = P^T dO */
     size_t matrix;            /* bytes of one score matrix */
     size_t matrix_step;       /* matrix, rounded up so that the memory after it is 256-byte aligned */
     size_t forward_gemm, backward_gemm;
 } plan;
 
-static td_status gemm_bytes(td_device *dev, const product *p, size_t *largest)
+static td_status gemm_bytes(td_device *dev, const gemm *p, size_t *largest)
 {
     td_status status = TD_OK;
     size_t bytes;
@@ -43,7 +43,7 @@ cleanup:
     return status;
 }
 
-static td_status multiply(td_device *dev, const product *p, const void *a, const void *b, void *c, void *work)
+static td_status multiply(td_device *dev, const gemm *p, const void *a, const void *b, void *c, void *work)
 {
     td_status status = TD_OK;
     const int64_t element = (int64_t)td_dtype_size(p->shape.dtype);
@@ -61,10 +61,10 @@ cleanup:
 static void interleave_heads(plan *p)
 {
     const td_attention_shape *const s = &p->shape;
-    product *const batched[] = {&p->output, &p->dscores, &p->dvalue};
+    gemm *const batched[] = {&p->output, &p->dscores, &p->dvalue};
 
     for (int i = 0; i < 3; i++) {
-        product *const b = batched[i];
+        gemm *const b = batched[i];
 
         b->calls = s->batch;
         b->shape.batch = s->heads;
@@ -101,7 +101,7 @@ static td_status make_plan(td_device *dev, const td_attention_shape *shape, plan
                                .out_dtype = s->dtype,
                                .tf32 = s->tf32};
 
-    p.scores = p.output = p.dscores = p.dquery = p.dkey = (product){.shape = all, .calls = 1};
+    p.scores = p.output = p.dscores = p.dquery = p.dkey = (gemm){.shape = all, .calls = 1};
 
     p.scores.shape.m = p.dscores.shape.m = s->seq;
     p.scores.shape.n = p.dscores.shape.n = s->seq_k;

@@ -166,13 +166,13 @@ static void multiply_scores(const td_attention_shape *shape, tile *t, const td_t
     for (int64_t row = 0; row < view->keys; row += block.rows) {
         block = td_tile_block_at(view, row);
         const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
-        td_tile_product scores = {.op = TD_TILE_STORE,
-                                  .rows = block.rows,
-                                  .groups = view->groups - block.group,
-                                  .depth = head_dim,
-                                  .lda = head_dim,
-                                  .ldb = TD_TILE_QUERIES,
-                                  .ldc = TD_TILE_QUERIES};
+        td_tile_gemm scores = {.op = TD_TILE_STORE,
+                               .rows = block.rows,
+                               .groups = view->groups - block.group,
+                               .depth = head_dim,
+                               .lda = head_dim,
+                               .ldb = TD_TILE_QUERIES,
+                               .ldc = TD_TILE_QUERIES};
 
         scores.a = k + row * head_dim;
         scores.b = t->q + skip;
@@ -334,13 +334,13 @@ static void differentiate(const backward *b, tile *t, const td_tile_view *view, 
     for (int64_t row = 0; row < view->keys; row += block.rows) {
         block = td_tile_block_at(view, row);
         const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
-        td_tile_product sums = {.op = before == 0 ? TD_TILE_STORE : TD_TILE_ADD,
-                                .rows = block.rows,
-                                .groups = depth / TD_GROUP,
-                                .depth = t->queries - skip,
-                                .lda = TD_TILE_QUERIES,
-                                .ldb = depth,
-                                .ldc = depth};
+        td_tile_gemm sums = {.op = before == 0 ? TD_TILE_STORE : TD_TILE_ADD,
+                             .rows = block.rows,
+                             .groups = depth / TD_GROUP,
+                             .depth = t->queries - skip,
+                             .lda = TD_TILE_QUERIES,
+                             .ldb = depth,
+                             .ldc = depth};
 
         sums.a = t->p + corner;
         sums.b = t->dout_rows + skip * depth;
@@ -350,17 +350,17 @@ static void differentiate(const backward *b, tile *t, const td_tile_view *view, 
         sums.b = t->q_rows + skip * depth;
         sums.c = dk + row * depth;
         td_tile_multiply(&sums);
-        td_tile_multiply(&(td_tile_product){.op = TD_TILE_RESCALE,
-                                            .rows = head_dim,
-                                            .groups = view->groups - block.group,
-                                            .depth = block.rows,
-                                            .a = k + row * head_dim,
-                                            .lda = head_dim,
-                                            .b = t->ds + corner,
-                                            .ldb = TD_TILE_QUERIES,
-                                            .c = t->dq + skip,
-                                            .ldc = TD_TILE_QUERIES,
-                                            .alpha = t->one});
+        td_tile_multiply(&(td_tile_gemm){.op = TD_TILE_RESCALE,
+                                         .rows = head_dim,
+                                         .groups = view->groups - block.group,
+                                         .depth = block.rows,
+                                         .a = k + row * head_dim,
+                                         .lda = head_dim,
+                                         .b = t->ds + corner,
+                                         .ldb = TD_TILE_QUERIES,
+                                         .c = t->dq + skip,
+                                         .ldc = TD_TILE_QUERIES,
+                                         .alpha = t->one});
     }
 }
 

@@ -105,16 +105,16 @@ static void attend(const td_attention_shape *shape, tile *t, const td_tile_view 
     for (int64_t row = 0; row < view->keys; row += block.rows) {
         block = td_tile_block_at(view, row);
         float *const scores = t->scores + row * TD_TILE_QUERIES + block.group * TD_GROUP;
-        td_tile_multiply(&(td_tile_product){.op = TD_TILE_STORE,
-                                            .rows = block.rows,
-                                            .groups = view->groups - block.group,
-                                            .depth = head_dim,
-                                            .a = k + row * head_dim,
-                                            .lda = head_dim,
-                                            .b = t->q + block.group * TD_GROUP,
-                                            .ldb = TD_TILE_QUERIES,
-                                            .c = scores,
-                                            .ldc = TD_TILE_QUERIES});
+        td_tile_multiply(&(td_tile_gemm){.op = TD_TILE_STORE,
+                                         .rows = block.rows,
+                                         .groups = view->groups - block.group,
+                                         .depth = head_dim,
+                                         .a = k + row * head_dim,
+                                         .lda = head_dim,
+                                         .b = t->q + block.group * TD_GROUP,
+                                         .ldb = TD_TILE_QUERIES,
+                                         .c = scores,
+                                         .ldc = TD_TILE_QUERIES});
         if (block.diagonal)
             td_tile_mask_diagonal(shape->mask, block.rows, scores);
     }
@@ -127,18 +127,17 @@ static void attend(const td_attention_shape *shape, tile *t, const td_tile_view 
 
     for (int64_t row = 0; row < view->keys; row += block.rows) {
         block = td_tile_block_at(view, row);
-        td_tile_multiply(
-            &(td_tile_product){.op = TD_TILE_RESCALE,
-                               .rows = head_dim,
-                               .groups = view->groups - block.group,
-                               .depth = block.rows,
-                               .a = v + row * head_dim,
-                               .lda = head_dim,
-                               .b = t->scores + row * TD_TILE_QUERIES + block.group * TD_GROUP,
-                               .ldb = TD_TILE_QUERIES,
-                               .c = t->o + block.group * TD_GROUP,
-                               .ldc = TD_TILE_QUERIES,
-                               .alpha = (row == 0 ? t->alpha : t->one) + block.group * TD_GROUP});
+        td_tile_multiply(&(td_tile_gemm){.op = TD_TILE_RESCALE,
+                                         .rows = head_dim,
+                                         .groups = view->groups - block.group,
+                                         .depth = block.rows,
+                                         .a = v + row * head_dim,
+                                         .lda = head_dim,
+                                         .b = t->scores + row * TD_TILE_QUERIES + block.group * TD_GROUP,
+                                         .ldb = TD_TILE_QUERIES,
+                                         .c = t->o + block.group * TD_GROUP,
+                                         .ldc = TD_TILE_QUERIES,
+                                         .alpha = (row == 0 ? t->alpha : t->one) + block.group * TD_GROUP});
     }
 }
 

@@ -41,15 +41,18 @@ static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shap
     return td_cuda_status(code, pass);
 }
 
-static td_status sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
+static td_status sizes(td_device *dev, const td_attention_shape *shape, bool backward,
+                       td_attention_sizes *out)
 {
     td_status status = TD_OK;
     const td_gpu gpu = gpu_of(dev);
 
     TD_TRY(check(shape));
-    out->forward_work = td_cuda_flash_forward_bytes(gpu, shape);
-    out->backward_work = td_cuda_flash_backward_bytes(gpu, shape);
     out->packs = td_cuda_flash_packs(gpu, shape);
+    if (backward)
+        out->backward_work = td_cuda_flash_backward_bytes(gpu, shape);
+    else
+        out->forward_work = td_cuda_flash_forward_bytes(gpu, shape);
 cleanup:
     return status;
 }

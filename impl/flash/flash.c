@@ -7,15 +7,12 @@
 #include "flash/passes.h"
 #include "flash/tile.h"
 
-static td_status cpu_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
+static td_status cpu_sizes(td_device *dev, const td_attention_shape *shape, bool backward,
+                           td_attention_sizes *out)
 {
-    td_status status = TD_OK;
-
     (void)dev;
-    TD_TRY(td_flash_cpu_forward_bytes(shape, &out->forward_work));
-    TD_TRY(td_flash_cpu_backward_bytes(shape, &out->backward_work));
-cleanup:
-    return status;
+    return backward ? td_flash_cpu_backward_bytes(shape, &out->backward_work)
+                    : td_flash_cpu_forward_bytes(shape, &out->forward_work);
 }
 
 static td_status cpu_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
@@ -101,7 +98,8 @@ td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_att
     TD_CHECK(out, "out is NULL");
     TD_TRY(resolve(dev, shape, &s, &passes));
     sizes.saved = (size_t)(s.batch * s.heads * s.seq) * sizeof(float);
-    TD_TRY(passes->sizes(dev, &s, &sizes));
+    TD_TRY(passes->sizes(dev, &s, false, &sizes));
+    TD_TRY(passes->sizes(dev, &s, true, &sizes));
     *out = sizes;
 cleanup:
     return status;
@@ -117,7 +115,7 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
 
     TD_TRY(resolve(dev, shape, &s, &passes));
     TD_NOT_NULL(q, k, v, o, lse);
-    TD_TRY(passes->sizes(dev, &s, &sizes));
+    TD_TRY(passes->sizes(dev, &s, false, &sizes));
     TD_TRY(td_attention_check_work(work, sizes.forward_work));
     TD_TRY(td_attention_begin(dev, "flash_forward", &s, false));
     TD_TRY(td_operation_done(dev, passes->forward(dev, &s, q, k, v, o, lse, work)));
@@ -136,7 +134,7 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
 
     TD_TRY(resolve(dev, shape, &s, &passes));
     TD_NOT_NULL(q, k, v, o, dout, lse, dq, dk, dv);
-    TD_TRY(passes->sizes(dev, &s, &sizes));
+    TD_TRY(passes->sizes(dev, &s, true, &sizes));
     TD_TRY(td_attention_check_pitch(&s, sizes.packs));
     TD_TRY(td_attention_check_work(work, sizes.backward_work));
     TD_TRY(td_attention_begin(dev, "flash_backward", &s, true));

@@ -8,8 +8,8 @@ typedef struct td_flash_passes {
     const char *device, *dtypes; /* for messages */
     unsigned has_dtype;          /* bits 1 << dtype */
     bool has_tf32;
-    td_status (*sizes)(td_device *dev, const td_attention_shape *shape,
-                       td_attention_sizes *out); /* the scratch */
+    td_status (*sizes)(td_device *dev, const td_attention_shape *shape, bool backward,
+                       td_attention_sizes *out); /* fills the fields of that pass */
     td_status (*forward)(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                          const void *v, void *o, float *lse, void *work);
     td_status (*backward)(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,

@@ -59,8 +59,8 @@ static inline __attribute__((always_inline)) void accumulate(const int rows, con
 
 /** One register block of C. */
 static inline __attribute__((always_inline)) void block(const int rows, const int groups, const td_tile_op op,
-                                                        const td_tile_product *p, const float *a,
-                                                        const float *b, float *c, const float *alpha)
+                                                        const td_tile_gemm *p, const float *a, const float *b,
+                                                        float *c, const float *alpha)
 {
     const int width = groups * VECTORS;
     const int64_t depth = p->depth, lda = p->lda, ldb = p->ldb, ldc = p->ldc;
@@ -103,7 +103,7 @@ static inline __attribute__((always_inline)) void block(const int rows, const in
 /** All register blocks. Their sizes are about equal (64 rows are two blocks of 5 and nine of 6), because a
  * block with few sums waits for each of them. The outer loop runs over columns: their part of B stays in
  * L1 while A passes. */
-static inline __attribute__((always_inline)) void blocks(const td_tile_op op, const td_tile_product *p)
+static inline __attribute__((always_inline)) void blocks(const td_tile_op op, const td_tile_gemm *p)
 {
     const int all_rows = (int)p->rows, all_groups = (int)p->groups;
     const int row_blocks = (all_rows + ROWS - 1) / ROWS, group_blocks = (all_groups + GROUPS - 1) / GROUPS;
@@ -136,17 +136,17 @@ static inline __attribute__((always_inline)) void blocks(const td_tile_op op, co
     }
 }
 
-void td_tile_multiply(const td_tile_product *product)
+void td_tile_multiply(const td_tile_gemm *gemm)
 {
-    switch (product->op) {
+    switch (gemm->op) {
     case TD_TILE_STORE:
-        blocks(TD_TILE_STORE, product);
+        blocks(TD_TILE_STORE, gemm);
         break;
     case TD_TILE_ADD:
-        blocks(TD_TILE_ADD, product);
+        blocks(TD_TILE_ADD, gemm);
         break;
     case TD_TILE_RESCALE:
-        blocks(TD_TILE_RESCALE, product);
+        blocks(TD_TILE_RESCALE, gemm);
         break;
     }
 }

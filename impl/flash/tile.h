@@ -46,7 +46,7 @@ typedef enum td_tile_op {
  * TD_TILE_RESCALE. Rows of each are ld* elements apart. b is 64-byte aligned and ldb a multiple of 16. The
  * others need no alignment. Sums start at 0 and run in ascending order of depth, whatever the other
  * extents are. */
-typedef struct td_tile_product {
+typedef struct td_tile_gemm {
     td_tile_op op;
     int64_t rows, groups, depth;
     const float *a;
@@ -56,9 +56,9 @@ typedef struct td_tile_product {
     float *c;
     int64_t ldc;
     const float *alpha; /* [16 groups], for TD_TILE_RESCALE */
-} td_tile_product;
+} td_tile_gemm;
 
-void td_tile_multiply(const td_tile_product *product);
+void td_tile_multiply(const td_tile_gemm *gemm);
 
 /** One tile of keys as a tile of queries sees it. All queries see the first `square` keys. The rest, under
  * a causal mask, is cut into blocks of 16 keys: the groups from first_group + i on see keys [square + 16

@@ -4,7 +4,7 @@
 #include "ops/checks.h"
 #include "ops/table.h"
 
-/* ---- matrix product ---- */
+/* ---- GEMM ---- */
 
 static td_status check_matrices(const char *name, int64_t batch, int64_t rows, int64_t pitch, int64_t stride)
 {

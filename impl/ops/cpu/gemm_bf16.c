@@ -24,9 +24,9 @@ static void forget(dnnl_memory_desc_t *desc)
     (void)desc;
 }
 
-static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
-                                      const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b,
-                                      const dnnl_memory_desc_t *c, dnnl_primitive_attr_t attr)
+static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
+                                     const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b,
+                                     const dnnl_memory_desc_t *c, dnnl_primitive_attr_t attr)
 {
     dnnl_matmul_desc_t matmul;
     dnnl_status_t got = dnnl_matmul_desc_init(&matmul, a, b, NULL, c);
@@ -57,9 +57,9 @@ static void forget(dnnl_memory_desc_t *desc)
     dnnl_memory_desc_destroy(*desc);
 }
 
-static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
-                                      const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b,
-                                      const dnnl_memory_desc_t *c, dnnl_primitive_attr_t attr)
+static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
+                                     const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b,
+                                     const dnnl_memory_desc_t *c, dnnl_primitive_attr_t attr)
 {
     return dnnl_matmul_primitive_desc_create(out, engine, *a, *b, NULL, *c, attr);
 }
@@ -85,13 +85,13 @@ static dnnl_status_t append_sum(dnnl_post_ops_t ops, float beta)
             goto cleanup;                                                                                    \
     } while (0)
 
-typedef struct product {
+typedef struct gemm {
     dnnl_engine_t engine;
     dnnl_primitive_desc_t desc;
     dnnl_primitive_t primitive;
-} product;
+} gemm;
 
-static void close_product(product *p)
+static void close_gemm(gemm *p)
 {
     dnnl_primitive_destroy(p->primitive);
     dnnl_primitive_desc_destroy(p->desc);
@@ -130,7 +130,7 @@ cleanup:
     return result;
 }
 
-static dnnl_status_t describe_gemm(const td_gemm_shape *s, product *p)
+static dnnl_status_t describe_gemm(const td_gemm_shape *s, gemm *p)
 {
     dnnl_memory_desc_t a, b, c;
     dnnl_primitive_attr_t attr = NULL;
@@ -146,7 +146,7 @@ static dnnl_status_t describe_gemm(const td_gemm_shape *s, product *p)
     made++;
     TRY(dnnl_primitive_attr_create(&attr));
     TRY(set_attributes(attr, s));
-    TRY(describe_product(&p->desc, p->engine, &a, &b, &c, attr));
+    TRY(describe_matmul(&p->desc, p->engine, &a, &b, &c, attr));
 cleanup:
     dnnl_primitive_attr_destroy(attr);
     if (made > 2)
@@ -158,7 +158,7 @@ cleanup:
     return result;
 }
 
-static const_desc desc_of(const product *p, dnnl_query_t what)
+static const_desc desc_of(const gemm *p, dnnl_query_t what)
 {
     return dnnl_primitive_desc_query_md(p->desc, what, 0);
 }
@@ -167,14 +167,13 @@ static const_desc desc_of(const product *p, dnnl_query_t what)
  * threads. After the first GEMM of a shape, the cache makes opening cheap: 10 us, while a GEMM of 512 x 2304
  * x 768 takes 1,700 us (AMX, one thread, oneDNN 2.6.3, 2026-11). *scratch is the size that the GEMM needs;
  * every thread has its own scratch. If *scratch is above `bytes`, the GEMM is not opened. */
-static dnnl_status_t open_product(const td_gemm_shape *s, int threads, size_t bytes, product *p,
-                                  size_t *scratch)
+static dnnl_status_t open_gemm(const td_gemm_shape *s, int threads, size_t bytes, gemm *p, size_t *scratch)
 {
     const int before = omp_get_max_threads();
     const char *name = "";
     dnnl_status_t result;
 
-    *p = (product){0};
+    *p = (gemm){0};
     *scratch = 0;
     omp_set_num_threads(threads);
     TRY(dnnl_engine_create(&p->engine, dnnl_cpu, 0));
@@ -188,13 +187,13 @@ static dnnl_status_t open_product(const td_gemm_shape *s, int threads, size_t by
 cleanup:
     omp_set_num_threads(before);
     if (result != dnnl_success) {
-        close_product(p);
-        *p = (product){0};
+        close_gemm(p);
+        *p = (gemm){0};
     }
     return result;
 }
 
-static dnnl_status_t run(const product *p, const void *a, const void *b, void *c, void *work)
+static dnnl_status_t run(const gemm *p, const void *a, const void *b, void *c, void *work)
 {
     struct {
         int name;
@@ -238,7 +237,7 @@ static int threads_for(const td_gemm_shape *s)
     return grains < 1 ? 1 : grains < threads ? (int)grains : threads;
 }
 
-static bool has_bf16_products(void)
+static bool has_bf16_gemm(void)
 {
     const unsigned isa = (unsigned)dnnl_get_effective_cpu_isa(), wanted = dnnl_cpu_isa_avx512_core_bf16;
 
@@ -288,18 +287,18 @@ td_status td_cpu_gemm_bf16(const td_gemm_shape *shape, const void *a, const void
     dnnl_status_t result;
     td_gemm_shape padded = *shape;
     size_t scratch;
-    product p;
+    gemm p;
 
     *done = false;
     /* On processors with AMX, oneDNN 2.6.3 ends the process by an illegal instruction in some GEMMs with k
      * 63, 1023 or 2047. None of 50,000 random GEMMs with k % 64 other than 63 did so (2026-11). */
-    if (bytes < least_bytes || shape->k % 64 == 63 || !has_bf16_products() ||
+    if (bytes < least_bytes || shape->k % 64 == 63 || !has_bf16_gemm() ||
         (reads_beyond_rows(shape) && !pad_rows(&padded, &a, &work, &bytes)))
         return TD_OK;
-    result = open_product(&padded, threads, bytes, &p, &scratch);
+    result = open_gemm(&padded, threads, bytes, &p, &scratch);
     if (result != dnnl_success && scratch > bytes && threads > 1) {
         threads = (int)((double)threads * (double)bytes / (double)scratch);
-        result = open_product(&padded, threads < 1 ? 1 : threads, bytes, &p, &scratch);
+        result = open_gemm(&padded, threads < 1 ? 1 : threads, bytes, &p, &scratch);
     }
     if (result != dnnl_success)
         return TD_OK;
@@ -308,6 +307,6 @@ td_status td_cpu_gemm_bf16(const td_gemm_shape *shape, const void *a, const void
     if (result != dnnl_success)
         status = td_fail(TD_LIBRARY_ERROR, "oneDNN's matmul of %" PRId64 " x %" PRId64 " x %" PRId64 ": %s",
                          shape->m, shape->n, shape->k, dnnl_status2str(result));
-    close_product(&p);
+    close_gemm(&p);
     return status;
 }

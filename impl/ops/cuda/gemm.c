@@ -23,14 +23,14 @@ typedef struct key {
     int32_t sms; /* the number of SMs that the GEMM may use; 0: all */
 } key;
 
-typedef struct product {
+typedef struct gemm {
     key key;
-    uint64_t used; /* the number of the last call that used this product; 0: the slot is free */
+    uint64_t used; /* the number of the last call that used this GEMM; 0: the slot is free */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
     size_t work_bytes; /* that algo needs */
-} product;
+} gemm;
 
 /** The functions of cuBLASLt that this file calls. The library, half a gigabyte, is loaded by the first GEMM.
  * So a machine without a GPU does not need it. */
@@ -45,18 +45,18 @@ typedef struct library {
     EACH_FUNCTION(DECLARE)
 } library;
 
-/** The handle, and the latest products with their algorithms. Choosing an algorithm takes tens of
- * microseconds. A model has a few dozen products, but sequences of many lengths give thousands. So a full set
- * drops the product that was used longest ago. GEMMs of it that are queued or captured are not affected:
+/** The handle, and the latest GEMMs with their algorithms. Choosing an algorithm takes tens of
+ * microseconds. A model has a few dozen GEMMs, but sequences of many lengths give thousands. So a full set
+ * drops the GEMM that was used longest ago. GEMMs of it that are queued or captured are not affected:
  * cuBLASLt reads a description only during the call. */
 enum { SETS = 64, WAYS = 8 };
-typedef struct products {
+typedef struct gemms {
     td_cuda *cuda;
     library lt;
     cublasLtHandle_t handle;
     uint64_t turn;
-    product sets[SETS][WAYS]; /* by the hash of a product's key */
-} products;
+    gemm sets[SETS][WAYS]; /* by the hash of a GEMM's key */
+} gemms;
 
 static td_status load_library(library *out)
 {
@@ -66,7 +66,7 @@ static td_status load_library(library *out)
     /* The library stays loaded: it has threads and memory, and other code in the process may use it. */
     void *loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!loaded)
-        return td_fail(TD_LIBRARY_ERROR, "no matrix products on CUDA without cuBLASLt: %s", dlerror());
+        return td_fail(TD_LIBRARY_ERROR, "no GEMM on CUDA without cuBLASLt: %s", dlerror());
 #define LOAD(function)                                                                                       \
     *(void **)&out->function = dlsym(loaded, "cublasLt" #function);                                          \
     if (!out->function)                                                                                      \
@@ -111,7 +111,7 @@ static const measured best[] = {
 };
 
 /** The measured algorithm for the key; NULL: there is none. */
-static const measured *find_measured(const products *all, const key *k)
+static const measured *find_measured(const gemms *all, const key *k)
 {
     const td_gemm_shape *const s = &k->shape;
 
@@ -127,7 +127,7 @@ static const measured *find_measured(const products *all, const key *k)
     return NULL;
 }
 
-static td_status check_lt(const products *all, cublasStatus_t code, const char *what)
+static td_status check_lt(const gemms *all, cublasStatus_t code, const char *what)
 {
     if (code == CUBLAS_STATUS_SUCCESS)
         return TD_OK;
@@ -135,7 +135,7 @@ static td_status check_lt(const products *all, cublasStatus_t code, const char *
                    "%s: cuBLASLt says %s", what, all->lt.GetStatusString(code));
 }
 
-static void product_deinit(const products *all, product *p)
+static void gemm_deinit(const gemms *all, gemm *p)
 {
     if (p->a)
         (void)all->lt.MatrixLayoutDestroy(p->a);
@@ -147,48 +147,48 @@ static void product_deinit(const products *all, product *p)
         (void)all->lt.MatmulDescDestroy(p->desc);
 }
 
-static void products_destroy(void *state)
+static void gemms_destroy(void *state)
 {
-    products *all = state;
+    gemms *all = state;
 
     if (!all)
         return;
     for (size_t i = 0; i < SETS * WAYS; i++)
-        product_deinit(all, &all->sets[i / WAYS][i % WAYS]);
+        gemm_deinit(all, &all->sets[i / WAYS][i % WAYS]);
     if (all->handle)
         (void)all->lt.Destroy(all->handle);
     free(all);
 }
 
 /** Called when the device is closed. */
-static void forget_products(void *state)
+static void forget_gemms(void *state)
 {
-    td_cuda *const cuda = ((products *)state)->cuda;
+    td_cuda *const cuda = ((gemms *)state)->cuda;
 
     (void)td_cuda_enter(cuda);
-    products_destroy(state);
+    gemms_destroy(state);
     td_cuda_leave(cuda);
 }
 
-static td_status products_of(td_device *dev, products **out)
+static td_status gemms_of(td_device *dev, gemms **out)
 {
     static const char key; /* its address is the name of this state */
     td_status status = TD_OK;
-    products *found = td_device_state(dev, &key), *all = NULL;
+    gemms *found = td_device_state(dev, &key), *all = NULL;
 
     if (!found) {
         all = calloc(1, sizeof *all);
-        TD_FAIL_IF(!all, TD_NO_MEMORY, "no memory for the matrix products");
+        TD_FAIL_IF(!all, TD_NO_MEMORY, "no memory for the GEMMs");
         all->cuda = td_device_cuda(dev);
         TD_TRY(load_library(&all->lt));
         TD_TRY(check_lt(all, all->lt.Create(&all->handle), "opening cuBLASLt"));
-        TD_TRY(td_device_keep(dev, &key, all, forget_products));
+        TD_TRY(td_device_keep(dev, &key, all, forget_gemms));
         found = all;
         all = NULL;
     }
     *out = found;
 cleanup:
-    products_destroy(all);
+    gemms_destroy(all);
     return status;
 }
 
@@ -198,7 +198,7 @@ static cudaDataType_t type_of(td_dtype dtype)
 }
 
 /* At the same address, cuBLAS sees the column-major transpose of our row-major matrix. */
-static td_status make_layout(const products *all, td_dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
+static td_status make_layout(const gemms *all, td_dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
                              int64_t batch, int64_t stride, cublasLtMatrixLayout_t *out)
 {
     td_status status = TD_OK;
@@ -218,15 +218,15 @@ cleanup:
     return status;
 }
 
-static td_status make_for(const products *all, product *p, int32_t sms)
+static td_status make_for(const gemms *all, gemm *p, int32_t sms)
 {
     return check_lt(
         all, all->lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms),
-        "describing a product");
+        "describing a GEMM");
 }
 
 /** CUBLAS_STATUS_NOT_SUPPORTED: cuBLASLt has no algorithm. */
-static cublasStatus_t ask(const products *all, const product *p, cublasLtMatmulPreference_t preference,
+static cublasStatus_t ask(const gemms *all, const gemm *p, cublasLtMatmulPreference_t preference,
                           cublasLtMatmulHeuristicResult_t *found)
 {
     int count = 0;
@@ -237,7 +237,7 @@ static cublasStatus_t ask(const products *all, const product *p, cublasLtMatmulP
 }
 
 /** If cuBLASLt has no algorithm for the key's number of SMs, the GEMM uses all SMs. */
-static td_status choose_algorithm(const products *all, product *p)
+static td_status choose_algorithm(const gemms *all, gemm *p)
 {
     td_status status = TD_OK;
     cublasLtMatmulPreference_t preference = NULL;
@@ -291,7 +291,7 @@ cleanup:
 }
 
 /** Takes the measured algorithm, if there is one, and if cuBLASLt accepts it and needs a counter at most. */
-static td_status prefer_measured(const products *all, product *p)
+static td_status prefer_measured(const gemms *all, gemm *p)
 {
     const measured *const row = find_measured(all, &p->key);
     cublasLtMatmulHeuristicResult_t found;
@@ -320,24 +320,24 @@ static td_status prefer_measured(const products *all, product *p)
 }
 
 /** C^T = op(B)^T op(A)^T in cuBLAS's column-major order: our b is its A, our a its B. */
-static td_status product_init(const products *all, const key *k, product *out)
+static td_status gemm_init(const gemms *all, const key *k, gemm *out)
 {
     td_status status = TD_OK;
     const td_gemm_shape *s = &k->shape;
-    product p = {.key = *k};
+    gemm p = {.key = *k};
     const cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
 
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescCreate(
                         &p.desc, s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                    "describing a product"));
+                    "describing a GEMM"));
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a),
-                    "describing a product"));
+                    "describing a GEMM"));
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
-                    "describing a product"));
+                    "describing a GEMM"));
     TD_TRY(make_layout(all, s->dtype, s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, s->lda, s->batch,
                        s->stride_a, &p.a));
     TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
@@ -346,16 +346,16 @@ static td_status product_init(const products *all, const key *k, product *out)
     TD_TRY(choose_algorithm(all, &p));
     TD_TRY(prefer_measured(all, &p));
     *out = p;
-    p = (product){.desc = NULL};
+    p = (gemm){.desc = NULL};
 cleanup:
-    product_deinit(all, &p);
+    gemm_deinit(all, &p);
     return status;
 }
 
-static td_status find_product(products *all, const key *k, const product **out)
+static td_status find_gemm(gemms *all, const key *k, const gemm **out)
 {
     td_status status = TD_OK;
-    product *set = all->sets[td_hash(TD_HASH_BEGIN, k, sizeof *k) % SETS], *slot = set, found;
+    gemm *set = all->sets[td_hash(TD_HASH_BEGIN, k, sizeof *k) % SETS], *slot = set, found;
 
     all->turn++;
     for (int i = 0; i < WAYS; i++) {
@@ -367,8 +367,8 @@ static td_status find_product(products *all, const key *k, const product **out)
         if (set[i].used < slot->used)
             slot = &set[i];
     }
-    TD_TRY(product_init(all, k, &found));
-    product_deinit(all, slot);
+    TD_TRY(gemm_init(all, k, &found));
+    gemm_deinit(all, slot);
     *slot = found;
     slot->used = all->turn;
     *out = slot;
@@ -419,17 +419,17 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
 {
     td_status status = TD_OK;
     td_cuda *cuda = td_device_cuda(dev);
-    products *all = NULL;
-    const product *p = NULL;
+    gemms *all = NULL;
+    const gemm *p = NULL;
     key k;
 
     td_cuda_enter(cuda);
     TD_CHECK(shape->batch <= INT32_MAX, "batch is %" PRId64 ", cuBLASLt goes up to 2^31 - 1", shape->batch);
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
-    TD_TRY(products_of(dev, &all));
+    TD_TRY(gemms_of(dev, &all));
     key_make(shape, a, b, c, &k);
     k.sms = sms_left(cuda, td_device_reserved_sms(dev));
-    TD_TRY(find_product(all, &k, &p));
+    TD_TRY(find_gemm(all, &k, &p));
     /* An algorithm with so little work has a counter of tiles there, which cuBLASLt clears. */
     td_cuda_graph *const graph = cuda->capture;
     size_t bytes = WORK_BYTES;
