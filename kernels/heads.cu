@@ -1,6 +1,7 @@
 #include "kernels/heads.h"
 
 #include "kernels/tile/elements.cuh"
+#include "kernels/tile/launcher.cuh"
 
 namespace
 {
@@ -206,6 +207,9 @@ cudaError_t td_cuda_rope_table(cudaStream_t stream, int64_t positions, int64_t h
                                                                               theta, cos, sin);
     return cudaGetLastError();
 }
+
+LAUNCHER(td_qkv_split_forward, td_cuda_qkv_split_forward);
+LAUNCHER(td_qkv_split_backward, td_cuda_qkv_split_backward);
 
 cudaError_t td_cuda_qkv_split_forward(cudaStream_t stream, const td_heads_shape *shape, const void *qkv,
                                       const float *cos, const float *sin, void *q, void *k, void *v)

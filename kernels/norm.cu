@@ -1,6 +1,7 @@
 #include "kernels/norm.h"
 
 #include "kernels/tile/flat.cuh"
+#include "kernels/tile/launcher.cuh"
 #include "kernels/tile/row.cuh"
 
 namespace
@@ -63,6 +64,8 @@ size_t td_cuda_global_norm_work_bytes(void)
 {
     return BLOCKS * sizeof(double);
 }
+
+LAUNCHER(td_global_norm, td_cuda_global_norm);
 
 cudaError_t td_cuda_global_norm(cudaStream_t stream, int64_t count, td_dtype dtype, const void *g,
                                 float *norm, void *work)

@@ -2,6 +2,7 @@
 
 #include "kernels/tile/adamw.cuh"
 #include "kernels/tile/flat.cuh"
+#include "kernels/tile/launcher.cuh"
 
 #include <string.h>
 
@@ -154,6 +155,10 @@ cudaError_t td_cuda_sgd_update(cudaStream_t stream, const td_sgd *s, const td_up
                                                           : sgd<T, G, 1>(stream, s, state, t);
     });
 }
+
+LAUNCHER(td_update_begin, td_cuda_update_begin);
+LAUNCHER(td_update_clip, td_cuda_update_clip);
+LAUNCHER(td_assign, td_cuda_assign);
 
 cudaError_t td_cuda_update_begin(cudaStream_t stream, td_update_state *state, float gain)
 {

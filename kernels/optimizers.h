@@ -33,14 +33,6 @@ cudaError_t td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wante
 cudaError_t td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
                                    const td_update_state *state, const td_update_tensors *tensors);
 
-cudaError_t td_cuda_update_begin(cudaStream_t stream, td_update_state *state, float gain);
-cudaError_t td_cuda_update_clip(cudaStream_t stream, float max_norm, const float *norm,
-                                td_update_state *state);
-
-/** to[0..bytes) = from[0..bytes). `from` is host memory and may change after the call. bytes is at most
- * TD_ASSIGN_MOST. */
-cudaError_t td_cuda_assign(cudaStream_t stream, void *to, const void *from, size_t bytes);
-
 TD_END_DECLS
 
 #endif

@@ -1,6 +1,5 @@
-#include "kernels/residual.h"
-
 #include "kernels/tile/flat.cuh"
+#include "kernels/tile/launcher.cuh"
 
 namespace
 {
@@ -31,6 +30,8 @@ cudaError_t launch(cudaStream_t stream, int64_t count, const void *a, const void
 }
 
 } // namespace
+
+LAUNCHER(td_residual_add, td_cuda_residual_add);
 
 cudaError_t td_cuda_residual_add(cudaStream_t stream, int64_t count, td_dtype dtype, const void *a,
                                  const void *b, void *y)

@@ -1,6 +1,5 @@
-#include "kernels/round.h"
-
 #include "kernels/tile/flat.cuh"
+#include "kernels/tile/launcher.cuh"
 
 namespace
 {
@@ -54,6 +53,10 @@ cudaError_t launch_planes(cudaStream_t stream, int64_t count, numbers<From> src,
 }
 
 } // namespace
+
+LAUNCHER(td_round, td_cuda_round);
+LAUNCHER(td_split, td_cuda_split);
+LAUNCHER(td_join, td_cuda_join);
 
 cudaError_t td_cuda_round(cudaStream_t stream, int64_t count, td_dtype src_dtype, const void *src,
                           td_dtype dst_dtype, void *dst)

@@ -3,6 +3,8 @@
  * covers. fuzz_api_covers.py compares them with the headers. */
 #include "support/fuzz_api_kit.h"
 
+#include "ops/list.h"
+
 static int arguments;
 static char **argument;
 
@@ -13,6 +15,16 @@ static void each_fault_is_refused_by_its_name(void **state)
     api_sweep(arguments > 2 ? argument[2] : "");
     api_summary();
 }
+
+#ifndef TANDEM_HAVE_CUDA /* a build with CUDA has all kernels */
+static void a_device_without_kernels_refuses_each_operation(void **state)
+{
+    (void)state;
+#define GAP(op, ...) api_gap("td_" #op);
+    TD_EACH_OP(GAP, GAP)
+    TD_EACH_WORK(GAP)
+}
+#endif
 
 static void every_function_refuses_what_is_impossible_and_changes_nothing(void **state)
 {
@@ -39,6 +51,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(each_fault_is_refused_by_its_name, api_sweep_teardown),
+#ifndef TANDEM_HAVE_CUDA
+        cmocka_unit_test_teardown(a_device_without_kernels_refuses_each_operation, api_sweep_teardown),
+#endif
         cmocka_unit_test_teardown(every_function_refuses_what_is_impossible_and_changes_nothing,
                                   td_fuzz_teardown),
     };

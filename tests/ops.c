@@ -13,9 +13,6 @@ int main(void)
     failed += ops_softmax_group();
     failed += ops_cross_entropy_group();
     failed += ops_optimizers_group();
-#ifndef TANDEM_HAVE_CUDA
-    failed += ops_refusals_group();
-#endif
     td_device_close(ops_dev);
     return failed != 0;
 }

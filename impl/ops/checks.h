@@ -33,33 +33,9 @@ static inline void begin_operation(td_device *dev, const char *name, td_op_class
 }
 
 /* The class of each entry, for listeners of operations. */
-enum {
-    CLASS_gemm = TD_OP_MATMUL,
-    CLASS_embedding_forward = TD_OP_ELEMENTWISE,
-    CLASS_embedding_backward = TD_OP_REDUCTION,
-    CLASS_rmsnorm_forward = TD_OP_REDUCTION,
-    CLASS_residual_rmsnorm_forward = TD_OP_REDUCTION,
-    CLASS_rmsnorm_backward = TD_OP_REDUCTION,
-    CLASS_rope_table = TD_OP_ELEMENTWISE,
-    CLASS_qkv_split_forward = TD_OP_ELEMENTWISE,
-    CLASS_qkv_split_backward = TD_OP_ELEMENTWISE,
-    CLASS_silu_mul_forward = TD_OP_ELEMENTWISE,
-    CLASS_silu_mul_backward = TD_OP_ELEMENTWISE,
-    CLASS_round = TD_OP_ELEMENTWISE,
-    CLASS_split = TD_OP_ELEMENTWISE,
-    CLASS_join = TD_OP_ELEMENTWISE,
-    CLASS_residual_add = TD_OP_ELEMENTWISE,
-    CLASS_softmax_forward = TD_OP_SOFTMAX,
-    CLASS_softmax_backward = TD_OP_SOFTMAX,
-    CLASS_cross_entropy_forward = TD_OP_REDUCTION,
-    CLASS_cross_entropy_backward = TD_OP_ELEMENTWISE,
-    CLASS_global_norm = TD_OP_REDUCTION,
-    CLASS_update_begin = TD_OP_OPTIMIZER,
-    CLASS_update_clip = TD_OP_OPTIMIZER,
-    CLASS_assign = TD_OP_OPTIMIZER,
-    CLASS_adamw_update = TD_OP_OPTIMIZER,
-    CLASS_sgd_update = TD_OP_OPTIMIZER
-};
+#define CLASS(op, class, ...) CLASS_##op = TD_OP_##class,
+enum { TD_EACH_OP(CLASS, CLASS) };
+#undef CLASS
 
 /* Calls the entry. If the device has listeners, tells them before and after the call. */
 #define CALL_COSTS(dev, op, cost, ...)                                                                       \

@@ -131,8 +131,20 @@ double says_number(double value)
     return value;
 }
 
+/* The device of an operation: one without kernels, if the case is such. */
+static bool without_kernels, pretend_cuda;
+
+td_device_kind __real_td_device_kind_of(const td_device *device);
+td_device_kind __wrap_td_device_kind_of(const td_device *device)
+{
+    return pretend_cuda ? TD_DEVICE_CUDA : __real_td_device_kind_of(device);
+}
+
 td_device *dev(void)
 {
+    pretend_cuda = without_kernels;
+    if (without_kernels)
+        note(TD_UNSUPPORTED, "this build has no kernel for it on cuda", false);
     return pointer("dev", api_dev);
 }
 
@@ -480,6 +492,7 @@ static void call_entry(struct entry *e)
     td_assert_ok(td_device_memory(api_dev, &before));
     api_begin();
     const td_status status = e->call();
+    pretend_cuda = false;
     e->calls++;
     e->refused += status != TD_OK;
     api_judge(e->name, status);
@@ -506,6 +519,24 @@ static void call_with_fault(struct entry *e, uint64_t seed, int fault, int64_t b
     bad_index = bad;
     bad_count = 1;
     call_entry(e);
+}
+
+void api_gap(const char *name)
+{
+    int found = 0;
+
+    sweeping = without_kernels = true;
+    for (int i = 0; i < entry_count; i++)
+        if (strcmp(entries[i].name, name) == 0) {
+            char said[64] = "";
+
+            call_with_fault(&entries[i], 1, -1, 0);
+            assert_int_equal(sscanf(td_last_error(), "%63[a-z_]:", said), 1);
+            assert_non_null(strstr(name, said)); /* the message names the operation */
+            found++;
+        }
+    sweeping = without_kernels = false;
+    assert_int_equal(found, 1);
 }
 
 void api_sweep(const char *prefix)

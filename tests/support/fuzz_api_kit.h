@@ -214,6 +214,9 @@ void api_case(void);
  * with each fault and each bad value. */
 void api_sweep(const char *prefix);
 
+/* Calls the operation on a device without kernels, which must refuse the call and name the operation. */
+void api_gap(const char *name);
+
 /* A CMocka teardown: prints the case in which the sweep failed. */
 int api_sweep_teardown(void **state);
 

@@ -26,7 +26,6 @@ int ops_rmsnorm_group(void);
 int ops_softmax_group(void);
 int ops_cross_entropy_group(void);
 int ops_optimizers_group(void);
-int ops_refusals_group(void);
 
 /* The device, open from the first test to the last, and the types for which it has kernels, f32 first. */
 extern td_device *ops_dev;

@@ -7,9 +7,7 @@
 #include "kernels/heads.h"
 #include "kernels/norm.h"
 #include "kernels/optimizers.h"
-#include "kernels/residual.h"
 #include "kernels/rmsnorm.h"
-#include "kernels/round.h"
 #include "kernels/silu_mul.h"
 #include "kernels/softmax.h"
 #include "ops/cuda/cuda.h"
@@ -55,6 +53,17 @@ static td_status end(td_device *dev, cudaError_t code, const char *op)
     td_cuda_leave(td_device_cuda(dev));
     return td_cuda_status(code, op);
 }
+
+/* Operations that only launch a kernel. */
+#define BARE(...) __VA_ARGS__
+#define NONE(...)
+#define LAUNCH(op, class, cpu, launcher, arguments, names)                                                   \
+    cudaError_t launcher(cudaStream_t stream, BARE arguments);                                               \
+    static td_status launch_##op(td_device *dev, BARE arguments)                                             \
+    {                                                                                                        \
+        return end(dev, launcher(begin(dev), BARE names), #op);                                              \
+    }
+TD_EACH_OP(NONE, LAUNCH)
 
 static td_status embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
                                    const void *weight, void *y)
@@ -136,21 +145,6 @@ cleanup:
     return status;
 }
 
-static td_status qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
-                                   const float *cos, const float *sin, void *q, void *k, void *v)
-{
-    return end(dev, td_cuda_qkv_split_forward(begin(dev), shape, qkv, cos, sin, q, k, v),
-               "qkv_split_forward");
-}
-
-static td_status qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
-                                    const void *dk, const void *dv, const float *cos, const float *sin,
-                                    void *dqkv)
-{
-    return end(dev, td_cuda_qkv_split_backward(begin(dev), shape, dq, dk, dv, cos, sin, dqkv),
-               "qkv_split_backward");
-}
-
 static td_status silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                   const void *up, void *y)
 {
@@ -172,28 +166,6 @@ static td_status silu_mul_backward(td_device *dev, const td_rows_shape *shape, c
                "silu_mul_backward"));
 cleanup:
     return status;
-}
-
-static td_status round_to(td_device *dev, int64_t count, td_dtype src_dtype, const void *src,
-                          td_dtype dst_dtype, void *dst)
-{
-    return end(dev, td_cuda_round(begin(dev), count, src_dtype, src, dst_dtype, dst), "round");
-}
-
-static td_status split(td_device *dev, int64_t count, const float *numbers, void *high, void *low)
-{
-    return end(dev, td_cuda_split(begin(dev), count, numbers, high, low), "split");
-}
-
-static td_status join(td_device *dev, int64_t count, const void *high, const void *low, float *numbers)
-{
-    return end(dev, td_cuda_join(begin(dev), count, high, low, numbers), "join");
-}
-
-static td_status residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
-                              void *y)
-{
-    return end(dev, td_cuda_residual_add(begin(dev), count, dtype, a, b, y), "residual_add");
 }
 
 static td_status softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y)
@@ -256,27 +228,6 @@ static size_t global_norm_work_bytes(int64_t count, td_dtype dtype)
     return td_cuda_global_norm_work_bytes();
 }
 
-static td_status global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
-                             void *work)
-{
-    return end(dev, td_cuda_global_norm(begin(dev), count, dtype, g, norm, work), "global_norm");
-}
-
-static td_status update_begin(td_device *dev, td_update_state *state, float gain)
-{
-    return end(dev, td_cuda_update_begin(begin(dev), state, gain), "update_begin");
-}
-
-static td_status update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state)
-{
-    return end(dev, td_cuda_update_clip(begin(dev), max_norm, norm, state), "update_clip");
-}
-
-static td_status assign(td_device *dev, void *to, const void *from, size_t bytes)
-{
-    return end(dev, td_cuda_assign(begin(dev), to, from, bytes), "assign");
-}
-
 static bool update_has_sms(td_device *dev)
 {
     (void)begin(dev);
@@ -332,35 +283,8 @@ cleanup:
 const td_ops td_ops_cuda = {
     .device = "cuda",
     .dtypes = TD_CUDA_DTYPES,
-    .gemm_work_bytes = td_ops_cuda_gemm_work_bytes,
-    .gemm = td_ops_cuda_gemm,
-    .embedding_forward = embedding_forward,
-    .embedding_backward_work_bytes = td_cuda_embedding_backward_work_bytes,
-    .embedding_backward = embedding_backward,
-    .rmsnorm_forward = rmsnorm_forward,
-    .residual_rmsnorm_forward = residual_rmsnorm_forward,
-    .rmsnorm_backward_work_bytes = td_cuda_rmsnorm_backward_work_bytes,
-    .rmsnorm_backward = rmsnorm_backward,
-    .rope_table = rope_table,
-    .qkv_split_forward = qkv_split_forward,
-    .qkv_split_backward = qkv_split_backward,
-    .silu_mul_forward = silu_mul_forward,
-    .silu_mul_backward = silu_mul_backward,
-    .round = round_to,
-    .split = split,
-    .join = join,
-    .residual_add = residual_add,
-    .softmax_forward = softmax_forward,
-    .softmax_backward = softmax_backward,
-    .cross_entropy_work_bytes = td_cuda_cross_entropy_work_bytes,
-    .cross_entropy_forward = cross_entropy_forward,
-    .cross_entropy_backward = cross_entropy_backward,
-    .global_norm_work_bytes = global_norm_work_bytes,
-    .global_norm = global_norm,
-    .update_begin = update_begin,
-    .update_clip = update_clip,
-    .assign = assign,
-    .adamw_update = adamw_update,
-    .update_has_sms = update_has_sms,
-    .sgd_update = sgd_update,
+#define ENTRY(op, class, cpu, cuda)    .op = cuda,
+#define LAUNCHED(op, ...)              .op = launch_##op,
+#define WORK(op, cpu, cuda, arguments) .op = cuda,
+    TD_EACH_OP(ENTRY, LAUNCHED) TD_EACH_WORK(WORK).update_has_sms = update_has_sms,
 };
