@@ -1,14 +1,11 @@
 """The arithmetic of the write-up: C's formulas against PyTorch's counts on a model that is never allocated."""
 
-import math
-
 from parity.core import Case, Side, equal, grid, within
 from parity.shared.model import extents
 from parity.shared.pages import valued
 from ref import accounting as ref
 from ref.transformer import SIZES
 
-GIB = 2**30
 CONTEXTS = [128, 256, 512, 1024]
 LENGTHS = [256, 1024, 4096, 8192, 16384]
 RUNS_RANKS = True  # they are counted here, and none is started
@@ -143,51 +140,18 @@ def both_strategies(case, c):
     return sides(mine, ref.both_devices(**LAYER, **RATES), within(rel_l2=1e-12))
 
 
+# What else the answers name.
+SECTIONS = {"communication_accounting": MESH, "alternate_ring_all_reduce": RATES}
+SECTIONS |= dict.fromkeys((*STRATEGIES.values(), "fsdp_tp_calcs"), LAYER | RATES)
+
+
 def report(page, records):
-    report_ddp(page, valued(records.only("ddp_bucketed_benchmarking")))
-    report_xxl(page, records.only("communication_accounting"))
-    report_ring(page, records.only("alternate_ring_all_reduce"))
-    report_parallel(page, records)
-    page.method()
-
-
-def report_ddp(page, rows):
     page.section("ddp_bucketed_benchmarking (b)")
-    for row in rows:
-        row |= {"w": row["bytes_per_second"] / 1e9, "o": row["seconds_per_call"] * 1e6}
-        row |= {"mb": row["bucket_bytes"] / 1e6, "gb": row["gradients"] / 1e9}
-        row |= {
-            f"{name}ms": row[key] * 1e3 for name, key in (("", "seconds"), ("one_", "one"), ("each_", "each"))
-        }
-    first, second = [*rows, None, None][:2]
-    page.say(first=first, second=second)
-
-
-def report_xxl(page, records):
-    page.section("communication_accounting")
-    for row in valued(records):
-        told = row | MESH | {"gib": row["state_bytes"] / GIB, "tb": row["state_bytes"] / 1e12}
-        page.say(**told)
-
-
-def report_ring(page, records):
-    page.section("alternate_ring_all_reduce")
-    for row in valued(records):
-        told = {"ranks": row["ranks"], "gib": row["bytes"] / GIB}
-        told |= {"alternate": row["alternate"] * 1e3, "ring": row["ring"] * 1e3}
-        page.say(**told, **RATES)
-
-
-def report_parallel(page, records):
-    """One feed-forward layer of three matrices, d_model x d_ff, on so many devices."""
-    names = ("forward_compute", "forward_comm", "backward_compute", "backward_comm")
-    limits = ("forward_devices", "backward_devices")
-    for deliverable in STRATEGIES.values():
+    page.say(
+        **dict(zip(("first", "second"), valued(records.only("ddp_bucketed_benchmarking")), strict=False))
+    )
+    for deliverable, more in SECTIONS.items():
         page.section(deliverable)
         for row in valued(records.only(deliverable)):
-            row |= {name: row[name] * 1e3 for name in names}
-            row |= {name: "any" if row[name] is None else f"{math.floor(row[name]):,}" for name in limits}
-            page.say(**row, **LAYER, **RATES)
-    page.section("fsdp_tp_calcs")
-    for row in valued(records.only("fsdp_tp_calcs")):
-        page.say(**row, **LAYER, **RATES)
+            page.say(**row | more)
+    page.method()

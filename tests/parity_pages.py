@@ -1,8 +1,6 @@
 """The pages of parity/<module>.py are written from any records: all, some, or records without a number. The tests use
 the committed records and invented records of a GPU. A seeded choice removes and damages some of them."""
 
-import contextlib
-import csv
 import itertools
 import random
 import re
@@ -31,7 +29,7 @@ NEWEST = load(COMMITTED).newest()
 MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists
 phases""".split()
 TRIALS = 12
-EXPORTED = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
+CHOSEN = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
 TIMELINES = ("ddp", "memory", "shard")
 RANKED = ("ddp", "shard")  # in these modules each case has other sides
 COMMUNICATION = "step without exposed collectives beside tail".split()
@@ -172,31 +170,23 @@ class Timelines(Apart):
         plot.plt.close(figure)
 
 
-class Exports(Apart):
-    """The exported tables and pictures of committed records."""
+class Drawn(Apart):
+    """The tables and pictures of committed records."""
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        chosen = {name: module for name, module in sweep.discover("parity").items() if name in EXPORTED}
+        chosen = {name: module for name, module in sweep.discover("parity").items() if name in CHOSEN}
         pages, broken = report.pages_of(chosen, NEWEST)
         assert not broken, broken
         cls.pages = list(pages.values())
-        with contextlib.ExitStack() as stack:  # a test draws the pictures once
-            stack.enter_context(patch.object(plot, "save", return_value=b""))
-            for picture in cls.pictures(cls.pages):
-                stack.enter_context(patch.object(picture, "draw"))
-            for form in ("latex", "csv"):
-                report.export(cls.pages, cls.folder / form, form)
-
-    def tables(self, form, suffix):
-        found = sorted((self.folder / form).glob(f"*.{suffix}"))
-        self.assertGreater(len(found), 20)
-        return found
 
     @unittest.skipUnless(shutil.which("pdflatex"), "no pdflatex: apt-get install texlive-latex-recommended")
     def test_latex_tables_fit_the_page(self):
-        inputs = "\n\n".join(rf"\input{{{path.name}}}" for path in self.tables("latex", "tex"))
+        tables = [tabled for page in self.pages for _, tabled in page.more]
+        blocks = [block for page in self.pages for section in page.shown() for block in section.blocks]
+        tables += [block for block in blocks if isinstance(block, Tabled)]
+        self.assertGreater(len(tables), 20)
+        inputs = "\n\n".join(of.table.render("latex", of.name, f"tab:{i}") for i, of in enumerate(tables))
         passes, sides = ("forward", "backward", "both"), ("c", "eager", "fused")
         row = {"dtype": "bf16", "head_dim": 16, "seq": 65536} | {
             f"{p} {s}": 0.00826 for p in passes for s in sides
@@ -208,25 +198,13 @@ class Exports(Apart):
         inputs += "\n\n" + Table([row] * 3).render("latex")
         head = [r"\documentclass[a4paper]{article}", r"\usepackage[margin=2.5cm]{geometry}", PREAMBLE]
         whole = "\n".join([*head, r"\begin{document}", inputs, r"\end{document}"])
-        (self.folder / "latex" / "all.tex").write_text(whole)
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        Path(folder, "all.tex").write_text(whole)
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-        run = subprocess.run(command, cwd=self.folder / "latex", capture_output=True, encoding="latin-1")
+        run = subprocess.run(command, cwd=folder, capture_output=True, encoding="latin-1")
         self.assertEqual(run.returncode, 0, run.stdout[-2000:])
         over = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide", run.stdout)]
         self.assertLess(max(over, default=0.0), 5.0)
-
-    def test_csv_is_read_as_it_is(self):
-        paths = [path for path in self.tables("csv", "csv") if path.name != report.LIST]
-        for path in paths:
-            head, *lines = csv.reader(path.read_text().splitlines())
-            self.assertEqual({len(line) for line in lines}, {len(head)}, path.name)
-            self.assertNotIn("±", path.read_text())
-        listed = [*csv.DictReader((self.folder / "csv" / report.LIST).read_text().splitlines())]
-        self.assertEqual(
-            {line["file"] for line in listed if line["kind"] == "table"}, {path.name for path in paths}
-        )
-        rows = {section.row for page in self.pages for section in page.sections}
-        self.assertLessEqual({line["row"] for line in listed if line["row"]}, rows)
 
     def test_times_of_ranks_name_their_batch_and_context(self):
         of_ranks = [section for page in self.pages if page.module in RANKED for section in page.sections]

@@ -1,11 +1,9 @@
 """The output of parity/core from records, without a library: tables, views of records, pages, comparisons."""
 
-import csv
 import io
 import json
 import math
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -61,12 +59,10 @@ class Tables(unittest.TestCase):
         self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
         self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", table.render("latex"))
         self.assertEqual(breaking("a,b 13,328 --id"), r"a,\allowbreak{}b 13,328 -{}-id")
-        self.assertEqual(table.render("csv"), "dtype,ms\nf32,1234.5678\na|b_c,0.0123456\n")
 
-    def test_a_mean_with_its_deviation_is_two_columns_of_numbers(self):
+    def test_a_mean_has_its_deviation(self):
         table = Table([{"side": "c", "forward": Spread(834.4, 47.1)}, {"side": "d"}], units={"forward": "ms"})
         self.assertIn("| c | 834\u00a0±\u00a047 |", table.render("md"))
-        self.assertEqual(table.render("csv"), "side,forward mean (ms),forward std (ms)\nc,834.4,47.1\nd,,\n")
 
     def test_numbers(self):
         for value, want in (
@@ -181,8 +177,8 @@ class Pages(unittest.TestCase):
         page.table([], "empty")
         page.method(clock="the clock")
 
-    def write(self, form="md"):
-        return report.write({"scale": self.module}, View.records.records, self.folder, form)
+    def write(self):
+        return report.write({"scale": self.module}, View.records.records, self.folder)
 
     def test_a_page_and_the_index(self):
         names = [path.name for path in self.write()]
@@ -280,38 +276,6 @@ class Pages(unittest.TestCase):
         time.sleep(1.1)  # so that a date would differ
         self.assertEqual({path: path.read_bytes() for path in self.write()}, first)
 
-    def test_tables_as_files(self):
-        names = [str(path.relative_to(self.folder)) for path in self.write("csv")]
-        self.assertIn("tables/scale_times.csv", names)
-        self.assertIn("tables/scale_time.pdf", names)
-        self.assertNotIn("tables/scale_nothing.csv", names)
-        times, listed = (
-            [*csv.DictReader((self.folder / "tables" / name).read_text().splitlines())]
-            for name in ("scale_times.csv", "tables.csv")
-        )
-        self.assertEqual(times[0]["c / torch_eager"], "0.25")
-        self.assertEqual([line["file"] for line in listed], ["scale_times.csv", "scale_time.pdf"])
-        self.assertEqual([line["row"] for line in listed], ["scaling", "scaling"])
-        self.write("latex")
-        table = (self.folder / "tables/scale_times.tex").read_text()
-        for words in (
-            r"\begin{longtable}",
-            r"\caption{How fast? M.}",
-            r"\label{tab:scale_times}",
-            r"\endhead",
-        ):
-            self.assertIn(words, table)
-
-    def test_two_tables_of_a_name_are_refused(self):
-        def twice(page, records):
-            page.question("Twice?")
-            page.table([{"n": 1}], "times")
-            page.table([{"n": 2}], "times")
-
-        self.module.report = twice
-        with self.assertRaisesRegex(ValueError, "two tables of scale are called 'times'"):
-            self.write("csv")
-
     def test_pages_of_a_module_without_records_are_removed_from_a_machine_s_folder(self):
         self.write()
         pages = [*self.folder.glob("scale*")]
@@ -337,7 +301,7 @@ class Pages(unittest.TestCase):
             page.question("All?")
             page.table(records.wide(["seq", "dtype"], "ms"), "all")
 
-        sizes = {path.name: path.stat().st_size for path in self.write("csv")}
+        sizes = {path.name: path.stat().st_size for path in self.write()}
         self.assertGreater(sizes["scale_time.svg"], sizes["README.md"] + 100)
         before = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -353,13 +317,13 @@ class Pages(unittest.TestCase):
                     with self.assertRaisesRegex(
                         RecordError, f"{name}: cannot be written: File too large; what stood there stays"
                     ):
-                        self.write("csv")
+                        self.write()
                 finally:
                     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
                 after = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
                 self.assertEqual(after, before)
         self.module.report = self.write_page
-        self.write("csv")
+        self.write()
 
     def test_a_page_that_is_a_link_never_reaches_its_target(self):
         target = self.folder / "target"
@@ -565,13 +529,6 @@ class Comparisons(unittest.TestCase):
         (self.folder / FILE).write_text("")
         with self.assertRaisesRegex(compare.CompareError, "holds no records"):
             compare.run(self.folder, self.folder, compare.Settings(0.1, 2), Console(file=io.StringIO()))
-
-    def test_a_terminal_gets_tables(self):
-        out = io.StringIO()
-        self.compare([record()], [record(status="failed", message="x")])
-        console = Console(file=out, markup=False, force_terminal=True, width=200, color_system=None)
-        compare.run(self.folder / "old", self.folder / "new", compare.Settings(0.1, 2), console)
-        self.assertRegex(re.sub(r"\s+", " ", out.getvalue()), r"new failure \(1\).*failed: x.*1 got worse")
 
 
 class Numbers(unittest.TestCase):

@@ -344,7 +344,8 @@ class Documents(unittest.TestCase):
         (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def write(self, form="md", **how):
-        return writeup.write(self.modules, self.folder, None, form, **how)
+        usual = dict(reports=self.folder, out=None, id=[], machine=[], edition=None, beside=None)
+        return writeup.write(self.modules, types.SimpleNamespace(format=form, **usual | how))
 
     def chosen(self):
         self.write()
@@ -450,28 +451,28 @@ class Documents(unittest.TestCase):
         other[1]["config"], mine = {"attention": "flash"}, self.folder / "local" / FILE
         path.write_text("".join(json.dumps(record) + "\n" for record in other))
         mine.write_text(mine.read_text().replace('"n": 3}', '"n": 3}, "config": {"attention": "naive"}'))
-        text = self.write(machines=["local"], against="h100")[0].read_text()
+        text = self.write(machine=["local"], beside="h100")[0].read_text()
         self.assertIn("| side | case | yours | h100 | yours / h100 |", text)
         self.assertIn("| c | n 2 | 2.00 | 8.00 | 0.250 |", text)
         self.assertIn(
             "Not beside h100: c, n 3 (attention (scores, fused)); c, n 4 (not measured there).", text
         )
-        self.assertNotIn("0.250", self.write(machines=["local"])[0].read_text())
+        self.assertNotIn("0.250", self.write(machine=["local"])[0].read_text())
 
     def test_one_id_and_another_place(self):
         self.machine("cpu", [1, 2])
         out = self.folder / "elsewhere" / "one.md"
-        writeup.write(self.modules, self.folder, out, only=["naive_ddp"])
+        self.write(out=out, id=["naive_ddp"])
         self.assertEqual(re.findall("^## .*", out.read_text(), re.MULTILINE), ["## naive_ddp"])
         self.assertFalse((self.folder / "README.md").exists())
         with self.assertRaisesRegex(report.ReportError, "no id nothing; there are: benchmarking_script"):
-            self.write(only=["nothing"])
+            self.write(id=["nothing"])
         with self.assertRaisesRegex(RecordError, "nothing to write of"):
-            self.write(machines=["h300"])
+            self.write(machine=["h300"])
         records = self.folder / "cpu" / "records.jsonl"
         before = records.read_bytes()
         with self.assertRaisesRegex(report.ReportError, "records.jsonl' needs to end with .md"):
-            writeup.write(self.modules, self.folder, records)
+            self.write(out=records)
         self.assertEqual(records.read_bytes(), before)
 
 

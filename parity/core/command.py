@@ -19,7 +19,6 @@ from rich.console import Console
 from parity.core import sweep, verdict
 from parity.core.case import MEASURES, ParityError
 from parity.core.device import kind_of
-from parity.core.escape import DOCUMENTS, TABLES
 from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load, prune
 from parity.core.worker import Settings, Worker, WorkerError
 from tandem.library import ROOT, default_library
@@ -78,7 +77,7 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
         console.print(f"profile {options.profile}: {len(items)} cases")
         status = sweep.run_sweep(items, file, settings, console, options)
     if options.report:
-        whole = vars(options) | {"format": "md", "out": None, "module": []}
+        whole = vars(options) | {"out": None, "module": []}
         write_report(package, argparse.Namespace(**whole), Console(quiet=True))
     pages = _folder(options) / "README.md" if options.report else None
     bad = verdict.say(items, file.loaded.newest(), console, pages)
@@ -101,16 +100,14 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     sweep.refuse_unknown(options.module, modules)
     folder = _folder(options)
     single = not options.out and report.one_page(folder.name, {record["module"] for record in newest})
-    how = (options.out or folder, options.format, options.module, gone, single)
+    how = (options.out or folder, options.module, gone, single)
     return _say(console, report.write(modules, records, *how))
 
 
 def write_up(package: str, options: argparse.Namespace, console: Console) -> int:
     from parity.core import writeup
 
-    how = (options.reports, options.out, options.format, options.id, options.machine)
-    how += (options.edition, options.beside)
-    return _say(console, writeup.write(sweep.discover(package), *how))
+    return _say(console, writeup.write(sweep.discover(package), options))
 
 
 def compare_records(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -158,16 +155,13 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     return 0
 
 
-def diverge(package: str, options: argparse.Namespace, console: Console) -> int:
-    return importlib.import_module(f"{package}.shared.diverge").main(options, console)
+def main_of(module: str) -> Callable:
+    """A command that is a module of the package."""
 
+    def command(package: str, options: argparse.Namespace, console: Console) -> int:
+        return importlib.import_module(f"{package}.{module}").main(options, console)
 
-def judge(package: str, options: argparse.Namespace, console: Console) -> int:
-    return importlib.import_module(f"{package}.judge").main(options, console)
-
-
-def audit(package: str, options: argparse.Namespace, console: Console) -> int:
-    return importlib.import_module(f"{package}.audit").main(options, console)
+    return command
 
 
 def _say(console: Console, lines: Any) -> int:
@@ -250,13 +244,11 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "rewrite every page from the records"
     add, _ = command("report", write_report, words, modules, machine, folders)
-    words = "md writes the pages; latex and csv write them and each table as a file (default: %(default)s)"
-    add("--format", words, choices=TABLES, default="md")
     add("--out", "write there instead", type=Path, metavar="FOLDER")
 
     add, _ = command("writeup", write_up, "every answer to the handouts in one document", folders)
     add("--machine", "only the records of this folder; repeatable (default: all but local ones)", **several)
-    add("--format", "of the document (default: %(default)s)", choices=DOCUMENTS, default="md")
+    add("--format", "of the document (default: %(default)s)", choices=("md", "html", "latex"), default="md")
     add("--id", "only this id of the handouts; repeatable", **several | {"metavar": "ID"})
     add("--beside", "add the times of this folder, and their ratio", metavar="MACHINE")
     words = "only the handout of this year (default: both; with --out, 2026)"
@@ -276,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--missing", "name the cases that NEW lacks, which are otherwise only counted")
 
     words = "the first operation of a training step whose output is wrong; exits 1 if there is one"
-    add, flag = command("diverge", diverge, words, where)
+    add, flag = command("diverge", main_of("shared.diverge"), words, where)
     count = _number("at least 1", lambda n: n >= 1, int)
     add("--size", "tiny, laptop, or a size of the handout (default: %(default)s)", default="tiny")
     add("--layers", "in place of the size's own", type=count)
@@ -296,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--all", "print every output, in the order of the step")
 
     words = "somebody else's implementation, or their numbers; exits 1 if something is wrong or refused"
-    add, flag = command("judge", judge, words, where, folders)
+    add, flag = command("judge", main_of("judge"), words, where, folders)
     add("folder", "a solution of the course, with tests/adapters.py", nargs="?", type=Path, metavar="FOLDER")
     add("--python", "their interpreter, such as 'uv run python' (default: this one)", default=sys.executable)
     positive = _number("to be above 0 and finite", lambda n: 0 < n < math.inf)
@@ -313,7 +305,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", "write them there as a page of Markdown", type=Path, metavar="FILE")
 
     words = "what the records contradict; exits 1 if parity/audit/known.csv does not explain it"
-    add, flag = command("audit", audit, words, folders)
+    add, flag = command("audit", main_of("audit"), words, folders)
     flag("--all", "print the known findings as well, with their reasons")
     add("--library", "libtandem.so, for bounds (default: that of the preset, if it is built)", type=Path)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from parity.core.case import BAD, ParityError, is_judged
 from parity.core.record import FILE, key_of, load
@@ -18,7 +17,6 @@ KINDS = (
     *("new failure", "error grew", "more time", "more memory"),
     *("other status", "other config", "fixed", "error fell", "less time", "less memory", "new", "missing"),
 )
-SHOWN = 30  # rows of each kind; the rest is counted
 
 
 class CompareError(ParityError):
@@ -53,25 +51,22 @@ def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
     before, after = _only(settings.modules, _newest(old), _newest(new))
     places = [{place(record) for record in records.values()} for records in (before, after)]
     same_machine = places[0] == places[1] and None not in places[0]
-    found = sorted(
-        moves(before, after, settings, same_machine=same_machine), key=lambda move: KINDS.index(move.kind)
-    )
+    found = [*moves(before, after, settings, same_machine=same_machine)]
+    found.sort(key=lambda move: KINDS.index(move.kind))
     console.print(
         f"{len(before.keys() & after.keys())} results in both, {len(before.keys() - after.keys())} only in {old}, "
         f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory "
         f"{settings.band:.0%}, errors may grow by a factor of {settings.growth:g}"
     )
     if not same_machine:
-        why = (
-            "records that name no host may be of any"
-            if None in places[0] | places[1]
-            else "the machines differ"
-        )
+        unnamed = None in places[0] | places[1]
+        why = "records that name no host may be of any" if unnamed else "the machines differ"
         console.print(f"{why}: times are compared as ratios to PyTorch's only")
-    for kind in dict.fromkeys(move.kind for move in found):
+    for move in found:
         # Missing cases are counted below. They would hide the rest, as in a run of one module.
-        if kind != "missing" or settings.missing:
-            _print(kind, [move for move in found if move.kind == kind], console)
+        if move.kind != "missing" or settings.missing:
+            words = f"{move.kind}: {move.case} {move.impl}: {move.before} -> {move.after}"
+            console.print(words, style="red" if move.worse else None)
     _count(found, console)
     worse = sum(move.worse for move in found)
     lacking = sum(move.worse for move in found if move.kind == "missing")
@@ -195,19 +190,3 @@ def _count(found: list[Move], console: Console) -> None:
         modules = {module: count for (other, module), count in counts.items() if other == kind}
         words = ", ".join(f"{module} {count}" for module, count in sorted(modules.items()))
         console.print(f"{kind}: {sum(modules.values())} ({words})")
-
-
-def _print(kind: str, found: list[Move], console: Console) -> None:
-    style = "red" if found[0].worse else None
-    if not console.is_terminal:
-        for move in found:
-            console.print(f"{kind}: {move.case} {move.impl}: {move.before} -> {move.after}")
-        return
-    table = Table(title=f"{kind} ({len(found)})", title_style=style or "bold", title_justify="left")
-    for head in ("case", "impl", "before", "after"):
-        table.add_column(head, overflow="fold")
-    for move in found[:SHOWN]:
-        table.add_row(move.case, move.impl, move.before, move.after)
-    console.print(table)
-    if len(found) > SHOWN:
-        console.print(f"and {len(found) - SHOWN} more")

@@ -26,7 +26,7 @@ class Text:
 
 @dataclass
 class Tabled:
-    """A table, the file name that it has where it is exported, and whether the question asks for it."""
+    """A table, its name in a document that has many, and whether the question asks for it."""
 
     name: str
     table: Table

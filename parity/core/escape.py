@@ -2,9 +2,6 @@
 
 import re
 
-# What tables are written in, and whole documents.
-TABLES = ("md", "latex", "csv")
-DOCUMENTS = ("md", "html", "latex")
 # What no page can show: control characters, halves of surrogate pairs, and what XML forbids beside them.
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
 LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {

@@ -1,11 +1,8 @@
-"""Pages from records: reports/<machine>/<module>.md, their pictures and exported tables, and README.md, the machine's
-index.
+"""Pages from records: reports/<machine>/<module>.md, their pictures, and README.md, the machine's index.
 
 Nothing here runs, measures or looks at the clock: the same records give the same bytes.
 """
 
-import csv
-import io
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,11 +20,10 @@ from parity.core.handouts import QUESTIONS, SENTENCES, USUAL, deliverable_of
 from parity.core.identity import host_words
 from parity.core.record import FILE, RecordError
 from parity.core.sides import explained, sides_note
-from parity.core.tables import SUFFIXES, Table, columns_of, has, titles_of
+from parity.core.tables import Table, columns_of, has, titles_of
 from parity.core.view import COUNTED, Records
 
 FEW = 3  # modules of a machine with one page
-LIST = "tables.csv"  # which table and picture answers which question
 
 
 class ReportError(ParityError):
@@ -88,8 +84,8 @@ class Page:
         more: bool = False,
         expected: int = 0,
     ) -> None:
-        """A table of the section, and its file's name if it is exported. `more`: it is at the page's end. `expected`:
-        rows that the question asks for. Columns without a value are left out. `noisy` comes last."""
+        """A table of the section. `more`: it is at the page's end, with its name. `expected`: rows that the question
+        asks for. Columns without a value are left out. `noisy` comes last."""
         rows = list(rows)
         there = [column for column in columns_of(rows) if any(has(row, column) for row in rows)]
         counted = COUNTED in there and not {"n", "steps"} & set(there)
@@ -169,12 +165,6 @@ def place_of(module: str, section: Section, single: bool = False) -> str:
     return f"{'README' if single else module}.md#{anchor(heading_of(section))}"
 
 
-def write_list(path: Path, rows: Iterable[Sequence[str]]) -> Path:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return _write(path, out.getvalue())
-
-
 def of_module(records: Iterable[Mapping], name: str, joined: bool = False) -> list[Mapping]:
     """A module's records. On GPUs: the records of the newest record's card, because cards are not compared, unless
     folders of several machines are `joined`."""
@@ -212,7 +202,6 @@ def write(
     modules: Mapping[str, ModuleType],
     records: Sequence[Mapping],
     folder: Path,
-    form: str = "md",
     only: Sequence[str] = (),
     gone: Sequence[Mapping] = (),
     single: bool = False,
@@ -235,8 +224,6 @@ def write(
             written += document.files
             for stale in set(folder.glob(f"{name}_*.svg")) - set(document.files):
                 stale.unlink()
-        if form != "md":
-            written += export(pages.values(), folder / "tables", form)
         if not only:
             for name in modules if (folder / "records.jsonl").exists() else ():
                 if not of_module(records, name):  # they were pruned
@@ -273,28 +260,6 @@ def _page_of(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequenc
         document.heading(2, "Results without a number or with a message")
         document.table(Table(troubles), fold=True)
     return document
-
-
-def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
-    """Each table as a file of the format, each picture as PDF, and the list of what answers which question."""
-    listed, written = [], []
-    for page in pages:
-        tables = [(s.row, s.question, b) for s in page.shown() for b in s.blocks if isinstance(b, Tabled)]
-        for row, question, tabled in [*tables, *(("", q, t) for q, t in page.more)]:
-            name = f"{page.module}_{tabled.name}"
-            file = f"{name}{SUFFIXES[form]}"
-            if any(file == found[0] for found in listed):
-                raise ValueError(f"two tables of {page.module} are called {tabled.name!r}")
-            caption = f"{question} {page.machine}." if question else page.machine
-            listed.append((file, "table", row, question, page.machine))
-            written.append(_write(folder / file, tabled.table.render(form, caption, f"tab:{name}")))
-        for section in page.shown():
-            for figure in (block for block in section.blocks if isinstance(block, Figure)):
-                file = f"{figure.name}.pdf"
-                listed.append((file, "picture", section.row, figure.title, page.machine))
-                written.append(_write(folder / file, figure.saved("pdf")))
-    head = ("file", "kind", "row", "question", "machine")
-    return [*written, write_list(folder / LIST, [head, *listed])]
 
 
 def _index(pages: Mapping[str, Page], records: Sequence[Mapping], single: bool) -> str:

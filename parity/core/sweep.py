@@ -1,5 +1,6 @@
 """Which cases there are, how long they take, and the run over those that are not finished."""
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -14,9 +15,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Column
+from rich.status import Status
+from rich.text import Text
 
 from parity.core.case import BAD, MEASURES, Case, ParityError, is_judged
 from parity.core.comparison import geomean
@@ -199,8 +199,7 @@ def _run_pending(
 ) -> int:
     counts: Counter = Counter()
     bad, none = False, True
-    with _progress(console) as progress:
-        watch = _Watch(progress, console, expected, options.verbose)
+    with _Watch(console, expected, options.verbose) as watch:
         while pending and not (options.fail_fast and bad):
             item = pending[0]
             # The first case always runs: otherwise a time that fits no case would never end.
@@ -260,7 +259,6 @@ class _Tally:
     """The counts of one module's cases so far."""
 
     total: int
-    task: TaskID
     done: int = 0
     bad: int = 0
     seconds: float = 0.0
@@ -273,22 +271,29 @@ class _Tally:
         return ", ".join(found)
 
 
-class _Watch:
-    """Prints how far the run is: one line per module, rewritten in place on a terminal; in a pipe it is printed when
-    the module is done. A bad case has a line of its own; with `verbose` every case has one."""
+class _Watch(contextlib.AbstractContextManager):
+    """Prints how far the run is: a line for each module that is done, and on a terminal the case that runs. A bad case
+    has a line of its own; with `verbose` every case has one."""
 
-    def __init__(self, progress: Progress, console: Console, expected: Mapping[str, float], verbose: bool):
-        self.progress, self.console, self.expected, self.verbose = progress, console, expected, verbose
+    def __init__(self, console: Console, expected: Mapping[str, float], verbose: bool):
+        self.console, self.expected, self.verbose = console, expected, verbose
         self.started = self.begun = time.monotonic()
         self.done, self.past = 0, 0.0  # cases, and the seconds they were expected to take
-        self.tallies = {
-            name: _Tally(total, progress.add_task(name, total=total, visible=False, words=""))
-            for name, total in Counter(name.partition("/")[0] for name in expected).items()
-        }
+        totals = Counter(name.partition("/")[0] for name in expected)
+        self.tallies = {name: _Tally(total) for name, total in totals.items()}
+        self.status = Status("", console=console) if console.is_terminal else None
+
+    def __exit__(self, *_) -> None:
+        if self.status:
+            self.status.stop()
 
     def begin(self, item: Item) -> None:
         self.begun = time.monotonic()
-        self._show(item.module, f", about {duration(self._left())} left: {item.case.name}")
+        if self.status:
+            tally = self.tallies[item.module]
+            words = f"{item.module} {tally.done + 1} of {tally.total}, about {duration(self._left())} left"
+            self.status.update(Text(f"{words}: {item.case.name}", overflow="ellipsis", no_wrap=True))
+            self.status.start()
 
     def end(self, item: Item, records: list[dict]) -> None:
         self.done += 1
@@ -300,19 +305,13 @@ class _Watch:
         tally.seconds += time.monotonic() - self.begun
         ratios = (number(record, "ratio") for record in records)
         tally.ratios += [ratio for ratio in ratios if ratio is not None]
-        self._show(item.module, f", {duration(tally.seconds)}")
         if bad or self.verbose:
             line = f"[{self.done}/{len(self.expected)}] {item.name}: {'; '.join(map(_summary, records))}"
             self.console.print(line, style="red" if bad else None)
-        if tally.done == tally.total and not self.console.is_terminal:
+        if tally.done == tally.total:
             left = f"; about {duration(self._left())} left" if self.done < len(self.expected) else ""
             words = f"{tally.words()}, {duration(tally.seconds)}{left}"
             self.console.print(f"{item.module:<12} {tally.total:>4} cases: {words}")
-
-    def _show(self, module: str, more: str) -> None:
-        tally = self.tallies[module]
-        words = escape(tally.words() + more)
-        self.progress.update(tally.task, completed=tally.done, visible=True, words=words)
 
     def _left(self) -> float:
         """The expected time of the rest, corrected by how the finished ones did."""
@@ -328,15 +327,3 @@ def _summary(record: dict) -> str:
     if record.get("error", {}).get("rel_l2") is not None:
         words.append(f"rel_l2 {record['error']['rel_l2']:.2g}")
     return " ".join(words)
-
-
-def _progress(console: Console) -> Progress:
-    whole = Column(no_wrap=True)
-    return Progress(
-        TextColumn("{task.description:<12}", table_column=whole),
-        MofNCompleteColumn(table_column=whole),
-        TextColumn("{task.fields[words]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-        console=console,
-        disable=not console.is_terminal,
-        expand=True,
-    )

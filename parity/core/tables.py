@@ -1,17 +1,13 @@
-"""Rows as a table in Markdown, LaTeX or CSV: pure functions of the values."""
+"""Rows as a table in Markdown, HTML or LaTeX: pure functions of the values."""
 
-import csv
 import html
-import io
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parity.core.escape import escape
 
-SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "csv": ".csv"}
 # What a document that includes a table of ours must load.
 PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
 # Points and gap. Letters of 7 and of 5 points are wider, as if of more.
@@ -24,7 +20,7 @@ DIGITS = 3
 
 
 class Spread(NamedTuple):
-    """A cell of two numbers: "834 ± 47"; two columns of a CSV."""
+    """A cell of two numbers: "834 ± 47"."""
 
     mean: float
     std: float
@@ -134,21 +130,6 @@ class Table:
         body = [r"\begin{landscape}", *body, r"\end{landscape}"] if aside else body
         return "\n".join(body) + "\n"
 
-    def _csv(self) -> str:
-        """Unrounded: what reads a CSV can round for itself."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        pairs = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.titles))]
-
-        def line(cells: Iterable, two: Callable) -> list:
-            whole = [two(cell) if pair else [cell] for cell, pair in zip(cells, pairs, strict=True)]
-            return ["" if cell is None else cell for cell in itertools.chain(*whole)]
-
-        writer.writerow(line(self.titles, _two_titles))
-        for row in self.rows:
-            writer.writerow(line(row, lambda cell: cell if isinstance(cell, Spread) else (cell, None)))
-        return out.getvalue()
-
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """In the order in which they first come."""
@@ -163,12 +144,6 @@ def has(row: Mapping[str, Any], name: str) -> bool:
     """Whether there is something to show; NaN is nothing."""
     value = row.get(name)
     return value is not None and value != "" and value == value
-
-
-def _two_titles(title: str) -> list[str]:
-    """ "forward (ms)" becomes "forward mean (ms)" and "forward std (ms)"."""
-    name, bracket, unit = title.partition(" (")
-    return [f"{name} {what}{bracket}{unit}" for what in Spread._fields]
 
 
 def text(value: Any, digits: int = DIGITS) -> str:

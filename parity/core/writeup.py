@@ -7,6 +7,7 @@ H200, and ranks that share a GPU come after the CPU.
 
 import math
 import re
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,22 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.core import beside, report, sweep
+from parity.core import beside, handouts, report, sweep
 from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled, Text, anchor
 from parity.core.files import write_whole
-from parity.core.handouts import (
-    HANDOUTS,
-    NARROWED,
-    NOT_10B,
-    QUESTIONS,
-    TWO_GPUS,
-    VERSIONS,
-    XL,
-    command_of,
-    deliverable_of,
-    is_asked,
-    is_same,
-)
+from parity.core.handouts import HANDOUTS, QUESTIONS, TWO_GPUS, XL, command_of, deliverable_of, is_same
 from parity.core.record import FILE, RecordError, key_of, load
 from parity.core.tables import Table
 
@@ -129,28 +118,21 @@ def collect(found: dict[str, list[Found]], pages: Mapping[str, report.Page], mac
                 found.setdefault(section.row, []).append(Found(section, machine, name))
 
 
-def write(
-    modules: Mapping[str, ModuleType],
-    reports: Path,
-    out: Path | None,
-    form: str = "md",
-    only: Sequence[str] = (),
-    machines: Sequence[str] = (),
-    edition: str | None = None,
-    against: str | None = None,
-) -> list[Path]:
-    """Writes the documents and their pictures; of all rows as Markdown in reports/ also the index of ids and machines.
-    With `out`: one document, of the newest handout if no `edition` is named."""
-    there = machines_of(reports, machines, modules)
-    others = machines_of(reports, [against], modules) if against else []
+def write(modules: Mapping[str, ModuleType], options: Namespace) -> list[Path]:
+    """Writes the documents and their pictures, as the options of the command `writeup` say; of all rows as Markdown in
+    reports/ also the index of ids and machines. With `out`: one document, of the newest handout if no edition is
+    named."""
+    reports, out, only, form = options.reports, options.out, options.id, FORMATS[options.format]
+    there = machines_of(reports, options.machine, modules)
+    others = machines_of(reports, [options.beside], modules) if options.beside else []
     found, broken = sections_of(there, modules)
     unknown = [name for name in only if not any(wanted(row, [name]) for row in QUESTIONS)]
     if unknown:
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
-    years = [edition or NEWEST] if out or edition else list(NAMES)
+    years = [options.edition or NEWEST] if out or options.edition else list(NAMES)
     chosen = {OLDEST: choose(found, HANDOUTS[OLDEST])}
     if NEWEST in years:
-        asked = [replace(m, records=[*filter(is_asked, m.records)]) for m in there]
+        asked = [replace(m, records=[*filter(handouts.is_asked, m.records)]) for m in there]
         other, wrong = sections_of(asked, modules)
         broken += wrong
         found_2026 = dict(found)
@@ -158,23 +140,23 @@ def write(
             there_is = other.get(row, [])
             if deliverable_of(row) in TWO_GPUS:
                 # The CPU, if nobody names it, has a smaller model than these ids ask for.
-                named = (of for of in there_is if machines or of.machine.rank() != CPU)
+                named = (of for of in there_is if options.machine or of.machine.rank() != CPU)
                 there_is = [of for of in named if of.section.answer]
             found_2026[row] = [replace(of, section=renamed(of.section)) for of in there_is]
         chosen[NEWEST] = choose(found_2026, HANDOUTS[NEWEST])
     written = []
     for year in years:
-        path = out or reports / f"{NAMES[year]}{FORMATS[form].suffix}"
-        if path.suffix != FORMATS[form].suffix:  # it would replace a file of another kind, such as records
-            raise report.ReportError(f"--out: '{path}' needs to end with {FORMATS[form].suffix}")
+        path = out or reports / f"{NAMES[year]}{form.suffix}"
+        if path.suffix != form.suffix:  # it would replace a file of another kind, such as records
+            raise report.ReportError(f"--out: '{path}' needs to end with {form.suffix}")
         path.parent.mkdir(parents=True, exist_ok=True)
         title = f"Answers to the handout of {year}: CS336 systems in C and in PyTorch"
-        document = FORMATS[form](path.parent, FIGURES, title)
-        both = form == "md" and len(years) > 1
+        document = form(path.parent, FIGURES, title)
+        both = form is Markdown and len(years) > 1
         write_edition(document, year, chosen[year], there, only, both, others)
         write_whole(path, document.whole())
         written += [path, *document.files]
-    if not only and form == "md" and not edition:
+    if not only and form is Markdown and not options.edition:
         for stale in set((path.parent / FIGURES).glob("*.svg")) - set(written):
             stale.unlink()
         if out is None:
@@ -213,7 +195,7 @@ def write_edition(
     if both:
         other = next(name for of, name in NAMES.items() if of != year)
         document.text(
-            f"The handout's version is {VERSIONS[year]}. [{other}.md]({other}.md) has the other handout."
+            f"The handout's version is {handouts.VERSIONS[year]}. [{other}.md]({other}.md) has the other handout."
         )
     if year == NEWEST:
         document.text(
@@ -319,8 +301,8 @@ def renamed(section: Section) -> Section:
 
     row = section.row
     shown = [[*map(str, cells)] for of in section.blocks if isinstance(of, Tabled) for cells in of.table.rows]
-    lacks_10b = row in NOT_10B and not any("10B" in cells for cells in shown)
-    narrow = NARROWED[deliverable_of(row)]
+    lacks_10b = row in handouts.NOT_10B and not any("10B" in cells for cells in shown)
+    narrow = handouts.NARROWED[deliverable_of(row)]
     asked = math.prod(map(len, narrow.values())) if {"size", "context"} <= {*narrow} else 0
     tables = [of.table for of in section.blocks if isinstance(of, Tabled) and "context" in of.table.titles]
     lacks = [words(what) for what in section.lacks if not (narrow and OF_2025.search(what))]
