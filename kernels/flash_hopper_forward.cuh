@@ -451,8 +451,8 @@ __device__ void attend(typename L::memory &shared, const hopper_args &args, int 
             rows.sum[h] += __shfl_xor_sync(~0u, rows.sum[h], 2);
             inverse[h] = 1.0f / rows.sum[h];
         }
-        /* The sum is relative to the rounded exponent of the maximum. Without the part that was rounded
-         * away it is relative to the score itself: a row with one visible key has that score for its lse. */
+        /* The sum is relative to the rounded exponent of the maximum. This adds the part that was rounded
+         * away, so a row with one visible key has the score of this key as its lse. */
         const auto rounded = [&](int h) {
             const float base = rows.max[h] == -INFINITY ? 0.0f : rows.max[h];
             return LN2 * fmaf(base, args.exponent.high, -__fmul_rn(base, args.exponent.high));

@@ -104,7 +104,7 @@ static void prepare(rank pair[2])
         pair[i] = (rank){.options = {.rank = i,
                                      .ranks = 2,
                                      .device = "",
-                                     .place = {.run = run_name},
+                                     .point = {.run = run_name},
                                      .deadline_ns = in_seconds(5)}};
 }
 
@@ -379,7 +379,7 @@ TD_TEST(a_rank_that_tries_both_families_meets_by_the_first)
     prepare(pair);
     for (int i = 0; i < 2; i++) {
         snprintf(places[i], sizeof places[i], "%s:%d", i == 0 ? "[::]" : "both", ntohs(any.sin6_port));
-        pair[i].options.place.address = places[i];
+        pair[i].options.point.address = places[i];
     }
     late_hub = &pair[0];
     open_control(&pair[1]);
@@ -429,7 +429,7 @@ TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
         for (int j = 0; j < 2; j++)
             pair[j].options.deadline_ns = in_seconds(20);
         if (i == HUB || i == RANK) {
-            pair[i].options.place.waiting = waiting;
+            pair[i].options.point.waiting = waiting;
             open_control(&pair[i]);
             status = pair[i].status;
             assert_null(pair[i].control);
@@ -637,24 +637,24 @@ TD_TEST(invalid_places_are_refused)
     td_met met;
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const td_meet_place place = {
+        const td_meet_point point = {
             .address = cases[i].address, .directory = cases[i].directory, .run = "run"};
 
-        td_assert_refused(td_meet_listen(&place, &meeting), cases[i].status, cases[i].words);
+        td_assert_refused(td_meet_listen(&point, &meeting), cases[i].status, cases[i].words);
         assert_int_equal(meeting.listener, -1);
         if (cases[i].status == TD_BAD_ARGUMENT || cases[i].directory)
-            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), cases[i].status,
+            td_assert_refused(td_meet_connect(&point, in_seconds(0.01), &met), cases[i].status,
                               cases[i].words);
         else
-            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), TD_RANK_FAILED,
+            td_assert_refused(td_meet_connect(&point, in_seconds(0.01), &met), TD_RANK_FAILED,
                               "nobody answers");
     }
     memset(deep, 'a', 4999);
     deep[4999] = '\0';
-    td_assert_refused(td_meet_listen(&(td_meet_place){.directory = deep, .run = "run"}, &meeting),
+    td_assert_refused(td_meet_listen(&(td_meet_point){.directory = deep, .run = "run"}, &meeting),
                       TD_BAD_ARGUMENT, "too long");
     free(deep);
-    td_assert_refused(td_meet_connect(&(td_meet_place){.found = "nonsense"}, in_seconds(0.01), &met),
+    td_assert_refused(td_meet_connect(&(td_meet_point){.found = "nonsense"}, in_seconds(0.01), &met),
                       TD_RANK_FAILED, "address from MPI");
 }
 
@@ -670,9 +670,9 @@ TD_TEST(a_directory_with_another_file_is_refused)
     assert_non_null(file);
     fputs("something else\n", file);
     fclose(file);
-    const td_meet_place place = {.directory = folder, .run = "run"};
-    td_assert_refused(td_meet_listen(&place, &meeting), TD_IO_ERROR, "is not a file of tandem");
-    td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), TD_RANK_FAILED, "tandem.run");
+    const td_meet_point point = {.directory = folder, .run = "run"};
+    td_assert_refused(td_meet_listen(&point, &meeting), TD_IO_ERROR, "is not a file of tandem");
+    td_assert_refused(td_meet_connect(&point, in_seconds(0.01), &met), TD_RANK_FAILED, "tandem.run");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
 }

@@ -43,12 +43,12 @@ static void *open_control(void *argument)
     return NULL;
 }
 
-static rank begin(int number, int ranks, td_meet_place place, int64_t ms)
+static rank begin(int number, int ranks, td_meet_point point, int64_t ms)
 {
     return (rank){.options = {.rank = number,
                               .ranks = ranks,
                               .device = "",
-                              .place = place,
+                              .point = point,
                               .deadline_ns = td_control_after_ms(ms)}};
 }
 
@@ -85,7 +85,7 @@ static void assert_says(const char *text, const char *words)
 static char address[64];
 
 /* Returns an address of this host at which no program listens. */
-static td_meet_place free_place(const char *token)
+static td_meet_point free_point(const char *token)
 {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof any;
@@ -95,7 +95,7 @@ static td_meet_place free_place(const char *token)
     assert_int_equal(getsockname(probe, (struct sockaddr *)&any, &length), 0);
     close(probe);
     snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(any.sin_port));
-    return (td_meet_place){.address = address, .run = "strangers", .token = token};
+    return (td_meet_point){.address = address, .run = "strangers", .token = token};
 }
 
 /* Connects and sends nothing. */
@@ -181,11 +181,11 @@ static hello hello_of(int number, int ranks, td_key proof)
 }
 
 /* Plays a rank that knows the run's name and token. */
-static int join_as(const td_meet_place *place, int number, int ranks)
+static int join_as(const td_meet_point *point, int number, int ranks)
 {
     td_met met;
 
-    td_assert_ok(td_meet_connect(place, td_control_after_ms(OPEN_MS), &met));
+    td_assert_ok(td_meet_connect(point, td_control_after_ms(OPEN_MS), &met));
     const hello h = hello_of(number, ranks, met.proof);
     say(met.socket, &h, sizeof h);
     return met.socket;
@@ -217,8 +217,8 @@ static int answer_as_rank_0(const td_meeting *meeting)
 TD_TEST(strangers_get_no_answer_and_do_not_delay)
 {
     enum { CROWD = 3 * STRANGERS };
-    td_meet_place place = free_place(TOKEN), other = place;
-    rank pair[2] = {begin(0, 2, place, OPEN_MS), begin(1, 2, place, OPEN_MS)};
+    td_meet_point point = free_point(TOKEN), other = point;
+    rank pair[2] = {begin(0, 2, point, OPEN_MS), begin(1, 2, point, OPEN_MS)};
     static const char noise[512] = "GET / HTTP/1.1\r\n\r\n";
     int silent[CROWD], noisy[2];
     char bytes[64];
@@ -261,8 +261,8 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
 
 TD_TEST(a_silent_stranger_is_dropped_in_time)
 {
-    const td_meet_place place = free_place(TOKEN);
-    rank hub = begin(0, 2, place, GREETING_MS + SHORT_MS);
+    const td_meet_point point = free_point(TOKEN);
+    rank hub = begin(0, 2, point, GREETING_MS + SHORT_MS);
 
     start(&hub);
     const int silent = knock();
@@ -281,15 +281,15 @@ TD_TEST(a_silent_stranger_is_dropped_in_time)
 TD_TEST(a_repeated_greeting_is_no_proof)
 {
     enum { CROWD = 3 * STRANGERS };
-    const td_meet_place place = free_place(TOKEN);
+    const td_meet_point point = free_point(TOKEN);
     td_greeting heard;
     td_meeting meeting;
     td_key nonce = {{1, 2}};
     int crowd[CROWD];
-    rank victim = begin(1, 2, place, SHORT_MS),
-         pair[2] = {begin(0, 2, place, OPEN_MS), begin(1, 2, place, OPEN_MS)};
+    rank victim = begin(1, 2, point, SHORT_MS),
+         pair[2] = {begin(0, 2, point, OPEN_MS), begin(1, 2, point, OPEN_MS)};
 
-    td_assert_ok(td_meet_listen(&place, &meeting));
+    td_assert_ok(td_meet_listen(&point, &meeting));
     start(&victim);
     struct pollfd polled = {.fd = meeting.listener, .events = POLLIN};
     assert_int_equal(poll(&polled, 1, OPEN_MS), 1);
@@ -317,13 +317,13 @@ TD_TEST(a_repeated_greeting_is_no_proof)
 /* A rank whose connection is closed before its greeting is answered connects again. */
 TD_TEST(a_rank_that_is_dropped_tries_again)
 {
-    const td_meet_place place = free_place(TOKEN);
-    rank one = begin(1, 2, place, OPEN_MS);
+    const td_meet_point point = free_point(TOKEN);
+    rank one = begin(1, 2, point, OPEN_MS);
     td_greeting heard;
     td_meeting meeting;
     td_key nonce;
 
-    td_assert_ok(td_meet_listen(&place, &meeting));
+    td_assert_ok(td_meet_listen(&point, &meeting));
     start(&one);
     struct pollfd polled = {.fd = meeting.listener, .events = POLLIN};
     for (int i = 0; i < 2; i++) {
@@ -403,13 +403,13 @@ TD_TEST(rank_0_refuses_invalid_messages)
 
     for (size_t i = 0; i < CASES; i++) {
         snprintf(names[i], sizeof names[i], "to-hub-%ld-%zu", (long)getpid(), i);
-        hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_place){.run = names[i]}, OPEN_MS);
+        hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_point){.run = names[i]}, OPEN_MS);
         start(&hubs[i]);
     }
     for (size_t i = 0; i < CASES; i++) {
         const message *m = &to_hub[i];
 
-        peers[i] = join_as(&hubs[i].options.place, 1, hubs[i].options.ranks);
+        peers[i] = join_as(&hubs[i].options.point, 1, hubs[i].options.ranks);
         if (m->when >= READY_SENT)
             assert_int_equal(listen_to(peers[i], data, sizeof data), READY);
         if (m->when == STARTED) {
@@ -478,12 +478,12 @@ TD_TEST(a_rank_refuses_invalid_messages)
 
     for (size_t i = 0; i < messages + sizeof wrong_hosts / sizeof *wrong_hosts; i++) {
         const message *m = i < messages ? &to_rank[i] : NULL;
-        const td_meet_place place = free_place(NULL);
+        const td_meet_point point = free_point(NULL);
         td_meeting meeting;
         int32_t mapped = -1;
-        rank r = begin(1, 2, place, OPEN_MS);
+        rank r = begin(1, 2, point, OPEN_MS);
 
-        td_assert_ok(td_meet_listen(&place, &meeting));
+        td_assert_ok(td_meet_listen(&point, &meeting));
         start(&r);
         const int peer = answer_as_rank_0(&meeting);
         if (!m)
@@ -518,12 +518,12 @@ TD_TEST(a_rank_refuses_invalid_messages)
 /* A text of another process becomes one line without control characters. */
 TD_TEST(texts_of_other_processes_are_one_printable_line)
 {
-    const td_meet_place place = free_place(NULL);
-    rank hub = begin(0, 2, place, OPEN_MS);
+    const td_meet_point point = free_point(NULL);
+    rank hub = begin(0, 2, point, OPEN_MS);
     char data[MOST_BYTES];
 
     start(&hub);
-    const int peer = join_as(&place, 1, 2);
+    const int peer = join_as(&point, 1, 2);
     assert_int_equal(listen_to(peer, data, sizeof data), READY);
     tell(peer, FAULT, 1, "\033[2Jtwo\nlines", 10); /* no zero byte at the end */
     end(&hub);
@@ -546,14 +546,14 @@ static int open_page(size_t bytes, int seals)
     return page;
 }
 
-/* Rank 0 offers a page at this place. Returns whether rank 1 maps it. */
-static bool maps(const td_meet_place *place, int64_t process, int descriptor)
+/* Rank 0 offers a page at this point. Returns whether rank 1 maps it. */
+static bool maps(const td_meet_point *point, int64_t process, int descriptor)
 {
     td_meeting meeting;
     int32_t mapped = -1;
-    rank r = begin(1, 2, *place, OPEN_MS);
+    rank r = begin(1, 2, *point, OPEN_MS);
 
-    td_assert_ok(td_meet_listen(place, &meeting));
+    td_assert_ok(td_meet_listen(point, &meeting));
     start(&r);
     const int peer = answer_as_rank_0(&meeting);
     send_ready(peer, process, descriptor, (const int[2]){0, 0});
@@ -576,7 +576,7 @@ TD_TEST(a_page_must_be_sealed_and_of_rank_0s_process)
 {
     const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     const size_t bytes = td_ledger_bytes(2);
-    const td_meet_place named = {.run = "strangers-page"};
+    const td_meet_point named = {.run = "strangers-page"};
     char path[] = "/tmp/tandem-strangers-XXXXXX", *content = calloc(1, bytes);
     const int good = open_page(bytes, seals), open = open_page(bytes, 0), small = open_page(6, seals),
               half = open_page(bytes, F_SEAL_SHRINK), file = mkstemp(path);
@@ -593,11 +593,11 @@ TD_TEST(a_page_must_be_sealed_and_of_rank_0s_process)
     assert_false(maps(&named, getpid(), 12345));
     assert_false(maps(&named, -1, good));
     /* With TCP the system does not say which process is at the other end, so the ranks need a token. */
-    td_meet_place place = free_place(TOKEN);
-    assert_true(maps(&place, getpid(), good));
-    place = free_place(NULL);
-    assert_false(maps(&place, getpid(), good));
-    assert_false(maps(&place, getpid(), file));
+    td_meet_point point = free_point(TOKEN);
+    assert_true(maps(&point, getpid(), good));
+    point = free_point(NULL);
+    assert_false(maps(&point, getpid(), good));
+    assert_false(maps(&point, getpid(), file));
     assert_int_equal(fstat(file, &of), 0);
     char *now = calloc(1, bytes);
     assert_true(now && pread(file, now, bytes, 0) == (ssize_t)bytes && of.st_size == (off_t)bytes);
@@ -614,9 +614,9 @@ TD_TEST(a_page_must_be_sealed_and_of_rank_0s_process)
 TD_TEST(a_file_of_another_user_is_not_believed)
 {
     char folder[] = "/tmp/tandem-strangers-XXXXXX", path[80], kept[80], text[2048];
-    const td_meet_place place = {.directory = folder, .run = "run"};
+    const td_meet_point point = {.directory = folder, .run = "run"};
     const int64_t until = td_control_after_ms(OPEN_MS);
-    rank pair[2] = {begin(0, 2, place, OPEN_MS), begin(1, 2, place, OPEN_MS)};
+    rank pair[2] = {begin(0, 2, point, OPEN_MS), begin(1, 2, point, OPEN_MS)};
     struct stat of;
     td_key token;
     td_met met;
@@ -638,16 +638,16 @@ TD_TEST(a_file_of_another_user_is_not_believed)
     digits[strcspn(digits, "\n")] = '\0';
     assert_true(td_key_parse(digits, &token) && (token.word[0] | token.word[1]) != 0);
     if (geteuid() == 0 && chown(path, 12345, 12345) == 0) {
-        td_assert_refused(td_meet_connect(&place, td_clock_ns(), &met), TD_RANK_FAILED, "another user made");
+        td_assert_refused(td_meet_connect(&point, td_clock_ns(), &met), TD_RANK_FAILED, "another user made");
         assert_int_equal(chown(path, 0, 0), 0);
     }
     /* A symbolic link or a pipe of that name is not followed, and does not block a rank. */
     assert_int_equal(rename(path, kept), 0);
     assert_int_equal(symlink(kept, path), 0);
-    td_assert_refused(td_meet_connect(&place, td_clock_ns(), &met), TD_RANK_FAILED, "nobody answers");
+    td_assert_refused(td_meet_connect(&point, td_clock_ns(), &met), TD_RANK_FAILED, "nobody answers");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
-    td_assert_refused(td_meet_connect(&place, td_clock_ns(), &met), TD_RANK_FAILED, "nobody answers");
+    td_assert_refused(td_meet_connect(&point, td_clock_ns(), &met), TD_RANK_FAILED, "nobody answers");
     assert_int_equal(rename(kept, path), 0);
     start_rank_1_and_meet(pair);
     assert_int_equal(rmdir(folder), 0);
@@ -659,7 +659,7 @@ TD_TEST(a_file_of_another_user_is_not_believed)
 static int wait_among_few_ports(void)
 {
     const struct timespec soon = {.tv_nsec = 700000000};
-    const td_meet_place place = {.address = "127.0.0.1:40004", .run = "strangers"};
+    const td_meet_point point = {.address = "127.0.0.1:40004", .run = "strangers"};
     struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
 
     if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
@@ -669,8 +669,8 @@ static int wait_among_few_ports(void)
     if (any < 0 || ioctl(any, SIOCSIFFLAGS, &loopback) != 0 || !range || fputs("40000 40009", range) < 0 ||
         fclose(range) != 0)
         return 77;
-    rank alone = begin(1, 2, place, SHORT_MS),
-         pair[2] = {begin(0, 2, place, OPEN_MS), begin(1, 2, place, OPEN_MS)};
+    rank alone = begin(1, 2, point, SHORT_MS),
+         pair[2] = {begin(0, 2, point, OPEN_MS), begin(1, 2, point, OPEN_MS)};
     start(&alone);
     end(&alone);
     if (!strstr(alone.error, "nobody answers at 127.0.0.1:40004"))

@@ -2,7 +2,7 @@
 #include "support/cuda_double.h"
 #include "device/clock.h"
 #include "device/device.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "flash/flash.h"
 #include "ops/ops.h"
 #include "support/compare.h"

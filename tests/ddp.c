@@ -3,7 +3,7 @@
  * of a single process, so it can judge its results alone. */
 #include "base/float16.h"
 #include "ddp/reduce.h"
-#include "device/share.h"
+#include "device/sms.h"
 
 #include "support/compare.h"
 #include "support/ranks.h"

@@ -1,6 +1,6 @@
 #include "support/attention_kit.h"
 
-#include "device/share.h"
+#include "device/sms.h"
 #include "flash/flash.h"
 #include "support/compare.h"
 #include "support/draw.h"

@@ -32,7 +32,7 @@ int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
 enum { RANKS = 2, LIMIT_MS = 5000, MESSAGES = 12 };
 
 static char run_name[32];
-static td_meet_place place;
+static td_meet_point point;
 static atomic_bool over; /* the end under test may stop waiting */
 static int started_count, failed_count;
 
@@ -184,7 +184,7 @@ static void speak_to_hub(void)
     char noise[256];
     td_met met = {.socket = -1};
 
-    td_assert_ok(td_meet_connect(&place, until, &met)); /* the greeting is correct */
+    td_assert_ok(td_meet_connect(&point, until, &met)); /* the greeting is correct */
     hello h = {.proof = met.proof, .rank = 1, .ranks = RANKS, .peer = {.process = 1, .name = "fuzz"}};
     char name[TD_MEET_HOST];
     td_meet_host(h.key, name);
@@ -240,12 +240,12 @@ static void one_case(int page)
 
     td_fuzz_describe("to %s", hub ? "rank 0" : "a rank");
     atomic_store(&over, false);
-    place = (td_meet_place){.run = run_name};
-    t.options.place = place;
-    t.options.place.waiting = (td_waiting){goes_on, NULL};
+    point = (td_meet_point){.run = run_name};
+    t.options.point = point;
+    t.options.point.waiting = (td_waiting){goes_on, NULL};
     t.options.deadline_ns = td_control_after_ms(LIMIT_MS);
     if (!hub)
-        td_assert_ok(td_meet_listen(&place, &meeting));
+        td_assert_ok(td_meet_listen(&point, &meeting));
     assert_int_equal(pthread_create(&t.thread, NULL, run_tested, &t), 0);
     if (hub)
         speak_to_hub();

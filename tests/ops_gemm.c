@@ -1,4 +1,4 @@
-#include "device/share.h"
+#include "device/sms.h"
 #include "support/ops_kit.h"
 
 #include <dnnl.h>

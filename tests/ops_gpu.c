@@ -1,6 +1,6 @@
 /* The operations on a GPU: the groups of test_ops, and tests that need a GPU. */
 #include "base/float16.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "support/ops_kit.h"
 
 /* Weights that a replayed graph or calls update, and the inputs of these updates. */

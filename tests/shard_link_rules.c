@@ -1,6 +1,6 @@
 /* The sizes, the notifications and the refusals of a link with split state. */
 #include "accounting/accounting.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 

@@ -1,7 +1,7 @@
 /* Every call of a trainer fails in turn, as a GPU's may at any time. The error is returned, nothing is left,
  * and later steps equal the steps of a trainer without a failure. The CPU has no streams and no graphs, so
  * this program has doubles: a capture runs at once, and a replay only counts. */
-#include "device/share.h"
+#include "device/sms.h"
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/test.h"

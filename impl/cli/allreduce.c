@@ -135,7 +135,7 @@ typedef struct result {
     int64_t wrong;         /* number of wrong elements on all ranks */
 } result;
 
-enum { PIECE = 1 << 18 }; /* elements that are made or checked at a time */
+enum { CHUNK = 1 << 18 }; /* elements that are made or checked at a time */
 
 /** A small integer for element i of a rank. Any type holds the sum over many ranks exactly. */
 static double value_of(int64_t i, int rank)
@@ -184,17 +184,17 @@ static double load(td_comm_type type, const void *in)
 static td_status verify(const problem *p, result *r)
 {
     td_status status = TD_OK;
-    const size_t size = td_comm_type_size(p->args->type), room = PIECE / 5 * 5;
-    unsigned char *piece = malloc(room * size), want[5][8];
+    const size_t size = td_comm_type_size(p->args->type), capacity = CHUNK / 5 * 5;
+    unsigned char *chunk = malloc(capacity * size), want[5][8];
     int64_t wrong = 0, *all = calloc((size_t)p->info.ranks, sizeof *all);
 
-    TD_FAIL_IF(!piece || !all, TD_NO_MEMORY, "no memory to check %" PRId64 " elements", p->count);
-    for (int64_t i = 0; i < (int64_t)room; i++)
-        store(p->args->type, value_of(i, p->info.rank), piece + (size_t)i * size);
-    for (int64_t at = 0; at < p->count; at += (int64_t)room)
-        TD_TRY(
-            td_device_upload(p->dev, (char *)p->in + (size_t)at * size, piece,
-                             (size_t)(p->count - at < (int64_t)room ? p->count - at : (int64_t)room) * size));
+    TD_FAIL_IF(!chunk || !all, TD_NO_MEMORY, "no memory to check %" PRId64 " elements", p->count);
+    for (int64_t i = 0; i < (int64_t)capacity; i++)
+        store(p->args->type, value_of(i, p->info.rank), chunk + (size_t)i * size);
+    for (int64_t at = 0; at < p->count; at += (int64_t)capacity)
+        TD_TRY(td_device_upload(
+            p->dev, (char *)p->in + (size_t)at * size, chunk,
+            (size_t)(p->count - at < (int64_t)capacity ? p->count - at : (int64_t)capacity) * size));
     TD_TRY(td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, NULL));
     for (int i = 0; i < 5; i++) {
         double number = expected(p, i);
@@ -204,19 +204,19 @@ static td_status verify(const problem *p, result *r)
                                                   : (double)((float)number * (1.0f / (float)p->info.ranks));
         store(p->args->type, number, want[i]);
     }
-    for (int64_t at = 0; at < p->count; at += (int64_t)room) {
-        const int64_t here = p->count - at < (int64_t)room ? p->count - at : (int64_t)room;
+    for (int64_t at = 0; at < p->count; at += (int64_t)capacity) {
+        const int64_t here = p->count - at < (int64_t)capacity ? p->count - at : (int64_t)capacity;
 
-        TD_TRY(td_device_download(p->dev, piece, (char *)p->out + (size_t)at * size, (size_t)here * size));
+        TD_TRY(td_device_download(p->dev, chunk, (char *)p->out + (size_t)at * size, (size_t)here * size));
         for (int64_t i = 0; i < here; i++)
-            wrong += !(load(p->args->type, piece + (size_t)i * size) == load(p->args->type, want[i % 5]));
+            wrong += !(load(p->args->type, chunk + (size_t)i * size) == load(p->args->type, want[i % 5]));
     }
     TD_TRY(td_comm_exchange(p->comm, &wrong, sizeof wrong, all));
     r->wrong = 0;
     for (int rank = 0; rank < p->info.ranks; rank++)
         r->wrong += all[rank];
 cleanup:
-    free(piece);
+    free(chunk);
     free(all);
     return status;
 }
@@ -227,17 +227,17 @@ static td_status refill(const problem *p)
     td_status status = TD_OK;
     const size_t size = td_comm_type_size(p->args->type);
     const td_rng rng = {.seed = 1, .stream = (uint64_t)p->info.rank};
-    const int64_t piece = p->count < PIECE ? p->count : PIECE;
-    float *numbers = malloc((size_t)piece * sizeof *numbers);
-    unsigned char *data = malloc((size_t)piece * 8);
+    const int64_t chunk = p->count < CHUNK ? p->count : CHUNK;
+    float *numbers = malloc((size_t)chunk * sizeof *numbers);
+    unsigned char *data = malloc((size_t)chunk * 8);
 
-    TD_FAIL_IF(!numbers || !data, TD_NO_MEMORY, "no memory to draw %" PRId64 " elements", piece);
-    TD_TRY(td_rng_normal(&rng, 0, piece, 0, 1e-12f, numbers));
-    for (int64_t i = 0; i < piece; i++)
+    TD_FAIL_IF(!numbers || !data, TD_NO_MEMORY, "no memory to draw %" PRId64 " elements", chunk);
+    TD_TRY(td_rng_normal(&rng, 0, chunk, 0, 1e-12f, numbers));
+    for (int64_t i = 0; i < chunk; i++)
         store(p->args->type, (double)numbers[i], data + (size_t)i * size);
-    for (int64_t at = 0; at < p->count; at += piece)
+    for (int64_t at = 0; at < p->count; at += chunk)
         TD_TRY(td_device_upload(p->dev, (char *)p->in + (size_t)at * size, data,
-                                (size_t)(p->count - at < piece ? p->count - at : piece) * size));
+                                (size_t)(p->count - at < chunk ? p->count - at : chunk) * size));
 cleanup:
     free(numbers);
     free(data);

@@ -52,11 +52,11 @@ double td_memory_limit(const char *root)
 {
     double most = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
     char path[PATH_MAX], *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
 
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *file = fopen(path, "re");
-    while (file && getline(&line, &room, file) > 0) {
+    while (file && getline(&line, &capacity, file) > 0) {
         /* <hierarchy>:<controllers>:<group>; version 2's has no controllers. */
         char *rest = line, *number = strsep(&rest, ":"), *controllers = strsep(&rest, ":");
         if (!rest)

@@ -58,12 +58,12 @@ static const struct command {
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-/** Appends to a text in `room` bytes, which are enough for all commands. */
-static void append(char *text, size_t room, const char *format, const char *name, const char *more)
+/** Appends to a text in `capacity` bytes, which are enough for all commands. */
+static void append(char *text, size_t capacity, const char *format, const char *name, const char *more)
 {
     const size_t used = strlen(text);
 
-    snprintf(text + used, room - used, format, name, more);
+    snprintf(text + used, capacity - used, format, name, more);
 }
 
 typedef struct invocation {

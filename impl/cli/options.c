@@ -127,12 +127,12 @@ FILE *td_common_tables(const td_common *common)
 }
 
 /** The identity of a path: the file, or, if there is no file, its folder and its name in the folder. */
-typedef struct place {
+typedef struct identity {
     struct stat info; /* of the file or the folder */
     const char *name; /* NULL: there is a file */
-} place;
+} identity;
 
-static bool find_place(const char *path, place *out)
+static bool identify(const char *path, identity *out)
 {
     const char *slash = strrchr(path, '/');
     char folder[PATH_MAX];
@@ -147,9 +147,9 @@ static bool find_place(const char *path, place *out)
 
 static bool same_file(const char *first, const char *second)
 {
-    place a, b;
+    identity a, b;
 
-    if (!find_place(first, &a) || !find_place(second, &b) || !a.name != !b.name)
+    if (!identify(first, &a) || !identify(second, &b) || !a.name != !b.name)
         return false;
     return a.info.st_dev == b.info.st_dev && a.info.st_ino == b.info.st_ino &&
            (!a.name || strcmp(a.name, b.name) == 0);

@@ -246,18 +246,18 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
     return status;
 }
 
-void td_ranks_text(const td_comm_info *info, char *text, size_t room)
+void td_ranks_text(const td_comm_info *info, char *text, size_t capacity)
 {
     char ctas[48] = "";
 
     if (info->ranks == 1) {
-        snprintf(text, room,
+        snprintf(text, capacity,
                  "1 rank, which sends nothing: mpirun, torchrun, or RANK and WORLD_SIZE start more");
         return;
     }
     if (info->nccl_ctas > 0)
         snprintf(ctas, sizeof ctas, ", told to take %d SMs", (int)info->nccl_ctas);
-    snprintf(text, room, "%d ranks on %d host%s by %s%s%s%s", (int)info->ranks, (int)info->hosts,
+    snprintf(text, capacity, "%d ranks on %d host%s by %s%s%s%s", (int)info->ranks, (int)info->hosts,
              info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend), info->library[0] ? ": " : "",
              info->library, ctas);
 }

@@ -39,6 +39,6 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status);
 
 /** Writes "2 ranks on 1 host by gloo: Gloo 0.5.0" to text, with the SMs reserved for NCCL; or that one rank
  * sends nothing. */
-void td_ranks_text(const td_comm_info *info, char *text, size_t room);
+void td_ranks_text(const td_comm_info *info, char *text, size_t capacity);
 
 #endif

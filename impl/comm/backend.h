@@ -117,8 +117,8 @@ struct td_comm {
     td_work *free_works;
     td_comm_window *windows;       /* windows with a block, the newest first */
     int64_t window_count;          /* number of windows ever made */
-    td_comm_span *spans;           /* [span_room] */
-    int64_t span_room, span_count; /* calls after the first span_room are only counted */
+    td_comm_span *spans;           /* [span_most] */
+    int64_t span_most, span_count; /* calls after the first span_most are only counted */
 };
 
 extern const td_comm_backend_table td_comm_backend_host; /* MPI and Gloo */
@@ -128,9 +128,9 @@ extern const td_comm_backend_table td_comm_backend_nccl; /* only if TANDEM_HAVE_
  * NULL. */
 td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST]);
 
-/** Sets in_at and out_at of the call: the places of its memory in windows. TD_BAD_ARGUMENT: an alignment with
+/** Sets in_at and out_at of the call: where its memory lies in windows. TD_BAD_ARGUMENT: an alignment with
  * which NCCL gives wrong results. */
-td_status td_comm_windows_place(const td_comm *comm, const void *in, const void *out, td_signature *call);
+td_status td_comm_windows_find(const td_comm *comm, const void *in, const void *out, td_signature *call);
 
 /** td_comm_windows_note adds the windows of a call to a set (bits of the windows' numbers).
  * td_comm_windows_live: all windows of a set exist. */

@@ -73,7 +73,7 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
                                   .ranks = o->ranks,
                                   .backend = (int)o->backend,
                                   .device = device,
-                                  .place = {.address = o->address,
+                                  .point = {.address = o->address,
                                             .directory = o->directory,
                                             .run = o->run ? o->run : "run",
                                             .token = o->token,
@@ -89,9 +89,9 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
         TD_TRY(td_comm_nccl_device(comm->dev, o->nccl_host, device));
 #endif
     if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
-        control.place = (td_meet_place){.found = text, .waiting = td_comm_waiting(comm)};
+        control.point = (td_meet_point){.found = text, .waiting = td_comm_waiting(comm)};
         if (o->rank == 0)
-            TD_TRY(td_meet_listen(&control.place, &meeting));
+            TD_TRY(td_meet_listen(&control.point, &meeting));
         snprintf(text, sizeof text, "%s", meeting.text);
         TD_TRY(td_comm_spread(comm, text, deadline_ns));
         control.meeting = o->rank == 0 ? &meeting : NULL;
@@ -404,7 +404,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     next.number = graph ? 0 : comm->number + 1;
     if (status != TD_OK)
         return comm->control ? td_control_status(comm->control, &next) : status;
-    status = td_comm_windows_place(comm, in, out, &next);
+    status = td_comm_windows_find(comm, in, out, &next);
     if (status != TD_OK)
         return status;
     if (!work)

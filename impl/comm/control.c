@@ -35,7 +35,7 @@ static td_status meet(td_control *control, hello *mine)
             control->meeting = *control->options.meeting;
             *control->options.meeting = (td_meeting){.listener = -1};
         } else {
-            TD_TRY(td_meet_listen(&control->options.place, &control->meeting));
+            TD_TRY(td_meet_listen(&control->options.point, &control->meeting));
         }
         control->peers[0] = mine->peer;
         snprintf(control->keys[0], TD_MEET_KEY, "%s", mine->key);
@@ -44,7 +44,7 @@ static td_status meet(td_control *control, hello *mine)
     } else {
         char text[400];
 
-        status = td_meet_connect(&control->options.place, control->options.deadline_ns, &met);
+        status = td_meet_connect(&control->options.point, control->options.deadline_ns, &met);
         if (status == TD_RANK_FAILED && control->options.open_seconds > 0) {
             snprintf(text, sizeof text, "%s", td_last_error());
             td_fail(status, "%s; open_seconds is %g", text, control->options.open_seconds);
@@ -91,7 +91,7 @@ static td_status wait_start(td_control *control)
      * longer. */
     const int64_t until =
         control->options.deadline_ns + (td_control_is_hub(control) ? 0 : HUB_MS * INT64_C(1000000));
-    td_wait wait = td_wait_begin(control->options.place.waiting);
+    td_wait wait = td_wait_begin(control->options.point.waiting);
     bool in_time = false, goes_on = true;
 
     pthread_mutex_lock(&control->lock);

@@ -19,7 +19,7 @@ typedef struct td_control_options {
     int rank, ranks;
     int backend;
     const char *device;
-    td_meet_place place;
+    td_meet_point point;
     td_meeting *meeting; /* rank 0: a listener that is already open; control closes it. Otherwise NULL */
     int64_t deadline_ns; /* limit for connecting all ranks */
     double open_seconds, seconds; /* the limits, only for messages; 0: none */

@@ -425,34 +425,34 @@ static void read_stranger(td_control *control, stranger *s)
     }
 }
 
-/** A place for the next stranger: a free one, else that of the oldest stranger without a right greeting. Who
- * greeted rightly is a rank, and keeps its place. A rank that loses its place before connects again. */
+/** A slot for the next stranger: a free one, else that of the oldest stranger without a right greeting. Who
+ * greeted rightly is a rank, and keeps its slot. A rank that loses its slot before connects again. */
 static stranger *find_place(td_control *control)
 {
-    stranger *place = NULL;
+    stranger *slot = NULL;
 
     for (int i = 0; i < STRANGERS; i++) {
         stranger *s = &control->strangers[i];
 
         if (s->socket < 0)
             return s;
-        if (!s->greeted && (!place || s->until_ns < place->until_ns))
-            place = s;
+        if (!s->greeted && (!slot || s->until_ns < slot->until_ns))
+            slot = s;
     }
-    return place;
+    return slot;
 }
 
-static void accept_stranger(td_control *control, stranger *place)
+static void accept_stranger(td_control *control, stranger *slot)
 {
     const int socket = td_meet_accept(&control->meeting);
 
     if (socket < 0)
         return;
-    drop_stranger(place);
-    place->socket = socket;
-    place->until_ns = td_control_after_ms(GREETING_MS);
-    if (!td_meet_challenge(socket, &place->nonce))
-        drop_stranger(place);
+    drop_stranger(slot);
+    slot->socket = socket;
+    slot->until_ns = td_control_after_ms(GREETING_MS);
+    if (!td_meet_challenge(socket, &slot->nonce))
+        drop_stranger(slot);
 }
 
 /** Drops strangers after their time limit. After the run began it drops all. */

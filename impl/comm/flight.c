@@ -24,7 +24,7 @@ void td_flight_deinit(td_flight *flight)
     td_stream_destroy(flight->side);
 }
 
-td_status td_flight_place(td_flight *flight, td_work ***work)
+td_status td_flight_slot(td_flight *flight, td_work ***work)
 {
     *work = &flight->works[flight->sent % TD_FLIGHT_MOST];
     return td_flight_wait(flight, flight->sent + 1 - TD_FLIGHT_MOST);

@@ -2,7 +2,7 @@
  *
  *     td_work **work;
  *
- *     TD_TRY(td_flight_place(flight, &work));
+ *     TD_TRY(td_flight_slot(flight, &work));
  *     TD_TRY(td_comm_all_reduce(comm, in, out, count, type, TD_SUM, work));
  *     flight->sent++;
  *     TD_TRY(td_flight_wait(flight, flight->sent));
@@ -32,9 +32,9 @@ td_status td_flight_init(td_flight *flight, td_device *dev);
 /** Waits for all collectives first. */
 void td_flight_deinit(td_flight *flight);
 
-/** *work = the place for the next collective's handle. If the queue is full, waits for the oldest
+/** *work = the slot for the next collective's handle. If the queue is full, waits for the oldest
  * collective. */
-td_status td_flight_place(td_flight *flight, td_work ***work);
+td_status td_flight_slot(td_flight *flight, td_work ***work);
 
 /** Waits for the first `until` collectives, even if one fails; returns the first error. */
 td_status td_flight_wait(td_flight *flight, int64_t until);

@@ -97,7 +97,7 @@ const char *td_call_name(int32_t kind)
 }
 
 /** ", in at byte 16 of window 1, out at byte 0 of window 2" */
-static void place_text(const td_signature *call, char text[128])
+static void offsets_text(const td_signature *call, char text[128])
 {
     const struct {
         const char *name;
@@ -115,7 +115,7 @@ static void place_text(const td_signature *call, char text[128])
 
 void td_call_text(const td_signature *call, char *text, size_t room)
 {
-    char place[128];
+    char offsets[128];
 
     static const char *const reductions[] = {"sum", "average", "max"};
     const char *type = td_comm_type_name((td_comm_type)call->type);
@@ -124,15 +124,15 @@ void td_call_text(const td_signature *call, char *text, size_t room)
     switch (kind) {
     case TD_CALL_ALL_REDUCE:
     case TD_CALL_REDUCE_SCATTER:
-        place_text(call, place);
+        offsets_text(call, offsets);
         snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s (%s)%s", names[kind], call->number,
                  call->count, type ? type : "?",
-                 (unsigned)call->reduction < 3 ? reductions[call->reduction] : "?", place);
+                 (unsigned)call->reduction < 3 ? reductions[call->reduction] : "?", offsets);
         break;
     case TD_CALL_ALL_GATHER:
-        place_text(call, place);
+        offsets_text(call, offsets);
         snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s%s", names[kind], call->number, call->count,
-                 type ? type : "?", place);
+                 type ? type : "?", offsets);
         break;
     case TD_CALL_BROADCAST:
         snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s from rank %d", names[kind], call->number,

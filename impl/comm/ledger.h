@@ -22,7 +22,7 @@ typedef enum td_call_kind {
 /* After its deadline such an exchange still waits for ranks that are alive. */
 enum { TD_PATIENT = 1 };
 
-/* A place in a window is the window's number << TD_WINDOW_SHIFT | the offset in bytes. 0: in no window. */
+/* An address in a window is the window's number << TD_WINDOW_SHIFT | the offset in bytes. 0: in no window. */
 enum { TD_WINDOW_SHIFT = 40 };
 #define TD_WINDOW_OFFSET ((INT64_C(1) << TD_WINDOW_SHIFT) - 1)
 

@@ -102,11 +102,11 @@ static td_key make_key(const td_key *token, const char *run)
     return td_key_hash(*token, run ? run : "", run ? strlen(run) : 0);
 }
 
-/** The token of the place; false: it has none. */
-static bool given_token(const td_meet_place *place, td_key *out)
+/** The token of the point; false: it has none. */
+static bool given_token(const td_meet_point *point, td_key *out)
 {
     *out = (td_key){{0}};
-    return place->address && place->token && td_key_parse(place->token, out);
+    return point->address && point->token && td_key_parse(point->token, out);
 }
 
 static td_key prove(td_key key, int step, const td_key *theirs, const td_key *ours)
@@ -544,14 +544,14 @@ static bool connect_found(search *s, const char *text)
 /* The file's first line names its process. listen_anywhere's text follows. */
 #define FILE_HEAD "tandem 1 process %ld on %63s\n"
 
-static td_status file_path(const td_meet_place *place, char path[PATH_MAX])
+static td_status file_path(const td_meet_point *point, char path[PATH_MAX])
 {
     char name[PLAIN_NAME + 1];
 
-    plain_name(place->run, name);
-    if (snprintf(path, PATH_MAX, "%s/tandem.%s", place->directory, name) >= PATH_MAX)
+    plain_name(point->run, name);
+    if (snprintf(path, PATH_MAX, "%s/tandem.%s", point->directory, name) >= PATH_MAX)
         return td_fail(TD_BAD_ARGUMENT, "directory has %zu characters, which is too long",
-                       strlen(place->directory));
+                       strlen(point->directory));
     return TD_OK;
 }
 
@@ -572,13 +572,13 @@ static bool read_file(const char *path, char *text, size_t room, bool *foreign)
 }
 
 /** Creates the file completely or not at all, and never replaces another file. */
-static td_status write_file(const td_meet_place *place, td_meeting *out)
+static td_status write_file(const td_meet_point *point, td_meeting *out)
 {
     td_status status = TD_OK;
     char path[PATH_MAX], draft[PATH_MAX + 32], key[TD_MEET_KEY], name[TD_MEET_HOST], text[TD_MEET_TEXT + 160];
     int error;
 
-    TD_TRY(file_path(place, path));
+    TD_TRY(file_path(point, path));
     td_meet_host(key, name);
     snprintf(draft, sizeof draft, "%s.%ld", path, (long)getpid());
     snprintf(text, sizeof text, FILE_HEAD "%s\n", (long)getpid(), name, out->text);
@@ -622,7 +622,7 @@ static bool connect_by_file(search *s, const char *path)
 
 /* ---- all kinds of places ---- */
 
-td_status td_meet_listen(const td_meet_place *place, td_meeting *out)
+td_status td_meet_listen(const td_meet_point *point, td_meeting *out)
 {
     td_status status = TD_OK;
     char host[256], port[8];
@@ -631,17 +631,17 @@ td_status td_meet_listen(const td_meet_place *place, td_meeting *out)
 
     out->listener = -1;
     out->text[0] = out->path[0] = '\0';
-    if (!given_token(place, &token) && !place->address && (place->directory || !place->run))
+    if (!given_token(point, &token) && !point->address && (point->directory || !point->run))
         TD_TRY(td_key_draw(&token));
-    out->key = make_key(&token, place->run);
-    if (place->address) {
-        TD_TRY(split_address(place->address, host, port));
+    out->key = make_key(&token, point->run);
+    if (point->address) {
+        TD_TRY(split_address(point->address, host, port));
         TD_TRY(listen_at(host, port, out));
-    } else if (place->directory) {
+    } else if (point->directory) {
         TD_TRY(listen_anywhere(out, &token));
-        TD_TRY(write_file(place, out));
-    } else if (place->run) {
-        TD_TRY(listen_by_name(place->run, out));
+        TD_TRY(write_file(point, out));
+    } else if (point->run) {
+        TD_TRY(listen_by_name(point->run, out));
     } else {
         TD_TRY(listen_anywhere(out, &token));
     }
@@ -676,34 +676,34 @@ int td_meet_accept(const td_meeting *meeting)
     return connection;
 }
 
-td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_met *out)
+td_status td_meet_connect(const td_meet_point *point, int64_t deadline_ns, td_met *out)
 {
     td_status status = TD_OK;
     char host[256], port[8], path[PATH_MAX] = "";
     char text[320];
-    search s = {.run = place->run,
-                .where = place->address     ? place->address
-                         : place->directory ? path
-                         : place->run       ? place->run
+    search s = {.run = point->run,
+                .where = point->address     ? point->address
+                         : point->directory ? path
+                         : point->run       ? point->run
                                             : "the address from MPI",
                 .out = out,
-                .wait = td_wait_begin(place->waiting)};
+                .wait = td_wait_begin(point->waiting)};
     bool met = false;
 
     *out = (td_met){.socket = -1};
-    out->secret = given_token(place, &s.token) || place->directory || !place->run;
-    if (place->address) {
-        TD_TRY(split_address(place->address, host, port));
-    } else if (place->directory) {
-        TD_TRY(file_path(place, path));
-        if (access(place->directory, X_OK) != 0)
-            return td_file_error("look into", place->directory, errno);
+    out->secret = given_token(point, &s.token) || point->directory || !point->run;
+    if (point->address) {
+        TD_TRY(split_address(point->address, host, port));
+    } else if (point->directory) {
+        TD_TRY(file_path(point, path));
+        if (access(point->directory, X_OK) != 0)
+            return td_file_error("look into", point->directory, errno);
     }
     for (;;) {
-        met = place->address     ? connect_to(&s, host, port)
-              : place->directory ? connect_by_file(&s, path)
-              : place->run       ? connect_by_name(&s)
-                                 : connect_found(&s, place->found);
+        met = point->address     ? connect_to(&s, host, port)
+              : point->directory ? connect_by_file(&s, path)
+              : point->run       ? connect_by_name(&s)
+                                 : connect_found(&s, point->found);
         if (met)
             break;
         if (!goes_on(&s))

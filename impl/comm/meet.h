@@ -10,14 +10,14 @@
 enum { TD_MEET_TEXT = 1024, TD_MEET_HOST = 64, TD_MEET_KEY = 128, TD_MEET_IP = 64 };
 
 /** Where the ranks find rank 0: by address, directory, run (alone) or `found`. */
-typedef struct td_meet_place {
+typedef struct td_meet_point {
     const char *address;   /* "host:port" */
     const char *directory; /* contains a file for the run */
     const char *run;       /* the run's name; alone: ranks of one host, by an abstract socket */
     const char *found;     /* td_meeting's text, which the caller received from rank 0 */
     const char *token;     /* with address: 32 hexadecimal digits; NULL: none */
     td_waiting waiting;    /* called while a rank waits for rank 0 */
-} td_meet_place;
+} td_meet_point;
 
 /** Rank 0's listener. */
 typedef struct td_meeting {
@@ -46,10 +46,10 @@ typedef struct td_met {
     bool secret;  /* the key contains a secret token */
 } td_met;
 
-/** Starts rank 0's listener; ignores `found`. If the place has no address, directory or run, out->text is the
+/** Starts rank 0's listener; ignores `found`. If the point has no address, directory or run, out->text is the
  * only way to find it. A directory's file and the text contain a random token. TD_IO_ERROR: the address or
  * the directory cannot be used, or another run uses it. */
-td_status td_meet_listen(const td_meet_place *place, td_meeting *out);
+td_status td_meet_listen(const td_meet_point *point, td_meeting *out);
 
 /** Rank 0's step 0. False: it cannot be sent. */
 bool td_meet_challenge(int connection, td_key *nonce);
@@ -63,8 +63,8 @@ bool td_meet_answer(const td_meeting *meeting, const td_key *nonce, const td_gre
 void td_meet_close(td_meeting *meeting);
 
 /** Connects to rank 0; retries until `deadline_ns`. TD_RANK_FAILED: the caller ended the wait, or rank 0 was
- * not found; the message says which process answers instead. TD_IO_ERROR: the place cannot be used. */
-td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_met *out);
+ * not found; the message says which process answers instead. TD_IO_ERROR: the point cannot be used. */
+td_status td_meet_connect(const td_meet_point *point, int64_t deadline_ns, td_met *out);
 
 /** Accepts the next connection to rank 0; -1: none, or another user's. */
 int td_meet_accept(const td_meeting *meeting);

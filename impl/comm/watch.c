@@ -6,10 +6,10 @@
 
 int64_t td_comm_begin_span(td_comm *comm, const td_signature *call)
 {
-    if (comm->span_room == 0 || call->kind > TD_CALL_BROADCAST || call->count == 0)
+    if (comm->span_most == 0 || call->kind > TD_CALL_BROADCAST || call->count == 0)
         return -1;
     const int64_t number = comm->span_count++;
-    if (number >= comm->span_room)
+    if (number >= comm->span_most)
         return -1;
     const bool parts = call->kind == TD_CALL_REDUCE_SCATTER || call->kind == TD_CALL_ALL_GATHER;
     comm->spans[number] = (td_comm_span){.call = td_call_name(call->kind),
@@ -46,14 +46,14 @@ td_status td_comm_watch(td_comm *comm, int64_t capacity)
     TD_TRY(check_idle(comm));
     free(comm->spans);
     comm->spans = NULL;
-    comm->span_room = comm->span_count = 0;
+    comm->span_most = comm->span_count = 0;
     if (capacity == 0)
         goto cleanup;
     if (comm->backend && comm->backend->watch)
         TD_TRY(comm->backend->watch(comm, capacity));
     comm->spans = calloc((size_t)capacity, sizeof *comm->spans);
     TD_FAIL_IF(!comm->spans, TD_NO_MEMORY, "no memory for %" PRId64 " spans", capacity);
-    comm->span_room = capacity;
+    comm->span_most = capacity;
 cleanup:
     return status;
 }
@@ -64,8 +64,8 @@ td_status td_comm_watched(td_comm *comm, const td_comm_span **spans, int64_t *co
 
     TD_NOT_NULL(comm, spans, count);
     TD_TRY(check_idle(comm));
-    TD_FAIL_IF(comm->span_count > comm->span_room, TD_BAD_STATE,
-               "%" PRId64 " collectives were made, capacity is %" PRId64, comm->span_count, comm->span_room);
+    TD_FAIL_IF(comm->span_count > comm->span_most, TD_BAD_STATE,
+               "%" PRId64 " collectives were made, capacity is %" PRId64, comm->span_count, comm->span_most);
     if (comm->backend && comm->backend->watched)
         TD_TRY(comm->backend->watched(comm, comm->spans, comm->span_count));
     *spans = comm->spans;

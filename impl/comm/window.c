@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** The place of a rank's memory; ranks exchange it. */
-typedef struct place {
+/** The address of a rank's memory; ranks exchange it. */
+typedef struct address {
     int64_t found;         /* 1: it lies in a block that can become a window */
     int64_t offset, bytes; /* offset in the block; size of the block */
     int64_t number;        /* number of the block's window; 0: it has none */
-} place;
+} address;
 
 static td_comm_window *window_of(const td_comm *comm, const void *block)
 {
@@ -34,12 +34,12 @@ static void block_freed(td_block_listener *listener)
         td_comm_window_end((td_comm_window *)listener);
 }
 
-/** *same = all ranks have the memory at the same place of a block of the same size and window. */
-static td_status agree(td_comm *comm, const place *mine, bool *same)
+/** *same = all ranks have the memory at the same address of a block of the same size and window. */
+static td_status agree(td_comm *comm, const address *mine, bool *same)
 {
     td_status status = TD_OK;
     const int32_t ranks = comm->options.ranks;
-    place *all = calloc((size_t)ranks, sizeof *all);
+    address *all = calloc((size_t)ranks, sizeof *all);
 
     TD_FAIL_IF(!all, TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
     TD_TRY(td_comm_exchange(comm, mine, sizeof *mine, all));
@@ -60,17 +60,17 @@ static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_
     void *block = NULL;
     size_t block_bytes = 0;
     bool same = false;
-    place mine = {0};
+    address mine = {0};
 
     if (!backend || !backend->window_fits)
         goto cleanup;
     if (memory && td_device_block_around(comm->dev, memory, bytes, &block, &block_bytes) &&
         backend->window_fits(comm, block_bytes)) {
         window = window_of(comm, block);
-        mine = (place){.found = 1,
-                       .offset = (int64_t)((const char *)memory - (const char *)block),
-                       .bytes = (int64_t)block_bytes,
-                       .number = window ? window->number : 0};
+        mine = (address){.found = 1,
+                         .offset = (int64_t)((const char *)memory - (const char *)block),
+                         .bytes = (int64_t)block_bytes,
+                         .number = window ? window->number : 0};
     }
     TD_TRY(agree(comm, &mine, &same));
     if (!same)

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-static td_status place_of(const td_comm *comm, const char *name, const void *memory, int64_t *at)
+static td_status offset_of(const td_comm *comm, const char *name, const void *memory, int64_t *at)
 {
     td_status status = TD_OK;
 
@@ -23,7 +23,7 @@ cleanup:
     return status;
 }
 
-td_status td_comm_windows_place(const td_comm *comm, const void *in, const void *out, td_signature *call)
+td_status td_comm_windows_find(const td_comm *comm, const void *in, const void *out, td_signature *call)
 {
     const int64_t bytes = call->count * (int64_t)td_comm_type_size((td_comm_type)call->type);
     td_status status = TD_OK;
@@ -31,8 +31,8 @@ td_status td_comm_windows_place(const td_comm *comm, const void *in, const void 
 
     if (!comm->windows || call->count == 0 || call->kind > TD_CALL_ALL_GATHER)
         goto cleanup;
-    TD_TRY(place_of(comm, "in", in, &in_at));
-    TD_TRY(place_of(comm, "out", out, &out_at));
+    TD_TRY(offset_of(comm, "in", in, &in_at));
+    TD_TRY(offset_of(comm, "out", out, &out_at));
     TD_CHECK(call->kind == TD_CALL_ALL_REDUCE || (in_at == 0 && out_at == 0) ||
                  bytes % TD_COMM_WINDOW_ALIGNMENT == 0,
              "count is %" PRId64 " %s, needs parts of a multiple of %d bytes in a window", call->count,

@@ -188,7 +188,7 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
 
         if (!at)
             continue;
-        TD_TRY(td_flight_place(&flight, &work));
+        TD_TRY(td_flight_slot(&flight, &work));
         TD_TRY(td_comm_broadcast(comm, at, td_ddp_elements(t), (td_comm_type)(t->low ? TD_BF16 : t->dtype), 0,
                                  work));
         flight.sent++;

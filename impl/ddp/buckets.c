@@ -142,7 +142,7 @@ static int by_offset(const void *a, const void *b)
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-td_status td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order)
+td_status td_range_list(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order)
 {
     qsort(all, (size_t)count, sizeof *all, by_offset);
     for (int64_t i = 0; i < count; i++)
@@ -150,7 +150,7 @@ td_status td_place(int64_t count, td_parameter *all, int64_t elements, td_range 
     return td_final_order((count - 3) / 9, order);
 }
 
-td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end)
+td_status td_range_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end)
 {
     td_status status = TD_OK;
     int64_t i = 0;

@@ -68,16 +68,16 @@ td_status td_buckets_settle(td_buckets *b);
 
 /* ---- a model's parameters as members ---- */
 
-/** Sorts a model's parameters by their place in its block of `elements`.
+/** Sorts a model's parameters by their offset in its block of `elements`.
  *
  *   ranges  [count]  out  the range of each parameter, with the padding after it
  *   order   [count]  out  the order in which gradients become final
  *
  * Errors as td_final_order. */
-td_status td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order);
+td_status td_range_list(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order);
 
 /** Finds the ranges that together are `range`: [*first, *end). TD_BAD_ARGUMENT: it is not made of whole
  * ranges. */
-td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end);
+td_status td_range_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end);
 
 #endif

@@ -22,7 +22,7 @@ struct td_ddp_link {
     td_range *ranges; /* [count] parameters with their padding, in the order of the block */
     int64_t count;
     bool running;               /* in a step's last backward pass */
-    held *held;                 /* [held_count] in the order in which they became final; room for `count` */
+    held *held;                 /* [held_count] in the order in which they became final; at most `count` */
     int64_t held_count, passed; /* how many ranges became final, and how many were passed on */
     td_train_listener listener;
 };
@@ -73,7 +73,7 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
 
     if (event)
         TD_TRY(td_event_wait(event));
-    TD_TRY(td_place_find(link->count, link->ranges, range, &first, &end));
+    TD_TRY(td_range_find(link->count, link->ranges, range, &first, &end));
     held->range = range;
     held->bucket = 0;
     while (end-- > first) {
@@ -192,7 +192,7 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
                "no host memory for %" PRId64 " parameters", count);
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter(model, i, &all[i]));
-    TD_TRY(td_place(count, all, weights->elements, link->ranges, order));
+    TD_TRY(td_range_list(count, all, weights->elements, link->ranges, order));
     fill_tensors(weights, all, link->ranges, count, tensors);
     config.tensors = tensors;
     config.order = order;

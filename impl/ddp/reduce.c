@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "ddp/agree.h"
-#include "device/share.h"
+#include "device/sms.h"
 
 #include <math.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static td_status send_bucket(td_ddp *ddp)
     for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
         const td_ddp_tensor *const first = &ddp->tensors[b->stretches[i].first];
 
-        TD_TRY(td_flight_place(&b->flight, &work));
+        TD_TRY(td_flight_slot(&b->flight, &work));
         TD_TRY(td_comm_all_reduce(ddp->comm, first->grad, first->grad, td_ddp_stretch(ddp, i),
                                   (td_comm_type)first->grad_dtype, ddp->config.sum ? TD_SUM : TD_AVERAGE,
                                   work));

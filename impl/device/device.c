@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "device/inside.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "device/state.h"
 
 #include <stdio.h>

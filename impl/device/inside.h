@@ -7,7 +7,7 @@
 #include "device/blocks.h"
 #include "device/history.h"
 #include "device/listen.h"
-#include "device/share.h"
+#include "device/sms.h"
 
 /** State that a module stores with the device (device/state.h). */
 typedef struct td_kept {
@@ -33,7 +33,7 @@ struct td_device {
     bool capturing;
     int64_t captures;                   /* number of captures that have begun */
     td_guest *guests;                   /* host functions of the graph that is being captured */
-    int32_t reserved_sms[TD_SM_OWNERS]; /* SMs by owner: device/share.h */
+    int32_t reserved_sms[TD_SM_OWNERS]; /* SMs by owner: device/sms.h */
     td_stream *stream;                  /* the current stream; NULL: the backend's own */
     td_history history;
     td_listener *listeners;             /* of labels and operations; NULL: none */

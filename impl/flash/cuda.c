@@ -1,6 +1,6 @@
 #include "device/cuda.h"
 #include "base/check.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "flash/passes.h"
 #include "kernels/flash.h"
 

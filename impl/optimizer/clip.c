@@ -27,7 +27,7 @@ struct td_clip {
     bool running;        /* between begin and end of a pass that makes gradients final */
 };
 
-/** Norms that there is room for: enough for a model of 250 layers. If there are more, they become one. */
+/** The most norms that are kept: enough for a model of 250 layers. If there are more, they become one. */
 enum { NORMS = 256 };
 
 /** Where scratch begins in the block. */
@@ -69,7 +69,7 @@ static td_status clip_begin(td_hook *hook, td_pass pass, bool last)
     return TD_OK;
 }
 
-/** Adds the norm of `count` gradients. If there is no room for it, the norms so far become one. */
+/** Adds the norm of `count` gradients. If all slots are taken, the norms so far become one. */
 static td_status add_norm(td_clip *clip, int64_t count, const void *grads)
 {
     td_status status = TD_OK;

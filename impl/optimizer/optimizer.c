@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "device/listen.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "optimizer/ranges.h"
 #include "transformer/owned.h"
 
@@ -348,7 +348,7 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
         TD_TRY(td_pop_after(o->dev, update_along(o, range, event)));
         goto cleanup;
     }
-    /* The pass need not wait: mostly the next range comes with the same event, recorded again. */
+    /* Only waits if the event changes: the next range mostly has the same event, recorded later. */
     if (o->event && event != o->event)
         TD_TRY(td_event_wait(o->event));
     o->event = event;

@@ -8,7 +8,7 @@
 
 static td_status grow(td_ranges *set)
 {
-    return td_grow(&set->at, set->count, &set->room, 16, sizeof *set->at)
+    return td_grow(&set->at, set->count, &set->capacity, 16, sizeof *set->at)
                ? TD_OK
                : td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", set->count + 1);
 }

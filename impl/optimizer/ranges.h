@@ -5,7 +5,7 @@
 #include "transformer/hooks.h"
 
 typedef struct td_ranges {
-    int64_t count, room;
+    int64_t count, capacity;
     td_range *at; /* free(at) frees it */
 } td_ranges;
 

@@ -2,7 +2,7 @@
  * a pass has written them. Collectives follow the order of the passes, which is the same on every rank. */
 #include "base/check.h"
 #include "base/dtype.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "shard/state.h"
 #include "transformer/owned.h"
 
@@ -202,7 +202,7 @@ static void empty(td_shard_buffers *buffers)
     }
 }
 
-/** Whether the unit may use this buffer: a layer's or a table's. */
+/** Whether the unit may use this buffer: a layer's, or the embedding's and the head's. */
 static bool is_for(const td_shard_split *split, const td_shard_buffers *buffers,
                    const td_shard_buffer *buffer, int64_t unit)
 {
@@ -268,7 +268,7 @@ static td_status gather(td_shard_link *link, int64_t number, td_shard_buffer *bu
                               td_weights_master(&link->weights, rest.begin).at,
                               size_between(rest.begin, rest.end, dtype)));
     if (!link->hook.silent) {
-        TD_TRY(td_flight_place(&link->gathers, &work));
+        TD_TRY(td_flight_slot(&link->gathers, &work));
         TD_TRY(td_comm_all_gather(link->comm, td_weights_master(&link->weights, own.begin).at, buffer->at,
                                   own.end - own.begin, (td_comm_type)dtype, work));
         link->gathers.sent++;
@@ -550,7 +550,7 @@ cleanup:
 
 /* ---- passes ---- */
 
-static void share(const td_shard_link *link, bool some)
+static void reserve_sms(const td_shard_link *link, bool some)
 {
     td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
@@ -567,7 +567,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     if (pass == TD_PASS_RECOMPUTE)
         goto cleanup;
     f->at = -1;
-    share(link, true);
+    reserve_sms(link, true);
     if (pass == TD_PASS_FORWARD) {
         link->now = TD_SHARD_FORWARD;
         empty(&f->weights);
@@ -619,7 +619,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     (void)td_flight_wait(&link->gathers, link->gathers.sent);
     (void)td_flight_wait(&f->reductions, f->reductions.sent);
     link->now = TD_SHARD_NO_PASS;
-    share(link, false);
+    reserve_sms(link, false);
     return status;
 }
 

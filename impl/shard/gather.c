@@ -41,7 +41,7 @@ static td_status wait_for(td_shard_link *link, int64_t until)
             set_gathered(piece);
     }
     if (link->dev)
-        td_shard_share(link);
+        td_shard_reserve_sms(link);
     return status;
 }
 
@@ -57,7 +57,7 @@ static td_status gather(td_shard_link *link, td_shard_piece *piece, bool lower)
     char *const at = lower ? master.low : master.at, *const own = at + (size_t)(piece->own.begin -
                                                                                 piece->range.begin) *
                                                                            td_dtype_size(dtype);
-    TD_TRY(td_flight_place(&link->gathers, &work));
+    TD_TRY(td_flight_slot(&link->gathers, &work));
     if (link->split.kind == TD_SHARD_TENSORS)
         TD_TRY(td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
                                  piece->owner, work));
@@ -65,7 +65,7 @@ static td_status gather(td_shard_link *link, td_shard_piece *piece, bool lower)
         TD_TRY(td_comm_all_gather(link->comm, own, at, piece->own.end - piece->own.begin, (td_comm_type)dtype,
                                   work));
     piece->sent = ++link->gathers.sent;
-    td_shard_share(link);
+    td_shard_reserve_sms(link);
 cleanup:
     return status;
 }
@@ -206,7 +206,7 @@ cleanup:
 static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
 {
     link->now = TD_SHARD_FORWARD;
-    td_shard_share(link);
+    td_shard_reserve_sms(link);
     if (!graph)
         return send_pieces(link, false);
     graph->forward = true;
@@ -299,7 +299,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     if (pass != TD_PASS_RECOMPUTE)
         link->now = TD_SHARD_NO_PASS;
     if (pass == TD_PASS_FORWARD && link->dev)
-        td_shard_share(link);
+        td_shard_reserve_sms(link);
     if (ended != TD_OK) { /* nobody else waits for gathers that were begun */
         /* But a capture that was refused cannot wait for gathers from before it: the next pass waits. */
         if (link->hook.captured || !link->dev || td_graph_capture(link->dev) == 0)

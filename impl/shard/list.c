@@ -109,7 +109,7 @@ cleanup:
     return status;
 }
 
-/** Makes room for one more group and `count` more tensors. */
+/** Makes memory for one more group and `count` more tensors. */
 static td_status grow(td_shard_list *list, int64_t count)
 {
     group *groups = realloc(list->groups, (size_t)(list->group_count + 1) * sizeof *groups);
@@ -234,7 +234,7 @@ static td_status update(const td_shard_list *list, const tensor *t)
 }
 
 /** Sends every tensor that is not frozen from its owner to all ranks. */
-static td_status share(td_shard_list *list)
+static td_status broadcast_all(td_shard_list *list)
 {
     td_flight flight = {.dev = list->dev};
     td_status status = TD_OK;
@@ -245,7 +245,7 @@ static td_status share(td_shard_list *list)
 
         if (!t->is.grad)
             continue;
-        TD_TRY(td_flight_place(&flight, &work));
+        TD_TRY(td_flight_slot(&flight, &work));
         TD_TRY(td_comm_broadcast(list->comm, t->is.data, t->is.elements, (td_comm_type)t->is.dtype, t->owner,
                                  work));
         flight.sent++;
@@ -339,7 +339,7 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
     for (int64_t i = 0; i < list->count; i++)
         if (list->tensors[i].owner == list->info.rank && list->tensors[i].is.grad)
             TD_TRY(update(list, &list->tensors[i]));
-    TD_TRY(share(list));
+    TD_TRY(broadcast_all(list));
 cleanup:
     return status;
 }

@@ -1,10 +1,10 @@
 /* TD_SHARD_FLAT: reduces gradients in buckets and scatters them, before the optimizer. */
 #include "base/check.h"
 #include "base/dtype.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "shard/state.h"
 
-void td_shard_share(const td_shard_link *link)
+void td_shard_reserve_sms(const td_shard_link *link)
 {
     const bool gathers = link->now == TD_SHARD_FORWARD && link->hook.captured && !link->midway;
     const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
@@ -22,12 +22,12 @@ td_status td_shard_reduce(td_shard_link *link, td_flight *flight, const td_shard
     td_work **work;
 
     if (count > 0) {
-        TD_TRY(td_flight_place(flight, &work));
+        TD_TRY(td_flight_slot(flight, &work));
         TD_TRY(td_comm_reduce_scatter(link->comm, grads, own, count, (td_comm_type)dtype, TD_SUM, work));
         flight->sent++;
     }
     if (more > 0) {
-        TD_TRY(td_flight_place(flight, &work));
+        TD_TRY(td_flight_slot(flight, &work));
         TD_TRY(td_comm_all_reduce(link->comm, rest, rest, more, (td_comm_type)dtype, TD_SUM, work));
         flight->sent++;
     }
@@ -50,7 +50,7 @@ static td_status send(td_shard_link *link)
                                td_weights_master(&link->weights, piece->own.begin).grad));
     }
     td_buckets_sent(b);
-    td_shard_share(link);
+    td_shard_reserve_sms(link);
 cleanup:
     return status;
 }
@@ -91,7 +91,7 @@ td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event)
 
     if (event)
         TD_TRY(td_event_wait(event));
-    TD_TRY(td_place_find(link->split.parameters, link->split.ranges, range, &first, &end));
+    TD_TRY(td_range_find(link->split.parameters, link->split.ranges, range, &first, &end));
     for (; first < end; first++)
         TD_FAIL_IF(!td_buckets_mark(b, first), TD_BAD_STATE,
                    "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
@@ -115,6 +115,6 @@ td_status td_shard_reduce_end(td_shard_link *link, td_status ended)
     else if (ended == TD_OK)
         status = pass_on(link, 0);
     const td_status settled = td_buckets_settle(b); /* after a failure, too: nobody else waits for it */
-    td_shard_share(link);
+    td_shard_reserve_sms(link);
     return status == TD_OK && ended == TD_OK ? settled : status;
 }

@@ -171,21 +171,21 @@ cleanup:
 /* ---- saving ---- */
 
 /** The open file of this rank. */
-typedef struct place {
+typedef struct target {
     int descriptor;
     const char *path;
     int64_t data; /* byte at which the tensors' data begins */
-} place;
+} target;
 
 static td_status write_there(const void *to, int64_t at, const void *data, int64_t bytes)
 {
-    const place *p = to;
+    const target *p = to;
 
     return td_stored_write_at(p->descriptor, p->path, p->data + at, data, bytes);
 }
 
 /** Writes this rank's part, and waits for the disk. */
-static td_status write_part(const td_saved *s, bool first, const place *p)
+static td_status write_part(const td_saved *s, bool first, const target *p)
 {
     const td_sink sink = {write_there, p};
     td_status status = TD_OK;
@@ -210,7 +210,7 @@ cleanup:
 td_status td_shard_save(td_comm *comm, td_train *train, const char *path)
 {
     td_stored_begun begun = {.inode = 0}, all[TD_COMM_MOST_RANKS];
-    place p = {.descriptor = -1, .path = path};
+    target p = {.descriptor = -1, .path = path};
     td_safetensors_writer *writer = NULL;
     td_saved s = {.buffer = NULL};
     td_comm_info info = {.rank = 0};

@@ -153,14 +153,14 @@ typedef struct td_shard_options {
     double bucket_mb;
 
     /* TD_SHARD_FULL. */
-    /* The number of units that are gathered before the pass needs them; 0: 1. The buffers have room for
+    /* The number of units that are gathered before the pass needs them; 0: 1. The buffers can hold
      * prefetch + 1 layers. */
     int64_t prefetch;
     /* Layers stay gathered from the forward pass to the end of the backward pass, so the backward pass
-     * gathers nothing. The buffers have room for all layers. */
+     * gathers nothing. The buffers can hold all layers. */
     bool keep_weights;
     /* true: each rank sums the gradients of all weights over the micro-batches, and the last micro-batch
-     * reduces them. The buffers have room for all gradients. false: each micro-batch reduces its gradients,
+     * reduces them. The buffers can hold all gradients. false: each micro-batch reduces its gradients,
      * and each rank adds them to its part. */
     bool reduce_last;
     /* This rank's gradients of all units stay until the next backward pass. Read them in the pieces of

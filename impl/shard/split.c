@@ -238,7 +238,7 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
     const td_transformer_config *const model = &config->model;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
-    TD_TRY(td_place(count, all, out->elements, out->ranges, order));
+    TD_TRY(td_range_list(count, all, out->elements, out->ranges, order));
     if (config->groups) /* the checks of a trainer of all weights */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
     TD_FAIL_IF(kind == TD_SHARD_FLAT && !has_all(config, out->elements), TD_UNSUPPORTED,

@@ -39,7 +39,7 @@ typedef struct td_shard_buffers {
     td_shard_buffer *of;
     int64_t layers;     /* the first ones are for layers */
     size_t layer_bytes; /* of a buffer for layers */
-    size_t table_bytes; /* of a buffer for tables */
+    size_t table_bytes; /* of a buffer for the embedding or the head */
     void *block;
 } td_shard_buffers;
 
@@ -139,6 +139,6 @@ td_status td_shard_clip(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Reserves the collectives' SMs on the device while collectives run, or will run in this pass; else frees
  * them. */
-void td_shard_share(const td_shard_link *link);
+void td_shard_reserve_sms(const td_shard_link *link);
 
 #endif

@@ -22,7 +22,7 @@ typedef struct lane {
 
 typedef struct lanes {
     lane *at;
-    int64_t count, room;
+    int64_t count, capacity;
 } lanes;
 
 typedef struct output {
@@ -104,7 +104,7 @@ static lane *lane_for(output *o, lanes *all, const td_trace_activity *activity)
     }
     if (last && index == LANES) /* the viewer handles more */
         return last;
-    if (!td_grow(&all->at, all->count, &all->room, 16, sizeof *all->at))
+    if (!td_grow(&all->at, all->count, &all->capacity, 16, sizeof *all->at))
         return NULL;
     all->at[all->count] = (lane){activity->device, activity->stream, index, activity->end_ns};
     put_lane(o, &all->at[all->count]);

@@ -101,7 +101,7 @@ bool td_trace_is_reduction_of_split(const char *name)
 
 /* ---- shown names ---- */
 
-typedef char *(*demangler)(const char *name, char *room, size_t *bytes, int *status);
+typedef char *(*demangler)(const char *name, char *buffer, size_t *bytes, int *status);
 
 /** The demangled name, to be freed with free(); NULL: not a C++ name, or no C++ library. */
 static char *demangle(const char *name)

@@ -40,7 +40,7 @@ typedef struct buffer {
 /** A hash table from keys to ranges. Key 0 marks a free slot; at most half full. */
 typedef struct table {
     td_cupti_node *slots;
-    size_t room, count;
+    size_t capacity, count;
 } table;
 
 struct td_cupti {
@@ -187,17 +187,17 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *re
 
 static td_cupti_node *slot_of(const table *t, uint64_t key)
 {
-    size_t at = (key * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (t->room - 1);
+    size_t at = (key * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (t->capacity - 1);
 
     while (t->slots[at].node != 0 && t->slots[at].node != key)
-        at = (at + 1) & (t->room - 1);
+        at = (at + 1) & (t->capacity - 1);
     return &t->slots[at];
 }
 
 /** cupti->lock is held. */
 static bool look_up(const table *t, uint64_t key, int64_t *range)
 {
-    const td_cupti_node *slot = t->room > 0 ? slot_of(t, key) : NULL;
+    const td_cupti_node *slot = t->capacity > 0 ? slot_of(t, key) : NULL;
 
     if (!slot || slot->node == 0)
         return false;
@@ -208,15 +208,15 @@ static bool look_up(const table *t, uint64_t key, int64_t *range)
 /** cupti->lock is held. */
 static void put(td_cupti *cupti, table *t, uint64_t key, int64_t range)
 {
-    if (2 * (t->count + 1) > t->room) {
-        table larger = {.room = t->room > 0 ? 2 * t->room : 4096, .count = t->count};
+    if (2 * (t->count + 1) > t->capacity) {
+        table larger = {.capacity = t->capacity > 0 ? 2 * t->capacity : 4096, .count = t->count};
 
-        larger.slots = calloc(larger.room, sizeof *larger.slots);
+        larger.slots = calloc(larger.capacity, sizeof *larger.slots);
         if (!larger.slots) {
             cupti->lost++;
             return;
         }
-        for (size_t i = 0; i < t->room; i++)
+        for (size_t i = 0; i < t->capacity; i++)
             if (t->slots[i].node != 0)
                 *slot_of(&larger, t->slots[i].node) = t->slots[i];
         free(t->slots);
@@ -613,7 +613,7 @@ static td_status take_table(const table *t, td_cupti_node **out, int64_t *count)
     *out = calloc(t->count, sizeof **out);
     if (!*out)
         return td_fail(TD_NO_MEMORY, "no host memory for %zu launches", t->count);
-    for (size_t i = 0; i < t->room; i++)
+    for (size_t i = 0; i < t->capacity; i++)
         if (t->slots[i].node != 0)
             (*out)[(*count)++] = t->slots[i];
     qsort(*out, t->count, sizeof **out, by_node);

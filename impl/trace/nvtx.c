@@ -20,7 +20,7 @@ struct td_nvtx {
         const char *name;
         nvtxStringHandle_t handle;
     } * registered;
-    int64_t count, room;
+    int64_t count, capacity;
 };
 
 /** The NVTX handle of a label; NULL: no memory. */
@@ -33,7 +33,7 @@ static nvtxStringHandle_t handle_of(td_nvtx *nvtx, const char *label)
     for (int64_t i = 0; i < nvtx->count; i++)
         if (nvtx->registered[i].name == name)
             return nvtx->registered[i].handle;
-    if (!td_grow(&nvtx->registered, nvtx->count, &nvtx->room, 64, sizeof *nvtx->registered))
+    if (!td_grow(&nvtx->registered, nvtx->count, &nvtx->capacity, 64, sizeof *nvtx->registered))
         return NULL;
     nvtx->registered[nvtx->count] = (struct registered){name, nvtxDomainRegisterStringA(nvtx->domain, name)};
     return nvtx->registered[nvtx->count++].handle;

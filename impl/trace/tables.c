@@ -25,10 +25,10 @@ static double duration(const td_trace_activity *activity)
 /** Allocates n zeroed elements; not NULL for n = 0. */
 static void *room_for(int64_t n, size_t size, td_status *status)
 {
-    void *room = calloc((size_t)(n > 0 ? n : 1), size);
+    void *rows = calloc((size_t)(n > 0 ? n : 1), size);
 
-    *status = room ? TD_OK : td_fail(TD_NO_MEMORY, "no host memory for a table of %" PRId64 " rows", n);
-    return room;
+    *status = rows ? TD_OK : td_fail(TD_NO_MEMORY, "no host memory for a table of %" PRId64 " rows", n);
+    return rows;
 }
 
 /* ---- totals ---- */
@@ -299,7 +299,7 @@ static bool is_listed(const td_trace_range *range)
 /** Adds all projections of one step to the samples. Activities of a graph belong to the ranges of the
  * capture, even if it was in another step. */
 static td_status project(const td_trace *trace, int64_t step, projection *of, sample **samples,
-                         int64_t *count, int64_t *room, int64_t *activities)
+                         int64_t *count, int64_t *slots, int64_t *activities)
 {
     memset(of, 0, (size_t)trace->range_count * sizeof *of);
     for (int64_t i = 0; i < trace->activity_count; i++) {
@@ -317,7 +317,7 @@ static td_status project(const td_trace *trace, int64_t step, projection *of, sa
     for (int64_t i = 0; i < trace->range_count; i++) {
         if (of[i].activities == 0 || !is_listed(&trace->ranges[i]))
             continue;
-        if (!td_grow(samples, *count, room, 1024, sizeof **samples))
+        if (!td_grow(samples, *count, slots, 1024, sizeof **samples))
             return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", *count + 1);
         (*samples)[(*count)++] =
             (sample){trace->ranges[i].name, (double)(of[i].end - of[i].begin), TD_OP_OTHER, -1};
@@ -357,7 +357,7 @@ static td_status fill_label(const td_trace *trace, const sample *samples, int64_
 
 td_status td_trace_labels(const td_trace *trace, int64_t capacity, td_trace_label *rows, int64_t *count)
 {
-    int64_t taken = 0, room = 0, names = 0, *activities = NULL;
+    int64_t taken = 0, slots = 0, names = 0, *activities = NULL;
     td_trace_label *all = NULL;
     projection *of = NULL;
     sample *samples = NULL;
@@ -372,7 +372,7 @@ td_status td_trace_labels(const td_trace *trace, int64_t capacity, td_trace_labe
     activities = room_for(trace->range_count, sizeof *activities, &status);
     TD_TRY(status);
     for (int64_t step = 0; step < trace->info.steps; step++)
-        TD_TRY(project(trace, step, of, &samples, &taken, &room, activities));
+        TD_TRY(project(trace, step, of, &samples, &taken, &slots, activities));
     if (taken > 0)
         qsort(samples, (size_t)taken, sizeof *samples, by_name);
     all = room_for(taken, sizeof *all, &status);

@@ -83,15 +83,15 @@ int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weigh
 int64_t td_weight_next(const td_layout *layout, int64_t layer, td_weight weight)
 {
     const int64_t begin = td_weight_offset(layout, layer, weight);
-    int place = 0;
+    int index = 0;
 
     if (weight >= TD_WEIGHTS)
         return weight == TD_W_HEAD ? layout->elements : layout->layers;
     if (weight >= TD_MATRICES)
         return begin + layout->norm_stride;
-    while (storage[place].weight != weight)
-        place++;
-    return place + 1 < TD_MATRICES ? td_weight_offset(layout, layer, storage[place + 1].weight)
+    while (storage[index].weight != weight)
+        index++;
+    return index + 1 < TD_MATRICES ? td_weight_offset(layout, layer, storage[index + 1].weight)
                                    : layout->layers + (layer + 1) * layout->layer_stride;
 }
 

@@ -65,7 +65,7 @@ td_part td_part_of(td_weight weight);
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
 
-/** The order in which gradients become final. A parameter's number is its place in the block, from 0. If a
+/** The order in which gradients become final. A parameter's number is its index in the block, from 0. If a
  * range becomes final as a whole, its last parameter comes first.
  *
  *   layers  1 to 65,535, as a model has

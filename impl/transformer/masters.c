@@ -10,15 +10,15 @@ static void *moved(void *at, int64_t begin, size_t size)
 }
 
 td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
-                           const void *numbers, void *room)
+                           const void *numbers, void *work)
 {
     const size_t size = to.low ? sizeof(uint16_t) : td_dtype_size(dtype), bytes = (size_t)count * size;
     td_status status = TD_OK;
 
     if (to.low) {
-        td_planes_split(count, numbers, room, (uint16_t *)room + count);
-        TD_TRY(td_device_upload(model->dev, moved(to.low, begin, size), moved(room, count, size), bytes));
-        numbers = room;
+        td_planes_split(count, numbers, work, (uint16_t *)work + count);
+        TD_TRY(td_device_upload(model->dev, moved(to.low, begin, size), moved(work, count, size), bytes));
+        numbers = work;
     }
     TD_TRY(td_device_upload(model->dev, moved(to.at, begin, size), numbers, bytes));
 cleanup:
@@ -26,15 +26,15 @@ cleanup:
 }
 
 td_status td_master_download(td_transformer *model, td_master from, int64_t begin, int64_t count,
-                             td_dtype dtype, void *numbers, void *room)
+                             td_dtype dtype, void *numbers, void *work)
 {
     const size_t size = from.low ? sizeof(uint16_t) : td_dtype_size(dtype), bytes = (size_t)count * size;
     td_status status = TD_OK;
 
-    TD_TRY(td_device_download(model->dev, from.low ? room : numbers, moved(from.at, begin, size), bytes));
+    TD_TRY(td_device_download(model->dev, from.low ? work : numbers, moved(from.at, begin, size), bytes));
     if (from.low) {
-        TD_TRY(td_device_download(model->dev, moved(room, count, size), moved(from.low, begin, size), bytes));
-        td_planes_join(count, room, (uint16_t *)room + count, numbers);
+        TD_TRY(td_device_download(model->dev, moved(work, count, size), moved(from.low, begin, size), bytes));
+        td_planes_join(count, work, (uint16_t *)work + count, numbers);
     }
 cleanup:
     return status;

@@ -6,8 +6,8 @@
 
 enum { NAME_BYTES = TD_PARAMETER_NAME_BYTES + sizeof ".grad" };
 
-/** The name for hooks of a tensor that the call has written. The backward of a norm reads the norm's input
- * first, and writes its gradient to the residual's: that gets the input's name. */
+/** The name that hooks get for a tensor that the call has written. The backward pass of a norm writes the
+ * gradient of the norm's input over the residual's gradient, so the name is the input's, its first use. */
 static void name_output(const td_transformer *model, const td_recorded_call *call, td_use use,
                         char name[NAME_BYTES])
 {

@@ -148,7 +148,7 @@ int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads)
     return count;
 }
 
-void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces)
+void td_owned_fill(const td_plan *plan, char *params, char *grads, td_piece *pieces)
 {
     td_owned owned = {.index = 0};
     places p = places_of(plan);
@@ -165,7 +165,7 @@ void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pi
     }
 }
 
-td_status td_check_place(const char *what, td_range range, const void *where)
+td_status td_check_address(const char *what, td_range range, const void *where)
 {
     return where ? TD_OK
                  : td_fail(TD_BAD_STATE,

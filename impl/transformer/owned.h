@@ -26,11 +26,11 @@ int64_t td_owned_measure(const td_plan *plan, size_t *params, size_t *grads);
 
 /** Fills pieces [td_owned_measure] with addresses in the memory at params and grads; grads NULL: no
  * gradients. */
-void td_owned_place(const td_plan *plan, char *params, char *grads, td_piece *pieces);
+void td_owned_fill(const td_plan *plan, char *params, char *grads, td_piece *pieces);
 
 /** TD_BAD_STATE if `where` is NULL: no piece of this rank has the whole range, and no link has set an
  * address. */
-td_status td_check_place(const char *what, td_range range, const void *where);
+td_status td_check_address(const char *what, td_range range, const void *where);
 
 /** td_weights_master of the range's begin, if one piece has the whole range; else zeros. */
 td_master td_weights_in_one(const td_weights *weights, td_range range);

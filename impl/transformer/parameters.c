@@ -42,7 +42,7 @@ static td_weight weight_of(const td_model_size *size, int64_t index, int64_t *la
 }
 
 /** The offset and extents of parameter `index`. */
-static td_parameter place(const td_model_size *size, const td_layout *layout, int64_t index)
+static td_parameter parameter_at(const td_model_size *size, const td_layout *layout, int64_t index)
 {
     int64_t layer;
     const td_weight weight = weight_of(size, index, &layer);
@@ -58,7 +58,7 @@ void td_parameters_fill(td_transformer *model)
     const td_model_size *size = &model->plan.config.size;
 
     for (int64_t index = 0; index < count_of(size); index++) {
-        td_parameter p = place(size, &model->plan.layout, index);
+        td_parameter p = parameter_at(size, &model->plan.layout, index);
         const td_master master = td_weights_in_one(&model->weights, (td_range){p.offset, p.offset + p.numel});
         char *const name = model->names[index];
         int64_t layer;
@@ -152,7 +152,7 @@ td_status td_transformer_parameter_of(const td_model_size *size, td_precision pr
     TD_TRY(layout_of(size, precision, &layout));
     TD_CHECK(index >= 0 && index < count_of(size), "index is %" PRId64 ", needs 0 to %" PRId64, index,
              count_of(size) - 1);
-    *out = place(size, &layout, index);
+    *out = parameter_at(size, &layout, index);
     out->dtype = td_precision_weights(precision);
     out->grad_dtype = td_precision_dtype(precision);
 cleanup:
@@ -190,8 +190,8 @@ cleanup:
  * wait for each other more often. */
 #define STAGED INT64_C(4194304)
 
-/** Fills the parameter with its initial numbers; `drawn` and `rounded` have room for `room` of them. */
-static td_status init_parameter(td_transformer *model, int64_t index, uint64_t seed, int64_t room,
+/** Fills the parameter with its initial numbers; `drawn` and `rounded` can hold `capacity` numbers. */
+static td_status init_parameter(td_transformer *model, int64_t index, uint64_t seed, int64_t capacity,
                                 float *drawn, void *rounded)
 {
     const td_parameter *parameter = &model->parameters[index];
@@ -204,8 +204,8 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
     td_range rest = {parameter->offset, parameter->offset + parameter->numel}, part;
     td_master to;
     while (td_weights_take(&model->weights, &rest, &part, &to))
-        for (int64_t done = 0; done < part.end - part.begin; done += room) {
-            const int64_t left = part.end - part.begin - done, count = left < room ? left : room,
+        for (int64_t done = 0; done < part.end - part.begin; done += capacity) {
+            const int64_t left = part.end - part.begin - done, count = left < capacity ? left : capacity,
                           offset = part.begin - parameter->offset + done;
             if (parameter->cols > 0)
                 TD_TRY(td_rng_truncated_normal(&rng, offset, count, 0, std, -3 * std, 3 * std, drawn));
@@ -286,13 +286,13 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
     float *staged = NULL;
 
     TD_NOT_NULL(model);
-    const int64_t room = model->plan.layout.numel < STAGED ? model->plan.layout.numel : STAGED;
-    staged = calloc(2 * (size_t)room, sizeof *staged);
-    TD_FAIL_IF(!staged, TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", room);
+    const int64_t capacity = model->plan.layout.numel < STAGED ? model->plan.layout.numel : STAGED;
+    staged = calloc(2 * (size_t)capacity, sizeof *staged);
+    TD_FAIL_IF(!staged, TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", capacity);
     model->stage.progress = TD_AT_START;
     td_weights_written(model, false);
     for (int64_t i = 0; i < td_transformer_parameter_count(model); i++)
-        TD_TRY(init_parameter(model, i, seed, room, staged, staged + room));
+        TD_TRY(init_parameter(model, i, seed, capacity, staged, staged + capacity));
     td_weights_written(model, true);
 cleanup:
     free(staged);

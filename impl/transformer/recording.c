@@ -187,7 +187,7 @@ static td_status needed(td_transformer *model, td_use use)
 
         TD_TRY(td_hooks_needed(model->hooks, model->pass, range, after ? &next : NULL, &where));
     }
-    TD_TRY(td_check_place("weights", range, where));
+    TD_TRY(td_check_address("weights", range, where));
     model->at[use.what] = where;
 cleanup:
     return status;
@@ -200,7 +200,7 @@ static td_status make_room(td_transformer *model, td_use use)
     td_status status = TD_OK;
 
     TD_TRY(td_hooks_room(model->hooks, range, &where));
-    TD_TRY(td_check_place("gradients", range, where));
+    TD_TRY(td_check_address("gradients", range, where));
     model->room[use.what].at = where;
     model->room[use.what].begin = range.begin;
 cleanup:

@@ -54,7 +54,8 @@ typedef struct td_call {
 } td_call;
 
 /** A use in the recording. A tensor's life begins when it is written. A part's life in a pass begins with its
- * first use. A recomputation is a pass, but norms live in the backward pass around it. */
+ * first use. A recomputation is a pass of its own, but norms that it reads live as long as the backward pass
+ * around it. */
 typedef struct td_recorded_use {
     td_use use;
     int32_t until; /* if a life begins with this use: the call that ends it; else -1 */

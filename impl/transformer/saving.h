@@ -15,7 +15,7 @@ td_status td_saving_check(const td_transformer *model);
 /** The metadata of a file: what shapes of weights do not say of the model. `texts` points into it. */
 enum { TD_SAVED_CONFIG = 1, TD_SAVED_TEXTS = 3, TD_TRAIN_TEXTS = 5 }; /* "format", then the configuration */
 typedef struct td_saved_texts {
-    td_stored_text texts[TD_TRAIN_TEXTS]; /* room for two of a trainer */
+    td_stored_text texts[TD_TRAIN_TEXTS]; /* the last two are a trainer's */
     char heads[24], rope_theta[32];
 } td_saved_texts;
 void td_saved_describe(const td_transformer *model, td_saved_texts *out);
@@ -31,14 +31,14 @@ void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for 
 /** The description of the file's tensor for a parameter's numbers. */
 td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype);
 
-/** Copies `count` numbers of the host's memory to `to`, from its number `begin` on. `room` is scratch with as
- * many bytes as the numbers. Waits for the device. */
+/** Copies `count` numbers of the host's memory to `to`, from its number `begin` on. `work` has as many
+ * bytes as the numbers. Waits for the device. */
 td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
-                           const void *numbers, void *room);
+                           const void *numbers, void *work);
 
 /** The reverse of td_master_upload. */
 td_status td_master_download(td_transformer *model, td_master from, int64_t begin, int64_t count,
-                             td_dtype dtype, void *numbers, void *room);
+                             td_dtype dtype, void *numbers, void *work);
 
 /** Writes `bytes` bytes of a file's tensor data at offset `at`. */
 typedef struct td_sink {

@@ -62,7 +62,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
         w->grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
     }
-    td_owned_place(&model->plan, w->params, w->grads, model->pieces);
+    td_owned_fill(&model->plan, w->params, w->grads, model->pieces);
     model->plan.config.owned = NULL; /* the caller's */
     model->plan.config.grad_places = NULL;
     td_parameters_fill(model);

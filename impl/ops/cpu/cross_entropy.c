@@ -14,7 +14,7 @@ enum { PARTS = 256 };
 TD_INLINE double one_row(td_dtype dtype, const void *logits, td_row row, int64_t target, float *lse,
                          double scale, void *dlogits)
 {
-    float e[TD_ROW_PIECE];
+    float e[TD_ROW_CHUNK];
     float max;
     double sum = td_row_sum(dtype, logits, row, e, &max);
     double log_sum = log(sum);

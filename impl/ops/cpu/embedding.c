@@ -37,25 +37,25 @@ size_t td_cpu_embedding_backward_work_bytes(const td_embedding_shape *shape)
     return (size_t)(shape->vocab + shape->tokens) * sizeof(int64_t);
 }
 
-/* Sums the gradients of a row's tokens in f32, in pieces of PIECE columns. Writes each element once. */
+/* Sums the gradients of a row's tokens in f32, in chunks of CHUNK columns. Writes each element once. */
 TD_INLINE void sum_tokens(td_dtype dtype, td_dtype dweight_dtype, int64_t d_model, const void *dy,
                           int64_t first, const int64_t *next, bool accumulate, void *dweight, int64_t row)
 {
-    enum { PIECE = 1024 };
-    float sum[PIECE];
+    enum { CHUNK = 1024 };
+    float sum[CHUNK];
 
-    for (int64_t begin = 0; begin < d_model; begin += PIECE) {
-        int64_t piece = d_model - begin < PIECE ? d_model - begin : PIECE;
+    for (int64_t begin = 0; begin < d_model; begin += CHUNK) {
+        int64_t chunk = d_model - begin < CHUNK ? d_model - begin : CHUNK;
 
 #pragma omp simd
-        for (int64_t i = 0; i < piece; i++)
+        for (int64_t i = 0; i < chunk; i++)
             sum[i] = accumulate ? td_load(dweight_dtype, dweight, row * d_model + begin + i) : 0.0f;
         for (int64_t t = first; t >= 0; t = next[t])
 #pragma omp simd
-            for (int64_t i = 0; i < piece; i++)
+            for (int64_t i = 0; i < chunk; i++)
                 sum[i] += td_load(dtype, dy, t * d_model + begin + i);
 #pragma omp simd
-        for (int64_t i = 0; i < piece; i++)
+        for (int64_t i = 0; i < chunk; i++)
             td_store(dweight_dtype, dweight, row * d_model + begin + i, sum[i]);
     }
 }

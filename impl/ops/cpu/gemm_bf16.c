@@ -254,7 +254,7 @@ static bool reads_beyond_rows(const td_gemm_shape *s)
 }
 
 /* Copies a to *work, with zeros after each row, and changes the shape, a and what is left of work. Returns
- * false if work has no room for the copy. */
+ * false if work is too small for the copy. */
 static bool pad_rows(td_gemm_shape *s, const void **a, void **work, size_t *bytes)
 {
     const int64_t pitch = (s->k + 31) / 32 * 32, count = s->stride_a == 0 ? 1 : s->batch;

@@ -7,18 +7,18 @@
 /* Where the first head of a token lies: in the packed rows, and in the matrices of heads. The next head lies
  * head_dim elements later in the packed row, and `matrix` elements later in the matrices. A token's number
  * counts through batch and seq. */
-typedef struct place {
+typedef struct offsets {
     int64_t packed, split, matrix;
-} place;
+} offsets;
 
-static inline place place_of(const td_heads_shape *shape, int64_t token)
+static inline offsets offsets_of(const td_heads_shape *shape, int64_t token)
 {
     int64_t matrix = shape->seq * shape->head_dim;
     int64_t sequence = token / shape->seq, query = token % shape->seq;
 
-    return (place){.packed = token * shape->pitch,
-                   .split = sequence * shape->heads * matrix + query * shape->head_dim,
-                   .matrix = matrix};
+    return (offsets){.packed = token * shape->pitch,
+                     .split = sequence * shape->heads * matrix + query * shape->head_dim,
+                     .matrix = matrix};
 }
 
 static inline bool worth_threads(const td_heads_shape *shape)
@@ -86,7 +86,7 @@ static void split_heads(const td_heads_shape *shape, const void *rows, const flo
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++) {
         int64_t angles = token % shape->seq * half;
-        place at = place_of(shape, token);
+        offsets at = offsets_of(shape, token);
 
         for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
             if (cosine)
@@ -108,7 +108,7 @@ static void merge_heads(const td_heads_shape *shape, const void *matrices, const
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++) {
         int64_t angles = token % shape->seq * half;
-        place at = place_of(shape, token);
+        offsets at = offsets_of(shape, token);
 
         for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
             if (cosine)

@@ -82,22 +82,22 @@ size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
 TD_INLINE void sum_group(td_dtype dtype, td_dtype x_dtype, int64_t cols, const void *x, const float *rstd,
                          const void *dy, int64_t begin, int64_t end, double *sums)
 {
-    enum { PIECE = 1024 };
-    float sum[PIECE];
+    enum { CHUNK = 1024 };
+    float sum[CHUNK];
 
-    for (int64_t first = 0; first < cols; first += PIECE) {
-        int64_t piece = cols - first < PIECE ? cols - first : PIECE;
+    for (int64_t first = 0; first < cols; first += CHUNK) {
+        int64_t chunk = cols - first < CHUNK ? cols - first : CHUNK;
 
-        for (int64_t i = 0; i < piece; i++)
+        for (int64_t i = 0; i < chunk; i++)
             sum[i] = 0.0f;
         for (int64_t r = begin; r < end; r++)
 #pragma omp simd
-            for (int64_t i = 0; i < piece; i++) {
+            for (int64_t i = 0; i < chunk; i++) {
                 int64_t at = r * cols + first + i;
 
                 sum[i] += td_load(dtype, dy, at) * (td_load(x_dtype, x, at) * rstd[r]);
             }
-        for (int64_t i = 0; i < piece; i++)
+        for (int64_t i = 0; i < chunk; i++)
             sums[first + i] += (double)sum[i];
     }
 }

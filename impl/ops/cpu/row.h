@@ -1,7 +1,7 @@
 /** Internal to ops/cpu/: the steps of a stable softmax over a row, for softmax.c and cross_entropy.c.
  *
- * The steps work on one piece of a row in f32: load it, compute the exponentials in place, scale them into
- * the output. A row that is longer than a piece is loaded again for each step, and its exponentials are
+ * The steps work on one chunk of a row in f32: load it, compute the exponentials in place, scale them into
+ * the output. A row that is longer than a chunk is loaded again for each step, and its exponentials are
  * computed twice. They cannot be kept in the output, because bf16 would round them. */
 #ifndef TD_OPS_CPU_ROW_H
 #define TD_OPS_CPU_ROW_H
@@ -12,10 +12,10 @@
 #include <math.h>
 #include <string.h>
 
-/** A piece has 64 KiB on the stack, so the course's vocabulary is one piece. */
-enum { TD_ROW_PIECE = 16384 };
+/** A chunk has 64 KiB on the stack, so the course's vocabulary is one chunk. */
+enum { TD_ROW_CHUNK = 16384 };
 
-/** Pieces are padded to whole vectors, because a loop computes single elements at the end one by one. */
+/** Chunks are padded to whole vectors, because a loop computes single elements at the end one by one. */
 static inline int64_t td_row_pad(int64_t count)
 {
     return (count + TD_LANES - 1) / TD_LANES * TD_LANES;
@@ -26,15 +26,15 @@ typedef struct td_row {
     int64_t first, seen, cols;
 } td_row;
 
-static inline int64_t td_row_piece(td_row row, int64_t done)
+static inline int64_t td_row_chunk(td_row row, int64_t done)
 {
-    return row.seen - done < TD_ROW_PIECE ? row.seen - done : TD_ROW_PIECE;
+    return row.seen - done < TD_ROW_CHUNK ? row.seen - done : TD_ROW_CHUNK;
 }
 
-/** The padded length of a piece, but not beyond the end of the row's memory. */
+/** The padded length of a chunk, but not beyond the end of the row's memory. */
 static inline int64_t td_row_reach(td_row row, int64_t done)
 {
-    int64_t padded = td_row_pad(td_row_piece(row, done));
+    int64_t padded = td_row_pad(td_row_chunk(row, done));
 
     return padded < row.cols - done ? padded : row.cols - done;
 }
@@ -46,24 +46,24 @@ static inline int32_t td_order_key(int32_t bits)
     return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
 }
 
-/** Loads the piece from column `done` on into e, and pads it with -infinity. Returns the key of its largest
+/** Loads the chunk from column `done` on into e, and pads it with -infinity. Returns the key of its largest
  * element. A maximum of integers needs no special case for NaN, so the loop vectorises. A positive NaN is the
  * largest. A negative NaN is not, but it makes the row's sum NaN. */
 TD_INLINE int32_t td_row_load(td_dtype dtype, const void *data, td_row row, int64_t done, float *e)
 {
-    int32_t piece = (int32_t)td_row_piece(row, done), reach = (int32_t)td_row_reach(row, done);
+    int32_t chunk = (int32_t)td_row_chunk(row, done), reach = (int32_t)td_row_reach(row, done);
     int32_t max = INT32_MIN;
 
     data = td_at(dtype, data, row.first + done);
     /* a 32-bit index, so that a vector has as many indices as elements */
     for (int32_t i = 0; i < reach; i++) {
-        float value = i < piece ? td_load(dtype, data, i) : -INFINITY;
+        float value = i < chunk ? td_load(dtype, data, i) : -INFINITY;
         int32_t key = td_order_key((int32_t)td_f32_bits(value));
 
         max = key > max ? key : max;
         e[i] = value;
     }
-    for (int64_t i = reach; i < td_row_pad(piece); i++)
+    for (int64_t i = reach; i < td_row_pad(chunk); i++)
         e[i] = -INFINITY;
     return max;
 }
@@ -90,22 +90,22 @@ static inline double td_row_exp(float *e, int64_t count, float max)
 }
 
 /** Returns the sum of exp(element - max), and the row's largest element in *max. Leaves the exponentials of
- * the last piece in e. */
+ * the last chunk in e. */
 TD_INLINE double td_row_sum(td_dtype dtype, const void *data, td_row row, float *e, float *max)
 {
     int32_t key = INT32_MIN;
     double sum = 0.0;
 
-    for (int64_t done = 0; done < row.seen; done += TD_ROW_PIECE) {
+    for (int64_t done = 0; done < row.seen; done += TD_ROW_CHUNK) {
         int32_t largest = td_row_load(dtype, data, row, done, e);
 
         key = largest > key ? largest : key;
     }
     *max = td_f32_from_bits((uint32_t)td_order_key(key));
-    for (int64_t done = 0; done < row.seen; done += TD_ROW_PIECE) {
-        if (row.seen > TD_ROW_PIECE)
+    for (int64_t done = 0; done < row.seen; done += TD_ROW_CHUNK) {
+        if (row.seen > TD_ROW_CHUNK)
             td_row_load(dtype, data, row, done, e);
-        sum += td_row_exp(e, td_row_pad(td_row_piece(row, done)), *max);
+        sum += td_row_exp(e, td_row_pad(td_row_chunk(row, done)), *max);
     }
     return sum;
 }
@@ -118,12 +118,12 @@ TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float 
     float high = (float)factor;
     float low = (float)(factor - (double)high);
 
-    for (int64_t done = 0; done < row.seen; done += TD_ROW_PIECE) {
+    for (int64_t done = 0; done < row.seen; done += TD_ROW_CHUNK) {
         int64_t reach = td_row_reach(row, done);
 
-        if (row.seen > TD_ROW_PIECE) {
+        if (row.seen > TD_ROW_CHUNK) {
             td_row_load(dtype, data, row, done, e);
-            td_row_exp(e, td_row_pad(td_row_piece(row, done)), max);
+            td_row_exp(e, td_row_pad(td_row_chunk(row, done)), max);
         }
 #pragma omp simd
         for (int64_t i = 0; i < reach; i++)

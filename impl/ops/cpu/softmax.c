@@ -25,7 +25,7 @@ static inline int64_t next_query(const td_softmax_shape *shape, int64_t query)
 
 TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, td_row row)
 {
-    float e[TD_ROW_PIECE];
+    float e[TD_ROW_CHUNK];
     float max;
     double sum = td_row_sum(dtype, x, row, e, &max);
 

@@ -1,7 +1,7 @@
 #include "base/check.h"
 #include "base/setting.h"
 #include "device/cuda.h"
-#include "device/share.h"
+#include "device/sms.h"
 #include "device/state.h"
 #include "ops/cuda/cuda.h"
 

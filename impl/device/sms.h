@@ -4,9 +4,9 @@
  * Collectives and the optimizer's update run at the same time as GEMMs and take SMs from them. Each owner
  * sets the number of its SMs, and the counts add up. GEMMs that are queued later use the remaining SMs
  * (ops/cuda/gemm.c). A count can change the algorithm of a GEMM and so its bits: all ranks must set the same
- * counts at the same places of a step. */
-#ifndef TD_DEVICE_SHARE_H
-#define TD_DEVICE_SHARE_H
+ * counts at the same points of a step. */
+#ifndef TD_DEVICE_SMS_H
+#define TD_DEVICE_SMS_H
 
 #include "device/device.h"
 
