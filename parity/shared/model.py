@@ -39,12 +39,6 @@ def c_switches(graph=False, keep="most", gradients="held", update="after", **mor
 # updates of one step of `small` in mixed precision are off float64's by up to 0.11, in PyTorch as in C.
 TIMED_WITHIN = {"f32": (1e-4, 1e-4, 0.2), "tf32": (1e-3, 0.01, 0.3), "16 bits": (0.01, 0.05, 0.5)}
 
-# The same after several steps without f32, which are timed together: rounding errors grow from step to
-# step. After ten steps of `small` (batch 4, context 512) PyTorch in mixed precision is off PyTorch in f32
-# by 5 % in the loss and by a factor of 0.95 in weights (CPU). C's own three ways differ by 2 % in the loss
-# (H200). A common factor is seen from an eighth of a limit on: 5 % in the loss, 15 % in an update.
-TOGETHER_WITHIN = (0.4, 0.05, 1.2)
-
 # The step whose time the pages boast of.
 AS_TIMED = c_switches(graph=True, keep="all", gradients="transient", update="along")
 
@@ -206,8 +200,6 @@ def torch_model(case, state, dtype=None, **options):
 
 def timed_rules(case):
     limits = TIMED_WITHIN.get(case.dtype, TIMED_WITHIN["16 bits"])
-    if case.together > 1 and case.get("pass") == "step" and case.dtype != "f32":
-        limits = TOGETHER_WITHIN
     return {
         name: within(rel_l2=limit) for name, limit in zip(("loss", "logits", "update.*"), limits, strict=True)
     }
