@@ -144,7 +144,7 @@ backward_plan plan_backward(td_gpu gpu, const td_attention_shape *shape, void *w
     plan.by_keys = cut_backward(gpu.sms, shape, true, 80);
     plan.by_queries = cut_backward(gpu.sms, shape, false, 80);
     plan.lse = rest.floats(heads * rows_padded);
-    plan.dot = rest.floats(heads * rows_padded);
+    plan.dot = rest.floats(heads * rows_padded * (kind_of_shape(shape) == kind::f32 ? 2 : 1));
     plan.counter = reinterpret_cast<int *>(rest.floats(1));
     if (plan.takes_hopper && shape->deterministic) {
         const tiling c = tiling_of(pass::backward, kind::bf16, width_of(shape->head_dim, 90), 90);
@@ -193,9 +193,9 @@ __device__ inline void clear(float *to, int64_t count)
 /** Rows for which a thread of the next kernel has all its loads in flight at once. */
 constexpr int ROWS_AT_ONCE = 4;
 
-/** dot = rowsum(dO * O), lse in base 2, and zeros for the sums of dQ. `lanes` threads share a row. Rows
- * come in the order of o's memory. A row after the end of the sequence gets an lse of infinity, so its P
- * is 0.
+/** dot = rowsum(dO * O), lse in base 2, zeros for the sums of dQ, and in f32 the weights of P. `lanes` threads
+ * share a row. Rows come in the order of o's memory. A row after the end of the sequence gets an lse of infinity,
+ * so its P is 0.
  *
  * In TF32, dO is rounded here as in the GEMMs. dP and D then have the same rounding error of dO, and it
  * cancels in dP - D. */
@@ -266,8 +266,14 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
             continue;
         const int less = K == kind::f32 ? doublings_of((int)query[i], args.seq_k, args.causal) : 0;
         const int64_t row = (int64_t)head[i] * rows_padded + query[i];
-        lse2[row] = inside[i] ? (float)((double)sums_log[i] * LOG2E - less) : INFINITY;
+        const double exact = (double)sums_log[i] * LOG2E - less;
+        const float rounded = (float)exact;
+        lse2[row] = inside[i] ? rounded : INFINITY;
         dot[row] = inside[i] ? sum[i] : 0.0f;
+        if constexpr (K == kind::f32) { /* 2^(rounded - exact - less) */
+            const float by = isfinite(rounded) ? LN2 * (float)(rounded - exact) : 0.0f;
+            dot[(int64_t)args.heads * rows_padded + row] = ldexpf(1.0f + by, -less);
+        }
     }
 }
 

@@ -148,6 +148,7 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
     const float *const dout = static_cast<const float *>(args.dout) + o_start(args, here.head);
     const float *const lse = args.lse + (int64_t)here.head * args.rows_padded;
     const float *const dot = args.dot + (int64_t)here.head * args.rows_padded;
+    const float *const weights = dot + (int64_t)args.heads * args.rows_padded;
     const auto fetch_fixed = [&](float *to, const float *from, int64_t pitch) {
         fetch<float, G::ROWS, G::COLUMNS, G::THREADS>(tile::shared_address(to), from + first * pitch, pitch,
                                                       fixed_rows - first, args.head_dim, args.vectors);
@@ -214,14 +215,13 @@ __global__ __launch_bounds__(grid_of<D>::THREADS, grid_of<D>::C.residents) //
         }
 #pragma unroll
         for (int i = 0; i < (BY_KEYS ? G::N : G::R); i++) {
-            const int query = BY_KEYS ? first_moving + across + G::ACROSS * i : first + down + G::DOWN * i;
-            const int doublings = doublings_of(query, args.seq_k, args.causal);
-            const float weight = __int_as_float((127 - doublings) << 23); /* 2^-doublings */
+            const float weight =
+                weights[BY_KEYS ? first_moving + across + G::ACROSS * i : first + down + G::DOWN * i];
 #pragma unroll
             for (int n = 0; n < (BY_KEYS ? G::R : G::N); n++) {
                 float &x = BY_KEYS ? p[n][i] : p[i][n];
-                const float low = fmaf(x, args.exponent.low, -own_lse[i]);
-                x = weight * tile::exp2_fast(fmaf(x, args.exponent.high, low));
+                const float near = fmaf(x, args.exponent.high, -own_lse[i]); /* small if P is not */
+                x = weight * tile::exp2_fast(fmaf(x, args.exponent.low, near));
             }
         }
         /* If a query sees one key, P = 1 and dS = 0 for any score, or both are NaN. This code makes both
