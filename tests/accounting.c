@@ -482,7 +482,7 @@ TD_TEST(refused_overflow)
     BAD(td_account_attention_memory(1, 1, 1, half / 2 + 1, 1, 1, false, &at),
         "bytes of q, k, v and o: the sum");
     BAD(td_account_attention_memory(1, 1, 1, 1, 1, INT64_MAX, false, &at), "saved bytes: the sum");
-    BAD(td_account_attention_memory(INT64_MAX / 4, 1, 1, 1, 1, 1, false, &at), "the sum");
+    BAD(td_account_attention_memory(INT64_MAX / 4, 1, 1, 1, 1, 1, false, &at), "saved bytes: the sum");
     BAD(td_account_xxl_devices(&xxl, 1e-300, &bytes), "device_bytes is 1e-300");
     BAD(td_gemm_cost(half / 4, 1, 1, 1, TD_F32, &cost), "bytes moved: the sum");
     BAD(td_flash_cost(1, 1, 1, 1, half / 8 + 1, TD_F32, false, false, &cost), "bytes moved: the sum");

@@ -158,7 +158,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
         assert_int_equal(bytes, s->of[rank].bytes);
         check_waits(config, &t, &s->of[rank].waits);
     }
-    td_assert_refused(td_bench_ranks_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "rank is");
+    td_assert_refused(td_bench_ranks_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "needs 0 to ");
     td_assert_refused(td_bench_ranks_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");
 }
 
@@ -283,7 +283,7 @@ TD_TEST(a_change_of_shape_captures_again)
 static td_status fail_late(void *user, int64_t done, int64_t total)
 {
     (void)user, (void)total;
-    return done == 6 ? td_fail(TD_IO_ERROR, "enough") : TD_OK;
+    return done == 6 ? td_fail(TD_IO_ERROR, "a fault of the test") : TD_OK;
 }
 
 TD_TEST(what_is_wrong_is_named)
@@ -292,7 +292,7 @@ TD_TEST(what_is_wrong_is_named)
     td_bench_ranks_result *result = (td_bench_ranks_result *)&config;
 
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, fail_late, NULL, &result), TD_IO_ERROR,
-                      "enough");
+                      "a fault of the test");
     assert_null(result);
     td_assert_ok(td_device_fail_allocation(dev, 3));
     td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_NO_MEMORY,

@@ -444,7 +444,7 @@ TD_TEST(there_are_1024_handles)
         made++;
     assert_int_equal(made, 1024);
     assert_null(works[1024]);
-    td_assert_refused(td_comm_barrier(comm), TD_BAD_STATE, "1024");
+    td_assert_refused(td_comm_barrier(comm), TD_BAD_STATE, "1024 collectives are unfinished");
     for (int i = 0; i < made; i++)
         td_assert_ok(td_work_wait(works[i]));
     back(numbers, dev_numbers, sizeof numbers);

@@ -280,15 +280,15 @@ TD_TEST(values_go_from_rank_to_rank)
     td_assert_ok(td_control_get(pair[1].control, "a", value, sizeof value, &bytes, in_seconds(5)));
     assert_string_equal(value, "one");
     td_assert_refused(td_control_get(pair[1].control, "b", value, sizeof value, &bytes, in_seconds(5)),
-                      TD_LIBRARY_ERROR, "13 bytes");
+                      TD_LIBRARY_ERROR, "value 'b' has 13 bytes");
     td_assert_refused(td_control_get(pair[1].control, "a", value, sizeof value, &bytes, in_seconds(0.05)),
-                      TD_LIBRARY_ERROR, "in time");
+                      TD_LIBRARY_ERROR, "value 'a' did not come in time");
     td_assert_refused(td_control_put(pair[1].control, "c", value, TD_CONTROL_VALUE + 1), TD_LIBRARY_ERROR,
-                      "32769");
+                      "value 'c' has 32769 bytes");
     td_assert_ok(td_control_put(pair[1].control, "kept to the end", "x", 1));
-    td_control_fault(pair[0].control, NULL, "enough");
+    td_control_fault(pair[0].control, NULL, "a fault of the test");
     td_assert_refused(td_control_get(pair[0].control, "d", value, sizeof value, &bytes, in_seconds(5)),
-                      TD_RANK_FAILED, "enough");
+                      TD_RANK_FAILED, "a fault of the test");
     close_pair(pair);
 }
 
@@ -672,7 +672,8 @@ TD_TEST(a_directory_with_another_file_is_refused)
     fclose(file);
     const td_meet_point point = {.directory = folder, .run = "run"};
     td_assert_refused(td_meet_listen(&point, &meeting), TD_IO_ERROR, "is not a file of tandem");
-    td_assert_refused(td_meet_connect(&point, in_seconds(0.01), &met), TD_RANK_FAILED, "tandem.run");
+    td_assert_refused(td_meet_connect(&point, in_seconds(0.01), &met), TD_RANK_FAILED,
+                      "nobody answers at /tmp/tandem-ref");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
 }
@@ -730,7 +731,7 @@ TD_TEST(arguments_are_checked)
     td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "needs a CUDA device");
     o = one;
     o.directory = o.address = "x:1";
-    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "both set");
+    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "directory and address are both set");
     if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK) {
         td_device_close(dev);
         skip();
@@ -745,15 +746,15 @@ TD_TEST(arguments_are_checked)
     td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_I64, TD_AVERAGE, NULL), TD_BAD_ARGUMENT,
                       "reduction is average and type is i64");
     td_assert_refused(td_comm_all_reduce(comm, a, a + 1, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
-                      "overlap");
+                      "in and out overlap");
     td_assert_refused(td_comm_reduce_scatter(comm, a + 1, a, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
-                      "overlap");
+                      "in and out overlap");
     td_assert_ok(td_comm_all_reduce(comm, a, b, 8, TD_COMM_F32, TD_SUM, &work));
     td_assert_ok(td_work_wait(work));
     td_assert_ok(td_comm_abort(comm, "first"));
     td_assert_ok(td_comm_abort(comm, "second"));
-    td_assert_refused(td_comm_barrier(comm), TD_RANK_FAILED, "first");
-    td_assert_refused(td_comm_close(comm), TD_RANK_FAILED, "first");
+    td_assert_refused(td_comm_barrier(comm), TD_RANK_FAILED, "rank 0 gave up: first");
+    td_assert_refused(td_comm_close(comm), TD_RANK_FAILED, "rank 0 gave up: first");
     td_device_close(dev);
 }
 

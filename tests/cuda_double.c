@@ -144,7 +144,8 @@ TD_BODY(a_refused_product_leaves_it_current_too)
         .batch = 1, .m = 4, .n = 4, .k = 4, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
     float block[16];
 
-    td_assert_refused(td_gemm(gpu, &shape, block, block, block, (char *)NULL + 8), TD_BAD_ARGUMENT, "work");
+    td_assert_refused(td_gemm(gpu, &shape, block, block, block, (char *)NULL + 8), TD_BAD_ARGUMENT,
+                      "work is 0x8, needs a multiple of");
     assert_int_equal(td_double.current, CALLERS);
 }
 

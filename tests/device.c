@@ -92,7 +92,7 @@ TD_TEST(a_build_without_cuda_says_so)
 
     td_assert_refused(td_device_open("cuda", &dev), TD_UNSUPPORTED, "device 'cuda'");
     assert_null(dev);
-    td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "no CUDA");
+    td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "has no CUDA");
 }
 
 TD_TEST(devices_are_counted)

@@ -242,7 +242,7 @@ static td_status visit(void *user)
     visitor *v = user;
 
     v->launches = ++*v->order;
-    return v->says == TD_OK ? TD_OK : td_fail(v->says, "not now");
+    return v->says == TD_OK ? TD_OK : td_fail(v->says, "a launch that refuses");
 }
 
 static td_status stay(void *user)
@@ -250,7 +250,7 @@ static td_status stay(void *user)
     visitor *v = user;
 
     v->launched = ++*v->order;
-    return v->says_then == TD_OK ? TD_OK : td_fail(v->says_then, "not so");
+    return v->says_then == TD_OK ? TD_OK : td_fail(v->says_then, "a launch that fails");
 }
 
 static void go(void *user)
@@ -285,7 +285,7 @@ TD_TEST(guests_come_with_every_launch)
     assert_int_equal(two.launches, 2);
     assert_int_equal(two.launched, 3);
     one.says = TD_RANK_FAILED; /* the later guest is not called, and nothing is launched */
-    td_assert_refused(td_graph_launch(graph), TD_RANK_FAILED, "not now");
+    td_assert_refused(td_graph_launch(graph), TD_RANK_FAILED, "a launch that refuses");
     assert_int_equal(two.launches, 2);
     assert_int_equal(two.launched, 3);
     assert_int_equal(seen.launches, 1);
@@ -296,7 +296,7 @@ TD_TEST(guests_come_with_every_launch)
     assert_int_equal(two.launches, 6);
     assert_int_equal(two.launched, 3);
     two.says_then = TD_LIBRARY_ERROR; /* the launch itself has already been queued */
-    td_assert_refused(td_graph_launch(graph), TD_LIBRARY_ERROR, "not so");
+    td_assert_refused(td_graph_launch(graph), TD_LIBRARY_ERROR, "a launch that fails");
     assert_int_equal(two.launched, 9);
     assert_int_equal(seen.launches, 2);
     /* The end of a capture fails. */

@@ -117,6 +117,7 @@ static void check_totals(const td_memory_recording *recording, size_t device_pea
         const td_memory_entry *entry = &entries[i];
         const td_memory_event *event = &entry->event;
 
+        td_in_case("entry %d of %s", (int)i, event->label);
         assert_int_equal(event->sequence, i);
         assert_true(i == 0 ||
                     (event->time_ns >= entries[i - 1].event.time_ns && entry->phase >= entries[i - 1].phase));
@@ -166,6 +167,7 @@ static void check_phases(const td_memory_recording *recording, const td_memory_c
                                                                        : TD_MEMORY_IN_BACKWARD);
         size_t sum = 0;
 
+        td_in_case("phase %s", td_memory_phase_name((td_memory_phase)phase));
         assert_int_equal(span->first, end);
         assert_int_equal(span->end > span->first, there);
         assert_int_equal(span->end_ns > 0, there);
@@ -308,6 +310,7 @@ static void a_block_saves_what_accounting_says(void **state)
     td_assert_ok(td_account_model_activations(&model, 4, 64, element, &sizes));
     td_memory_recording *recording = record(&config);
     for (int64_t layer = 0; layer < 3; layer++) {
+        td_in_case("layer %d", (int)layer);
         /* The last checkpoint is kept in full. */
         const bool last = layer == 2;
         const int64_t saved = config.model.keep == TD_KEEP_MOST          ? want.most
@@ -348,6 +351,7 @@ TD_TEST(the_largest_come_first)
         td_assert_ok(td_memory_largest(recording, (td_memory_phase)phase, 100, largest, &count));
         assert_in_range(count, phase == TD_MEMORY_IN_OPTIMIZER ? 0 : 5, 99);
         for (int64_t i = 0; i < count; i++) {
+            td_in_case("phase %d, tensor %d", phase, (int)i);
             assert_int_equal(largest[i].phase, phase);
             assert_non_null(largest[i].label);
             assert_true(i == 0 || largest[i].bytes <= largest[i - 1].bytes);
@@ -374,7 +378,7 @@ TD_TEST(owned_ranges_are_refused)
 
     config.model.owned = &(td_range){0, 9};
     config.model.owned_count = 1;
-    td_assert_refused(td_memory_record(dev, &config, &recording), TD_UNSUPPORTED, "model.owned");
+    td_assert_refused(td_memory_record(dev, &config, &recording), TD_UNSUPPORTED, "model.owned is not NULL");
     assert_null(recording);
 }
 
@@ -414,6 +418,7 @@ TD_TEST(a_recording_by_hand_is_replayed)
         recording.summary.phases[phase] = (td_memory_span){.first = COUNT, .end = COUNT};
     td_assert_ok(td_memory_replay(&recording));
     for (int i = 0; i < COUNT; i++) {
+        td_in_case("entry %d", i);
         assert_int_equal(entries[i].live_bytes, live[i]);
         assert_int_equal(entries[i].pair, pairs[i]);
     }
@@ -470,6 +475,7 @@ TD_TEST(equal_blocks_that_touch_are_told_apart)
         recording.summary.phases[phase] = (td_memory_span){.first = phase ? COUNT : 0, .end = COUNT};
     td_assert_ok(td_memory_replay(&recording));
     for (int64_t i = 0; i < COUNT; i++) {
+        td_in_case("entry %d", (int)i);
         assert_int_equal(entries[i].pair, pairs[i]);
         assert_int_equal(entries[i].live_bytes, bytes[i]);
     }
@@ -490,6 +496,7 @@ TD_TEST(layers_are_found_in_names)
     const char *rest;
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        td_in_case("%s", names[i].name);
         assert_int_equal(td_memory_layer_of(names[i].name, &rest), names[i].layer);
         assert_string_equal(rest, names[i].rest);
     }

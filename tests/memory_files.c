@@ -105,6 +105,7 @@ TD_TEST(events_are_the_entries)
         const td_memory_entry *entry = &entries[i];
         const cJSON *pair = cJSON_GetObjectItem(event, "pair");
 
+        td_in_case("entry %d", (int)i);
         assert_true(i < count);
         assert_string_equal(string(event, "action"), actions[entry->event.action]);
         assert_string_equal(string(event, "label"), entry->event.label);

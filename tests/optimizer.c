@@ -257,6 +257,7 @@ static void train_groups(int64_t count, const td_optimizer_group *groups, td_upd
 TD_TEST(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element)
 {
     for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        td_in_case("update time %d", (int)time);
         td_optimizer_group groups[3], alike[10];
 
         fill_groups(groups);
@@ -338,6 +339,7 @@ TD_TEST(groups_are_reported_as_they_are_now)
     assert_int_equal(td_optimizer_group_count(optimizer), 3);
     assert_int_equal(td_optimizer_group_count(NULL), 0);
     for (int64_t i = 0; i < 3; i++) {
+        td_in_case("group %d", (int)i);
         td_assert_ok(td_optimizer_group_at(optimizer, i, &got));
         assert_int_equal(got.range.begin, groups[i].range.begin);
         assert_int_equal(got.range.end, groups[i].range.end);
@@ -471,6 +473,7 @@ TD_TEST(every_event_of_a_pass_is_waited_for_once)
     block b;
 
     for (int clipped = 0; clipped < 2; clipped++) {
+        td_in_case("%s clipping", clipped ? "with" : "without");
         open_block(&b);
         td_assert_ok(td_event_create(b.dev, &one));
         td_assert_ok(td_event_create(b.dev, &other));
@@ -520,6 +523,8 @@ TD_TEST(clipping_scales_by_the_norm_of_all_and_reads_gradients_once)
             const bool small = kind % 2 == 1, many = kind / 2 == 1; /* norms without memory become one norm */
             td_clip *clip;
 
+            td_in_case("update time %d, %s maximum, %s ranges", time, small ? "small" : "large",
+                       many ? "many" : "few");
             open_block(&b);
             b.state.gain = 0.5f;
             const double truth = norm_of(&b), max = small ? 0.1 * truth : 10 * truth;
@@ -569,6 +574,7 @@ TD_TEST(a_norm_of_ranks_adds_the_sums_of_all)
     float norm;
 
     for (int64_t counted = 0; counted < 2; counted++) {
+        td_in_case("%d range of this rank counts", (int)counted);
         open_block(&b);
         td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_ALONG);
         td_assert_ok(td_clip_create(b.dev, &b.weights, 0.5f, &b.state, &clip));

@@ -131,7 +131,7 @@ TD_TEST(right_answers_pass)
 
     td_assert_close("got", TD_F32, got, truth, 5, 1e-6);
     td_assert_identical("got", TD_F32, got, got, 5); /* NaN is identical to itself, bit for bit */
-    td_assert_refused(td_fail(TD_IO_ERROR, "the disk is full"), TD_IO_ERROR, "disk");
+    td_assert_refused(td_fail(TD_IO_ERROR, "the disk is full"), TD_IO_ERROR, "the disk");
     td_assert_ok(TD_OK);
 }
 
@@ -228,17 +228,28 @@ TD_BODY(the_last_byte_of_the_fence)
 
 TD_BODY(a_refusal_that_did_not_come)
 {
-    td_assert_refused(TD_OK, TD_BAD_ARGUMENT, "");
+    td_assert_refused(TD_OK, TD_BAD_ARGUMENT, "(no message)");
 }
 
 TD_BODY(a_refusal_of_another_kind)
 {
-    td_assert_refused(td_fail(TD_NO_MEMORY, "words"), TD_BAD_ARGUMENT, "words");
+    td_assert_refused(td_fail(TD_NO_MEMORY, "q is NULL"), TD_BAD_ARGUMENT, "q is NULL");
 }
 
 TD_BODY(a_refusal_in_other_words)
 {
     td_assert_refused(td_fail(TD_BAD_ARGUMENT, "q is NULL"), TD_BAD_ARGUMENT, "k is NULL");
+}
+
+TD_BODY(a_refusal_in_words_that_fit_any)
+{
+    td_assert_refused(td_fail(TD_BAD_ARGUMENT, "q is NULL"), TD_BAD_ARGUMENT, "is NULL");
+}
+
+TD_BODY(a_number_that_differs)
+{
+    td_in_case("row %d", 5);
+    assert_int_equal(2 * 3, 7);
 }
 
 TD_BODY(a_refusal_with_an_old_message)
@@ -271,8 +282,10 @@ TD_TEST(every_wrong_answer_fails)
         cmocka_unit_test(a_refusal_that_did_not_come),
         cmocka_unit_test(a_refusal_of_another_kind),
         cmocka_unit_test(a_refusal_in_other_words),
+        cmocka_unit_test(a_refusal_in_words_that_fit_any),
         cmocka_unit_test(a_refusal_with_an_old_message),
         cmocka_unit_test(a_failure_taken_for_success),
+        cmocka_unit_test(a_number_that_differs),
     };
     static char said[1 << 16];
     FILE *const messages = tmpfile();
@@ -296,6 +309,7 @@ TD_TEST(every_wrong_answer_fails)
     fclose(messages);
     assert_non_null(strstr(said, "support.c:")); /* the line of the test */
     assert_null(strstr(said, "compare.c:"));
+    assert_non_null(strstr(said, "2 * 3 == 7 (6 is not 7); the last case was 'row 5'"));
 }
 
 /* ---- calls that fail ---- */

@@ -110,6 +110,9 @@ TD_TEST(totals_agree_with_the_timer)
                  agrees(backward.window_ms, timed.backward.ms.mean) &&
                  agrees(optimizer.window_ms, timed.optimizer.ms.mean) &&
                  agrees(all.sum_ms, timed.step.ms.mean);
+        td_in_case("traced %g, %g, %g and %g ms, timed %g, %g, %g and %g", forward.window_ms,
+                   backward.window_ms, optimizer.window_ms, all.sum_ms, timed.forward.ms.mean,
+                   timed.backward.ms.mean, timed.optimizer.ms.mean, timed.step.ms.mean);
         /* On a CPU operations run one after the other: the busy time is the sum. */
         assert_true(fabs(all.busy_ms - all.sum_ms) < 1e-9 * all.sum_ms);
         assert_true(all.host_ms >= forward.sum_ms + backward.sum_ms + optimizer.sum_ms);
@@ -184,6 +187,7 @@ TD_TEST(tables_add_up)
     td_assert_ok(td_trace_kernels(trace, TD_TRACE_ALL_PHASES, 64, rows, &count));
     assert_in_range(count, 8, 64);
     for (int64_t i = 0; i < count; i++) {
+        td_in_case("kernel %s", rows[i].name);
         assert_true(i == 0 || rows[i].total_ns <= rows[i - 1].total_ns);
         assert_true(rows[i].per_pass == floor(rows[i].per_pass));
         assert_int_equal(rows[i].ns.n, rows[i].instances);
@@ -209,6 +213,7 @@ TD_TEST(tables_add_up)
     td_assert_ok(td_trace_labels(trace, 16, labels, &count));
     assert_int_equal(count, 8);
     for (int64_t i = 0; i < count; i++) {
+        td_in_case("label %s", labels[i].name);
         assert_int_equal(labels[i].instances % 3, 0);
         assert_null(strstr(labels[i].name, "layers"));
         assert_true(labels[i].host_total_ns >= labels[i].total_ns);

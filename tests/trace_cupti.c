@@ -593,6 +593,7 @@ TD_BODY(without_cupti_the_trace_goes_on_and_says_why)
         fake->enables_callback = answers[i].enables_callback;
         fake->version = answers[i].version;
         fake->other = answers[i].other;
+        td_in_case("answer %d", (int)i);
         check_without(answers[i].words);
         assert_int_equal(fake->subscriptions, 0);
         fake->enabled = 0; /* activities that failed are disabled too */

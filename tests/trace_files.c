@@ -126,6 +126,7 @@ TD_TEST(the_json_is_chromes)
     for (const cJSON *event = field(all, "traceEvents")->child; event; event = event->next) {
         const char *kind = field(event, "ph")->valuestring, *name = field(event, "name")->valuestring;
 
+        td_in_case("event %s", name);
         assert_true(number(event, "pid") == 0 && number(event, "tid") == 1);
         if (*kind == 'M') {
             assert_true(strcmp(name, "process_name") == 0 || strcmp(name, "thread_name") == 0);

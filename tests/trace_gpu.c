@@ -123,6 +123,7 @@ TD_TEST(every_kernel_runs_as_often_in_every_step)
     for (int64_t i = 0; i < count; i++) {
         td_op_class by_name;
 
+        td_in_case("%s", rows[i].name);
         td_assert_ok(td_trace_classify(rows[i].name, &by_name));
         printf("%6.2f %% %6g x %-13s (by its name %s) %s\n", 100 * rows[i].share, rows[i].per_pass,
                td_op_class_name(rows[i].op_class), td_op_class_name(by_name), rows[i].name);

@@ -461,7 +461,7 @@ static void assert_settled(const kind *k, td_device *dev, const char *failed)
         fail_msg("%s: after a failing %s the second stream is left to itself", k->name, failed);
     assert_false(graphs.capturing);
     assert_int_equal(td_device_reserved_sms(dev), 0);
-    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "pop without a label");
 }
 
 static void assert_nothing_is_left(td_device *dev)
@@ -683,6 +683,7 @@ TD_BODY(update_sms_are_measured_or_follow_from_bytes_and_tokens)
         config.own_groups = cases[i].own_groups;
         config.time = TD_UPDATE_ALONG;
         td_assert_ok(td_train_update_sms(dev, &config, &sms));
+        td_in_case("row %d", (int)i);
         assert_int_equal(sms, cases[i].sms);
         for (int late = 0; late < 2; late++) { /* no GEMM runs beside the update */
             td_hook hook = {.late = late};

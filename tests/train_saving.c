@@ -248,7 +248,7 @@ TD_TEST(a_file_has_the_callers_metadata)
     } bad[] = {{-1, {{"a", "b"}}, "metadata_count is -1"},
                {1, {{NULL, "b"}}, "key 0 is NULL"},
                {2, {{"a", "b"}, {"c", NULL}}, "value 1 is NULL"},
-               {1, {{"a", "\xff"}}, "value 0"},
+               {1, {{"a", "\xff"}}, "value 0 is not UTF-8"},
                {2, {{"a", "b"}, {"a", "c"}}, "key 'a' occurs twice"},
                {2, {{"a", "b"}, {"format", "c"}}, "key 1 is 'format', needs one that tandem does not write"},
                {1, {{"heads", "2"}}, "key 0 is 'heads'"},

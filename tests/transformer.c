@@ -301,9 +301,11 @@ TD_TEST(labels_stay_balanced)
     /* With one free level of labels, "forward" fits and "layers" does not. */
     for (; levels < 31; levels++)
         td_assert_ok(td_device_push_label(dev, "outer"));
-    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "layers");
+    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE,
+                      "label 'layers' would be");
     td_assert_ok(td_device_push_label(dev, "outer"));
-    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "forward");
+    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE,
+                      "label 'forward' would be");
     td_assert_ok(td_device_pop_label(dev));
     /* The pass, the layer, and its attention. */
     for (; levels > 29; levels--) {
@@ -313,7 +315,7 @@ TD_TEST(labels_stay_balanced)
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     while (levels-- > 0)
         td_assert_ok(td_device_pop_label(dev));
-    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "pop without a label");
     td_transformer_destroy(model);
 }
 

@@ -91,7 +91,7 @@ cleanup:
 
 static void assert_no_label_is_left(td_device *dev)
 {
-    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "pop without a label");
 }
 
 /* All gradients one after the other. */

@@ -423,7 +423,7 @@ static void a_hook_may_end_any_pass(void **state)
         l->calls = 0;
         assert_int_equal(step(trial, TD_MICRO_ONLY), TD_IO_ERROR);
         assert_int_equal(l->passes, 0);
-        td_assert_refused(td_transformer_backward(trial->model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
+        td_assert_refused(td_transformer_backward(trial->model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss came");
         if (!trial->c.config.transient_gradients &&
             l->calls > calls / 2) { /* except the last call of forward */
             td_assert_ok(td_transformer_set_hooks(trial->model, NULL));

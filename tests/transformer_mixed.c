@@ -410,9 +410,9 @@ TD_TEST(what_a_device_lacks_is_refused)
 
     td_assert_ok(td_device_open("cpu", &dev));
     config.precision = TD_PRECISION_TF32;
-    td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "tf32");
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "tf32 is set");
     config.precision = TD_PRECISION_F16;
-    td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "f16");
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "dtype is f16");
     config.precision = TD_PRECISION_BF16_MIXED;
     td_assert_ok(td_transformer_create(dev, &config, &model));
     td_transformer_destroy(model);

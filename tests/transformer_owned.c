@@ -271,6 +271,7 @@ static void only_what_is_owned_takes_memory(void **state)
     for (int64_t i = 0; i < w->count; i++) {
         const td_piece *piece = &w->pieces[i];
 
+        td_in_case("piece %d", (int)i);
         assert_int_equal((uintptr_t)piece->at % TD_ALIGNMENT, 0);
         assert_int_equal((uintptr_t)piece->low % TD_ALIGNMENT, 0);
         assert_int_equal((uintptr_t)piece->grad % TD_ALIGNMENT, 0);
@@ -335,9 +336,11 @@ TD_BODY(what_needs_all_weights_refuses_a_part)
     td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
                       "owned[1] is of elements 300 to 300, needs some of 200 to");
     bad[1] = (td_range){199, 300};
-    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT, "owned[1]");
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
+                      "owned[1] is of elements 199");
     bad[1] = (td_range){200, weights.elements + 1};
-    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT, "owned[1]");
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
+                      "owned[1] is of elements 200 to");
     config.owned_count = 0;
     td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT, "owned_count is 0");
     config.owned_count = 1;

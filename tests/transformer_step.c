@@ -208,10 +208,11 @@ static void bad_tokens_leave_the_model_as_it_was(void **state)
     const td_case *c = &trial->c;
     const int64_t vocab = c->config.size.vocab, bad[] = {-1, vocab, INT64_MAX, INT64_MIN};
     const int64_t where = trial->tokens - 1;
-    char position[32];
+    char id_text[32], target_text[32];
     float loss;
 
-    snprintf(position, sizeof position, "%d", (int)where);
+    snprintf(id_text, sizeof id_text, "ids[%d] is", (int)where);
+    snprintf(target_text, sizeof target_text, "targets[%d] is", (int)where);
     td_trial_gradients(trial, false);
     void *clean = td_trial_copy(trial, true);
     for (int i = 0; i < 4; i++) {
@@ -221,12 +222,12 @@ static void bad_tokens_leave_the_model_as_it_was(void **state)
         const int64_t id = trial->ids[where], target = trial->targets[where];
         trial->ids[where] = bad[i];
         td_assert_refused(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, NULL),
-                          TD_BAD_ARGUMENT, position);
+                          TD_BAD_ARGUMENT, id_text);
         trial->ids[where] = id;
         td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
         trial->targets[where] = bad[i];
         td_assert_refused(td_transformer_loss(trial->model, trial->targets, &loss), TD_BAD_ARGUMENT,
-                          position);
+                          target_text);
         trial->targets[where] = target;
         td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
         void *after = td_trial_copy(trial, true);

@@ -28,7 +28,9 @@ void td_check_close(const char *name, td_dtype dtype, const void *got, const dou
 void td_check_identical(const char *name, td_dtype dtype, const void *a, const void *b, int64_t count,
                         const char *file, int line);
 
-/** Runs a call that must fail with `status` and a message that contains `words`. */
+/** Runs a call that must fail with `status` and a message that contains `words`, which are long enough not to
+ * fit another message by chance. */
+enum { TD_LEAST_WORDS = 8 };
 #define td_assert_refused(call, status, words)                                                               \
     td_check_refused(#call, (td_forget_error(), (call)), (status), (words), __FILE__, __LINE__)
 void td_check_refused(const char *text, td_status got, td_status want, const char *words, const char *file,

@@ -26,6 +26,34 @@
 #define td_run_tests(group, setup, teardown)                                                                 \
     _cmocka_run_group_tests((group), td_tests, (size_t)td_test_count, (setup), (teardown))
 
+/** Names the case that a loop tests, with its values: a failing assertion prints the last one. */
+#define td_in_case(...) ((void)snprintf(td_last_case, sizeof td_last_case, __VA_ARGS__))
+static char td_last_case[160] __attribute__((unused));
+
+/** CMocka prints two bare numbers. These print both expressions, decimal values and the case. */
+#undef assert_true
+#undef assert_int_equal
+#define assert_true(c)         ((c) ? (void)0 : td_not_so(#c, __FILE__, __LINE__))
+#define assert_int_equal(a, b) td_check_equal(#a, (intmax_t)(a), #b, (intmax_t)(b), __FILE__, __LINE__)
+
+static inline void td_not_so(const char *text, const char *file, int line)
+{
+    print_error("does not hold: %s; the last case was '%s'\n", text, td_last_case);
+    *td_last_case = '\0';
+    _fail(file, line);
+}
+
+static inline void td_check_equal(const char *a, intmax_t is, const char *b, intmax_t needs, const char *file,
+                                  int line)
+{
+    char text[512];
+
+    if (is == needs)
+        return;
+    snprintf(text, sizeof text, "%s == %s (%jd is not %jd)", a, b, is, needs);
+    td_not_so(text, file, line);
+}
+
 /** For functions that compute a truth. Sanitizers would make them several times slower, and nothing of impl/
  * runs in them. */
 #define TD_TRUTH TD_OPTIMIZE __attribute__((no_sanitize("address", "undefined")))
