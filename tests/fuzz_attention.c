@@ -380,12 +380,24 @@ static void fuzz_attend(const td_attention_impl *impl, bool naive)
     free_results(&out);
 }
 
-void fuzz_naive(void)
+/* Shapes of attention around the sizes of tiles (64 x 64), groups of 16 columns, and 6 rows in registers: one
+ * of everything, two tiles and a tail, primes, and fewer or more keys than queries. */
+/* clang-format off */
+#define ATTENTION_SHAPES \
+    {{1, 1, 1, 64}, ""}, {{1, 2, 1, 16, 37}, ""}, {{1, 1, 1, 3, 200}, ""}, {{2, 1, 37, 3, 1}, ""}, \
+    {{1, 1, 2, 1}, ""}, {{1, 2, 15, 7}, ""}, {{1, 2, 16, 16}, ""}, {{2, 3, 17, 6}, ""}, \
+    {{1, 1, 63, 64}, ""}, {{1, 3, 64, 64}, ""}, {{1, 1, 65, 64}, ""}, {{1, 1, 127, 1}, ""}, \
+    {{1, 1, 128, 80}, ""}, {{1, 2, 129, 96}, ""}, {{1, 5, 131, 17}, ""}, {{1, 1, 100, 20, 259}, ""}, \
+    {{1, 1, 259, 20, 100}, ""}, {{1, 1, 64, 16, 65}, ""}, {{1, 1, 65, 16, 64}, ""}, \
+    {{1, 1, 48, 128, 40}, ""}, {{1, 1, 66, 200}, ""}, {{1, 1, 67, 256, 129}, ""}, {{2, 2, 81, 24, 70}, ""}
+/* clang-format on */
+
+FUZZ(naive, 3, 8, ATTENTION_SHAPES)
 {
     fuzz_attend(&td_attention_naive, true);
 }
 
-void fuzz_flash(void)
+FUZZ(flash, 5, 8, ATTENTION_SHAPES)
 {
     fuzz_attend(&td_attention_flash, false);
 }

@@ -74,7 +74,8 @@ static td_sum product_of(const td_gemm_shape *s, const fuzz_tensor *a, const fuz
     return sum;
 }
 
-void fuzz_gemm(void)
+FUZZ(gemm, 4, 12, {{1, 1, 1, 1}, "one"}, {{2, 1, 130, 257}, "row"}, {{2, 130, 1, 257}, "column"},
+     {{1, 17, 19, 8191}, "long sum"}, {{3, 37, 53, 80}, "head dim 80"}, {{1, 129, 193, 65}, "panels"})
 {
     static const float scalars[] = {1, 1, 0, -1, 0.5f, -1.7f, 0.3f};
     const int64_t most = td_fuzz_chance(10) ? 520 : 140;
@@ -142,7 +143,11 @@ void fuzz_gemm(void)
 
 /* ---- embedding ---- */
 
-void fuzz_embedding(void)
+FUZZ(embedding, 1, 8, {{1, 1, 1}, "one"}, {{257, 53, 83}, "ragged"}, {{512, 7, 80}, "repeated tokens"},
+     {{301, 1, 24}, "one token only"}, {{19, 701, 33}, "mostly empty rows"},
+     {{40, 31, 1025}, "wider than a chunk"}, {{300, 90, 776}, "in vectors"},
+     {{600, 150001, 4}, "large vocabulary"}, {{4097, 1500, 9}, "a chunk and one"},
+     {{9001, 301, 16}, "chunks"}, {{37001, 401, 4}, "many chunks"})
 {
     td_embedding_shape s = {.tokens = fuzz_extent(300),
                             .vocab = fuzz_extent(130),
@@ -299,7 +304,10 @@ static void norm_backward(const td_rmsnorm_shape *s, td_dtype x_dtype)
     expect_copy(rounded, dx);
 }
 
-void fuzz_rmsnorm(void)
+FUZZ(rmsnorm, 2, 16, {{1, 1}, "one"}, {{5, 15}, "below a vector"}, {{16, 16}, "a group"},
+     {{17, 33}, "above a group"}, {{127, 1009}, "prime"}, {{1100, 80}, "head dim"},
+     {{67, 768}, "small model"}, {{3, 2570}, "wide"}, {{21, 1600}, "xl"}, {{19, 2560}, "largest model"},
+     {{2, 35000}, "beyond registers"})
 {
     static void (*const passes[])(const td_rmsnorm_shape *, td_dtype) = {norm_forward, norm_of_residual,
                                                                          norm_backward};
@@ -362,7 +370,9 @@ static void expect_part(const td_heads_shape *s, int64_t pitch, int64_t part, bo
                 }
 }
 
-void fuzz_heads(void)
+FUZZ(heads, 2, 8, {{1, 1, 1, 1}, "one"}, {{2, 12, 16, 32}, "small model"}, {{3, 5, 37, 40}, "ragged"},
+     {{2, 3, 19, 40, 727}, "with a gap after v"}, {{2, 3, 21, 40, 736}, "with a gap of whole vectors"},
+     {{1, 25, 70, 32}, "25 of 64"}, {{2, 4, 33, 15, 360}, "of pairs alone, with a pitch"})
 {
     enum { PARTS = 3 };
     const bool to_split = td_fuzz_chance(50);
@@ -399,7 +409,7 @@ void fuzz_heads(void)
         expect_part(&s, pitch, i, to_split, i == 2 ? NULL : c, n, outside, inside[i]);
 }
 
-void fuzz_rope_table(void)
+FUZZ(rope_table, 1, 2, {{1, 1}, "one"}, {{512, 32}, "of a small model"}, {{37, 40}, "ragged"})
 {
     const int64_t positions = fuzz_extent(300), half = fuzz_extent(130);
     const double theta = td_fuzz_chance(50) ? 10000.0 : td_fuzz_uniform(0.5, 1e6);
@@ -429,7 +439,8 @@ static td_estimate sigmoid(td_estimate z)
     return td_over(td_exact(1), td_plus(td_exact(1), td_exp_of(minus)));
 }
 
-void fuzz_silu_mul(void)
+FUZZ(silu_mul, 1, 8, {{1, 1}, "one"}, {{3, 15}, "below a vector"}, {{3, 16}, "a vector"},
+     {{3, 17, 20}, "above a vector"}, {{33, 1009, 2018}, "fused"})
 {
     td_rows_shape s = {.rows = fuzz_extent(70), .cols = fuzz_extent(530), .dtype = fuzz_dtype()};
     const bool backward = td_fuzz_chance(60);
@@ -467,7 +478,7 @@ void fuzz_silu_mul(void)
     }
 }
 
-void fuzz_round(void)
+FUZZ(round, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{20011}, ""})
 {
     const td_dtype from = fuzz_dtype(), to = fuzz_dtype();
     const int64_t count = fuzz_extent(3000);
@@ -478,7 +489,7 @@ void fuzz_round(void)
     expect_rounded(dst, src->x);
 }
 
-void fuzz_residual(void)
+FUZZ(residual, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{4096}, ""}, {{20011}, ""})
 {
     const td_dtype dtype = fuzz_dtype();
     const int64_t count = fuzz_extent(5000), place = td_fuzz_below(3);
@@ -515,7 +526,11 @@ static td_estimate probabilities(const fuzz_tensor *x, int64_t first, int64_t co
     return td_plus(td_exact(max), log_sum);
 }
 
-void fuzz_softmax(void)
+FUZZ(softmax, 2, 8, {{1, 1}, "one"}, {{19, 15}, "below a vector"}, {{8, 16}, "a vector"},
+     {{9, 17}, "above a vector"}, {{33, 1009}, "prime"}, {{3, 16411}, "two chunks"},
+     {{111, 37, 37}, "causal"}, {{66, 80, 33}, "causal, more keys"}, {{256, 65, 128}, "causal, fewer keys"},
+     {{35, 120}, "short rows in vectors"}, {{134, 256, 67}, "causal, context 256"},
+     {{131, 512, 512}, "causal, context 512"}, {{82, 1024, 41}, "causal, context 1024"})
 {
     td_softmax_shape s = {.rows = fuzz_extent(140), .cols = fuzz_extent(530), .dtype = fuzz_dtype()};
     const bool backward = td_fuzz_chance(50), in_place = td_fuzz_chance(40);
@@ -563,7 +578,9 @@ void fuzz_softmax(void)
     free(p);
 }
 
-void fuzz_cross_entropy(void)
+FUZZ(cross_entropy, 2, 6, {{1, 1}, "one"}, {{5, 15}, "below a vector"}, {{300, 16}, "a vector"},
+     {{17, 17}, "above a vector"}, {{37, 1009}, "prime"}, {{19, 10000}, "course"},
+     {{3, 33001}, "three chunks"}, {{5, 33024}, "in vectors"}, {{2, 150016}, "beyond registers"})
 {
     const bool forward = td_fuzz_chance(50);
     td_cross_entropy_shape s = {.rows = fuzz_extent(100), .vocab = fuzz_extent(600), .dtype = fuzz_dtype()};
@@ -625,7 +642,7 @@ void fuzz_cross_entropy(void)
 
 /* ---- gradients, optimizers ---- */
 
-void fuzz_norm(void)
+FUZZ(norm, 1, 4, {{1}, ""}, {{7}, ""}, {{8}, ""}, {{9}, ""}, {{1009}, ""}, {{4096}, ""}, {{1100003}, ""})
 {
     const td_dtype dtype = fuzz_dtype();
     const int64_t count = fuzz_extent(20000);
@@ -689,7 +706,7 @@ static void *assigned(const void *bytes, size_t size)
     return there;
 }
 
-void fuzz_sgd(void)
+FUZZ(sgd, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{20011}, ""})
 {
     const td_sgd sgd = {.lr = td_fuzz_uniform(0, 0.5)};
     update u = draw_update();
@@ -735,7 +752,7 @@ static void expect_adamw(const td_adamw *a, const update *u, fuzz_tensor *m, fuz
     }
 }
 
-void fuzz_adamw(void)
+FUZZ(adamw, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{4099}, ""}, {{20011}, ""})
 {
     static const td_adamw_variant variants[] = {TD_ADAMW_COURSE2025, TD_ADAMW_COURSE2026, TD_ADAMW_TORCH};
     static const double betas[] = {0.9, 0.95, 0.5, 0.99}, slow[] = {0.999, 0.98, 0.95},

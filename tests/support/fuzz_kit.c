@@ -4,6 +4,16 @@
 #include "support/gpu.h"
 #include "support/guard.h"
 
+fuzz_kind fuzz_kinds[FUZZ_MOST_KINDS];
+int fuzz_kind_count;
+
+void fuzz_add(fuzz_kind kind)
+{
+    if (fuzz_kind_count == FUZZ_MOST_KINDS)
+        abort();
+    fuzz_kinds[fuzz_kind_count++] = kind;
+}
+
 td_device *fuzz_dev;
 
 enum { SLACK_BYTE = 0xA5, POISON_BYTE = 0xFF, MOST_TENSORS = 24 };

@@ -107,22 +107,36 @@ void fuzz_finish(void);
  * its store. */
 double fuzz_worst(void);
 
-/* Each function runs one random case. */
-void fuzz_gemm(void);
-void fuzz_embedding(void);
-void fuzz_rmsnorm(void);
-void fuzz_heads(void);
-void fuzz_rope_table(void);
-void fuzz_silu_mul(void);
-void fuzz_round(void);
-void fuzz_residual(void);
-void fuzz_softmax(void);
-void fuzz_cross_entropy(void);
-void fuzz_adamw(void);
-void fuzz_sgd(void);
-void fuzz_norm(void);
-void fuzz_naive(void);
-void fuzz_flash(void);
+/* The extents that a case of a kind gets instead of drawn ones. */
+typedef struct fuzz_shape {
+    int64_t extents[6];
+    const char *name;
+} fuzz_shape;
+
+/* FUZZ(kind, weight, seeds, shapes...) { ... } is a function that runs one case. Random cases are drawn by
+ * the weights of their kinds. Before them each shape runs with seeds 1, 2, ..., which draw all but the
+ * extents. */
+typedef struct fuzz_kind {
+    const char *name;
+    void (*run)(void);
+    int weight, seeds, shape_count;
+    const fuzz_shape *shapes;
+} fuzz_kind;
+
+enum { FUZZ_MOST_KINDS = 64 };
+extern fuzz_kind fuzz_kinds[FUZZ_MOST_KINDS];
+extern int fuzz_kind_count;
+void fuzz_add(fuzz_kind kind);
+
+#define FUZZ(kind, weight, seeds, ...)                                                                       \
+    static void run_##kind(void);                                                                            \
+    __attribute__((constructor)) static void add_##kind(void)                                                \
+    {                                                                                                        \
+        static const fuzz_shape shapes[] = {__VA_ARGS__};                                                    \
+                                                                                                             \
+        fuzz_add((fuzz_kind){#kind, run_##kind, weight, seeds, sizeof shapes / sizeof *shapes, shapes});     \
+    }                                                                                                        \
+    static void run_##kind(void)
 
 /* The test of the judge: plain f32 evaluations must pass, wrong ones must fail. */
 void fuzz_judge_accepts_f32_and_refuses_mistakes(void **state);
