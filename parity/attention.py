@@ -53,10 +53,9 @@ def error_sides(case, draw, c):
     scores = (case.batch, case.heads, case.seq, case.get("seq_k", case.seq))
 
     def eager(q, k, v, dout, matmul=torch.matmul):
-        outputs = attend.by_autograd(
-            lambda *qkv: ref.attention(*qkv, case.causal, case.mask, matmul=matmul), q, k, v, dout
-        )
-        return outputs | {"p": ref.probabilities(q, k, case.causal, case.mask, matmul=matmul)}
+        how = (case.causal, case.mask)
+        outputs = attend.by_autograd(lambda *qkv: ref.attention(*qkv, *how, matmul=matmul), q, k, v, dout)
+        return outputs | {"p": ref.probabilities(q, k, *how, matmul=matmul)}
 
     call = attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype)
     return attend.error_sides(case, call, eager, tensors)
@@ -209,9 +208,8 @@ def report_compiled(page, grid):
     swapped = " `*` under `swapped`: torch.compile put a fused attention in place of the formula."
     swapped = swapped if any("swapped" in row for row in rows) else ""
     page.note(f"Batch {BATCH}, no head dimension, no mask, f32; ms.{swapped}")
-    page.table(
-        rows, "compiled", ["seq", "head_dim", *times, "swapped"], dict.fromkeys(times, "ms"), expected=20
-    )
+    order = ["seq", "head_dim", *times, "swapped"]
+    page.table(rows, "compiled", order, dict.fromkeys(times, "ms"), expected=20)
     curves = grid.only(head_dim=HEAD_DIM)
     title = f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32"
     plot_passes(page, curves, title, "compiled_time")

@@ -202,13 +202,11 @@ def timed(case, draw, c):
             start()()
             if several:  # later work on the device waits, the host does not
                 c.td_work_queue_wait(handle[0])
-            return {}
 
         return side(call, record=lambda: {"values": {"library": c.ranks.library(backend), "hosts": 1}})
 
     def eager():
         ref.all_reduce(x)
-        return {}
 
     kind = draw.device.type
     return sides_of(kind, tandem) | {TORCH[kind]: side(eager), "truth": truth}
@@ -279,9 +277,8 @@ def report_answer(page, single):
     few, many = ranks[0], ranks[-1]
     oom = next((r["case"] for r in single.records if r["status"] in NO_ROOM), None)
     if oom:
-        page.lacks(
-            "{} MiB among {ranks} ranks: the host has too little memory".format(oom["bytes"] // MIB, **oom)
-        )
+        oom = {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]}
+        page.lacks("{mib} MiB among {ranks} ranks: the host has too little memory".format(**oom))
     both = {"c_nccl", "torch_gloo"} <= set(single.impls())
     of = gpus_of(single)
     gpus, alike = max(of, default=None), len(of) > 1 and len({*of.values()}) == 1
@@ -292,9 +289,7 @@ def report_answer(page, single):
         )
     page.say(
         both=both or None,
-        machine={
-            impl: machine_of(single.only(impl=impl, ranks=few)) for impl in ("torch_nccl", "torch_gloo")
-        },
+        machine={impl: machine_of(single.only(impl=impl, ranks=few)) for impl in TORCH.values()},
         gpu=ms("torch_nccl", few, 10, 1024),
         cpu=ms("torch_gloo", few, 1024),
         mpi=ms("c_mpi", few, 1, 100),
@@ -306,7 +301,7 @@ def report_answer(page, single):
         above=above,
         nccl=[ms("torch_nccl", n, 1024)[1024] for n in of] if alike else None,
         of=[f"`{n}`" for n in of],
-        oom=oom and {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]},
+        oom=oom,
     )
 
 

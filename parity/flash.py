@@ -33,13 +33,10 @@ def error_cases(dtypes, few=False):
     """Tiles are 64 queries by 64 keys and columns come in groups of 16: one row, both sides of each, and primes.
     `few`: every square shape once, with fewer heads, the masks and dtypes in turn."""
     many = dict(batch=1, heads=4) if few else dict(batch=2, heads=16)
-    shapes = []
-    for batch, heads in [(1, 2), (4, 16)]:
-        shapes.append(dict(batch=batch, heads=heads, seq=1, seq_k=1, head_dim=64))
-    for seq in [15, 16, 17, 63, 64, 65, 127, 128, 129, 509]:
-        shapes.append(dict(batch=1, heads=8, seq=seq, seq_k=seq, head_dim=64))
-    for head_dim in [1, 3, 16, 33, 80, 127, 128, 256]:
-        shapes.append(dict(**many, seq=129, seq_k=129, head_dim=head_dim))
+    one, seqs = dict(seq=1, seq_k=1, head_dim=64), [15, 16, 17, 63, 64, 65, 127, 128, 129, 509]
+    shapes = [dict(batch=batch, heads=heads, **one) for batch, heads in [(1, 2), (4, 16)]]
+    shapes += [dict(batch=1, heads=8, seq=seq, seq_k=seq, head_dim=64) for seq in seqs]
+    shapes += [dict(**many, seq=129, seq_k=129, head_dim=size) for size in [1, 3, 16, 33, 80, 127, 128, 256]]
     for seq, seq_k in [(37, 101), (101, 37), (1, 300), (300, 1), (64, 65)]:
         shapes.append(dict(**many, seq=seq, seq_k=seq_k, head_dim=80))
     for index, shape in enumerate(shapes):
@@ -59,9 +56,8 @@ def error_cases(dtypes, few=False):
     rows = [77] if few else [0, 77, 128]
     for nan, nan_row, dtype in itertools.product(["q", "k", "v", "dout"], rows, dtypes):
         keys = dict(batch=1, heads=2, seq=260, seq_k=260, head_dim=64, causal=True, dtype=dtype, mask="inf")
-        for deliverable in ("flash_forward", "flash_backward"):
-            if deliverable == "flash_backward" or nan != "dout":
-                yield Case(deliverable, **keys, nan=nan, nan_row=nan_row)
+        both = both_deliverables(**keys, nan=nan, nan_row=nan_row)
+        yield from (case for case in both if nan != "dout" or case.deliverable == "flash_backward")
 
 
 def both_deliverables(**keys):
@@ -206,10 +202,7 @@ def libraries(case, device):
         return {"torch_flash": fused}
     if case.dtype in ("f32", "tf32"):
         return {"torch_efficient": of(SDPBackend.EFFICIENT_ATTENTION)}
-    return {
-        "torch_flash": of(SDPBackend.FLASH_ATTENTION),
-        "torch_cudnn": of(SDPBackend.CUDNN_ATTENTION),
-    }
+    return {"torch_flash": of(SDPBackend.FLASH_ATTENTION), "torch_cudnn": of(SDPBackend.CUDNN_ATTENTION)}
 
 
 def report(page, records):

@@ -49,9 +49,8 @@ def peaks_case(device, size, dtype, context, what):
     # scores in both dtypes and the like. Gradients are as large as weights, copies of weights in bf16 half as
     # large. PyTorch's loop of AdamW has four temporary tensors as large as a weight.
     scores, columns = (6, 82) if dtype == "bf16_mixed" else (4, 84)
-    kept = (
-        shape["layers"] * BATCH * context * (scores * shape["heads"] * context + columns * shape["d_model"])
-    )
+    of_token = scores * shape["heads"] * context + columns * shape["d_model"]
+    kept = shape["layers"] * BATCH * context * of_token
     weights, loop = 4 * numel, 16 * shape["d_ff"] * shape["d_model"]
     needs = {"inference": 2 * weights, "forward": 2 * weights + kept, "step": 4 * weights + kept}
     if dtype == "bf16_mixed":
@@ -97,12 +96,8 @@ def sizes(case, draw, c):
         with closing(Recording(case, c, WAYS["c_naive"], "step")) as recorded:
             block = recorded.block
             forward = {name.split(".", 2)[-1]: nbytes for name, nbytes, _ in recorded.largest(20)}
-            return {
-                "residual": block.residual_bytes,
-                "scores": block.scores_bytes,
-                "ffn": forward["ffn.hidden"],
-                "logits": forward["logits"],
-            }
+            found = {"residual": block.residual_bytes, "scores": block.scores_bytes}
+            return found | {"ffn": forward["ffn.hidden"], "logits": forward["logits"]}
 
     def eager():
         found = ref.sizes(model_of(case, draw.device), tokens)
@@ -177,9 +172,8 @@ def model_of(case, device):
 
 
 def peaks(case, draw, c):
-    return {impl: tandem_side(case, c, impl, draw.device) for impl in WAYS} | {
-        "torch_eager": eager_side(case, draw)
-    }
+    sides = {impl: tandem_side(case, c, impl, draw.device) for impl in WAYS}
+    return sides | {"torch_eager": eager_side(case, draw)}
 
 
 def tandem_side(case, c, impl, device):
@@ -189,7 +183,6 @@ def tandem_side(case, c, impl, device):
     def call():
         with closing(Recording(case, session, case.config[impl], case["pass"])) as recorded:
             found["values"], found["series"] = recorded.values(), recorded.timeline()
-        return {}
 
     return Side(call, record=lambda: found, needs_bytes=0 if device.type == "cuda" else None)
 
@@ -206,26 +199,21 @@ def eager_side(case, draw):
 
     def call():
         made["result"] = made["pass"].run(case["pass"])
-        return {}
 
     def weigh():
         """What one block saves, and how large a tensor of the residual stream is, after the pass was measured."""
-        if case["pass"] == "inference":
-            return found
         block = made["pass"].model.layers[0]
-        x = torch.zeros(
-            (case.batch, case.context, case.d_model), dtype=DTYPES[case.dtype], device=draw.device
-        )
+        shape = (case.batch, case.context, case.d_model)
+        x = torch.zeros(shape, dtype=DTYPES[case.dtype], device=draw.device)
         with autocast(case, draw.device):
             saved = ref.saved_by(block, x.requires_grad_())
         found["values"] = {"saved": sum(nbytes for _, nbytes in saved), "residual": x.nbytes}
         for i, (shape, nbytes) in enumerate(saved[:CONTRIBUTORS]):
             found["values"] |= {f"saved {i + 1} name": "x".join(map(str, shape)), f"saved {i + 1}": nbytes}
-        return found
 
     def close():
         try:
-            if "result" in made:
+            if "result" in made and case["pass"] != "inference":
                 weigh()
         finally:
             made.clear()
@@ -296,21 +284,23 @@ def longest(records, **keys):
 
 def report_timeline(page, f32):
     page.section("memory_profiling (a)")
-    panels, whole = {}, True
-    forward, step, naive = (
-        longest(f32, impl=impl, **{"pass": what})
-        for impl, what in (("c", "forward"), ("c", "step"), ("c_naive", "step"))
-    )
-    named = (("forward pass of c", forward), ("step of c", step), ("step of c_naive", naive))
-    for name, record in named:
+    panels, whole, shown = {}, True, []
+    for impl, what, name in (
+        ("c", "forward", "forward pass"),
+        ("c", "step", "step"),
+        ("c_naive", "step", "step"),
+    ):
+        record = longest(f32, impl=impl, **{"pass": what})
+        shown.append(record)
         series = (record or {}).get("series", {})
         if not series:
             continue
         layers = {c: series[f"live {c}"] for c in CATEGORIES if f"live {c}" in series}
         bands = dict(zip(PHASE_NAMES, series.get("phase ends", ()), strict=False))
         whole = whole and bool(layers) and record["case"]["size"] == "2.7B"
-        title = "{}, {size}, context {context}".format(name, **record["case"])
+        title = "{} of {}, {size}, context {context}".format(name, impl, **record["case"])
         panels[title] = (layers or {"live tensors": series["live_mib"]}, bands)
+    forward, step, naive = shown
     page.note("The axis counts allocations and frees in their order; it is not time.")
     page.stack(
         "timeline",
@@ -360,9 +350,8 @@ def peak_values(records, context):
 
 def ends_of(records, *parts):
     """Peaks at the shortest and the longest context at which C's step ran in every part, or in these records."""
-    ran = [
-        of.only(impl="c", **{"pass": "step"}).where(lambda r: r.get("peak_mib")) for of in parts or [records]
-    ]
+    steps = (of.only(impl="c", **{"pass": "step"}) for of in parts or [records])
+    ran = [of.where(lambda r: r.get("peak_mib")) for of in steps]
     contexts = set.intersection(*(set(of.values("context")) for of in ran))
     return [peak_values(records, end(contexts)) if contexts else {} for end in (min, max)]
 
@@ -372,11 +361,10 @@ def report_residual(page, f32):
     rows = []
     kept = f32.only(impl="c", **{"pass": "forward"}).where(lambda r: "residual" in values_of(r)).records
     for record in kept:
-        row = {name: record["case"][name] for name in ("size", "context")}
-        row["batch x context x d_model x 4 bytes"] = "{batch} x {context} x {d_model} x 4".format(
-            **record["case"]
-        )
-        for side, of in (("C", record), ("PyTorch", f32.first(impl="torch_eager", **record["case"]))):
+        case = record["case"]
+        row = {"size": case["size"], "context": case["context"]}
+        row["batch x context x d_model x 4 bytes"] = "{batch} x {context} x {d_model} x 4".format(**case)
+        for side, of in (("C", record), ("PyTorch", f32.first(impl="torch_eager", **case))):
             row[side] = in_mib(values_of(of), "residual")
         rows.append(row)
     page.table(rows, "residual", units={"C": "MiB", "PyTorch": "MiB"}, expected=1)
@@ -439,11 +427,8 @@ def kind_of(name, case):
     """What one of a block's largest tensors is: C's by its name, PyTorch's by its shape."""
     if "scores" in name or re.search(r"x(\d+)x\1$", name):
         return "scores"
-    return (
-        "feed-forward"
-        if "ffn" in name or name.endswith(f"x{case['d_ff']}")
-        else "inputs of norms and attention"
-    )
+    feed_forward = "ffn" in name or name.endswith(f"x{case['d_ff']}")
+    return "feed-forward" if feed_forward else "inputs of norms and attention"
 
 
 def report_saved(page, f32):

@@ -65,10 +65,8 @@ def sums(case, c):
         if method != "sequential":
             return {"sum": METHODS[method](*arguments), "stalled": count}
         totals = [0.0, *ref.running_sums(*arguments, cast_first)]
-        return {
-            "sum": totals[-1],
-            "stalled": max(i for i in range(1, count + 1) if totals[i] != totals[i - 1]),
-        }
+        grew = (i for i in range(1, count + 1) if totals[i] != totals[i - 1])
+        return {"sum": totals[-1], "stalled": max(grew)}
 
     named = {"addend": addend, "accumulator": accumulator, "cast_first": bool(cast_first)}
     return exact_sides("values", tandem(), eager(), **named, exact=count * value, count=count)
@@ -76,11 +74,8 @@ def sums(case, c):
 
 def exact_sides(key, mine, theirs, **more):
     """What both sides found, which must be equal, and stands in their records."""
-    sides = {"c": mine, "torch_eager": theirs}
-    made = {
-        impl: Side(lambda found=found: found, record={key: found | more}) for impl, found in sides.items()
-    }
-    return made | {"rule": {"*": equal()}}
+    mine, theirs = (Side(lambda x=x: x, record={key: x | more}) for x in (mine, theirs))
+    return {"c": mine, "torch_eager": theirs, "rule": {"*": equal()}}
 
 
 def name_of(c, dtype):
@@ -100,7 +95,7 @@ def refuse_other_lists(on):
     """A GPU machine brings its own PyTorch, and the lists grow from one to the next. A CPU has ours."""
     if on.type != "cpu" and not torch.__version__.startswith(f"{LISTED}."):
         raise NotImplementedError(
-            f"the operator lists are those of PyTorch {LISTED}, installed is {torch.__version__}"
+            f"the operator lists are those of PyTorch {LISTED}, not {torch.__version__}"
         )
 
 

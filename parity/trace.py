@@ -3,7 +3,7 @@ handout's nsys_profile. On a CPU the same by operations."""
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter
 from contextlib import closing
 from statistics import median
 
@@ -32,20 +32,18 @@ KERNELS = 16  # of a record, for each of SCOPES
 NAMED = 0.01  # of the forward pass, from which on a table names a kernel
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
 FORWARD = ("forward", "loss")  # of the handout
-SCOPES = {
-    "forward": ("forward",),
-    "forward and backward": ("forward", "loss", "backward"),
-    "step": PHASES,
-}
+SCOPES = {"forward": ("forward",), "forward and backward": ("forward", "loss", "backward"), "step": PHASES}
 PARTS = ("scores", "softmax", "values", "fused")
+WHAT = ("name", "class", "share", "calls")  # a record has of a kernel
 # PyTorch's operations on a CPU by class: the list of kernels' names does not have them.
 OPERATIONS = {
-    "matmul": ("mm", "bmm", "addmm"),
-    "softmax": ("softmax",),
-    "reduction": ("sum", "mean", "amax", "max", "norm"),
-    "memory": ("copy_", "fill_", "zero_", "empty", "empty_strided"),
-    "elementwise": ("mul", "add", "sub", "div", "exp", "neg", "rsqrt", "sqrt", "sigmoid", "pow", "where"),
+    "matmul": "mm bmm addmm",
+    "softmax": "softmax",
+    "reduction": "sum mean amax max norm",
+    "memory": "copy_ fill_ zero_ empty empty_strided",
+    "elementwise": "mul add sub div exp neg rsqrt sqrt sigmoid pow where",
 }
+CLASS_OF = {operation: name for name, found in OPERATIONS.items() for operation in found.split()}
 
 
 def cases(profile, device):
@@ -106,13 +104,9 @@ def flops(case, draw, c):
     def tandem():
         with closing(Traced(case, c, {"attention": "naive"} | c_switches(keep="all"), 0, 1)) as traced:
             forward, step = traced.total(("forward",)), traced.total(PHASES)
-            attention = c.value("td_trace_attention_of", traced.trace)
-            return {
-                "forward": forward.flops[traced.matmul],
-                "step": step.flops[traced.matmul],
-                "scores": attention.flops[1],
-                "values": attention.flops[3],
-            }
+            attention = c.value("td_trace_attention_of", traced.trace).flops
+            found = {"forward": forward.flops[traced.matmul], "step": step.flops[traced.matmul]}
+            return found | {"scores": attention[1], "values": attention[3]}
 
     def eager():
         state = initial_state(case, draw.normal)
@@ -178,21 +172,15 @@ class Traced:
 
 
 def numbered(scope, kernels):
-    found = {}
-    for i, (name, op_class, share, calls) in enumerate(kernels, 1):
-        found |= {f"{scope} {i} name": name, f"{scope} {i} class": op_class}
-        found |= {f"{scope} {i} share": share, f"{scope} {i} calls": calls}
-    return found
+    cells = ((i, zip(WHAT, kernel, strict=True)) for i, kernel in enumerate(kernels, 1))
+    return {f"{scope} {i} {what}": cell for i, pairs in cells for what, cell in pairs}
 
 
 def class_of(c, name):
     """By the same list for both sides; operations of a CPU, which are no kernels, by their own."""
     if name.startswith("aten::"):
         short = name.removeprefix("aten::").removeprefix("_")
-        return next(
-            (found for found, words in OPERATIONS.items() if short.rstrip("_") in words or short in words),
-            "other",
-        )
+        return CLASS_OF.get(short) or CLASS_OF.get(short.rstrip("_"), "other")
     op_class = c.value("td_trace_classify", name.encode())
     return c.ffi.string(c.td_op_class_name(op_class)).decode()
 
@@ -216,29 +204,26 @@ def window(activities, steps):
 
 
 def torch_values(profiled, c):
-    steps, values = profiled.steps, {}
-    classes = {name: class_of(c, name) for name in {found.name for found in profiled.activities}}
+    steps, activities = profiled.steps, profiled.activities
+    classes = {name: class_of(c, name) for name in {found.name for found in activities}}
 
-    forward, optimizer = (
-        [found for found in profiled.activities if found.phase in phases]
-        for phases in (FORWARD, ("optimizer",))
-    )
+    def of(phases):
+        return [found for found in activities if found.phase in phases]
+
     clocks = zip(*(profiled.timer[phase] for phase in FORWARD), strict=True)
-    values |= {"forward timer": median(map(sum, clocks)), "forward window": window(forward, steps)}
-    values |= {"optimizer busy": busy(optimizer) / steps}
+    values = {"forward timer": median(map(sum, clocks)), "forward window": window(of(FORWARD), steps)}
+    values |= {"optimizer busy": busy(of(("optimizer",))) / steps}
     for scope, phases in SCOPES.items():
-        by_class, by_name, calls = defaultdict(float), defaultdict(float), defaultdict(int)
-        for found in profiled.activities:
-            if found.phase in phases:
-                by_class[classes[found.name]] += (found.end - found.begin) / 1e3 / steps
-                by_name[found.name] += (found.end - found.begin) / 1e3 / steps
-                calls[found.name] += 1
-        total = sum(by_name.values())
+        by_class, by_name, calls = Counter(), Counter(), Counter()
+        for found in of(phases):
+            by_class[classes[found.name]] += (found.end - found.begin) / 1e3 / steps
+            by_name[found.name] += (found.end - found.begin) / 1e3 / steps
+            calls[found.name] += 1
+        total, top = by_name.total(), by_name.most_common(KERNELS)
         values |= {f"{scope} ms {name}": ms for name, ms in sorted(by_class.items())}
-        top = sorted(by_name, key=by_name.get, reverse=True)[:KERNELS]
-        values |= numbered(scope, ((n, classes[n], by_name[n] / total, calls[n] / steps) for n in top))
+        values |= numbered(scope, ((n, classes[n], ms / total, calls[n] / steps) for n, ms in top))
     for part in PARTS:
-        found = [a for a in profiled.activities if a.part == part]
+        found = [a for a in activities if a.part == part]
         gemms = [a for a in found if classes[a.name] == "matmul"]
         for name, those in ((part, found), (f"{part} matmul", gemms)):
             ms = sum(a.end - a.begin for a in those) / 1e3 / steps
@@ -251,21 +236,15 @@ STEPS = {"cuda": 5, "cpu": 3}
 
 def profiles(case, draw, c):
     steps = STEPS[draw.device.type]
-    return {
-        impl: eager_side(case, draw, c, steps)
-        if impl.startswith("torch")
-        else tandem_side(case, c, impl, steps)
-        for impl in case.config
-    }
+    return {"c": tandem_side(case, c, steps), "torch_eager": eager_side(case, draw, c, steps)}
 
 
-def tandem_side(case, c, impl, steps):
-    session, found = c.side(impl), {}
+def tandem_side(case, c, steps):
+    found = {}
 
     def call():
-        with closing(Traced(case, session, case.config[impl], case.warmup, steps)) as traced:
+        with closing(Traced(case, c, case.config["c"], case.warmup, steps)) as traced:
             found["values"] = traced.values()
-        return {}
 
     # C keeps one matrix of scores a layer.
     rest = case.needs_bytes - 8 * case.layers * case.batch * case.heads * case.context**2
@@ -287,7 +266,6 @@ def eager_side(case, draw, c, steps):
 
     def call():
         found["values"] = torch_values(made["profiler"].run(case.warmup, steps), c)
-        return {}
 
     def holds():
         return list(made["profiler"].model.parameters())
@@ -306,8 +284,7 @@ def report(page, records):
     profiled = records.only(part="profile", impl=list(BOTH)).ordered(lambda r: extent(r["case"]))
     shown = profiled.where(values_of)
     last = [{}, *by_case(shown, KEYS).values()][-1]
-    both = {"mine": last.get("c"), "theirs": last.get("torch_eager")}
-    both = {name: record for name, record in both.items() if record}
+    both = {name: last[impl] for name, impl in zip(("mine", "theirs"), BOTH, strict=True) if impl in last}
     case = case_of(last["c"]) if "c" in last else {}
     report_times(page, profiled, both, case)
     report_top(page, shown.records, both, case)
@@ -404,9 +381,8 @@ def class_times(record, scope):
 def short(name):
     """A kernel's name that fits a table: without arguments, templates and what every GEMM's name has."""
     functors = [found for found in re.findall(r"(\w+?)Functor", name) if found not in ("Binary", "Unary")]
-    name = re.sub(
-        r"^void |\(anonymous namespace\)::|at::native::|f32f32_f32f32_f32_|tilesize|_stage\d.*", "", name
-    )
+    left_out = r"^void |\(anonymous namespace\)::|at::native::|f32f32_f32f32_f32_|tilesize|_stage\d.*"
+    name = re.sub(left_out, "", name)
     inner = re.search(r"Kernel2?<(cutlass\w+)", name)
     name = inner.group(1) if inner else re.split(r"[<(]", name)[0]
     name = name if len(name) <= 44 else f"{name[:43]}…"
@@ -416,15 +392,14 @@ def short(name):
 def kernel_of(record, scope, i=1):
     """The kernel with the most time of a scope, or the i-th; nothing if there is none."""
     values = values_of(record)
-    found = {what: values.get(f"{scope} {i} {what}") for what in ("name", "class", "share", "calls")}
+    found = {what: values.get(f"{scope} {i} {what}") for what in WHAT}
     return found | {"kernel": short(found["name"])} if found["name"] else {}
 
 
-def kernel_cells(record, scope, i=1):
-    found = kernel_of(record, scope, i)
-    return {"kernel": found["kernel"], "class": found["class"], "share": percent(found["share"])} | {
-        "calls a pass": round(found["calls"])
-    }
+def kernel_cells(record, scope):
+    found = kernel_of(record, scope)
+    cells = {"kernel": found["kernel"], "class": found["class"], "share": percent(found["share"])}
+    return cells | {"calls a pass": round(found["calls"])}
 
 
 def report_top(page, shown, both, case):
@@ -491,9 +466,8 @@ def report_share(page, profiled, both, case):
     names = ("in forward", "in a step", "optimizer (ms)")
 
     def cells(record):
-        return dict(
-            zip(names, [*map(percent, shares(record)), record["values"]["optimizer busy"]], strict=True)
-        )
+        forward, step = map(percent, shares(record))
+        return dict(zip(names, (forward, step, record["values"]["optimizer busy"]), strict=True))
 
     page.note("f32: time of matrix products over the time of all kernels.")
     order = [f"{impl} {name}" for impl in BOTH for name in names]
@@ -512,9 +486,8 @@ def report_share(page, profiled, both, case):
 def softmax_ratio(record):
     """Softmax over both products, in time and in FLOPs; None if attention is one kernel."""
     values = values_of(record)
-    parts = [
-        values.get(f"attention ms {part} matmul") or values.get(f"attention ms {part}") for part in PARTS[:3]
-    ]
+    names = (f"attention ms {part}" for part in PARTS[:3])
+    parts = [values.get(f"{name} matmul") or values.get(name) for name in names]
     if None in parts:
         return None
     case = record["case"]
@@ -562,6 +535,5 @@ def report_softmax(page, profiled, both, case):
     ratios = {name: softmax_ratio(record) for name, record in both.items() if softmax_ratio(record)}
     flops = next((ratio[1] for ratio in ratios.values()), None)
     alone = "attention ms scores matmul" in values_of(both.get("theirs"))
-    page.say(
-        **{name: ratio[0] for name, ratio in ratios.items()}, flops=flops, mixed=not alone or None, **case
-    )
+    told = {name: ratio[0] for name, ratio in ratios.items()}
+    page.say(**told, flops=flops, mixed=not alone or None, **case)

@@ -29,9 +29,8 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dim() != 3 or k.dim() != 3 or q.shape[::2] != k.shape[::2] or k.shape != v.shape:
         raise ValueError(f"q, k and v are [batch, seq, d], got {[*q.shape]}, {[*k.shape]} and {[*v.shape]}")
     if q.dtype not in names or not q.dtype == k.dtype == v.dtype:
-        raise TypeError(
-            f"q, k and v are of one type, {', '.join(names.values())}: got {q.dtype}, {k.dtype}, {v.dtype}"
-        )
+        found = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        raise TypeError(f"q, k and v are of one type, {', '.join(names.values())}: got {found}")
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v are on one device, got {q.device}, {k.device} and {v.device}")
     if q.numel() and not k.numel():

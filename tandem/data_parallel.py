@@ -148,9 +148,10 @@ class DataParallel(nn.Module):
             for name, order in zip(names, self._orders, strict=True):
                 found = [*itertools.islice(theirs, len(order))]
                 if found != order:
-                    raise ValueError(
+                    words = (
                         f"parameter {name} lies in memory by dimensions {order}, on rank {rank} by {found}"
                     )
+                    raise ValueError(words)
 
     def _send_buffers(self) -> None:
         self._ranks.broadcast((buffer, 0) for buffer in self.module.buffers() if buffer.numel())
@@ -178,10 +179,8 @@ class DataParallel(nn.Module):
 
     def _create(self, c: Session, parameters: dict):
         tensors = c.ffi.new("td_ddp_tensor[]", len(parameters))
-        names = []
-        for tensor, (name, parameter), order, part in zip(
-            tensors, parameters.items(), self._orders, self._parts, strict=True
-        ):
+        names, of_each = [], zip(tensors, parameters.items(), self._orders, self._parts, strict=True)
+        for tensor, (name, parameter), order, part in of_each:
             check_type(name, parameter)
             names.append(c.ffi.new("char[]", name.encode()))
             tensor.name, tensor.dims = names[-1], parameter.dim()
@@ -192,13 +191,9 @@ class DataParallel(nn.Module):
             tensor.frozen = part is None
             if part is not None:
                 tensor.grad, tensor.grad_elements = c.ffi.cast("void *", part.data_ptr()), part.numel()
-        config = c.struct(
-            "td_ddp_config",
-            bucket_mb=self._options["bucket_mb"] or 0.0,
-            strategy=c.value("td_ddp_strategy_parse", self._options["strategy"]),
-            tensors=tensors,
-            count=len(parameters),
-        )
+        strategy = c.value("td_ddp_strategy_parse", self._options["strategy"])
+        how = dict(strategy=strategy, bucket_mb=self._options["bucket_mb"] or 0.0)
+        config = c.struct("td_ddp_config", tensors=tensors, count=len(parameters), **how)
         return c.value("td_ddp_create", c.device, self._ranks.comm, config)
 
     def _place(self, index: int) -> None:
@@ -225,9 +220,8 @@ class DataParallel(nn.Module):
                 if ending and not parameter.requires_grad:
                     change = "was frozen"
                 elif now != self._agreed[index]:
-                    change = (
-                        f"is another tensor now, {parameter.dtype} {[*parameter.shape]} on {parameter.device}"
-                    )
+                    words = f"{parameter.dtype} {[*parameter.shape]} on {parameter.device}"
+                    change = f"is another tensor now, {words}"
             if change:
                 raise RuntimeError(
                     f"parameter {name} {change} since DataParallel(...): its gradient stays on this rank; call close() "
@@ -263,10 +257,8 @@ class DataParallel(nn.Module):
         self._sends = self._last if self._decided is None else self._decided
         c.td_ddp_begin(self._ddp, self._sends)
         if self._sends:  # the first gradients that are sent name the pass, so that it meets no other
-            options = self._options["unused_as_zero"]
-            self._ranks.carry(
-                self._ranks.state(order=(self._model, options), passes=(self._passes, self._finishes))
-            )
+            order, passes = (self._model, self._options["unused_as_zero"]), (self._passes, self._finishes)
+            self._ranks.carry(self._ranks.state(order=order, passes=passes))
             for dtype, places in self._flags.items():
                 self._block.view(dtype).index_fill_(0, places, 1)
 

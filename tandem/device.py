@@ -44,10 +44,8 @@ class Device:
         """Bytes of the library's memory, which is freed with the last tensor over it."""
 
         def free(address: Any) -> None:
-            with (
-                contextlib.suppress(TandemError),
-                self.calls() as c,
-            ):  # at the end of the process CUDA may have gone
+            # At the end of the process CUDA may have gone.
+            with contextlib.suppress(TandemError), self.calls() as c:
                 c.td_device_free(c.device, address)
 
         with self.calls() as c:

@@ -3,26 +3,14 @@
 import ctypes.util
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
 
 from . import builds
 
-STARTS = (
-    "CUDA_",
-    "GLOO_",
-    "LOCAL_",
-    "MASTER_",
-    "NCCL_",
-    "OMP_",
-    "OMPI_COMM_",
-    "PMI_",
-    "SLURM_",
-    "TANDEM_",
-    "TD_",
-    "TORCHELASTIC_",
-)
+STARTS = "CUDA_ GLOO_ LOCAL_ MASTER_ NCCL_ OMP_ OMPI_COMM_ PMI_ SLURM_ TANDEM_ TD_ TORCHELASTIC_".split()
 PROGRAMS = ("cc", "c++", "nvcc", "torchrun", "mpirun", "srun")  # torch.compile needs a compiler
 NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "RANK", "WORLD_SIZE")
 
@@ -31,9 +19,7 @@ def report() -> str:
     """Rows of a name and its text. A row that fails has its error as its text."""
     rows = {
         "python": lambda: f"{sys.version.split()[0]}, {sys.executable}",
-        "system": lambda: (
-            f"{platform.platform()}, {os.cpu_count()} processors, {len(os.sched_getaffinity(0))} allowed"
-        ),
+        "system": _system,
         "processor": _processor,
         "torch": _torch,
         "library": _library,
@@ -54,11 +40,13 @@ def _text(row) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _system() -> str:
+    return f"{platform.platform()}, {os.cpu_count()} processors, {len(os.sched_getaffinity(0))} allowed"
+
+
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
-    )
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    model = found[1].strip() if found else "unknown"
     runs = [name for name, needs in builds.NEEDS.items() if needs <= builds.flags()]
     folder = builds.folder()
     return f"{model}; runs {', '.join(runs)}; build: {folder.name if folder else 'of a clone'}"
@@ -121,16 +109,11 @@ def _cuda() -> str:
     import torch
 
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none"
-    files = {
-        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libnccl" in line
-    }
-    files = (
-        ", ".join(sorted(files))
-        or f"not loaded; the loader finds {ctypes.util.find_library('nccl') or 'none'}"
-    )
-    return f"PyTorch's CUDA {torch.version.cuda or 'none'}, its NCCL {nccl}; libnccl: {files}"
+    files = sorted(set(re.findall(r"\S*libnccl\S*$", Path("/proc/self/maps").read_text(), re.MULTILINE)))
+    there = f"not loaded; the loader finds {ctypes.util.find_library('nccl') or 'none'}"
+    return f"PyTorch's CUDA {torch.version.cuda or 'none'}, its NCCL {nccl}; libnccl: {', '.join(files) or there}"
 
 
 def _environment() -> str:
-    found = {k: v for k, v in os.environ.items() if k.startswith(STARTS) or k in NAMES}
+    found = {k: v for k, v in os.environ.items() if k.startswith(tuple(STARTS)) or k in NAMES}
     return ", ".join(f"{name}={value}" for name, value in sorted(found.items())) or "no variables"

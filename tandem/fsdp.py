@@ -31,9 +31,8 @@ from .library import NAMES
 from .ranks import Call, Ranks, digest, identity, ranks_of
 
 if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # 2.6 lacks it
-    raise ImportError(
-        f"FullyShardedDataParallel was tried with torch 2.11 and 2.13; {torch.__version__} is too old"
-    )
+    words = f"FullyShardedDataParallel was tried with torch 2.11 and 2.13; {torch.__version__} is too old"
+    raise ImportError(words)
 
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 # MultiheadAttention reads the weight of this one and never calls it.
@@ -102,17 +101,12 @@ class _Shard(Tensor):
     def __create_write_items__(self, name: str, _: Any) -> list:
         from torch.distributed.checkpoint import metadata, planner
 
-        kind = metadata.TensorProperties.create_from_tensor(self.plain())
-        return [
-            planner.WriteItem(
-                metadata.MetadataIndex(name, offsets),
-                planner.WriteItemType.SHARD,
-                tensor_data=planner.TensorWriteData(
-                    metadata.ChunkStorageMetadata(offsets, sizes), kind, self.size()
-                ),
-            )
-            for offsets, sizes in self._chunks()
-        ]
+        kind, items = metadata.TensorProperties.create_from_tensor(self.plain()), []
+        for offsets, sizes in self._chunks():
+            data = planner.TensorWriteData(metadata.ChunkStorageMetadata(offsets, sizes), kind, self.size())
+            index = metadata.MetadataIndex(name, offsets)
+            items.append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data))
+        return items
 
     def __get_tensor_shard__(self, _: Any) -> Tensor:
         return self.plain()
@@ -202,10 +196,9 @@ def _after_state_dict(optimizer: torch.optim.Optimizer, state: dict) -> dict:
         alike = place and isinstance(value, Tensor) and value.dim() and value.shape == parameter.shape
         return _Shard.of(value, *place[1:]) if alike else value
 
-    entries = {
-        at: {name: part(parameters[at], value) for name, value in entry.items()}
-        for at, entry in state["state"].items()
-    }
+    entries = {}
+    for at, entry in state["state"].items():
+        entries[at] = {name: part(parameters[at], value) for name, value in entry.items()}
     return state | {"state": entries}
 
 
@@ -216,23 +209,15 @@ class _Unit:
     """A weight that is split by rows. Rank r has `rows` of them from row r * rows on; the last ranks have fewer or
     none. `anchor` replaces the weight in autograd's graph: it has the shape, and no memory."""
 
-    def __init__(
-        self,
-        number: tuple[int, int, dict],
-        name: str,
-        weight: nn.Parameter,
-        ranks: Ranks,
-        compute: torch.dtype | None,
-    ):
+    def __init__(self, number: tuple, name: str, weight: nn.Parameter, ranks: Ranks, compute: Any):
         self._number, self.name, self.weight, self._ranks = number, name, weight, ranks
         self.shape, self.dtype, self.compute = weight.shape, weight.dtype, compute or weight.dtype
         self.rows = -(-len(weight) // ranks.ranks)
         self.own = slice(ranks.rank * self.rows, (ranks.rank + 1) * self.rows)
         self.anchor = weight.new_empty((), dtype=self.compute).expand(self.shape).requires_grad_()
         weight.data = weight.data[self.own].clone(memory_format=torch.contiguous_format)
-        weight.split_among_ranks = self.place = _Place(
-            ranks, self.shape, min(self.own.start, len(self.anchor))
-        )
+        first = min(self.own.start, len(self.anchor))
+        weight.split_among_ranks = self.place = _Place(ranks, self.shape, first)
         self._kept = weight.shape, weight.dtype, weight.device
         self._loaded: list | None = None  # as the ranks were told last
         self._state: Any = None
@@ -488,9 +473,7 @@ class FullyShardedDataParallel(nn.Module):
             if model() is not None:
                 model()._backward_pass()
                 hooks = parameter()._post_accumulate_grad_hooks or {}
-                hooks.update(
-                    (key, _Later(after, hook)) for key, hook in hooks.items() if type(hook) is not _Later
-                )
+                hooks |= {key: _Later(after, hook) for key, hook in hooks.items() if type(hook) is not _Later}
 
         def after(hook: Callable, parameter: Tensor) -> None:
             running = model() and model()._backward()
@@ -514,9 +497,8 @@ class FullyShardedDataParallel(nn.Module):
         known = "_fsdp" in module.__dict__  # a module that is used in two places is met twice
         if (mine or (own and compute and not any(inner))) and not known:
             types = [parameter.dtype for parameter in own.values() if parameter.is_floating_point()]
-            module._fsdp = _Part(
-                self, type(module).forward, mine, compute if mine else next(iter(types), None)
-            )
+            dtype = compute if mine else next(iter(types), None)
+            module._fsdp = _Part(self, type(module).forward, mine, dtype)
             module._gathered = {}
             module.register_state_dict_post_hook(_after_module_state)
             module.__class__ = _class_of(type(module), tuple(own) if mine else ())
@@ -681,12 +663,11 @@ class FullyShardedDataParallel(nn.Module):
     def gather_full_parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, on every rank, by the names that the module had. Every rank calls it."""
         self._check_whole()
-        return {
-            name: self._units[name].gather(p.dtype).wait().clone()
-            if name in self._units
-            else p.detach().clone()
-            for name, p in self.module.named_parameters()
-        }
+        whole = {}
+        for name, p in self.module.named_parameters():
+            unit = self._units.get(name)
+            whole[name] = (unit.gather(p.dtype).wait() if unit else p.detach()).clone()
+        return whole
 
     def full_state_dict(self) -> dict[str, Any]:
         """The state_dict() that the module would have in one process, on every rank. Statistics of batches are
@@ -695,16 +676,12 @@ class FullyShardedDataParallel(nn.Module):
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         state = self.module.state_dict(keep_vars=True)
         for key, value in state.items():
-            if isinstance(value, Tensor):
-                state[key] = (
-                    whole[names[value]] if isinstance(value, nn.Parameter) else value.detach().clone()
-                )
-        buffers = (
-            state[key]
-            for key, value in self.module.named_buffers(remove_duplicate=False)
-            if key in state and value.numel()
-        )
-        self._ranks.broadcast((buffer, 0) for buffer in buffers)
+            if isinstance(value, nn.Parameter):
+                state[key] = whole[names[value]]
+            elif isinstance(value, Tensor):
+                state[key] = value.detach().clone()
+        buffers = self.module.named_buffers(remove_duplicate=False)
+        self._ranks.broadcast((state[key], 0) for key, x in buffers if key in state and x.numel())
         return dict(state)
 
     def load_full_state_dict(self, state: dict[str, Any], strict: bool = True) -> Any:
@@ -732,15 +709,14 @@ class FullyShardedDataParallel(nn.Module):
 
     def load_full_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Takes this rank's part of a full_optimizer_state_dict(), or of a state_dict() of one process."""
-        mine = self._map_state(
-            optimizer, state, lambda unit: unit.shape, lambda unit, whole: whole[unit.own].clone()
-        )
-        optimizer.load_state_dict(mine)
+
+        def part(unit: _Unit, whole: Tensor) -> Tensor:
+            return whole[unit.own].clone()
+
+        optimizer.load_state_dict(self._map_state(optimizer, state, lambda unit: unit.shape, part))
         self._loaded["optimizer"] = identity(state["state"])
 
-    def _map_state(
-        self, optimizer: torch.optim.Optimizer, state: dict, shape_of: Callable, change: Callable
-    ) -> dict:
+    def _map_state(self, optimizer: Any, state: dict, shape_of: Callable, change: Callable) -> dict:
         """The state with every tensor changed that is as large as its weight."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         changed = {}

@@ -237,9 +237,8 @@ class Session(contextlib.AbstractContextManager):
         elements = self.ffi.typeof(kind).relements
         found = [value for element, value in elements.items() if element.endswith(f"_{name.upper()}")]
         if len(found) != 1:
-            raise ValueError(
-                f"{name!r} names {len(found)} constants of {kind}: {', '.join(sorted(elements, key=elements.get))}"
-            )
+            there = ", ".join(sorted(elements, key=elements.get))
+            raise ValueError(f"{name!r} names {len(found)} constants of {kind}: {there}")
         return found[0]
 
     def struct(self, kind: str, case: Mapping | Any = None, /, **fields: Any):
@@ -341,9 +340,8 @@ class Session(contextlib.AbstractContextManager):
     def _given(self, name: str, kind, arguments) -> list:
         if len(arguments) != len(kind.args):
             raise TypeError(f"{name} takes {len(kind.args)} arguments, got {len(arguments)}")
-        return [
-            self._pass(name, i, want, a) for i, (want, a) in enumerate(zip(kind.args, arguments, strict=True))
-        ]
+        pairs = enumerate(zip(kind.args, arguments, strict=True))
+        return [self._pass(name, i, want, argument) for i, (want, argument) in pairs]
 
     def _pass(self, function: str, position: int, want, argument):
         """One argument as cffi takes it."""

@@ -66,13 +66,12 @@ class Ranks:
         usual = "nccl" if device.kind == "cuda" else "mpi" if by_mpi else "gloo"
         backend = os.environ.get("TANDEM_BACKEND") or usual
         with device.calls() as c:
-            where = {
-                name: os.environ.get(f"TANDEM_{name.upper()}") or None for name in ("directory", "address")
-            }
             limits = {name: limit for name, limit in self.limits.items() if limit is not None}
             fields = dict(backend=backend, rank=rank, ranks=ranks, run=run, token=_token(rank, run))
             fields |= dict(nccl_host=os.environ.get("NCCL_HOSTID"), waiting=self._hears)
-            options = c.struct("td_comm_options", **fields, **where, **limits)
+            for name in ("directory", "address"):
+                fields[name] = os.environ.get(f"TANDEM_{name.upper()}") or None
+            options = c.struct("td_comm_options", **fields, **limits)
             self.comm = c.value("td_comm_open", c.device, options)
 
     def _hear(self, _, seconds: float, what) -> bool:

@@ -59,11 +59,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with self._ranks.device.calls() as c:
                 self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
         with self._ranks.device.calls() as c:
-            bytes_of = [p.numel() * p.element_size() for p in params]
+            bytes_of = c.ffi.new("int64_t[]", [p.numel() * p.element_size() for p in params])
             owners = c.ffi.new("int32_t[]", len(params))
-            c.td_shard_assign(
-                len(params), c.ffi.new("int64_t[]", bytes_of), self._ranks.ranks, self._loads, owners
-            )
+            c.td_shard_assign(len(params), bytes_of, self._ranks.ranks, self._loads, owners)
         self._owners |= dict(zip(params, owners, strict=True))
         self._whole = None
         part = self._part(group)
@@ -97,9 +95,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._whole = None
         self._check_whole()  # a module may be wrapped after the optimizer is made
         self._agree()
-        groups = [
-            [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
-        ]
+        groups = [[(k, _plain(value)) for k, value in _hyper(group).items()] for group in self.param_groups]
         is_now = self._ranks.state(hyperparameters=(self._class.__qualname__, groups), past=self._loaded)
         self._ranks.carry(is_now)
         self._steps += 1

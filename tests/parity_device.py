@@ -270,11 +270,10 @@ class Turns(unittest.TestCase):
             self.measure({"c": Side(dict, close=close)}, on)
 
     def test_a_captured_step_says_its_own_peak(self):
-        driver = mock.Mock(peaks={"peak_mib": 7.0}, switches={"timed": "whole"}, begin=None, answer=None)
+        how = dict(begin=None, answer=None, whole=lambda: None)
+        driver = mock.Mock(peaks={"peak_mib": 7.0}, switches={"timed": "whole"}, **how)
         side = Driver.side(driver, {"tokens": 1}, flops=1.0)
-        found = self.measure({"torch_compile_graph": side}, Pretended(), measure="time")[
-            "torch_compile_graph"
-        ]
+        found = self.measure({"torch_compile": side}, Pretended(), measure="time")["torch_compile"]
         self.assertEqual((found["values"], found["peak_mib"]), ({"tokens": 1}, 7.0))
         driver.phased.assert_not_called()
 

@@ -112,15 +112,11 @@ def keys_of(size, context, dtype, mode, **more):
     return shape | dict(batch=BATCH, context=context, dtype=dtype) | more | {"pass": mode}
 
 
-def numel_of(size):
-    return extents(size)[1]
-
-
 def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     """Phase by phase, on a CPU; `compiled`: torch.compile's step as well."""
     impls = ["c", "torch_eager", *(["torch_compile"] if compiled else [])]
     deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
-    numel = numel_of(size)
+    numel = extents(size)[1]
     element = 2 if dtype == "bf16" else 4
     # Weights of a side, initial ones, and if it trains gradients and f32 moments. Activations are small.
     held = numel * (2 * element + 8 if mode == "step" else element)
@@ -140,7 +136,7 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
 
 def gpu_step(size, context, dtype, stage=0, warmup=None, mode="step"):
     """Phase by phase, on a GPU: ten timed steps after 5 warm-up steps, or after fewer if a step is long."""
-    numel = numel_of(size)
+    numel = extents(size)[1]
     mine, theirs = step_seconds(size, context, dtype, mode)
     warmup, repeats = warmup or (5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1), 10
     impls = ["c", "torch_eager"]
@@ -160,7 +156,7 @@ def gpu_step(size, context, dtype, stage=0, warmup=None, mode="step"):
 
 def cold(size, dtype, context):
     """The first steps of a process. The page forms runs of ten steps after 0 or more warm-up steps from them."""
-    numel = numel_of(size)
+    numel = extents(size)[1]
     return Case(
         "benchmarking_script",
         measure="time",
@@ -177,7 +173,7 @@ def cold(size, dtype, context):
 
 def whole(size, dtype, mode="step"):
     """Steps, or with "inference" forward passes, that nothing waits for between two readings of the clock."""
-    numel = numel_of(size)
+    numel = extents(size)[1]
     training = mode == "step"
     mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, mode)
     steps = 7 * WHOLE_STEPS + 8
@@ -201,7 +197,7 @@ def whole(size, dtype, mode="step"):
 
 def by_class(size):
     """Captured steps by class of kernels: C's with the update after the backward pass and during it, and PyTorch's."""
-    numel = numel_of(size)
+    numel = extents(size)[1]
     config = configs(["c_graph", "c_graph_overlap", "torch_compile_graph"], "cuda", "bf16_mixed", "step")
     how = dict(measure="memory", seconds=40.0, in_turn=True, config=config, stage=-1, needs_bytes=numel * 20)
     keys = keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "step", warmup=3)
@@ -210,7 +206,7 @@ def by_class(size):
 
 def checkpoints(size, context, layers, device, stage=0):
     """Checkpoints of so many layers."""
-    numel, gpu = numel_of(size), device == "cuda"
+    numel, gpu = extents(size)[1], device == "cuda"
     dtype = "bf16_mixed" if gpu else "f32"
     seconds = BATCH * context * 8 * numel / RATES["bf16_mixed" if gpu else device]
     config = checkpoint_configs(gpu, dtype, layers)
@@ -263,7 +259,7 @@ def activations(case, c):
 
 def step_seconds(size, context, dtype, mode="step"):
     """What a step is expected to take on a GPU: C's, and PyTorch's queued operation by operation."""
-    numel = numel_of(size)
+    numel = extents(size)[1]
     passes = 3 if mode == "step" else 1
     mine = BATCH * context * 2 * numel * passes / RATES[dtype] + (28 * numel / 4e12 if mode == "step" else 0)
     return mine, max(1.5 * mine, eager_seconds(size, mode))

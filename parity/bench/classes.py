@@ -37,7 +37,6 @@ def side_of(case, driver, c):
         kernels = [event for event in recorded(profiler) if not (event.on_host or event.annotation)]
         groups = {name: GROUP_OF[class_of(c, name)] for name in {event.name for event in kernels}}
         found["values"] = shares([(e.begin, e.end, groups[e.name]) for e in kernels], STEPS)
-        return {}
 
     return Side(call, open=driver.open_whole, close=driver.close, holds=driver.holds, record=lambda: found)
 

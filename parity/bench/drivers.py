@@ -24,8 +24,8 @@ from ref.transformer import fused_attention
 PHASES = ("forward", "backward", "optimizer")
 WARMUPS = (0, 1, 2, 5)  # steps left out before the ten that are timed
 WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
-# Timed steps are judged by their last loss and weights. With 1e-3 right sides part within ten steps: PyTorch's
-# mixed precision is then off float64 by up to 8 % in the loss, as C's is (H200, 5 draws of `small`).
+# Timed steps are judged by their last loss and weights. With 1e-3 right sides part within ten steps: mixed
+# precision of PyTorch is then off float64 by up to 8 % in the loss, as C's is (H200, 5 draws of `small`).
 LEARNING_RATE = 1e-5
 # Of the cases that measure what warm-up changes: the handout's, and in bf16 a context that no other case has.
 COLD = (("f32", WHOLE_CONTEXT), ("bf16_mixed", 384))
@@ -44,13 +44,6 @@ class Driver:
         """The side whose phases or whole steps are timed, as its switches say. Its record has these `values`."""
         whole, case = self.switches["timed"] == "whole", self.case
 
-        def call():
-            if whole:
-                self.whole()
-            else:
-                self.phased()
-            return {}
-
         def record():
             if whole:
                 return self.peaks | {"values": values}
@@ -62,7 +55,7 @@ class Driver:
 
         how = dict(open=self.open_whole if whole else self.open, close=self.close, holds=self.holds)
         how |= dict(renew=self.begin, answer=self.answer)
-        return Side(call, flops=flops, record=record, **how)
+        return Side(self.whole if whole else self.phased, flops=flops, record=record, **how)
 
 
 class CDriver(Driver):

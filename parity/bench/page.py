@@ -75,10 +75,11 @@ def phases_of(record):
 
 def asked_context(records):
     """512, if it has as many sizes as any other context."""
-    sizes = {
-        context: len(records.only(context=context).values("size")) for context in records.values("context")
-    }
-    return max(sizes, key=lambda context: (sizes[context], context == WHOLE_CONTEXT, context), default=0)
+
+    def order(context):
+        return len(records.only(context=context).values("size")), context == WHOLE_CONTEXT, context
+
+    return max(records.values("context"), key=order, default=0)
 
 
 def report_phases(page, warm):
@@ -109,23 +110,24 @@ def report_phases(page, warm):
     alone = page.others.only("memory_profiling", context=asked_context(f32), **same) if lost else None
     alone = alone and alone.where(lambda r: r.get("peak_mib")).first()
     if lost:
-        page.lacks(
-            f"PyTorch's {', '.join(lost)} in f32: out of memory, because our harness holds weights as well"
-        )
+        why = "out of memory, because our harness holds weights as well"
+        page.lacks(f"PyTorch's {', '.join(lost)} in f32: {why}")
     sizes = [size for size in asked.values("size") if clean(asked.first(impl="c", size=size))]
-    ends, spreads = {}, {}
-    both = [size for size in sizes if phase_ms(asked.first(impl="torch_eager", size=size), "forward")]
-    named = (("small", sizes[:1]), ("large", sizes[-1:]), ("most", both[-1:]))
-    for name, size in ((name, size) for name, found in named for size in found):
-        ends[name] = {"size": size, "torch": phase_ms(asked.first(impl="torch_eager", size=size), "forward")}
-        ends[name] |= {phase: phase_ms(asked.first(impl="c", size=size), phase) for phase in PHASES[:2]}
+    forwards = [
+        {"size": size} | {p: phase_ms(asked.first(impl="c", size=size), p) for p in PHASES[:2]}
+        for size in sizes
+    ]
+    for row in forwards:
+        row["torch"] = phase_ms(asked.first(impl="torch_eager", size=row["size"]), "forward")
+    both, spreads = [row for row in forwards if row["torch"]], {}
+    ends = {"small": forwards[:1], "large": forwards[-1:], "most": both[-1:]}
     for record in filter(clean, asked.records):
         found = {name: of for name, of in phases_of(record).items() if name in PHASES[:2] and of.mean}
         for phase, spread in found.items():
             told = (spread.std / spread.mean, phase, record["case"]["size"], spread)
             spreads[record["impl"]] = max(told, spreads.get(record["impl"], told))
     page.say(
-        **ends,
+        **{name: row for name, found in ends.items() for row in found},
         spreads=spreads,
         several=len(sizes) > 1,
         lost=lost,
@@ -174,15 +176,8 @@ def report_warmup(page, grid):
             usual = settled or record["ms"]["median"]
             row |= {"first step": steps[0], "settled": settled, "first / settled": steps[0] / usual}
             firsts.setdefault(record["impl"], []).append((steps[0], usual, case))
-    names = [
-        "size",
-        "pass",
-        "side",
-        "first step",
-        *(f"w = {w}" for w in WARMUPS),
-        "settled",
-        "first / settled",
-    ]
+    steps_after = [f"w = {w}" for w in WARMUPS]
+    names = ["size", "pass", "side", "first step", *steps_after, "settled", "first / settled"]
     for *_, case in itertools.islice(itertools.chain(*firsts.values()), 1):
         page.note(
             "{dtype}, batch {batch}, context {context}; whole steps. Mean ± standard deviation in ms of the ten steps "
@@ -281,9 +276,8 @@ def report_classes(page, records, steps):
         row |= {f"{name} (ms)": values[name] for name in (*GROUPS, "idle")}
         row |= {"sum (ms)": sum(values[name] for name in (*GROUPS, "idle"))}
         told |= {"size": row["size"], SPENT.get(record["impl"]): values | {"step": row["sum (ms)"]}}
-        rows.append(
-            row | {"without a profiler (ms)": ms_of(steps.first(impl=record["impl"], size=row["size"]))}
-        )
+        alone = steps.first(impl=record["impl"], size=row["size"])
+        rows.append(row | {"without a profiler (ms)": ms_of(alone)})
     page.note(
         "Where the time of a captured step goes, by PyTorch's profiler for all sides. While kernels of several groups "
         "run, the time counts for the first of them. optimizer alone: no other kernel runs."
@@ -294,9 +288,10 @@ def report_classes(page, records, steps):
 
 def said_of(records, others):
     """The largest size that eager and compiled PyTorch have clean times of, and the smallest; what else differs."""
-    sizes = {size: sides for (size,), sides in by_case(records, ["size"]).items()}
     usable = {
-        s: sides for s, sides in sizes.items() if fastest(sides, COMPILED) and clean(sides.get("torch_eager"))
+        size: sides
+        for (size,), sides in by_case(records, ["size"]).items()
+        if fastest(sides, COMPILED) and clean(sides.get("torch_eager"))
     }
     if not usable:
         return None
@@ -305,10 +300,9 @@ def said_of(records, others):
     mine, best = (fastest(usable[size], impls) for impls in (ORDER[:3], COMPILED))
     eager, compiled = usable[size]["torch_eager"], usable[size].get("torch_compile")
     told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(mine, best)}
-    differ = [of for of in differing(compiled, eager) if not of.startswith("compilation")]
+    told["differ"] = [of for of in differing(compiled, eager) if not of.startswith("compilation")]
     told |= {
         "course": "torch_compile_course" in usable[size] or None,
-        "differ": differ,
         "small": small if least != size else None,
     }
     same = {name: eager["case"][name] for name in ("size", "context", "dtype", "pass")}
@@ -357,10 +351,7 @@ def report_checkpoints(page, records):
         page.lacks("the xl of 2026 (2.7B here) at context 2048")
     found = peaks[chosen]["c_checkpoint"]
     lowest = {impl: min(of.values(), key=lambda r: r["peak_mib"]) for impl, of in peaks[chosen].items()}
-    said = {
-        impl: {"best": record["case"]["checkpoint_layers"], "peak": record["peak_mib"]}
-        for impl, record in lowest.items()
-    }
+    said = {i: {"best": r["case"]["checkpoint_layers"], "peak": r["peak_mib"]} for i, r in lowest.items()}
     one, record = found.get(1), lowest["c_checkpoint"]
     case = record["case"]
     base = next((r for r in records if r["impl"] == "c_keep_all" and one and r["case"] == one["case"]), None)
@@ -394,11 +385,6 @@ def arithmetic(found):
     layer = (values["all_mib"] - values["inputs_mib"] + layers // k * each) / (layers - k)
     sums = {of: found[of]["values"]["inputs_mib"] for of in sorted(found) if layers % of == 0}
     levels = math.ceil(math.log2(layers))
-    halves = {"levels": levels, "halved": levels * each + layer}
-    told = halves | {
-        "layers": layers,
-        "input": each,
-        "layer": layer,
-        "rest": values["all_mib"] - layers * layer,
-    }
+    told = {"layers": layers, "input": each, "layer": layer, "rest": values["all_mib"] - layers * layer}
+    told |= {"levels": levels, "halved": levels * each + layer}
     return told | {"sums": sums, "model": (layers * each / layer) ** 0.5}

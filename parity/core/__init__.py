@@ -50,8 +50,8 @@ run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function
 parity/core/sides.py. "c" and names that begin with "c_" are judged.
     outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings; the same names, shapes and dtypes
                  on all sides. "truth" has them in float64 and may lack some
-    side         outputs; or, for time and memory, a function that returns them and does its whole work at each call; or
-                 Side(call, before=..., open=..., close=..., ...):
+    side         outputs; or, for time and memory, a function that returns them, or None for none, and does its whole
+                 work at each call; or Side(call, before=..., open=..., close=..., ...):
         before       called untimed before each call
         open, close  called before the first call and after the last, close also after a failure
         flops        of one call, for "tflops";  nbytes: that one call must move, for "gb_s"

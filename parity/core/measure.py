@@ -50,7 +50,8 @@ class Part:
     def call(self) -> Outputs:
         if self.side.before is not None:
             self.side.before()
-        return self.side.call()
+        found = self.side.call()
+        return {} if found is None else found
 
     def answer(self) -> None:
         self.outputs = self.call()

@@ -5,7 +5,8 @@ Nothing here runs, measures or looks at the clock: the same records give the sam
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,22 +123,19 @@ class Page:
             found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in curves_of.items()}
             drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
         drawn = {panel: found for panel, found in drawn.items() if found}
-        self._picture(plot.curves, name, drawn, log=log, **how)
+        self._picture("curves", name, drawn, log=log, **how)
 
-    def timeline(self, name: str, panels: Mapping, **how: Any) -> None:
-        self._picture(plot.timeline, name, panels, **how)
-
-    def stack(self, name: str, panels: Mapping, **how: Any) -> None:
-        self._picture(plot.stack, name, panels, **how)
-
-    def bars(self, name: str, groups: Mapping, **how: Any) -> None:
-        self._picture(plot.bars, name, groups, **how)
-
-    def _picture(self, draw: Callable, name: str, content: Mapping, **how: Any) -> None:
-        """A picture of core/plot.py; nothing if there is no content."""
+    def _picture(self, kind: str, name: str, content: Mapping, **how: Any) -> None:
+        """A picture by a function of core/plot.py; nothing if there is no content."""
         how |= {"under": escape(self.machine, "mathtext")}
         if content:
-            self._add(Figure(f"{self.module}_{name}", how["title"], lambda: draw(content, **how)))
+            self._add(
+                Figure(f"{self.module}_{name}", how["title"], lambda: getattr(plot, kind)(content, **how))
+            )
+
+    timeline = partialmethod(_picture, "timeline")
+    stack = partialmethod(_picture, "stack")
+    bars = partialmethod(_picture, "bars")
 
     def _add(self, block: Tabled | Figure) -> None:
         self._now.blocks += [*map(Text, self._notes), block]

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -133,77 +133,63 @@ def parse(line: bytes) -> dict:
 
 def check(record: Any) -> None:
     """SchemaError unless it is a record."""
-    try:
-        _sound(record, MOST_DEPTH)
-        _fits(record, RECORD)
-    except _WrongError as error:
-        raise SchemaError(error.sentence()) from error
+    _sound(record, (), MOST_DEPTH)
+    _fits(record, RECORD, ())
     _agrees(record)
 
 
-class _WrongError(ValueError):
-    """A value is wrong. Functions that were called for the values around it have added their keys."""
-
-    def __init__(self, words: str, is_key: bool = False):
-        self.words, self.is_key = words, is_key
-        self.keys: list[str | int] = []  # the innermost first
-
-    def sentence(self) -> str:
-        path = ".".join(map(_word, reversed(self.keys))) or "it"
-        return f"{'a key of ' if self.is_key else ''}{path} {self.words}"
+def _refuse(path: tuple, words: str, of: str = "") -> NoReturn:
+    """`path`: a value's key and the path of what holds it; () of the record."""
+    keys: list[str] = []
+    while path:
+        key, path = path
+        keys.insert(0, _word(key))
+    raise SchemaError(f"{of}{'.'.join(keys) or 'it'} {words}")
 
 
-def _sound(value: Any, deeper: int) -> None:
+def _sound(value: Any, path: tuple, deeper: int) -> None:
     """Values that JSON allows, but that break a file or a sum."""
     if isinstance(value, str):
-        _unicode(value)
+        _unicode(value, path)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise _WrongError(f"is {value}, needs to be finite")
+            _refuse(path, f"is {value}, needs to be finite")
     elif isinstance(value, int):
         if abs(value) >= MOST_WHOLE:
-            raise _WrongError(f"is {_shown(value)}, needs to be less than 2^63")
+            _refuse(path, f"is {_shown(value)}, needs to be less than 2^63")
     elif isinstance(value, (dict, list)):
         if deeper == 0:
             raise SchemaError(TOO_DEEP)
         for key in value if isinstance(value, dict) else ():
-            _unicode(key, is_key=True)
+            _unicode(key, path, "a key of ")
         for key, item in _items(value):
-            try:
-                _sound(item, deeper - 1)
-            except _WrongError as error:
-                error.keys.append(key)
-                raise
+            _sound(item, (key, path), deeper - 1)
 
 
-def _unicode(text: str, is_key: bool = False) -> None:
+def _unicode(text: str, path: tuple, of: str = "") -> None:
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # half of a pair of surrogates, escaped
-        raise _WrongError(f"is {_shown(text)}, which is no Unicode", is_key) from error
+    except UnicodeEncodeError:  # half of a pair of surrogates, escaped
+        _refuse(path, f"is {_shown(text)}, which is no Unicode", of)
 
 
-def _fits(value: Any, kind: Any) -> None:
+def _fits(value: Any, kind: Any, path: tuple) -> None:
     if isinstance(kind, Kind):
         if not kind.holds(value):
-            raise _WrongError(f"is {_shown(value)}, needs {kind.words}")
+            _refuse(path, f"is {_shown(value)}, needs {kind.words}")
         return
     wanted = kind.type if isinstance(kind, Each) else dict
     if not isinstance(value, wanted):
-        raise _WrongError(f"is {_shown(value)}, needs {'a list' if wanted is list else 'an object'}")
+        _refuse(path, f"is {_shown(value)}, needs {'a list' if wanted is list else 'an object'}")
     if isinstance(kind, Each):
         kinds = [(key, kind.named.get(key, kind.kind)) for key, _ in _items(value)]
     else:
         for key in kind.must:
             if key not in value:
-                raise _WrongError(f"has no {key}")
+                _refuse(path, f"has no {key}")
         kinds = [(key, wants) for key, wants in {**kind.must, **kind.may}.items() if key in value]
     for key, wants in kinds:
-        try:
-            _fits(value[key], wants)
-        except _WrongError as error:
-            error.keys.append(key)
-            raise
+        _fits(value[key], wants, (key, path))
 
 
 def _items(value: Any) -> Iterable:

@@ -47,10 +47,14 @@ class Worker:
     """Runs cases one after the other in a process of its own, which is replaced when it dies."""
 
     def __init__(self, settings: Settings, timed: bool = False):
-        """timed: cases are timed or weighed, some of them in a process of their own."""
+        """timed: cases are timed or weighed, some of them in a process of their own.
+
+        A server that has imported PyTorch and done nothing else forks each process: as clean as a new one, and there at
+        once. For timed cases it has PyTorch's compiler as well, which the first optimizer imports."""
         self.settings = settings
         self.surroundings: dict = {}
-        self._context = _processes(timed)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*["torch._dynamo"] * timed, "parity.core.worker"])
         self._process = None
         self._groups: dict[int, Group] = {}  # by their number of ranks
 
@@ -140,10 +144,13 @@ class Worker:
     def _start(self) -> None:
         self._called = self._context.Array(ctypes.c_char, NAME_BYTES, lock=False)
         self._pipe, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=_serve, args=(theirs, self._called, self.settings), daemon=True, name="parity worker"
-        )
-        _launch(process)
+        how = dict(args=(theirs, self._called, self.settings), daemon=True, name="parity worker")
+        process = self._context.Process(target=_serve, **how)
+        try:
+            process.start()
+        except (EOFError, OSError) as error:  # the server was killed, or cannot fork
+            why = str(error) or type(error).__name__
+            raise WorkerError(f"no measuring process can be started: {why}") from error
         self._process = process
         theirs.close()
         try:
@@ -202,21 +209,6 @@ def _killed(before: int | None, after: int | None) -> tuple[str, str]:
     if after > before:
         return "oom", "the system killed the process: out of memory"
     return "error", "the process was killed by SIGKILL, but not because memory was full"
-
-
-def _processes(timed: bool = True):
-    """A server that has imported PyTorch and done nothing else forks each process: as clean as a new one, and there at
-    once. Where calls are timed it has PyTorch's compiler as well, which the first optimizer imports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*(["torch._dynamo"] if timed else []), "parity.core.worker"])
-    return context
-
-
-def _launch(process) -> None:
-    try:
-        process.start()
-    except (EOFError, OSError) as error:  # the server was killed, or cannot fork
-        raise WorkerError(f"no measuring process can be started: {error or type(error).__name__}") from error
 
 
 def serve(pipe, start: Callable[[], tuple[Any, Callable]]) -> None:

@@ -27,9 +27,8 @@ XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("bf16_mixed", "adamw", (25, 100, 200)),
 )
 XL_BYTES = 45 * 2**30
-NEW_XL = dict(
-    batch=2, context=512, ranks=2, dtype="f32", optimizer="adamw"
-)  # 2026's xl, and its usual context
+# 2026's xl, and its usual context.
+NEW_XL = dict(batch=2, context=512, ranks=2, dtype="f32", optimizer="adamw")
 NEW_XL_BYTES = 90 * 2**30
 BENCH_STEPS = {"cpu": 10, "cuda": 5}
 USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 100, "bf16_mixed": 100}  # the program's, but on a laptop
@@ -52,9 +51,8 @@ def cases(profile, device):
             keys = TINY | way | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=ranked.configs(device, IMPL))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
-    yield from ranked.options_alone(
-        PROOFS["bucketed"], device, IMPL, strategy="bucketed", bucket_mb=0.05, ranks=2, **TINY
-    )
+    keys = dict(strategy="bucketed", bucket_mb=0.05, ranks=2, **TINY)
+    yield from ranked.options_alone(PROOFS["bucketed"], device, IMPL, **keys)
     for keys in xl_ways(profile) if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, profile, **keys)
         drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == usual_mb(device, keys["dtype"])
@@ -109,10 +107,8 @@ def xl_ways(profile):
     xl = {"size": "xl"} | extents("xl")[0]
     for ranks, (dtype, optimizer, sizes) in product(ranked.XL_RANKS[profile], XL_WAYS):
         for strategy, way in ways(sizes if ranks == 2 else [usual_mb("cuda", dtype)]):
-            keys = dict(
-                batch=2, context=128, ranks=ranks, strategy=strategy, dtype=dtype, optimizer=optimizer
-            )
-            yield xl | way | keys
+            keys = dict(batch=2, context=128, ranks=ranks, strategy=strategy)
+            yield xl | way | keys | dict(dtype=dtype, optimizer=optimizer)
     if profile == "full":
         for strategy in STRATEGIES[:3]:  # 2026 has no buckets
             yield {"size": "2.7B"} | extents("2.7B")[0] | NEW_XL | {"strategy": strategy}
@@ -143,9 +139,9 @@ def run(case, draw, c):
         return toys(case, draw, c)
     if "part" in case:
         return communication(case, draw, c)
-    return (
-        ranked.timed_step(case, draw, c) if "warmup" in case else ranked.judged_step(case, draw, c, IMPL, {})
-    )
+    if "warmup" in case:
+        return ranked.timed_step(case, draw, c)
+    return ranked.judged_step(case, draw, c, IMPL, {})
 
 
 def communication(case, draw, c):

@@ -86,9 +86,8 @@ def steps_table(page, steps, strategies, name):
     """Steps of C and PyTorch, a row a strategy and bucket; and what communication takes of C's."""
     timed = steps.timed.only(strategy=strategies).where(lambda r: "ms" in r).records
     if timed:
-        page.note(
-            f"{steps.setup()}, {steps.way['optimizer']}. A sample is the time of the slowest rank, next to PyTorch's."
-        )
+        words = "A sample is the time of the slowest rank, next to PyTorch's."
+        page.note(f"{steps.setup()}, {steps.way['optimizer']}. {words}")
     page.table(by_strategy(timed, STEP), name)
     found = steps.runs.only(strategy=strategies).records
     if found:
@@ -100,12 +99,7 @@ def steps_table(page, steps, strategies, name):
     page.table([row_of(r, STEP) for r in found], f"{name}_communication")
 
 
-SPLIT = {
-    "step": "step",
-    "without communication": "without",
-    "exposed": "exposed",
-    "collectives": "collectives",
-}
+SPLIT = {"step": "step", "without communication": "without"} | {n: n for n in ("exposed", "collectives")}
 
 
 def row_of(record, keys):
@@ -157,10 +151,8 @@ def report_overlap(page, steps, times):
     steps_table(page, steps, STRATEGIES[:3], "overlap")
     if not strategies["overlap"]:
         page.lacks("steps with overlap of single gradients")
-    page.note(
-        "All strategies and sizes of buckets with the fewest ranks"
-        + (", batch {batch} a rank, context {context}:".format(**steps.way) if steps.way else ":")
-    )
+    where = ", batch {batch} a rank, context {context}".format(**steps.way) if steps.way else ""
+    page.note(f"All strategies and sizes of buckets with the fewest ranks{where}:")
     rows = by_strategy(times.only(ranks=min(times.values("ranks"), default=0)).records, WAY_AND_STEP)
     page.table(rows, "steps")
     page.say(**steps.way, **strategies)
@@ -277,9 +269,7 @@ def more_calls(buckets):
 
 def steps_by_bucket(steps, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
     """{MiB of a bucket, 0 without buckets: ms of a side's step}: timed with PyTorch's if more sizes have that."""
-    timed, runs = (
-        records.only(strategy=strategy, impl=side).records for records in (steps.timed, steps.runs)
-    )
+    timed, runs = (of.only(strategy=strategy, impl=side).records for of in (steps.timed, steps.runs))
     timed = {r["case"].get("bucket_mb", 0): pick(r) for r in timed if "ms" in r}
     seen = {r["case"].get("bucket_mb", 0): r["values"]["step"] for r in runs}
     found = timed if len(timed) >= len(seen) else seen

@@ -1,5 +1,7 @@
 """Every operation of impl/ops/ops.h, forward and backward, against PyTorch; times at the small model's shapes."""
 
+from itertools import product
+
 from parity.core import Case, grid
 from parity.ops import fused, gemm, layout, optimizers, rows
 from parity.ops.page import report
@@ -12,128 +14,101 @@ SMALL_NUMEL = 128_625_408
 PARTS = (gemm, layout, rows, fused, optimizers)  # each operation is a function of one, by its name
 
 
+def shaped(names, *extents):
+    """Shapes: extents by these names."""
+    return [dict(zip(names.split(), row, strict=True)) for row in extents]
+
+
+# Per operation: a row of one, the model's own ratios, and ragged sizes on both sides of a vector register.
+WAYS = ("forward", "backward")
+TRANSPOSED = [*grid(trans_a=[False, True], trans_b=[False, True])]
+GEMMS = shaped("batch m n k", (1, 1, 1, 1), (1, 128, 192, 64), (3, 37, 53, 80), (2, 17, 130, 1009))
+RESIDUALS = shaped("rows cols", (33, 80), (127, 1009))
+COUNTS = (1, 1009, 98_304)
+SHAPES = {
+    # With 257 tokens every row of the table is read several times.
+    "embedding": shaped("tokens vocab d_model", (1, 1, 1), (512, 1000, 64), (257, 53, 83), (2049, 53, 16)),
+    "rmsnorm": shaped("rows cols", (1, 3), (67, 3), (256, 80), (127, 1009)),
+    "qkv_split": [
+        *shaped("batch heads seq head_dim", (1, 1, 1, 2), (2, 12, 128, 64), (3, 5, 37, 80), (2, 1, 1037, 16)),
+        dict(batch=2, heads=3, seq=19, head_dim=16, pitch=3 * 3 * 16 + 7),
+    ],
+    "silu_mul": [*shaped("rows cols", (1, 1), (128, 3072)), dict(rows=33, cols=1009, pitch=2018)],
+    "softmax": [
+        *shaped("rows cols", (1, 1), (256, 128), (33, 1009)),
+        *shaped("rows cols causal_seq", (2 * 128, 128, 128), (3 * 37, 53, 37)),
+    ],
+    "cross_entropy": shaped("rows vocab", (1, 1), (128, 10_000), (37, 1009)),
+}
+
+
 def cases(profile, device):
     yield from error_cases(DTYPES[device])
-    if device == "cuda":
-        for shape in [dict(batch=1, m=128, n=192, k=64), dict(batch=3, m=37, n=53, k=80)]:
-            for trans in grid(trans_a=[False, True], trans_b=[False, True]):
-                yield operation("gemm", **shape, **trans, dtype="tf32")
+    for shape, trans in product(GEMMS[1:3], TRANSPOSED) if device == "cuda" else ():
+        yield operation("gemm", **shape, **trans, dtype="tf32")
     yield from timed_cases(profile, device)
 
 
 def error_cases(dtypes):
-    """Per operation: a row of one, the model's own ratios, ragged sizes on both sides of a vector register."""
     for dtype in dtypes:
-        for shape in [
-            dict(batch=1, m=1, n=1, k=1),
-            dict(batch=1, m=128, n=192, k=64),
-            dict(batch=3, m=37, n=53, k=80),
-            dict(batch=2, m=17, n=130, k=1009),
-        ]:
-            for trans in grid(trans_a=[False, True], trans_b=[False, True]):
-                yield operation("gemm", **shape, **trans, dtype=dtype)
+        for shape, trans in product(GEMMS, TRANSPOSED):
+            yield operation("gemm", **shape, **trans, dtype=dtype)
         yield operation("gemm", batch=2, m=33, n=65, k=80, trans_b=True, alpha=0.5, beta=1.0, dtype=dtype)
         yield operation("gemm", batch=1, m=64, n=80, k=512, trans_a=True, beta=1.0, dtype=dtype)
         yield operation("gemm", batch=2, m=31, n=47, k=63, exact=True, dtype=dtype)
-    yield operation("gemm", batch=2, m=33, n=65, k=80, trans_b=True, dtype="bf16", out_dtype="f32")
-
-    for dtype in dtypes:
-        for shape in [
-            dict(tokens=1, vocab=1, d_model=1),
-            dict(tokens=512, vocab=1000, d_model=64),
-            dict(tokens=257, vocab=53, d_model=83),  # every row of the table several times
-            dict(tokens=2049, vocab=53, d_model=16),
-        ]:
-            yield operation("embedding_forward", **shape, dtype=dtype)
-            yield operation("embedding_backward", **shape, dtype=dtype)
+        for name, shapes in SHAPES.items():
+            for shape, way in product(shapes, WAYS):
+                yield operation(f"{name}_{way}", **shape, dtype=dtype)
         yield operation("embedding_backward", tokens=100, vocab=53, d_model=80, accumulate=True, dtype=dtype)
-
         # In a single column dx is a difference of equal numbers: what eps leaves of it is noise.
         yield operation("rmsnorm_forward", rows=1, cols=1, dtype=dtype)
-        for shape in [
-            dict(rows=1, cols=3),
-            dict(rows=67, cols=3),
-            dict(rows=256, cols=80),
-            dict(rows=127, cols=1009),
-        ]:
-            yield operation("rmsnorm_forward", **shape, dtype=dtype)
-            yield operation("rmsnorm_backward", **shape, dtype=dtype)
         yield operation("rmsnorm_backward", rows=33, cols=80, accumulate=True, dtype=dtype)
-        if dtype != "f32":  # of many micro-batches
-            wide = dict(x_dtype="f32", dweight_dtype="f32")
-            yield operation("rmsnorm_backward", rows=257, cols=768, accumulate=True, dtype=dtype, **wide)
-
-        for shape in [dict(rows=33, cols=80), dict(rows=127, cols=1009)]:
-            yield operation("residual_rmsnorm_forward", **shape, dtype=dtype)
-            if dtype != "f32":
-                for name in ("rmsnorm_forward", "rmsnorm_backward", "residual_rmsnorm_forward"):
-                    yield operation(name, **shape, dtype=dtype, x_dtype="f32")
-                keys = dict(dtype=dtype, x_dtype="f32", accumulate=True)
-                yield operation("rmsnorm_backward", **shape, **keys)
-
-        for shape in [
-            dict(batch=1, heads=1, seq=1, head_dim=2),
-            dict(batch=2, heads=12, seq=128, head_dim=64),
-            dict(batch=3, heads=5, seq=37, head_dim=80),
-            dict(batch=2, heads=1, seq=1037, head_dim=16),
-            dict(batch=2, heads=3, seq=19, head_dim=16, pitch=3 * 3 * 16 + 7),
-        ]:
-            yield operation("qkv_split_forward", **shape, dtype=dtype)
-            yield operation("qkv_split_backward", **shape, dtype=dtype)
-
-        for shape in [dict(rows=1, cols=1), dict(rows=128, cols=3072), dict(rows=33, cols=1009, pitch=2018)]:
-            yield operation("silu_mul_forward", **shape, dtype=dtype)
-            yield operation("silu_mul_backward", **shape, dtype=dtype)
-
-        for count in [1, 1009, 98_304]:
-            yield operation("residual_add", count=count, dtype=dtype)
-            yield operation("sgd_step", count=count, dtype=dtype)
-            yield operation("global_norm", count=count, dtype=dtype)
-            for max_norm in (0.1, 1000.0):  # below every norm of them, and above
-                yield operation("update_clip", count=count, max_norm=max_norm, dtype=dtype)
-            for variant in ("course2025", "course2026", "torch"):
-                for step in (1, 3):
-                    yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
-                if count == 1009 and dtype == "f32":
-                    for step in (2, 1000, 10**6):
-                        yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
-                    for other in (dict(weight_decay=0.0), dict(beta1=0.0), dict(lr=0.0)):
-                        keys = dict(variant=variant, step=3, dtype=dtype, **other)
-                        yield operation("adamw_step", count=count, **keys)
-            if dtype != "f32":
-                yield operation("round", count=count, dtype="f32", out_dtype=dtype)
-                yield operation("round", count=count, dtype=dtype, out_dtype="f32")
-            for on_device in [False, True] if dtype != "f32" else []:
-                for step in (3, 1000) if count == 1009 else (3,):
-                    keys = dict(variant="course2025", step=step, grad_dtype=dtype, on_device=on_device)
-                    yield operation("adamw_update", count=count, dtype="f32", **keys)
-
-        for shape in [
-            dict(rows=1, cols=1),
-            dict(rows=256, cols=128),
-            dict(rows=33, cols=1009),
-            dict(rows=2 * 128, cols=128, causal_seq=128),
-            dict(rows=3 * 37, cols=53, causal_seq=37),
-        ]:
-            yield operation("softmax_forward", **shape, dtype=dtype)
-            yield operation("softmax_backward", **shape, dtype=dtype)
-
-        for shape in [dict(rows=1, vocab=1), dict(rows=128, vocab=10_000), dict(rows=37, vocab=1009)]:
-            for way in ("forward", "backward"):
-                yield operation(f"cross_entropy_{way}", **shape, dtype=dtype)
-
-        for way in ("forward", "backward"):
+        for way in WAYS:
             apart = dict(rows=37, spread=True, dtype=dtype)
             yield operation(f"softmax_{way}", cols=53, **apart)
             yield operation(f"cross_entropy_{way}", vocab=53, **apart)
             yield operation(f"rmsnorm_{way}", cols=53, **apart)
-
-    for way in ("forward", "backward"):
+        for shape in RESIDUALS:
+            yield operation("residual_rmsnorm_forward", **shape, dtype=dtype)
+        for count in COUNTS:
+            yield from vector_cases(count, dtype)
+        yield from mixed_cases(dtype) if dtype != "f32" else ()
+    yield operation("gemm", batch=2, m=33, n=65, k=80, trans_b=True, dtype="bf16", out_dtype="f32")
+    for way in WAYS:
         yield operation(f"softmax_{way}", rows=9, cols=4099, dtype="f32")
     for positions, head_dim in [(1, 2), (128, 64), (1009, 80), (2048, 128)]:
         yield operation("rope_table", positions=positions, head_dim=head_dim)
     for warmup, end in [(7, 21), (0, 1), (3, 3)]:
         yield operation("cosine_schedule", max=1.0, min=0.1, warmup=warmup, end=end)
+
+
+def vector_cases(count, dtype):
+    for name in ("residual_add", "sgd_step", "global_norm"):
+        yield operation(name, count=count, dtype=dtype)
+    for max_norm in (0.1, 1000.0):  # below every norm of them, and above
+        yield operation("update_clip", count=count, max_norm=max_norm, dtype=dtype)
+    further = (2, 1000, 10**6) if (count, dtype) == (1009, "f32") else ()
+    for variant in ("course2025", "course2026", "torch"):
+        for step in (1, 3, *further):
+            yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
+        for other in (dict(weight_decay=0.0), dict(beta1=0.0), dict(lr=0.0)) if further else ():
+            yield operation("adamw_step", count=count, variant=variant, step=3, dtype=dtype, **other)
+
+
+def mixed_cases(dtype):
+    """Of 16 bits, with f32 beside them."""
+    wide = dict(x_dtype="f32", dweight_dtype="f32")  # gradients of many micro-batches
+    yield operation("rmsnorm_backward", rows=257, cols=768, accumulate=True, dtype=dtype, **wide)
+    for shape in RESIDUALS:
+        for name in ("rmsnorm_forward", "rmsnorm_backward", "residual_rmsnorm_forward"):
+            yield operation(name, **shape, dtype=dtype, x_dtype="f32")
+        yield operation("rmsnorm_backward", **shape, dtype=dtype, x_dtype="f32", accumulate=True)
+    for count in COUNTS:
+        yield operation("round", count=count, dtype="f32", out_dtype=dtype)
+        yield operation("round", count=count, dtype=dtype, out_dtype="f32")
+        for on_device, step in product([False, True], (3, 1000) if count == 1009 else (3,)):
+            keys = dict(variant="course2025", step=step, grad_dtype=dtype, on_device=on_device)
+            yield operation("adamw_update", count=count, dtype="f32", **keys)
 
 
 def timed_cases(profile, device):

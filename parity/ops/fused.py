@@ -16,9 +16,8 @@ def residual_rmsnorm_forward(case, draw, c):
     total, y = draw.poisoned(shape, wider), draw.poisoned(shape, case.dtype)
     rstd = draw.poisoned((case.rows,), "f32")
     desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
-    tandem = into(
-        c, "td_residual_rmsnorm_forward", {"sum": total, "y": y}, desc, a, b, weight, total, y, rstd
-    )
+    outputs = {"sum": total, "y": y}
+    tandem = into(c, "td_residual_rmsnorm_forward", outputs, desc, a, b, weight, total, y, rstd)
 
     def function(a, b, weight):
         total = a + b

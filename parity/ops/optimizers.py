@@ -132,9 +132,11 @@ def global_norm(case, draw, c):
     dtype = c.enum("td_dtype", case.dtype)
     work = c.work(c.value("td_global_norm_work_bytes", c.device, case.count, dtype))
     tandem = into(c, "td_global_norm", {"norm": norm}, case.count, dtype, g, norm, work)
-    return forward_sides(
-        tandem, lambda g: {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}, g
-    )
+
+    def function(g):
+        return {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}
+
+    return forward_sides(tandem, function, g)
 
 
 def update_clip(case, draw, c):

@@ -34,6 +34,5 @@ def report_times(page, timed, name):
         return {"shape": shape, record["impl"]: record["ms"]["median"]}
 
     keys = ["op", "dtype", *dict.fromkeys(key for r in timed.records for key in r["case"])]
-    page.table(
-        tabled(timed.records, keys, cells), name, ["op", "dtype", "shape", *SIDES], dict.fromkeys(SIDES, "ms")
-    )
+    rows, order = tabled(timed.records, keys, cells), ["op", "dtype", "shape", *SIDES]
+    page.table(rows, name, order, dict.fromkeys(SIDES, "ms"))

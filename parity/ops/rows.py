@@ -113,9 +113,8 @@ def silu_mul_backward(case, draw, c):
     dgate[:, case.cols :] = GAP
     dup[:, case.cols :] = GAP
     desc = c.struct("td_rows_shape", case)
-    tandem = into(
-        c, "td_silu_mul_backward", {"dgate": dgate, "dup": dup}, desc, gate, up, dy, dgate, dup, None
-    )
+    outputs = {"dgate": dgate, "dup": dup}
+    tandem = into(c, "td_silu_mul_backward", outputs, desc, gate, up, dy, dgate, dup, None)
 
     def finish(grads):
         return {name: padded(grad, gate.shape[1]) for name, grad in grads.items()}
@@ -213,9 +212,8 @@ def cross_entropy_backward(case, draw, c):
     arguments = cross_entropy_arguments(case, draw, c)
     desc, logits, targets, _, lse, _ = arguments
     dlogits = draw.poisoned(logits.shape, case.dtype)
-    call = into(
-        c, "td_cross_entropy_backward", {"dlogits": dlogits}, desc, logits, targets, lse, 1.0, dlogits
-    )
+    inputs = (desc, logits, targets, lse, 1.0)
+    call = into(c, "td_cross_entropy_backward", {"dlogits": dlogits}, *inputs, dlogits)
     tandem = Side(call, before=lambda: c.td_cross_entropy_forward(c.device, *arguments))
 
     one = torch.tensor(1.0, device=draw.device)

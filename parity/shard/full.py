@@ -67,9 +67,8 @@ def accounting_cases(keys, device, profile):
     yield Case(ACCOUNTING, **weighed, **keys, config=config)
     if (profile, keys["size"], keys["ranks"]) == ("full", "2.7B", 2):  # the peak that sharding lowers
         config = ranked.configs(device, "torch_ddp", dtype, queued=True)
-        yield Case(
-            ACCOUNTING, **weighed, **keys | {"shard": "whole", "strategy": "bucketed"} | bucket, config=config
-        )
+        keys |= {"shard": "whole", "strategy": "bucketed"} | bucket
+        yield Case(ACCOUNTING, **weighed, **keys, config=config)
 
 
 def leaderboard_case():
@@ -181,10 +180,6 @@ def leaderboard(case, draw, c):
             trainer.step(ids, targets)
             values["first_loss"] = float(trainer.loss())
 
-        def call():
-            trainer.step(ids, targets)
-            return {}
-
         def close():
             if trainer.train is not None:
                 values["last_loss"] = float(trainer.loss())
@@ -192,12 +187,7 @@ def leaderboard(case, draw, c):
             trainer.close()
             trainer.c.own_stream(False)
 
-        return Side(
-            call,
-            open=begin,
-            close=close,
-            flops=3 * forward,
-            record=lambda: found | {"values": values},
-        )
+        how = dict(flops=3 * forward, record=lambda: found | {"values": values})
+        return Side(lambda: trainer.step(ids, targets), open=begin, close=close, **how)
 
     return ranked.sides_of(draw.device.type, tandem)

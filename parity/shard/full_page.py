@@ -48,13 +48,12 @@ def report(page, records):
 
 def report_proof(page, proofs):
     page.section("fsdp")
-    found = [
-        r | {"case": r["case"] | {"dtype": r["case"].get("compute", r["case"]["dtype"])}}
-        for r in proofs.records
-    ]
-    exact = [
-        r["values"] for r in found if r["case"]["dtype"] == "f32" and "apart_whole" in r.get("values", {})
-    ]
+    found = []
+    for record in proofs.records:
+        case = record["case"]
+        found.append(record | {"case": case | {"dtype": case.get("compute", case["dtype"])}})
+    values = [r["values"] for r in found if r["case"]["dtype"] == "f32" and "values" in r]
+    exact = [of for of in values if "apart_whole" in of]
     told = max(exact, key=lambda values: values["apart_average"], default={})
     report_proofs(page, found, "fsdp", ("model", "dtype", "ranks"), **told)
 
@@ -69,10 +68,9 @@ def report_leaderboard(page, records):
             "step": ms,
             "tokens": tokens,
             "rate": record["tflops"],
-            "mfu": record["tflops"] / peak if peak else None,
-            "most": record["peak_mib"],
             "ranks": case["ranks"],
         }
+        told |= {"mfu": record["tflops"] / peak if peak else None, "most": record["peak_mib"]}
         row = {name: case[name] for name in SHAPE} | {"side": record["impl"], "step (ms)": ms}
         row |= {"min (ms)": record["ms"]["min"], "n": record["ms"]["n"], "tokens/s": tokens}
         row |= {"TFLOP/s a GPU": record["tflops"], "MFU": f"{100 * told['mfu']:.1f} %" if peak else None}
@@ -99,12 +97,7 @@ def same_shape(one, other):
 
 
 def memory_of(record):
-    values = record["values"]
-    return {
-        "whole": values["predicted whole"] / MIB,
-        "total": values["predicted total"] / MIB,
-        "c": held(record),
-    }
+    return {name: record["values"][f"predicted {name}"] / MIB for name in ("whole", "total")}
 
 
 def report_memory(page, mine, parts):
@@ -114,13 +107,12 @@ def report_memory(page, mine, parts):
         if record in mine and tuple(head.values()) not in seen:
             seen.add(tuple(head.values()))
             values = record["values"]
-            rows.append(
-                head | {"side": "arithmetic, not sharded", "sum (MiB)": values["predicted whole"] / MIB}
+            sums, parts_of = (
+                memory_of(record),
+                {f"{name} (MiB)": values[f"predicted {name}"] / MIB for name in STATE},
             )
-            parts_of = {f"{name} (MiB)": values[f"predicted {name}"] / MIB for name in STATE}
-            rows.append(
-                head | {"side": "arithmetic"} | parts_of | {"sum (MiB)": values["predicted total"] / MIB}
-            )
+            rows.append(head | {"side": "arithmetic, not sharded", "sum (MiB)": sums["whole"]})
+            rows.append(head | {"side": "arithmetic", "sum (MiB)": sums["total"]} | parts_of)
         of_rank = {f"{name} (MiB)": max(record["memory"].get(f"{name}_mib", [None])) for name in PARTS}
         side = record["impl"] + ", not sharded" * (record["case"]["shard"] == "whole")
         rows.append(head | {"side": side, "sum (MiB)": held(record)} | of_rank)
@@ -131,11 +123,8 @@ def report_memory(page, mine, parts):
         f"{setups}: MiB of the rank with the most. sum: weights, gradients and optimizer state. C's buffers are "
         "gathered, for gathered weights, and reduced, for gradients that are not yet reduced. peak: with activations."
     )
-    page.table(
-        [{title.replace("_", " "): cell for title, cell in row.items()} for row in rows],
-        "fsdp_memory",
-        expected=4,
-    )
+    titled = [{title.replace("_", " "): cell for title, cell in row.items()} for row in rows]
+    page.table(titled, "fsdp_memory", expected=4)
 
 
 def noisy(record):
@@ -168,17 +157,15 @@ def timed_of(records):
     """The steps of the largest model: C's, the fastest of fully_shard, and C's without sharding."""
     times = records.only("fsdp_accounting").where(lambda r: "warmup" in r["case"])
     case = max((r["case"] for r in times.records), key=extent, default=None)
-    of = {r["impl"]: ms_of(r) for r in times.records if r["case"] == case}
+    of = {r["impl"]: r for r in times.records if r["case"] == case}
     side = next((side for side in MINE if side in of), None)
-    theirs = [ms for impl, ms in of.items() if impl.startswith("torch") and ms]
+    theirs = [r for impl, r in of.items() if impl.startswith("torch") and ms_of(r)]
     if side is None or not theirs:
         return None
-    records = {r["impl"]: r for r in times.records if r["case"] == case}
-    best = min((r for impl, r in records.items() if impl.startswith("torch") and of[impl]), key=ms_of)
-    steps = {"mine": of[side], "theirs": min(theirs), "whole": of.get(whole_of(side))}
-    steps |= {"differ": differing(records[side], best)}
-    steps |= {"whole_differ": differing(records[side], records.get(whole_of(side)))}
-    return case | steps | {"compiled": min(theirs) == of.get("torch_fsdp_compiled")}
+    best, whole = min(theirs, key=ms_of), of.get(whole_of(side))
+    steps = {"mine": ms_of(of[side]), "theirs": ms_of(best), "whole": ms_of(whole)}
+    steps |= {"differ": differing(of[side], best), "whole_differ": differing(of[side], whole)}
+    return case | steps | {"compiled": best["impl"] == "torch_fsdp_compiled"}
 
 
 def numbers_of(record):
@@ -223,13 +210,9 @@ def report_gathers(page, records):
             found = gathers_of(series, rank)
             for name in dict.fromkeys(name for name, _ in found):
                 late = [ms for of, ms in found if of == name]
-                row = {
-                    "rank": rank,
-                    "pass": name,
-                    "gathers": len(late),
-                    "in time": sum(ms == 0 for ms in late),
-                }
-                rows.append(head | row | {"latest (ms)": max(late), "late in all (ms)": sum(late)})
+                row = head | {"rank": rank, "pass": name, "gathers": len(late)}
+                row |= {"in time": sum(ms == 0 for ms in late), "latest (ms)": max(late)}
+                rows.append(row | {"late in all (ms)": sum(late)})
     if rows:
         page.note(
             "Gathers of one step: in time if it ends before the device comes to the layer that reads it; latest: how "

@@ -52,13 +52,8 @@ def titled(columns):
 def of_first(parts):
     """The records of C's first side and of PyTorch, of the first configuration."""
     first = next((r for r in parts if r["impl"].startswith("c_")), None)
-    return [
-        r
-        for r in parts
-        if first
-        and r["impl"] in (first["impl"], "torch_ddp", "torch_zero")
-        and all(r["case"][n] == first["case"][n] for n in NAMES)
-    ]
+    alike = [r for r in parts if first and all(r["case"][n] == first["case"][n] for n in NAMES)]
+    return [r for r in alike if r["impl"] in (first["impl"], "torch_ddp", "torch_zero")]
 
 
 def report_memory(page, parts):

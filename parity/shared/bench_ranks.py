@@ -5,14 +5,9 @@ from parity.shared.pages import MIB
 from parity.shared.ranked import hyper_of
 
 ALIGNED = 256  # bytes: TD_ALIGNMENT
-TIMES = {
-    "step": "step",
-    "without": "silent",
-    "collectives": "collectives",
-    "beside": "hidden",
-    "tail": "tail",
-    "waits": "waits",
-}  # names of records, and of td_bench_rank
+# Names of records, and of td_bench_rank.
+TIMES = {name: name for name in ("step", "collectives", "tail", "waits")}
+TIMES |= {"without": "silent", "beside": "hidden"}
 POINTS = ("made", "before_update", "after_update")
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")  # of td_comm_span
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
@@ -25,17 +20,9 @@ class BenchRanks:
         self.c = c.ranks.session
         switches = case.config[f"c_{backend}"]
         fields = train_options(switches)
-        config = self.c.struct(
-            "td_bench_ranks_config",
-            case,
-            model=fields["model"],
-            hyper=hyper_of(case),
-            time=fields["time"],
-            graph=fields["capture"],
-            state=state,
-            warmup=warmup,
-            steps=steps,
-        )
+        how = dict(model=fields["model"], hyper=hyper_of(case), time=fields["time"], graph=fields["capture"])
+        how |= dict(state=state, warmup=warmup, steps=steps)
+        config = self.c.struct("td_bench_ranks_config", case, **how)
         comm = c.ranks.comm(backend, switches.get("nccl_ctas", 0))
         self.c.own_stream(True)
         try:
@@ -67,10 +54,10 @@ class BenchRanks:
         for i, point in enumerate(POINTS):
             found[f"{point}_mib"] = [rank.current[i] / MIB for rank in self.ranks]
         for name in ("gathered", "reduced") if self.ranks[0].gathered_layers else ():
-            units = (
-                (getattr(rank, f"{name}_{part}") for part in ("layers", "tables")) for rank in self.ranks
+            layers, tables = (
+                [getattr(r, f"{name}_{part}") for r in self.ranks] for part in ("layers", "tables")
             )
-            found[f"{name}_mib"] = [sum(nbytes) / MIB for nbytes in units]
+            found[f"{name}_mib"] = [sum(pair) / MIB for pair in zip(layers, tables, strict=True)]
         return found | {"peak_mib": [max(rank.peak) / MIB for rank in self.ranks]}
 
     def timelines(self):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from parity.core.case import is_judged
 from parity.core.comparison import geomean, noisy
 from parity.core.view import count, number
 
@@ -46,13 +47,8 @@ def errors_by(records, keys: Sequence[str]) -> list[dict]:
 
 def held(records) -> dict:
     """For sentences: how many cases hold, the share of the allowed error that C uses, and C's error over PyTorch's."""
-    judged = [
-        r
-        for r in records.records
-        if r["impl"].split("_")[0] == "c"
-        and "error" in r.get("measure", "error")
-        and r["status"] in ("ok", "failed")
-    ]
+    judged = [r for r in records.records if is_judged(r["impl"]) and r["status"] in ("ok", "failed")]
+    judged = [r for r in judged if "error" in r.get("measure", "error")]
     used = [share for share in (number(r, "used") for r in judged) if share is not None]
     return {
         "held": sum(r["status"] == "ok" for r in judged),
@@ -82,9 +78,8 @@ def report_proofs(page, records, name, columns, **more) -> None:
             theirs[key] = max(far or 0.0, theirs.get(key, 0.0))
             continue
         key = (*key, record["impl"])
-        row = rows.setdefault(
-            key, dict(zip((*columns, "side"), key, strict=True)) | {"results": 0, "hold": 0}
-        )
+        head = dict(zip((*columns, "side"), key, strict=True))
+        row = rows.setdefault(key, head | {"results": 0, "hold": 0})
         row["results"] += 1
         row["hold"] += record["status"] == "ok"
         if far is not None:
@@ -113,12 +108,8 @@ def report_proofs(page, records, name, columns, **more) -> None:
 def apart_of(record) -> float | None:
     """The largest difference of a weight or an update from float64's; losses, which are larger, do not count."""
     outputs = record.get("error", {}).get("outputs", {})
-    found = [
-        number({"error": error}, "max_abs")
-        for name, error in outputs.items()
-        if name.startswith(("weight", "update"))
-    ]
-    return max(found, default=number(record, "max_abs"))
+    errors = [error for name, error in outputs.items() if name.startswith(("weight", "update"))]
+    return max((number({"error": e}, "max_abs") for e in errors), default=number(record, "max_abs"))
 
 
 def mark(row, record, name: str = "") -> None:
@@ -132,12 +123,7 @@ def mark(row, record, name: str = "") -> None:
         row["noisy"] = ", ".join(dict.fromkeys([*names, (name or record["impl"]) + unjudged]))
 
 
-def tabled(
-    records: Iterable[Mapping],
-    keys: Sequence[str] | Mapping[str, str],
-    cells: Callable[[Mapping], dict],
-    order: Any = None,
-) -> list[dict]:
+def tabled(records: Iterable[Mapping], keys: Iterable[str], cells: Callable, order: Any = None) -> list[dict]:
     """A row for each combination of these case keys, which may have titles: what `cells` makes of each of its records,
     and which of them are noisy. `order`: sorts the rows by their keys; without it they stand as they first ran."""
     titles = keys.values() if isinstance(keys, Mapping) else keys

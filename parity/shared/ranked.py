@@ -394,10 +394,6 @@ def timed_step(case, draw, c, optimizer=None):
             if windows:
                 found["values"] = {"windows": windows}
 
-        def call():
-            trainer.step(ids, targets)
-            return {}
-
         def renew():
             trainer.c.own_stream(False)  # in order with the changes of `state`
             trainer.begin(state)
@@ -411,8 +407,8 @@ def timed_step(case, draw, c, optimizer=None):
             trainer.close()
             trainer.c.own_stream(False)
 
-        how = dict(renew=renew, answer=answer)
-        return Side(call, open=begin, close=close, record=lambda: found, **how)
+        how = dict(renew=renew, answer=answer, record=lambda: found)
+        return Side(lambda: trainer.step(ids, targets), open=begin, close=close, **how)
 
     def torch_side(switches):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
@@ -431,7 +427,6 @@ def timed_step(case, draw, c, optimizer=None):
 
         def call():
             trainer.step(ids, targets)
-            return {}
 
         return Side(call, open=begin, close=trainer.close)
 
@@ -439,9 +434,8 @@ def timed_step(case, draw, c, optimizer=None):
         """In turn models are large, and f64 might not fit."""
         losses, weights = alone(case, state, batches, None if case.in_turn else torch.float64)
         samples = {name: sampled(weight) for name, weight in weights.items()}
-        return {"loss": torch.tensor([float(losses[0][c.ranks.rank])], device=draw.device)} | moved(
-            state, samples
-        )
+        loss = torch.tensor([float(losses[0][c.ranks.rank])], device=draw.device)
+        return {"loss": loss} | moved(state, samples)
 
     sides = sides_of(draw.device.type, tandem) | {"truth": truth, "rule": timed_rules(case)}
     unsplit = {whole_of(f"c_{backend}"): backend for backend in BACKENDS[draw.device.type]}

@@ -52,19 +52,16 @@ def cases(profile, device):
     counts = [(1, 5)] if quick else [(rules.SMALL_STEPS, 15 * small["batch"])]
     for steps, seconds in counts + ([(1, 240)] if profile == "full" else []):
         how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30, config=configs("f32"))
-        yield Case(
-            "transformer_exactness", size=size, steps=steps, dtype="f32", attention="naive", **small, **how
-        )
+        keys = dict(size=size, steps=steps, dtype="f32", attention="naive", **small)
+        yield Case("transformer_exactness", **keys, **how)
     if device == "cuda":
         yield from gpu_cases(profile, small)
         return
     steps = {"quick": 20, "standard": 100, "full": 200}[profile]
     byte_level = dict(d_model=128, d_ff=512, layers=4, heads=4, vocab=256, batch=8, context=128)
     for attention in ["flash", "naive"] if profile == "full" else ["flash"]:
-        way = dict(dtype="f32", attention=attention, config=configs("f32"))
-        yield Case(
-            "transformer_training", size="bytes", steps=steps, seconds=0.22 * steps, **byte_level, **way
-        )
+        way = dict(dtype="f32", attention=attention, config=configs("f32"), seconds=0.22 * steps)
+        yield Case("transformer_training", size="bytes", steps=steps, **byte_level, **way)
 
 
 def several_steps_cases():
@@ -96,9 +93,8 @@ def gpu_cases(profile, small):
         largest = extents("2.7B")[0]
         for dtype in ["f32", "bf16_mixed"]:
             # Gradients of all sides and the truth are held at once, 16 bytes a parameter, and its weights.
-            how = dict(
-                seconds=25, needs_bytes=100 * 2**30, in_turn=True, config=configs(dtype, updates=False)
-            )
+            how = dict(seconds=25, needs_bytes=100 * 2**30, in_turn=True)
+            how["config"] = configs(dtype, updates=False)
             keys = dict(batch=1, context=128, seq=128, dtype=dtype, attention="flash")
             yield Case("transformer_exactness", size="2.7B", steps=1, **how, **largest, **keys)
     byte_level = dict(d_model=512, d_ff=2048, layers=8, heads=8, vocab=256, batch=8, context=128)
@@ -109,9 +105,8 @@ def gpu_cases(profile, small):
         rules.ROUNDING: torch_switches("f32"),
         rules.OTHER_SEED: torch_switches("bf16_mixed"),
     }
-    yield Case(
-        "transformer_training", size="bytes", steps=200, seconds=45, config=config, **byte_level, **way
-    )
+    how = dict(seconds=45, config=config)
+    yield Case("transformer_training", size="bytes", steps=200, **how, **byte_level, **way)
 
 
 def configs(dtype, updates=True):
@@ -389,9 +384,8 @@ def train(case, draw, c):
                 # rule's measure is moved away from PyTorch's autocast to the edge of the band.
                 base = curves.get("torch_eager", curves[impl])
                 edge = base + rules.ROUNDINGS * (curves[impl] - base)
-                outputs[f"losses_{rules.ROUNDINGS}_roundings"] = (
-                    edge if impl == rules.ROUNDING else curves[impl]
-                )
+                judged = edge if impl == rules.ROUNDING else curves[impl]
+                outputs[f"losses_{rules.ROUNDINGS}_roundings"] = judged
             return outputs
 
         def record():

@@ -7,9 +7,8 @@ from parity.transformer.rules import LOSSES_WITHIN, OTHER_SEED, ROUNDING, SMALL_
 
 def report(page, records):
     exact = records.only("transformer_exactness")
-    page.section(
-        "transformer_exactness", "Does the model compute what PyTorch's does, from the same weights?"
-    )
+    question = "Does the model compute what PyTorch's does, from the same weights?"
+    page.section("transformer_exactness", question)
     rows = []
     for record in exact.only(impl="c").records:
         case = record["case"]
@@ -19,10 +18,8 @@ def report(page, records):
         other = exact.first(impl="torch_eager", **case) or {}
         mine, theirs = (of.get("error", {}).get("outputs", {}) for of in (record, other))
         row |= {name: far(mine.get(name, {})) for name in ("logits", "loss")}
-        for what, worst, outputs in (
-            ("gradients", "worst gradient", mine),
-            ("PyTorch's", "PyTorch's worst", theirs),
-        ):
+        names = ("gradients", "worst gradient", mine), ("PyTorch's", "PyTorch's worst", theirs)
+        for what, worst, outputs in names:
             each = [far(found) for name, found in outputs.items() if name.startswith("grad.")]
             row |= {what: far(outputs.get("gradients", {})), worst: max(each, default=None)}
         for what, title in (("grad", "gradient"), ("weight", "weight")):
@@ -46,9 +43,8 @@ def report_errors(page, rows):
     for row in rows:
         of = found.setdefault(row["dtype"], {"dtype": row["dtype"], "cases": 0})
         of["cases"] += 1
-        of |= {
-            name: max((x for x in (of.get(name), row[name]) if x is not None), default=None) for name in worst
-        }
+        for name in worst:
+            of[name] = max((x for x in (of.get(name), row[name]) if x is not None), default=None)
     page.table(found.values(), "errors_by_dtype", ["dtype", "cases", *worst])
     order = ["size", "d_model", "heads", "layers", "seq", "dtype", "attention", *worst]
     order += ["gradient from PyTorch's", "weight from PyTorch's"]
@@ -78,9 +74,8 @@ def report_training(page, records):
     page.plot("loss", curves, x="step", y="loss", log=False, title=f"Loss of the byte-level model, {dtype}")
     page.plot("apart", apart, x="step", y="|loss - PyTorch's loss|", title=f"Losses minus PyTorch's, {dtype}")
     exact = [row["largest"] for row in valued(records, dtype="f32") if row.get("largest") is not None]
-    graphs = [
-        [s[impl]["series"]["loss"] for impl in ("c", "c_graph")] for s in runs if {"c", "c_graph"} <= set(s)
-    ]
+    both = [sides for sides in runs if {"c", "c_graph"} <= set(sides)]
+    graphs = [[sides[impl]["series"]["loss"] for impl in ("c", "c_graph")] for sides in both]
     noise = next((sides for sides in runs if {"c", "torch_eager", OTHER_SEED} <= set(sides)), {})
     mean = {impl: record["values"].get("mean") for impl, record in noise.items()}
     page.say(
