@@ -193,9 +193,9 @@ __device__ inline void clear(float *to, int64_t count)
 /** Rows for which a thread of the next kernel has all its loads in flight at once. */
 constexpr int ROWS_AT_ONCE = 4;
 
-/** dot = rowsum(dO * O), lse in base 2, zeros for the sums of dQ, and in f32 the weights of P. `lanes` threads
- * share a row. Rows come in the order of o's memory. A row after the end of the sequence gets an lse of infinity,
- * so its P is 0.
+/** dot = rowsum(dO * O), lse in base 2, zeros for the sums of dQ, and in f32 the weights of P. `lanes`
+ * threads share a row. Rows come in the order of o's memory. A row after the end of the sequence gets an
+ * lse of infinity, so its P is 0.
  *
  * In TF32, dO is rounded here as in the GEMMs. dP and D then have the same rounding error of dO, and it
  * cancels in dP - D. */

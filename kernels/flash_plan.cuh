@@ -157,9 +157,9 @@ struct backward_args {
     const void *q, *k, *v, *dout;
     void *dq, *dk, *dv;
     const float *lse,
-        *dot; /* [heads, rows_padded]: log2 of the row sums, in f32 less doublings_of; rowsum(dO * O). After dot
-               * in f32 [heads, rows_padded]: what P is multiplied by, 2 to the minus doublings_of times what the
-               * rounding of lse took away. So scores of any size cost P one rounding of lse, the caller's. */
+        *dot; /* [heads, rows_padded]: log2 of the row sums, in f32 less doublings_of; rowsum(dO * O).
+               * After dot in f32 [heads, rows_padded]: what P is multiplied by, 2 to the minus doublings_of
+               * times what the rounding of lse took away. So P has one rounding of lse, the caller's. */
     /* where blocks by keys add their dQ; NULL: nowhere. On tensor cores [heads, rows_padded, width] in the
      * order of accumulators, in f32 dQ itself */
     float *dq_sums;
