@@ -146,10 +146,7 @@ def report_grid(page, timed):
     times = [f"{phase} {impl}" for phase in PASSES for impl in SIDES]
     order = ["seq", "head_dim", *times, "forward c, % of the bound"]
     order += [f"{side} {what} (MiB)" for side in SIDES for what in KEPT]
-    page.note(
-        f"Batch {BATCH}, no head dimension, no mask, f32. Memory is what is kept when backward begins. More than "
-        "100 % of the bound: the cache keeps a part of the matrix."
-    )
+    page.note(f"Batch {BATCH}, no head dimension, no mask, f32. Memory is what is kept when backward begins.")
     page.table(grid_rows(timed, more), "times", order, dict.fromkeys(times, "ms"), expected=20)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parity.core.cards import impossible
+from parity.core.cards import card_of, peak_of
 
 NOISY = 0.20  # std / mean from which on no sentence is formed
 # Bytes that AdamW moves for a parameter of f32: weight, gradient and two moments are read, three are written.
@@ -112,7 +112,8 @@ def geomean(values: Iterable[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Rates:
-    """The fastest that a machine was measured at, without noise: TFLOP/s of a GEMM by dtype, GB/s of a copy."""
+    """The fastest that a machine was measured at, without noise: TFLOP/s of a GEMM by dtype, GB/s of a copy. The data
+    sheet of a card is the bound there; the machines that CARDS lacks have no other bound than these."""
 
     gemm: Mapping[str, float]
     copy: float
@@ -123,8 +124,6 @@ class Rates:
         copy = 0.0
         for record in filter(clean, records):
             case = record["case"]
-            if impossible(record):
-                continue
             if case.get("op") == "gemm" and record.get("tflops"):
                 gemm[case["dtype"]] = max(gemm.get(case["dtype"], 0.0), record["tflops"])
             if case.get("op") == "copy" and record.get("gb_s"):
@@ -132,16 +131,16 @@ class Rates:
         return cls(gemm, copy)
 
     def share(self, record: Mapping | None, nbytes: float = 0.0) -> str | None:
-        """How much of the tighter bound (FLOPs, bytes) a record reaches. More than all of it is marked. None if its
-        dtype has no GEMM rate here."""
+        """How much of the tighter bound (FLOPs, bytes) a record reaches. More than all of it is marked. None if no
+        rate of its dtype is known."""
         if record is None or "ms" not in record:
             return None
-        flops = record.get("tflops")
-        rate = self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed"))
+        flops, card = record.get("tflops"), card_of(record)
+        rate = peak_of(record) or self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed"))
         if flops and not rate:
             return None
         shares = [flops / rate] if flops else []
-        if nbytes and self.copy:
-            shares.append(nbytes / record["ms"]["median"] / 1e6 / self.copy)
+        if nbytes and (gb_s := card.gb_s if card else self.copy):
+            shares.append(nbytes / record["ms"]["median"] / 1e6 / gb_s)
         most = f"{100 * max(shares):.0f}" if shares else "0"
         return f"{most} %{' (more than possible)' if int(most) > 100 else ''}" if shares else None

@@ -246,8 +246,8 @@ def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
         "spread by more than 20 % (std / mean); no sentence uses those, except where the spread is the subject, in "
         "benchmarking_script (c). `n, spread`: number of samples of a row's times, and their largest std / mean. "
         "`% of the bound`: the shortest possible time over the measured time. "
-        "The shortest possible time is FLOPs at the measured GEMM rate or bytes at the measured copy rate of the card, "
-        "whichever is longer."
+        "The shortest possible time is FLOPs or bytes at the rate of the card's data sheet, whichever is longer. On a "
+        "CPU it is the fastest rate that was measured of a GEMM or a copy."
     )
     rows = []
     for machine in machines:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import re
@@ -65,8 +66,7 @@ class Late(dist.Work):
         self.work, self.into, self.value = work, into, value
 
     def arrive(self, *_):
-        with torch.no_grad():
-            return [self.into.copy_(self.value)]
+        return [self.into.data.copy_(self.value)]
 
     def wait(self, *limits):
         return self.work.wait(*limits) and bool(self.arrive())
@@ -75,15 +75,15 @@ class Late(dist.Work):
         return self.work.get_future().then(self.arrive)
 
 
-def late(real, name):
-    """A collective; `name` is that of its first argument, the result."""
+def late(real):
+    """An all-reduce or a broadcast."""
 
-    def call(*into, async_op=False, **how):
-        if not async_op or not Late.on:
-            return real(*into, async_op=async_op, **how)
-        into, rest = (into[0], into[1:]) if into else (how.pop(name), ())
-        value = into.detach().clone()
-        return Late(real(value, *rest, async_op=True, **how), into, value)
+    def call(*arguments, **names):
+        how = inspect.signature(real).bind(*arguments, **names).arguments
+        if not how.get("async_op") or not Late.on:
+            return real(**how)
+        into, value = how["tensor"], how["tensor"].detach().clone()
+        return Late(real(**how | {"tensor": value}), into, value)
 
     return call
 
@@ -106,33 +106,30 @@ class Calls(TorchDispatchMode):
 
 
 def attention(adapters, request, x, device):
-    apply, causal, leaves = getattr(adapters, request["adapter"])().apply, request["causal"], []
-    for name in "qkv":
-        like = torch.empty_like(x[name].mT.contiguous() if request["strided"] else x[name], device=device)
-        leaves.append((like.mT if request["strided"] else like).requires_grad_())
+    apply, causal = getattr(adapters, request["adapter"])().apply, request["causal"]
+    leaves = [torch.empty_like(x[name], device=device) for name in "qkv"]
+    leaves = [leaf.mT.contiguous().mT if request["strided"] else leaf for leaf in leaves]
     for turn in range(TURNS, -1, -1):
         for name, leaf in zip("qkv", leaves, strict=True):
-            leaf.data.copy_(x[name].flatten().roll(turn).view_as(leaf))
+            leaf.requires_grad_().data.copy_(x[name].flatten().roll(turn).view_as(leaf))
         freed = [torch.full_like(leaf, torch.nan) for leaf in leaves]
         del freed
         o = apply(*leaves, causal)
         logs = [saved for saved in o.grad_fn.saved_tensors if saved.shape == leaves[0].shape[:2]]
         do = x["do"].to(device, copy=True)
         grads = torch.autograd.grad(o, leaves, do)
-    given = {**dict(zip("qkv", leaves, strict=True)), "do": do}
-    changed = [name for name, tensor in given.items() if not torch.equal(tensor.cpu(), x[name])]
+    pairs = zip(("q", "k", "v", "do"), (*leaves, do), strict=True)
+    changed = [name for name, tensor in pairs if not torch.equal(tensor.cpu(), x[name])]
     with Calls() as calls:
         same = torch.equal(apply(*leaves, False), o) and causal
-    theirs = [
-        name for name in sorted(calls.names) if re.search(PLAIN, name) and "triton" in request["adapter"]
-    ]
-    facts = {"inputs": f"{', '.join(changed)} changed" if changed else "unchanged"}
-    facts |= {"saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]"}
-    facts |= {
+    theirs = [name for name in sorted(calls.names) if re.search(PLAIN, name)]
+    facts = {
+        "inputs": f"{', '.join(changed)} changed" if changed else "unchanged",
+        "saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]",
         "is_causal": "ignored" if same else "used",
-        "kernel": f"PyTorch's {theirs[0]}" if theirs else "own",
+        "kernel": f"PyTorch's {theirs[0]}" if theirs and "triton" in request["adapter"] else "own",
     }
-    return {"o": o, **dict(zip(("dq", "dk", "dv", "lse"), [*grads, *logs[:1]], strict=False))}, facts
+    return dict(zip(("o", "dq", "dk", "dv", "lse"), [o, *grads, *logs[:1]], strict=False)), facts
 
 
 def memory(adapters, request, x, device):
@@ -169,26 +166,19 @@ def compiled():
 
 
 class Clock:
-    """Times one pass of an attention function. Each call finds other inputs than the call before."""
+    """Times one pass of an attention function. Each call finds values that no call before had."""
 
     def __init__(self, request, x, device):
         self.request, self.device = request, device
         self.x = [x[name].to(device) for name in ("q", "k", "v", "do")]
-        self.rolls, self.changed = [*range(request["sets"])], 0
-        self.sets = [[tensor.requires_grad_() for tensor in self.rolled(roll)[:3]] for roll in self.rolls]
-        for at, roll in enumerate(self.rolls):
-            self.sets[at].append(self.rolled(roll)[3])
+        self.sets = [self.values(turn) for turn in range(request["sets"])]
 
-    def rolled(self, roll):
-        return [x.flatten().roll(roll).view_as(x) for x in self.x]
+    def values(self, turn):
+        return [x.flatten().roll(turn).view_as(x) for x in self.x]
 
-    def renew(self, at, roll):
-        """Writes new values into the same memory. The next call with this set reads them."""
-        pairs = zip(self.sets[at], self.rolled(self.rolls[at]), strict=True)
-        self.changed += not all(torch.equal(tensor, x) for tensor, x in pairs)
-        self.rolls[at] = roll
-        for tensor, x in zip(self.sets[at], self.rolled(roll), strict=True):
-            tensor.data.copy_(x)
+    def fill(self, turn, values):
+        for tensor, value in zip(self.sets[turn % len(self.sets)], values, strict=True):
+            tensor.data.copy_(value)
 
     def wait(self):
         if self.device != "cpu":
@@ -196,12 +186,12 @@ class Clock:
 
     def call(self, apply, turn, waits=True):
         """ms, what the call returned, and a copy. Without `waits` the copy lacks work of other streams."""
-        *qkv, do = self.sets[turn]
-        phase, causal = self.request["pass"], self.request["causal"]
-        o = apply(*qkv, causal) if phase == "backward" else None
+        *qkv, do = self.sets[turn % len(self.sets)]
+        qkv, phase = [x.requires_grad_() for x in qkv], self.request["pass"]
+        o = apply(*qkv, self.request["causal"]) if phase == "backward" else None
         self.wait()
         began = perf_counter()
-        o = apply(*qkv, causal) if o is None else o
+        o = apply(*qkv, self.request["causal"]) if o is None else o
         grads = () if phase == "forward" else torch.autograd.grad(o, qkv, do)
         if waits:
             self.wait()
@@ -209,44 +199,39 @@ class Clock:
         found = [o.detach(), *grads]
         return ms, found, [tensor.clone() for tensor in found]
 
-    def answer(self, at):
-        """PyTorch's, in f32."""
-        *qkv, do = (x.float() for x in self.rolled(self.rolls[at]))
+    def unlike(self, values, found):
+        """Whether an output is far from PyTorch's in f32."""
+        *qkv, do = (x.float() for x in values)
         o = fused(*(x.requires_grad_() for x in qkv), self.request["causal"])
-        return [o.detach(), *torch.autograd.grad(o, qkv, do)]
-
-    def unlike(self, turn, found):
-        bound = UNLIKE.get(found[0].dtype, 5e-2)
-        for mine, right in zip(found, self.answer(turn), strict=False):
-            if type(mine) is not torch.Tensor or not (mine.float() - right).norm() <= bound * right.norm():
-                return True
-        return False
+        answers, bound = [o, *torch.autograd.grad(o, qkv, do)], UNLIKE.get(found[0].dtype, 5e-2)
+        return not all(
+            type(mine) is torch.Tensor and (mine.float() - right).norm() <= bound * right.norm()
+            for mine, right in zip(found, answers, strict=False)
+        )
 
     def samples(self, apply):
-        """What became of the calls, and the outputs of the last one."""
-        first, kept, wrong, late, times = None, deque(), 0, 0, []
-        for turn in range(1 + WARMUP):
-            ms, *answer = self.call(apply, turn % len(self.sets), waits=False)
-            first = first or ms
-            kept.append(answer)
-        files, mhz, began, turn = cached_files(), clock_mhz(self.device), perf_counter(), WARMUP
-        while not self.enough(times, perf_counter() - began):
-            turn = (turn + 1) % len(self.sets)
-            ms, *answer = self.call(apply, turn)
+        """Statistics, what became of the calls, and the outputs of the last one, whose inputs the request names."""
+        kept, times, wrong, moved, late, last = deque(), [], 0, 0, 0, False
+        while not last:
+            turn = len(times)
+            if turn == 1 + WARMUP:
+                files, mhz, began = cached_files(), clock_mhz(self.device), perf_counter()
+            last = turn > WARMUP and self.enough(times[1 + WARMUP :], perf_counter() - began)
+            values = self.values(self.request["turn"] if last else turn)
+            if last:
+                self.fill(turn, values)
+            ms, found, copies = self.call(apply, turn, waits=turn > WARMUP)
             times.append(ms)
-            kept.append(answer)
-            wrong += self.unlike(turn, answer[1])
-            self.renew(turn, self.rolls[turn] + len(self.sets))
+            kept.append((found, copies))
+            wrong += self.unlike(values, copies)
+            moved += changed(self.sets[turn % len(self.sets)], values)
+            self.fill(turn, self.values(turn + len(self.sets)))
             late += len(kept) > KEPT and changed(*kept.popleft())
-        self.renew(turn, self.request["turn"])
-        ms, *answer = self.call(apply, turn)
-        wrong += self.unlike(turn, answer[1])
-        self.renew(turn, turn)
         self.wait()
         sleep(PAUSE)
-        late += sum(changed(*pair) for pair in [*kept, answer])
-        found = statistics_of(times, first, mhz, self.device)
-        return found | {"compiled": cached_files() - files, "wrong": wrong, "late": late}, answer[1]
+        late += sum(changed(*pair) for pair in kept)
+        timed = statistics_of(times[1 + WARMUP : -1], times[0], mhz, self.device)
+        return timed | {"compiled": cached_files() - files}, (wrong, late, moved), copies
 
     def enough(self, times, seconds):
         return len(times) >= FEWEST and (
@@ -265,10 +250,11 @@ def settled(times):
 
 
 def changed(found, copies):
-    return not all(
-        torch.equal(tensor.isnan(), copy.isnan()) and torch.equal(tensor.nan_to_num(), copy.nan_to_num())
-        for tensor, copy in zip(found, copies, strict=True)
+    """Whether a bit differs."""
+    pairs = (
+        [x.detach().contiguous().view(torch.uint8) for x in pair] for pair in zip(found, copies, strict=True)
     )
+    return not all(torch.equal(*pair) for pair in pairs)
 
 
 def statistics_of(times, first, mhz, device):
@@ -303,17 +289,16 @@ def persisting_bytes(device):
 
 def times(adapters, request, x, device):
     """One pass of their function, and of three ways that PyTorch has."""
-    clock, apply = Clock(request, x, device), getattr(adapters, request["adapter"])().apply
-    timed, outputs = clock.samples(apply)
-    wrong, late, moved = timed.pop("wrong"), timed.pop("late"), clock.changed
+    apply = getattr(adapters, request["adapter"])().apply
+    timed, (wrong, late, moved), outputs = Clock(request, x, device).samples(apply)
+    calls, beside = timed["n"] + WARMUP + 2, {}
     facts = {"inputs": f"changed in {moved} calls" if moved else "unchanged"}
-    facts["timed calls"] = f"{wrong} of {timed['n'] + 1} unlike PyTorch's" if wrong else "like PyTorch's"
+    facts["timed calls"] = f"{wrong} of {calls} unlike PyTorch's" if wrong else "like PyTorch's"
     facts["after a call"] = f"{late} outputs changed" if late else "outputs stay"
-    beside, clock = {}, Clock(request, x, device)
     for name in request["beside"]:
         try:
             side = compiled() if name == "compiled" else {"eager": plain, "fused": fused}[name]
-            beside[name] = clock.samples(side)[0]["ms"]
+            beside[name] = Clock(request, x, device).samples(side)[0]["ms"]
         except Exception as error:
             beside[name] = one_line(error)
     names = ("o", "dq", "dk", "dv")
@@ -385,18 +370,17 @@ def alone(request, x, package):
 
 
 class PyTorchs:
-    """PyTorch's own wrapper and optimizer."""
+    """PyTorch's own wrappers and optimizer. They need no call after backward."""
 
-    get_ddp = get_ddp_individual_parameters = DistributedDataParallel
-    ddp_bucketed_on_train_batch_start = ddp_on_after_backward = staticmethod(lambda model, optimizer: None)
-    ddp_individual_parameters_on_after_backward = ddp_bucketed_on_after_backward = ddp_on_after_backward
+    def __getattr__(self, name):
+        return lambda *_: None
 
-    @staticmethod
-    def get_ddp_bucketed(module, bucket_size_mb):
-        return DistributedDataParallel(module, bucket_cap_mb=bucket_size_mb)
+    def get_ddp(self, module, *bucket_mb):
+        return DistributedDataParallel(module, bucket_cap_mb=[*bucket_mb, 25][0])
 
-    @staticmethod
-    def get_sharded_optimizer(params, cls, **how):
+    get_ddp_individual_parameters = get_ddp_bucketed = get_ddp
+
+    def get_sharded_optimizer(self, params, cls, **how):
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)
@@ -404,24 +388,26 @@ class PyTorchs:
 
 def train(adapters, request, x, device):
     """This rank's steps with their wrapper or optimizer."""
-    Late.on, times = not request["timed"], []
-    adapter, rank, package, facts = request["adapter"], dist.get_rank(), None, {}
-    full, sharded = adapter == "get_fsdp", adapter == "get_sharded_optimizer"
-    wrapped = not full and not sharded
+    adapter, rank, timed, package, times = request["adapter"], dist.get_rank(), request["timed"], None, []
+    full, sharded, Late.on = adapter == "get_fsdp", adapter == "get_sharded_optimizer", not timed
     with contextlib.suppress(ImportError):
         package = importlib.import_module("cs336_basics.model") if full else None
     module, make = model_of(request, x, package), getattr(adapters, adapter)
-    with torch.no_grad():
-        for parameter in module.parameters() if wrapped else ():  # the wrapper must send rank 0's
-            parameter.add_(0.5 * rank * parameter.requires_grad)
+    (cls, how), compute = OPTIMIZERS[request["optimizer"]], request["compute"]
     total = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    before = held_numbers()
-    compute = request["compute"] and getattr(torch, request["compute"])
-    more = {"get_ddp_bucketed": [request["bucket_mb"]], "get_fsdp": [compute]}.get(adapter, [])
-    model, (cls, how) = module if sharded else make(module, *more), OPTIMIZERS[request["optimizer"]]
-    other = [n for n, p in module.named_parameters() if wrapped and not torch.equal(p, x[f"w.{n}"])]
+    before, state_before, facts = held_numbers(), state_numbers(), {}
+    if sharded:
+        model, optimizer = module, make(module.parameters(), cls, **how)
+    else:
+        with torch.no_grad():
+            for parameter in () if full else module.parameters():  # the wrapper must send rank 0's
+                parameter.add_(0.5 * rank * parameter.requires_grad)
+        more = {"get_ddp_bucketed": [request["bucket_mb"]], "get_fsdp": [compute and getattr(torch, compute)]}
+        model = make(module, *more.get(adapter, []))
+        optimizer = cls(model.parameters(), **how)
+    named = [] if full else module.named_parameters()
+    other = [name for name, parameter in named if not torch.equal(parameter, x[f"w.{name}"])]
     facts["after the wrap"] = f"{other[0]} is not rank 0's" if other else "rank 0's weights"
-    optimizer = make(model.parameters(), cls, **how) if sharded else cls(model.parameters(), **how)
     for step in range(request["steps"]):
         BARRIER()
         began = perf_counter()
@@ -434,22 +420,24 @@ def train(adapters, request, x, device):
             getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
         optimizer.step()
         times.append(1e3 * (perf_counter() - began))
-    mine = sum(local(p).numel() for p in model.parameters()) if full else 0
-    if full and request["optimizer"] == "sgd":  # which has no state
-        model.zero_grad(set_to_none=True)
-        kept = total + held_numbers() - before
-        mine = mine if kept <= 1.25 * total else kept
+    held = {"weights": 0, "state": 0}
+    if full:
+        held["weights"] = sum(local(parameter).numel() for parameter in model.parameters())
+        if request["optimizer"] == "sgd":  # which has no state
+            model.zero_grad(set_to_none=True)
+            kept = total + held_numbers() - before
+            held["weights"] = kept if kept > 1.25 * total else held["weights"]
+    elif sharded and not timed:  # most of a wide model is one parameter
+        held["state"] = (state_numbers() - state_before) / 2
+    for what, numbers in held.items():
+        part = numbers <= 0.75 * total
+        facts[f"{what} of a rank"] = "its part" if part else f"of {numbers:g} of {total} weights"
+    if timed:
+        facts["timed"] = statistics_of(times[1 + WARMUP :], times[0], None, "cpu") | {"compiled": 0}
+        if not isinstance(adapters, PyTorchs):
+            beside = train(PyTorchs(), request, x, device)[1]["timed"]["ms"]
+            facts["timed"]["beside"] = {"eager": beside}
     weights = adapters.fsdp_gather_full_params(model) if full else dict(module.named_parameters())
-    checked = sharded and not request["timed"]  # most of a wide model is one parameter
-    state = sum(tensor.numel() for tensor in state_of(optimizer).values()) / 2 if checked else 0
-    for what, numbers in (("weights", mine), ("state", state)):
-        facts[f"{what} of a rank"] = (
-            "its part" if numbers <= 0.75 * total else f"of {numbers:g} of {total} weights"
-        )
-    if request["timed"]:
-        timed = facts["timed"] = statistics_of(times[1 + WARMUP :], times[0], None, "cpu") | {"compiled": 0}
-        if adapters is not PyTorchs:
-            timed["beside"] = {"eager": train(PyTorchs, request, x, device)[1]["timed"]["ms"]}
     return {f"p.{name}": local(value) for name, value in weights.items() if f"w.{name}" in x}, facts
 
 
@@ -457,24 +445,24 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def objects_of(*kinds):
+    gc.collect()
+    return [found for found in gc.get_objects() if issubclass(type(found), kinds)]
+
+
 def held_numbers():
     """How many f32 numbers fill the memory of all tensors here."""
-    gc.collect()
-    found = [x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter)]
-    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values()) // 4
+    storages = [
+        x.untyped_storage() for x in objects_of(torch.Tensor) if type(x) in (torch.Tensor, nn.Parameter)
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) // 4
 
 
-def state_of(optimizer, deep=3):
-    """{address: tensor} of the state of an optimizer and of optimizers that it has."""
-    found = {}
-    for value in optimizer.state.values() if isinstance(optimizer, torch.optim.Optimizer) else ():
-        tensors = [local(item) for item in value.values() if isinstance(item, torch.Tensor)]
-        found |= {tensor.data_ptr(): tensor for tensor in tensors if tensor.numel() > 1}
-    inner = vars(optimizer).values() if hasattr(optimizer, "__dict__") else optimizer
-    for item in [*(inner.values() if isinstance(inner, dict) else inner)] if deep else ():
-        if isinstance(item, (torch.optim.Optimizer, list, tuple)):
-            found |= state_of(item, deep - 1)
-    return found
+def state_numbers():
+    """How many numbers the states of all optimizers have."""
+    states = [state for found in objects_of(torch.optim.Optimizer) for state in found.state.values()]
+    tensors = [local(x) for state in states for x in state.values() if isinstance(x, torch.Tensor)]
+    return sum({x.data_ptr(): x.numel() for x in tensors if x.numel() > 1}.values())
 
 
 # ---- the process ----
@@ -499,8 +487,8 @@ def main(work, rank, ranks, device):
     if ranks > 1:
         torch.set_num_threads(1)
         for name in ("all_reduce", "broadcast"):
-            setattr(dist, name, late(getattr(dist, name), "tensor"))
-            setattr(dist.distributed_c10d, name, getattr(dist, name))
+            for module in (dist.distributed_c10d, dist):
+                setattr(module, name, late(getattr(dist, name)))
         how = dict(init_method=f"file://{work}/store", timeout=timedelta(seconds=WAIT_S))
         dist.init_process_group("gloo", rank=rank, world_size=ranks, **how)
     try:

@@ -44,6 +44,7 @@ SAME |= {"autocast": "bf16_mixed", "fwd": "forward", "bwd": "backward", "forward
 WIDE = re.compile(rf"({'|'.join(PASSES)})_({'|'.join(MEASURED)})")  # forward_ms: a row for each pass
 NAME = re.compile(r"(?i)[a-z]\d|\d{4}|cpu")  # a card's name has more than its vendor's
 FIRST = ("id", "card")
+SIDES = ("c", True), ("torch", False)
 
 
 class Row:
@@ -146,9 +147,9 @@ class Bounds(NamedTuple):
         """FLOPs of GEMMs and bytes of one call on one device; zeros if the row does not say its shape."""
         keys, ranks, batch = row.keys, row.keys.get("ranks", 1), row.keys.get("batch", 1)
         width, dtype = (2, "bf16") if keys.get("dtype") in LOW else (4, "f32")
+        times = {"inference": 1, "forward": 1, "backward": 2}.get(phase, 3)
         if "bytes" in keys:
             return 0.0, 2.0 * keys["bytes"]
-        times = {"inference": 1, "forward": 1, "backward": 2, "optimizer": 0}.get(phase, 3)
         if {"seq", "head_dim"} <= set(keys):
             sizes = (batch * keys.get("heads", 1), keys["seq"], keys["seq"], keys["head_dim"], width, 1)
             found = self.c.value("td_account_attention_memory", *sizes, keys.get("causal", False))
@@ -156,29 +157,27 @@ class Bounds(NamedTuple):
         if len(row.shape) < len(MODEL):
             return 0.0, 0.0
         model = self.c.struct("td_account_model", row.shape)
-        if phase == "optimizer" and keys.get("optimizer", "adamw") == "adamw":
+        if phase == "optimizer":
             count = self.c.value("td_account_model_parameters", model).total
-            return 0.0, self.c.value("td_adamw_cost", count, self.c.enum("td_dtype", dtype)).bytes / ranks
+            moved = self.c.value("td_adamw_cost", count, self.c.enum("td_dtype", dtype)).bytes / ranks
+            return 0.0, moved if keys.get("optimizer", "adamw") == "adamw" else 0.0
         flops = self.c.value("td_account_model_flops", model, batch, keys.get("context", 1), True, False)
         return times * flops.forward_matmul / ranks, 0.0
 
     def least(self, row: Row, *phases: str) -> tuple[float, str]:
         """What these passes take at the least in ms, and why."""
-        card, dtype = self.card(row)[1], row.keys.get("dtype", "bf16").removesuffix("_mixed")
+        card, keys, dtype = self.card(row)[1], row.keys, row.keys.get("dtype", "bf16").removesuffix("_mixed")
         if card is None or not phases:
             return 0.0, ""
         peak = card.tflops.get("tf32" if dtype == "f32" else dtype, max(card.tflops.values()))
         flops, nbytes = map(sum, zip(*(self.work(row, phase) for phase in phases), strict=True))
-        slow, fast = max(0.0, nbytes - CACHE) / card.gb_s / 1e6, flops / peak / 1e9
-        sent = (
-            row.keys.get("bytes", 0)
-            * (row.keys.get("ranks", 1) > 1)
-            * (row.keys.get("collective") == "all_reduce")
+        reduced = keys.get("collective") == "all_reduce" and keys.get("ranks", 1) > 1
+        sent = keys.get("bytes", 0) if reduced else 0  # a switch may add, so each byte is sent once
+        return max(
+            (flops / peak / 1e9, f"{flops / 1e12:.3g} TFLOP at {peak:g} TFLOP/s"),
+            (max(0.0, nbytes - CACHE) / card.gb_s / 1e6, f"{nbytes / 1e9:.3g} GB at {card.gb_s:g} GB/s"),
+            (sent / card.link_gb_s / 1e6, f"{sent / 1e9:.3g} GB at {card.link_gb_s:g} GB/s of the links"),
         )
-        if sent / card.link_gb_s / 1e6 > max(slow, fast):  # a switch may add, so each byte is sent once
-            return sent / card.link_gb_s / 1e6, f"{sent / 1e9:.3g} GB at {card.link_gb_s:g} GB/s of the links"
-        work = f"{nbytes / 1e9:.3g} GB at {card.gb_s:g} GB/s", f"{flops / 1e12:.3g} TFLOP at {peak:g} TFLOP/s"
-        return max(slow, fast), work[fast >= slow]
 
 
 def judge(rows: Sequence[Row], bounds: Bounds) -> None:
@@ -189,12 +188,13 @@ def judge(rows: Sequence[Row], bounds: Bounds) -> None:
     for group in _groups(timed, "pass"):
         _parts({row.phase: row for row in group}, bounds)
     for name, slow, fast in (("dtype", ("f32", "tf32"), LOW), ("strategy", ("naive",), LATE)):
-        pairs = (itertools.permutations(group, 2) for group in _groups(timed, name, "bucket_mb"))
-        for mine, theirs in itertools.chain.from_iterable(pairs):
-            ordered = mine.keys.get(name) in fast and theirs.keys.get(name) in slow
-            if ordered and mine.ms > theirs.ms + _noise(mine, theirs):
-                word = "16 bits" if name == "dtype" else mine.keys[name]
-                mine.unlikely.append(f"{word}: slower than {theirs.keys[name]}, which takes {theirs.ms:g} ms")
+        for group in _groups(timed, name, "bucket_mb"):
+            early, late = ([row for row in group if row.keys.get(name) in kind] for kind in (slow, fast))
+            for theirs, mine in itertools.product(early, late):
+                if mine.ms > theirs.ms + _noise(mine, theirs):
+                    word = "16 bits" if name == "dtype" else mine.keys[name]
+                    words = f"{word}: slower than {theirs.keys[name]}, which takes {theirs.ms:g} ms"
+                    mine.unlikely.append(words)
     _digits([row for row in timed if len(row.digits) >= DIGITS])
 
 
@@ -218,13 +218,8 @@ def alone(row: Row, bounds: Bounds) -> None:
         row.unlikely += ["f32: on this card only TF32 can be as fast"] if row.ms < strict else []
     if row.ms and (row.std or 0) > row.ms and row.keys.get("warmup", WARM) >= WARM:
         row.refused.append(f"spread: the standard deviation {row.std:g} exceeds the mean {row.ms:g}")
-    record = {
-        "case": row.shape | row.keys,
-        "machine": machine,
-        "device": "cuda" * bool(machine),
-        "peak_mib": row.mib,
-    }
-    record |= {"ms": {"min": row.ms, "median": row.ms}} if row.ms else {}
+    record = {"case": row.shape | row.keys, "machine": machine, "device": "cuda" * bool(machine)}
+    record |= {"peak_mib": row.mib} | ({"ms": {"min": row.ms, "median": row.ms}} if row.ms else {})
     if words := impossible(record):
         row.refused.append(f"{'memory' if 'mib' in words else 'bound'}: {words}")
 
@@ -263,8 +258,9 @@ def _digits(rows: Sequence[Row]) -> None:
             sure = same_std or any(len(row.digits) > DIGITS + 1 for row, _ in same)
             if (sure or len(same) > 1) and 2 * len(same) > len(both):
                 for row, other in same:
-                    words = f"equal digits: {other.ms:g} ms as {row.where}, with another {name}"
-                    other.unlikely.append(words)
+                    other.unlikely.append(
+                        f"equal digits: {other.ms:g} ms as {row.where}, with another {name}"
+                    )
 
 
 @functools.cache
@@ -277,21 +273,15 @@ def _records(reports: Path, card: str) -> list[dict]:
 
 def ours(row: Row, reports: Path, bounds: Bounds) -> dict[str, Any]:
     """Cells of the fastest C side and the fastest PyTorch side that measured this case on this card."""
-    machine, best, cells = bounds.card(row)[0] or row.card, {}, {}
-    for record in _records(reports, folder_of(machine)) if NAME.search(machine) else ():
-        if not _same_case(row, record["case"]):
-            continue
-        warmups = [case.get("warmup", WARM) for case in (record["case"], row.keys)]
-        prefer = (record["deliverable"] != row.id, abs(warmups[0] - warmups[1]))
-        mib = record.get("peak_mib") if record["case"].get("pass", row.phase) == row.phase else None
-        measured = {"ms": (row.ms, _ms(record, row.phase)), "mib": (row.mib, mib)}
-        for what, (mine, theirs) in measured.items():
-            if mine and theirs:
-                at = "c" if is_judged(record["impl"]) else "torch", what
-                found = (*prefer, theirs, record["impl"], mine / theirs)
-                best[at] = min(best.get(at, found), found)
-    for (side, what), found in best.items():
-        cells |= {f"{side}_side": found[3], f"{side}_{what}": found[2], f"{side}_{what}_ratio": found[4]}
+    machine, cells = bounds.card(row)[0] or row.card, {}
+    records = _records(reports, folder_of(machine)) if NAME.search(machine) else []
+    found = [record for record in records if _same_case(row, record["case"])]
+    found = [record for record in found if record["deliverable"] == row.id] or found
+    for (side, c), (what, mine) in itertools.product(SIDES, (("ms", row.ms), ("mib", row.mib))):
+        theirs = ((_measured(record, row.phase, what), record["impl"]) for record in found)
+        best, impl = min((pair for pair in theirs if pair[0] and is_judged(pair[1]) == c), default=(0, ""))
+        if mine and best:
+            cells |= {f"{side}_side": impl, f"{side}_{what}": best, f"{side}_{what}_ratio": mine / best}
     return cells
 
 
@@ -302,16 +292,21 @@ def _same_case(row: Row, case: Mapping) -> bool:
     return named and case.get("dtype") in (dtype, f"{dtype}_mixed") and keys.items() <= case.items()
 
 
-def _ms(record: Mapping, phase: str) -> float | None:
-    if record["case"].get("pass", phase) == phase:
-        return record.get("ms", {}).get("median")
-    phases = record.get("phases", {}) if record["case"].get("pass") == "step" else {}
+def _measured(record: Mapping, phase: str, what: str) -> float | None:
+    of = record["case"].get("pass", phase)
+    if of == phase:
+        return record.get("peak_mib") if what == "mib" else record.get("ms", {}).get("median")
+    phases = record.get("phases", {}) if (of, what) == ("step", "ms") else {}
     wanted = PARTS["both"] if phase == "both" else (phase,)
     return sum(phases[name]["median"] for name in wanted) if set(wanted) <= set(phases) else None
 
 
 def verdict(row: Row) -> str:
     return "refused" if row.refused else "unlikely" if row.unlikely else "holds"
+
+
+def _head(name: str) -> str:
+    return name.replace("torch_", "PyTorch's ").replace("c_", "C's ").replace("_", " ")
 
 
 def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str], list[str], list[dict]]:
@@ -321,23 +316,13 @@ def report(rows: Sequence[Row], bounds: Bounds, reports: Path) -> tuple[list[str
         found = row.refused + row.unlikely
         lines += [f"{verdict(row)}: {row}", *(f"    {words}" for words in found)] if found else []
         cell = {"row": row.where, "id": row.id, **row.keys, "card": row.card, "ms": row.ms, "std": row.std}
-        cell |= {
-            "mib": row.mib,
-            "bound_ms": bounds.least(row, row.phase)[0] or None,
-            "verdict": verdict(row),
-        } | row.beside
-        cells.append(cell | ours(row, reports, bounds))
-    names = {
-        name: name.replace("torch_", "PyTorch's ").replace("c_", "C's ").replace("_", " ")
-        for cell in cells
-        for name in cell
-    }
+        cell |= {"mib": row.mib, "bound_ms": bounds.least(row, row.phase)[0] or None, "verdict": verdict(row)}
+        cells.append(cell | row.beside | ours(row, reports, bounds))
+    heads = {name: _head(name) for cell in cells for name in cell}
     unknown = sorted({row.card or "none" for row in rows if bounds.card(row)[1] is None})
     if unknown:
         lines.append(f"no bound for card {', '.join(unknown)}: give --peak-tflops and --bandwidth")
     lines.append(", ".join(f"{count} {word}" for word, count in Counter(map(verdict, rows)).items()))
-    found = [
-        cell | {"refused": row.refused, "unlikely": row.unlikely}
-        for cell, row in zip(cells, rows, strict=True)
-    ]
-    return lines, Table(cells, names).render("md").splitlines(), found
+    findings = ({"refused": row.refused, "unlikely": row.unlikely} for row in rows)
+    found = [cell | more for cell, more in zip(cells, findings, strict=True)]
+    return lines, Table(cells, heads).render("md").splitlines(), found
