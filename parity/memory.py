@@ -301,11 +301,11 @@ def report_timeline(page, f32):
         title = "{} of {}, {size}, context {context}".format(name, impl, **record["case"])
         panels[title] = (layers or {"live tensors": series["live_mib"]}, bands)
     forward, step, naive = shown
-    page.note("The axis counts allocations and frees in their order; it is not time.")
+    page.note("The axis counts allocations and frees in their order, because records have no time of them.")
     page.stack(
         "timeline",
         panels,
-        x="% of the allocations and frees",
+        x="allocations and frees so far (% of all)",
         y="MiB of live tensors",
         title="Memory over a forward pass and over training steps of C, f32",
     )

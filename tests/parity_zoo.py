@@ -403,12 +403,18 @@ class Together(unittest.TestCase):
                 self.assertEqual(len(found.records), 0 if field else 2)
                 self.assertIn(f": {field}", "".join(found.warnings) or ": ")
 
-    def test_a_rate_is_right_quiet_and_possible(self):
-        gemm = RECORD | GPU | {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 500.0}
-        for cheat in ({"status": "failed"}, {"tflops": 1000.0}, {"ms": MS | {"std": 1.0}}):
+    def test_a_rate_is_right_and_quiet(self):
+        gemm = RECORD | {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 500.0}
+        for cheat in ({"status": "failed"}, {"ms": MS | {"std": 1.0}}):
             rates = Rates.of([gemm, gemm | {"tflops": 900.0} | cheat])
             self.assertEqual(rates.share(gemm), "100 %")
         self.assertEqual(rates.share(gemm | {"tflops": 505.0}), "101 % (more than possible)")
+
+    def test_the_bound_of_a_card_is_its_data_sheet_s(self):
+        rates, record = Rates({"bf16": 500.0}, 2500.0), RECORD | GPU
+        self.assertEqual(rates.share(record | {"tflops": 494.7}), "50 %")
+        self.assertEqual(rates.share(record, 5.2e9), "78 %")  # 2600 of 3352 GB/s, above the copy that was measured
+        self.assertEqual(rates.share(record, 6.8e9), "101 % (more than possible)")
 
 
 # ---- what pages say of records ----

@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from matplotlib import ticker
 
 from parity.core.sides import SIDES
-from parity.core.tables import is_number
+from parity.core.tables import Spread, is_number
 
 STYLE = {
     "svg.hashsalt": "tandem",  # else the ids of clip paths are random
@@ -46,9 +46,9 @@ COLOURS = {
     "#c77f0a": ("all-reduce", "attention"),
     "#08519c": ("weights", "parameters", "matmul", "feed-forward"),
     "#6baed6": ("gradients",),
-    "#74c476": ("activations", "live tensors", "elementwise"),
+    "#74c476": ("activations", "elementwise"),
     "#bdbdbd": ("scratch", "buffers", "memory"),
-    "#777777": ("other",),
+    "#777777": ("other", "live tensors"),
 }
 FILLS = {name: colour for colour, names in COLOURS.items() for name in names}
 SPARE = ("#5b8c5a", "#e58a97", "#62a5dd", "#444444")  # for what has no colour of its own
@@ -220,24 +220,32 @@ def stack(
 
 @plt.rc_context(STYLE)
 def bars(
-    groups: Mapping[str, Mapping[str, float]], *, y: str, title: str, under: str = "", stacked: bool = True
+    groups: Mapping[str, Mapping[str, float | Spread]],
+    *,
+    y: str,
+    title: str,
+    under: str = "",
+    stacked: bool = True,
 ) -> Any:
-    """{bar: {part: height}}: parts stacked, and the sum written on top. Not stacked: bars beside each other."""
+    """{bar: {part: height}}: parts stacked, and the sum written on top. Not stacked: bars beside each other, with a
+    line of 2 std if the height is a Spread."""
     figure, found = _figure(1, 1, (max(7.2, 1.6 + 1.1 * len(groups)), 4.6), title, under)
     axes, drawn = found[0, 0], {}
     parts = list(dict.fromkeys(part for heights in groups.values() for part in heights))
     for place, heights in enumerate(groups.values()):
         bottom = 0.0
         for i, part in enumerate(parts):
-            height = heights.get(part, 0.0)
+            found = heights.get(part, 0.0)
+            height, std = found if isinstance(found, Spread) else (found, None)
             at = place if stacked else place + (i - (len(parts) - 1) / 2) * 0.8 / len(parts)
             width = 0.6 if stacked else 0.8 / len(parts)
             colour = LOOKS[part][0] if part in LOOKS else fill(part)
-            bar = axes.bar(at, height, width, bottom if stacked else 0.0, color=colour)[0]
+            how = dict(color=colour, yerr=std, error_kw={"linewidth": 1, "capsize": 2})
+            bar = axes.bar(at, height, width, bottom if stacked else 0.0, **how)[0]
             drawn.setdefault(part, bar)
             if not stacked and height:
                 how = dict(ha="center", va="bottom", fontsize=7, rotation=90)
-                axes.text(at, height, f" {_short(height)}", **how)
+                axes.text(at, height + (std or 0), f" {_short(height)}", **how)
             bottom += height
         if stacked:
             axes.text(place, bottom, f"{bottom:,.0f}", ha="center", va="bottom", fontsize=9)

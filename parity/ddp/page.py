@@ -4,6 +4,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from parity.core.comparison import Comparison, clean, ms_of
+from parity.core.tables import Spread
 from parity.shared.pages import MIB, on_gpu, report_proofs, setup, tabled
 
 PROOFS = {
@@ -170,9 +171,10 @@ def report_traces(page, steps):
         page.note(
             "Each panel is one queued step, the last of those whose collectives are timed: what a rank computes, and "
             "under it what it sends. The rank waits at the end of backward, so the step is longer than the captured "
-            "steps in (a). With overlap and with buckets the weights are updated during backward."
+            "steps in (a). With overlap and with buckets the weights are updated during backward. Steps of PyTorch are "
+            "not traced: no record has when its passes and collectives begin and end."
         )
-    title = f"One training step by strategy, {steps.setup()}"
+    title = f"One training step of {steps.side} by strategy, {steps.setup()}"
     page.timeline("timeline", panels, x="ms since the step began", title=title)
     if "overlap" not in panels:
         page.lacks(
@@ -212,18 +214,18 @@ def report_buckets(page, steps):
         page.lacks("overlap without buckets, which buckets are compared with")
     bars = {}
     for side in (steps.side, "torch_ddp", "torch_ddp_compiled", "torch_ddp_graph"):
-        singles = steps_by_bucket(steps, side, "overlap")
-        for mb, ms in (singles | steps_by_bucket(steps, side)).items():
+        singles, buckets = (steps_by_bucket(steps, side, way, spread_of) for way in ("overlap", "bucketed"))
+        for mb, ms in (singles | buckets).items():
             bars.setdefault(f"{mb:g} MiB" if mb else "no buckets", {})[side] = ms
-    title = f"A step by bucket size, {steps.setup()}"
+    title = f"A step by bucket size, median ± std, {steps.setup()}"
     page.bars("buckets", bars, y="ms a step", title=title, stacked=False)
     told = {}
     for side, name in ((steps.side, "c"), ("torch_ddp", "torch")):
-        found = steps_by_bucket(steps, side, pick=ms_of)
+        found = steps_by_bucket(steps, side)
         if len(found) > 1:
             best, worst = min(found, key=found.get), max(found, key=found.get)
             told[name] = {"best": best, "fast": found[best], "worst": worst, "slow": found[worst]}
-    told["single"] = steps_by_bucket(steps, steps.side, "overlap", ms_of).get(0)
+    told["single"] = steps_by_bucket(steps, steps.side, "overlap").get(0)
     buckets = [r["values"] | {"mb": r["case"]["bucket_mb"]} for r in runs.records]
     told["hidden"] = min(map(hidden, buckets), default=None)
     told["small"], told["large"] = (pick(buckets, key=lambda v: v["mb"], default={}) for pick in (min, max))
@@ -267,13 +269,17 @@ def more_calls(buckets):
     return {"small": found[0], "large": found[-1]} if len(found) > 1 else None
 
 
-def steps_by_bucket(steps, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
+def steps_by_bucket(steps, side, strategy="bucketed", pick=ms_of):
     """{MiB of a bucket, 0 without buckets: ms of a side's step}: timed with PyTorch's if more sizes have that."""
     timed, runs = (of.only(strategy=strategy, impl=side).records for of in (steps.timed, steps.runs))
     timed = {r["case"].get("bucket_mb", 0): pick(r) for r in timed if "ms" in r}
     seen = {r["case"].get("bucket_mb", 0): r["values"]["step"] for r in runs}
     found = timed if len(timed) >= len(seen) else seen
     return {mb: found[mb] for mb in sorted(found) if found[mb]}
+
+
+def spread_of(record):
+    return Spread(record["ms"]["median"], record["ms"]["std"])
 
 
 def by_strategy(records, keys):

@@ -72,7 +72,13 @@ def report_training(page, records):
     page.table(rows, "losses", digits={"first": 6, "last": 6})
     dtype = rows[0]["dtype"] if rows else ""
     page.plot("loss", curves, x="step", y="loss", log=False, title=f"Loss of the byte-level model, {dtype}")
-    page.plot("apart", apart, x="step", y="|loss - PyTorch's loss|", title=f"Losses minus PyTorch's, {dtype}")
+    page.plot(
+        "apart",
+        apart,
+        x="step",
+        y="|loss - PyTorch's loss|",
+        title=f"Distance of losses from PyTorch's, {dtype}",
+    )
     exact = [row["largest"] for row in valued(records, dtype="f32") if row.get("largest") is not None]
     both = [sides for sides in runs if {"c", "c_graph"} <= set(sides)]
     graphs = [[sides[impl]["series"]["loss"] for impl in ("c", "c_graph")] for sides in both]
