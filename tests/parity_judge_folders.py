@@ -317,6 +317,12 @@ WRONG_RANKS = {
         ANOTHER,
     ),
     "the last bucket is lost": (HOOK, f"    if bucket.is_last():\n        {EARLY}", DDP, ANOTHER),
+    "one of three ranks goes astray": (
+        "CACHE.clear()",
+        "CACHE.clear()\n    if dist.get_rank() == 1:\n        next(model.parameters()).data.mul_(2)",
+        "get_ddp, beyond, three ranks",
+        ANOTHER,
+    ),
     "nothing is sent at the wrap": (
         "init_sync=True",
         "init_sync=False",

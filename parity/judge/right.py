@@ -60,7 +60,7 @@ TRAINING = {
     ("times", "a step, adamw"): ("get_sharded", TIMED | {"optimizer": "adamw"}),
 }
 SHOWN = "batch seq seq_k head_dim causal dtype ranks optimizer micro compute seed".split()
-BAD = ("wrong", "fails")
+BAD, QUIET = ("wrong", "fails"), ("right", "as TF32", "not there")
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 REST_S = 10.0  # for the other ranks to answer, once one has failed
 IDLE = 0.01  # of the time that is waited: a rank that used less of a processor does nothing
@@ -221,9 +221,10 @@ class Theirs:
             (found, said), *others = self.ask(case.get("ranks", 1), request, tensors)
             self.timed = said.pop("timed", None)
             facts.update(said)
-            for rank, (other, its) in enumerate(others, 1):
-                differ = [name for name in found if not torch.equal(found[name], other[name])]
-                facts["ranks"] = f"rank {rank} has another {differ[0][2:]}" if differ else "equal bits"
+            facts.update({"ranks": EXPECTED["ranks"]} if others else {})
+            for rank, (other, its) in reversed([*enumerate(others, 1)]):  # the first rank has the last word
+                differ = [name[2:] for name in found if not torch.equal(found[name], other[name])]
+                facts.update({"ranks": f"rank {rank} has another {differ[0]}"} if differ else {})
                 facts.update({name: its[name] for name in said if its[name] != EXPECTED[name]})
             if case.call == "attention" and "lse" not in found:
                 found["lse"] = torch.full(tensors["q"].shape[:2], torch.nan)
@@ -324,7 +325,7 @@ def judge(options, console, bounds: numbers.Bounds) -> tuple[list[dict], str, li
             if verdict == "not there":
                 del names[kind[0]]
             console.print(f"{verdict:10} {', '.join(kind if verdict != 'not there' else kind[:1])}")
-            for line in words_of(record, options.hints) if verdict not in ("right", "as TF32") else ():
+            for line in () if verdict in QUIET else words_of(record, options.hints):
                 console.print(f"    {line}")
             found.append(record | {"verdict": verdict})
     return found, names[""], rows.rows
