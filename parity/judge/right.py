@@ -64,7 +64,7 @@ BAD, QUIET = ("wrong", "fails"), ("right", "as TF32", "not there")
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 REST_S = 10.0  # for the other ranks to answer, once one has failed
 IDLE = 0.01  # of the time that is waited: a rank that used less of a processor does nothing
-# The standard deviation of scores that overflow an exp() without the maximum. exp() multiplies their rounding errors.
+# The standard deviation of scores that overflow an exp() without the maximum; exp() multiplies their errors.
 LARGE, LARGE_WITHIN = 40, 1e-4
 FIRST, FIRST_ROUNDINGS = "dq of the first query", 32
 EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}

@@ -28,8 +28,8 @@ LAPTOP_MB = 4  # of the cases that count sent bytes: several calls a step
 XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
 NEW_XL_BYTES = 90 * 2**30
-# AdamW divides by the root of a mean square: if a gradient is noise, so is its update. So updates are held to float64's
-# as a whole. The largest error of PyTorch is 1.2e-4; one update of 0 in a tensor of the tiny model is more than this.
+# AdamW divides by the root of a mean square: if a gradient is noise, so is its update. So updates are held to
+# float64's as a whole. The largest error of PyTorch is 1.2e-4; one weight that is not updated is more.
 UPDATES_WITHIN = 1e-3
 
 
