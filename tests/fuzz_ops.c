@@ -1,63 +1,11 @@
-/* Random cases of the operations of ops.h. Each formula is computed in float64, with estimates of the errors
- * that f32 may make. */
+/* GEMM, embedding, RMSNorm, heads of ops.h: for each operation a random case, which test_fuzz_shapes
+ * compares with float64, and its arguments, which test_fuzz_api spoils one by one. */
+#include "support/fuzz_api_kit.h"
 #include "support/fuzz_kit.h"
 
 #include "ops/ops.h"
 
-/* A drawn element, as an estimate without error. */
-static td_estimate given(const fuzz_tensor *t, int64_t index)
-{
-    return td_exact(t->x[index]);
-}
-
-static fuzz_tensor *work_of(td_status status, const size_t *bytes)
-{
-    td_assert_ok(status);
-    return *bytes > 0 || td_fuzz_chance(50) ? fuzz_scratch(*bytes) : NULL;
-}
-
-/* Expects that the elements of `rounded` are the `values`, rounded. */
-static void expect_rounded(fuzz_tensor *rounded, const double *values)
-{
-    void *bits = malloc(rounded->bytes);
-
-    assert_non_null(bits);
-    td_assert_ok(td_convert(rounded->count, TD_F64, values, rounded->dtype, bits));
-    double *back = td_as_f64(rounded->dtype, bits, rounded->count);
-    for (int64_t i = 0; i < rounded->count; i++)
-        fuzz_expect_exact(rounded, i, back[i]);
-    free(back);
-    free(bits);
-}
-
-/* Expects a + b, rounded. */
-static void expect_added(fuzz_tensor *sum, const fuzz_tensor *a, const fuzz_tensor *b)
-{
-    double *values = malloc((size_t)sum->count * sizeof *values);
-
-    assert_non_null(values);
-    for (int64_t i = 0; i < sum->count; i++)
-        values[i] = (double)(float)(a->x[i] + b->x[i]); /* exact in float64, or nearly so */
-    expect_rounded(sum, values);
-    free(values);
-}
-
-/* Expects that `copy` has the elements of another tensor's result, rounded. */
-static void expect_copy(fuzz_tensor *copy, const fuzz_tensor *of)
-{
-    if (!copy)
-        return;
-    double *values = td_as_f64(of->dtype, of->after, of->count);
-    expect_rounded(copy, values);
-    free(values);
-}
-
 /* ---- GEMM ---- */
-
-static const char *flag(bool set, const char *name)
-{
-    return set ? name : "";
-}
 
 /* alpha sum a b + beta `there`. Some implementations start the sum with beta `there`, so every partial sum
  * has that size. */
@@ -141,6 +89,67 @@ FUZZ(gemm, 4, 12, {{1, 1, 1, 1}, "one"}, {{2, 1, 130, 257}, "row"}, {{2, 130, 1,
             }
 }
 
+static td_gemm_shape draw_gemm(void)
+{
+    td_gemm_shape s = {.batch = extent("batch|a|b|c"),
+                       .m = extent("m|a|c|lda"),
+                       .n = extent("n|b|c|ldb|ldc"),
+                       .k = extent("k|a|b|lda|ldb"),
+                       .trans_a = td_fuzz_chance(50),
+                       .trans_b = td_fuzz_chance(50),
+                       .alpha = (float)number("alpha"),
+                       .beta = (float)number("beta"),
+                       .dtype = dtype("dtype")};
+
+    s.lda = pitch("lda|a", s.trans_a ? s.m : s.k);
+    s.ldb = pitch("ldb|b", s.trans_b ? s.k : s.n);
+    s.ldc = pitch("ldc|c", s.n);
+    s.stride_a = index_in("stride_a", 2);
+    s.stride_b = index_in("stride_b", 2);
+    s.stride_c = api_spoilt() ? 1 : s.m * (s.ldc ? s.ldc : s.n);
+    if (wrong()) {
+        s.stride_c = bad_below(2) == 0 ? 0 : -1;
+        impossible_if(s.batch != 1 || s.stride_c < 0, "stride_c");
+    }
+    if (wrong()) { /* each matrix is in range, but the last element of the last matrix is not */
+        int64_t *const strides[] = {&s.stride_a, &s.stride_b, &s.stride_c};
+
+        s.batch = 2;
+        *BAD(strides) = INT64_MAX / 16;
+        impossible(TD_BAD_ARGUMENT, "a|b|c");
+    }
+    s.out_dtype = td_fuzz_chance(50) ? s.dtype : TD_F32;
+    if (wrong()) {
+        s.out_dtype = (td_dtype)(bad_below(2) == 0 ? 17 : TD_F64);
+        impossible_if(s.out_dtype != s.dtype, "out_dtype");
+    }
+    if (wrong()) {
+        s.tf32 = true;
+        impossible_if(s.dtype != TD_F32, "tf32");
+        impossible(TD_UNSUPPORTED, "tf32");
+    }
+    return s;
+}
+
+API(td_gemm_work_bytes)
+{
+    const td_gemm_shape s = draw_gemm();
+    void *bytes = out("out", sizeof(size_t));
+
+    return td_gemm_work_bytes(dev(), pointer("shape", &s), bytes);
+}
+
+API(td_gemm)
+{
+    const td_gemm_shape s = draw_gemm();
+    const void *a = in("a", BYTES(s.dtype, 64)), *b = in("b", BYTES(s.dtype, 64));
+    void *c = in_out("c", BYTES(s.out_dtype, 4, 4, 8));
+    size_t bytes = 0;
+    void *scratch = work(td_gemm_work_bytes(api_dev, &s, &bytes), &bytes);
+
+    return td_gemm(dev(), pointer("shape", &s), a, b, c, scratch);
+}
+
 /* ---- embedding ---- */
 
 FUZZ(embedding, 1, 8, {{1, 1, 1}, "one"}, {{257, 53, 83}, "ragged"}, {{512, 7, 80}, "repeated tokens"},
@@ -191,7 +200,58 @@ FUZZ(embedding, 1, 8, {{1, 1, 1}, "one"}, {{257, 53, 83}, "ragged"}, {{512, 7, 8
     free(sums);
 }
 
+static td_embedding_shape draw_embedding(void)
+{
+    td_embedding_shape s = {.tokens = extent("tokens"),
+                            .vocab = extent("vocab"),
+                            .d_model = extent("d_model"),
+                            .dtype = dtype("dtype")};
+
+    s.dweight_dtype = second("dweight_dtype", s.dtype, false);
+    return s;
+}
+
+API(td_embedding_forward)
+{
+    const td_embedding_shape s = draw_embedding();
+    const int64_t *ids = indices("ids", small(s.tokens), s.vocab);
+    const void *weight = in("weight", BYTES(s.dtype, s.vocab, s.d_model));
+    void *y = out("y", BYTES(s.dtype, s.tokens, s.d_model));
+
+    return td_embedding_forward(dev(), pointer("shape", &s), ids, weight, y);
+}
+
+API(td_embedding_backward_work_bytes)
+{
+    const td_embedding_shape s = draw_embedding();
+    void *bytes = out("out", sizeof(size_t));
+
+    return td_embedding_backward_work_bytes(dev(), pointer("shape", &s), bytes);
+}
+
+API(td_embedding_backward)
+{
+    const td_embedding_shape s = draw_embedding();
+    const int64_t *ids = indices("ids", small(s.tokens), s.vocab);
+    const void *dy = in("dy", BYTES(s.dtype, s.tokens, s.d_model));
+    void *dweight = in_out("dweight", BYTES(one_of(s.dweight_dtype, s.dtype), s.vocab, s.d_model));
+    size_t bytes = 0;
+    void *scratch = work(td_embedding_backward_work_bytes(api_dev, &s, &bytes), &bytes);
+
+    return td_embedding_backward(dev(), pointer("shape", &s), ids, dy, td_fuzz_chance(50), dweight, scratch);
+}
+
 /* ---- RMSNorm ---- */
+
+/* Expects that `copy` has the elements of another tensor's result, rounded. */
+static void expect_copy(fuzz_tensor *copy, const fuzz_tensor *of)
+{
+    if (!copy)
+        return;
+    double *values = td_as_f64(of->dtype, of->after, of->count);
+    expect_rounded(copy, values);
+    free(values);
+}
 
 /* rstd = 1 / sqrt(mean(x^2) + eps) of a row. */
 static td_estimate rstd_of(const fuzz_tensor *x, int64_t first, int64_t cols, double eps)
@@ -330,6 +390,67 @@ FUZZ(rmsnorm, 2, 16, {{1, 1}, "one"}, {{5, 15}, "below a vector"}, {{16, 16}, "a
     passes[pass](&s, x_dtype);
 }
 
+static td_rmsnorm_shape draw_rmsnorm(void)
+{
+    td_rmsnorm_shape s = {.rows = extent("rows"),
+                          .cols = extent("cols"),
+                          .eps = (float)positive("eps"),
+                          .dtype = dtype("dtype")};
+
+    s.x_dtype = second("x_dtype", s.dtype, true);
+    s.dweight_dtype = second("dweight_dtype", s.dtype, true);
+    return s;
+}
+
+API(td_rmsnorm_forward)
+{
+    const td_rmsnorm_shape s = draw_rmsnorm();
+    const td_dtype x_dtype = one_of(s.x_dtype, s.dtype);
+    const void *x = in("x", BYTES(x_dtype, s.rows, s.cols)), *weight = in("weight", BYTES(x_dtype, s.cols));
+    void *y = out("y", BYTES(s.dtype, s.rows, s.cols)), *rstd = out_or_null(BYTES(TD_F32, s.rows));
+
+    return td_rmsnorm_forward(dev(), pointer("shape", &s), x, weight, y, rstd);
+}
+
+API(td_residual_rmsnorm_forward)
+{
+    const td_rmsnorm_shape s = draw_rmsnorm();
+    const td_dtype x_dtype = one_of(s.x_dtype, s.dtype);
+    const void *a = in("a", BYTES(x_dtype, s.rows, s.cols)), *b = in("b", BYTES(s.dtype, s.rows, s.cols));
+    const void *weight = in("weight", BYTES(x_dtype, s.cols));
+    void *sum = out("sum", BYTES(x_dtype, s.rows, s.cols)), *y = out("y", BYTES(s.dtype, s.rows, s.cols));
+    void *rstd = out_or_null(BYTES(TD_F32, s.rows));
+
+    return td_residual_rmsnorm_forward(dev(), pointer("shape", &s), a, b, weight, sum, y, rstd);
+}
+
+API(td_rmsnorm_backward_work_bytes)
+{
+    const td_rmsnorm_shape s = draw_rmsnorm();
+    void *bytes = out("out", sizeof(size_t));
+
+    return td_rmsnorm_backward_work_bytes(dev(), pointer("shape", &s), bytes);
+}
+
+API(td_rmsnorm_backward)
+{
+    const td_rmsnorm_shape s = draw_rmsnorm();
+    const td_dtype x_dtype = one_of(s.x_dtype, s.dtype);
+    const void *x = in("x", BYTES(x_dtype, s.rows, s.cols)), *weight = in("weight", BYTES(x_dtype, s.cols));
+    const void *rstd = in("rstd", BYTES(TD_F32, s.rows)), *dy = in("dy", BYTES(s.dtype, s.rows, s.cols));
+    void *dx = in_out("dx", BYTES(x_dtype, s.rows, s.cols));
+    void *rounded = NULL, *dweight = in_out("dweight", BYTES(one_of(s.dweight_dtype, s.dtype), s.cols));
+    size_t bytes = 0;
+
+    if (x_dtype != s.dtype ? td_fuzz_chance(50) : wrong()) {
+        rounded = out_or_null(BYTES(s.dtype, s.rows, s.cols));
+        impossible_if(rounded && x_dtype == s.dtype, "dx_rounded");
+    }
+    void *scratch = work(td_rmsnorm_backward_work_bytes(api_dev, &s, &bytes), &bytes);
+    return td_rmsnorm_backward(dev(), pointer("shape", &s), x, weight, rstd, dy, td_fuzz_chance(50), dx,
+                               rounded, td_fuzz_chance(50), dweight, scratch);
+}
+
 /* ---- heads, rotary embedding ---- */
 
 /* Expects one pair of a head, rotated by the angle of its position, or by the opposite angle. */
@@ -430,356 +551,63 @@ FUZZ(rope_table, 1, 2, {{1, 1}, "one"}, {{512, 32}, "of a small model"}, {{37, 4
     }
 }
 
-/* ---- element by element ---- */
-
-static td_estimate sigmoid(td_estimate z)
+static td_heads_shape draw_heads(void)
 {
-    const td_estimate minus = {-z.value, z.square};
+    td_heads_shape s = {.batch = extent("batch"),
+                        .heads = extent("heads|pitch"),
+                        .seq = extent("seq"),
+                        .head_dim = extent("head_dim|pitch"),
+                        .dtype = dtype("dtype")};
 
-    return td_over(td_exact(1), td_plus(td_exact(1), td_exp_of(minus)));
+    if (s.head_dim >= 1 && s.head_dim <= 4 && !wrong())
+        s.head_dim *= 2;
+    impossible_if(s.head_dim % 2 != 0, "head_dim");
+    s.pitch = pitch("pitch", api_spoilt() ? 1 : 3 * s.heads * s.head_dim);
+    return s;
 }
 
-FUZZ(silu_mul, 1, 8, {{1, 1}, "one"}, {{3, 15}, "below a vector"}, {{3, 16}, "a vector"},
-     {{3, 17, 20}, "above a vector"}, {{33, 1009, 2018}, "fused"})
+static size_t packed_bytes(const td_heads_shape *s)
 {
-    td_rows_shape s = {.rows = fuzz_extent(70), .cols = fuzz_extent(530), .dtype = fuzz_dtype()};
-    const bool backward = td_fuzz_chance(60);
-
-    s.pitch = fuzz_pitch(s.cols);
-    const int64_t pitch = s.pitch ? s.pitch : s.cols, wide = (s.rows - 1) * pitch + s.cols,
-                  dense = s.rows * s.cols;
-    td_fuzz_describe("silu_mul_%s rows=%" PRId64 " cols=%" PRId64 " pitch=%" PRId64 " %s",
-                     backward ? "backward" : "forward", s.rows, s.cols, s.pitch, td_dtype_name(s.dtype));
-    fuzz_tensor *gate = fuzz_draw("gate", s.dtype, wide), *up = fuzz_draw("up", s.dtype, wide);
-    fuzz_tensor *dy = NULL, *dgate = NULL, *dup = NULL, *y = NULL;
-
-    if (!backward) {
-        y = fuzz_room("y", s.dtype, dense);
-        FUZZ_CALL(td_silu_mul_forward(fuzz_dev, &s, at(gate), at(up), at(y)));
-    } else {
-        dy = fuzz_draw("dy", s.dtype, dense);
-        dgate = td_fuzz_chance(40) ? gate : fuzz_room("dgate", s.dtype, wide);
-        dup = td_fuzz_chance(40) ? up : fuzz_room("dup", s.dtype, wide);
-        y = td_fuzz_chance(40) ? NULL : td_fuzz_chance(40) ? dy : fuzz_room("y", s.dtype, dense);
-        FUZZ_CALL(td_silu_mul_backward(fuzz_dev, &s, at(gate), at(up), at(dy), at(dgate), at(dup), at(y)));
-    }
-    for (int64_t i = 0; i < dense; i++) {
-        const int64_t from = i / s.cols * pitch + i % s.cols;
-        const td_estimate z = given(gate, from), u = given(up, from), one = td_exact(1), sig = sigmoid(z);
-
-        if (y)
-            fuzz_expect(y, i, td_times(td_times(z, sig), u));
-        if (backward) {
-            const td_estimate slope = td_times(sig, td_plus(one, td_times(z, td_minus(one, sig))));
-
-            fuzz_expect(dgate, from, td_times(td_times(given(dy, i), u), slope));
-            fuzz_expect(dup, from, td_times(given(dy, i), td_times(z, sig)));
-        }
-    }
+    return api_spoilt()   ? 4096
+           : s->pitch > 0 ? BYTES(s->dtype, s->batch * s->seq, s->pitch, 1)
+                          : BYTES(s->dtype, s->batch * s->seq, 3 * s->heads, s->head_dim);
 }
 
-FUZZ(round, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{20011}, ""})
+static size_t split_bytes(const td_heads_shape *s)
 {
-    const td_dtype from = fuzz_dtype(), to = fuzz_dtype();
-    const int64_t count = fuzz_extent(3000);
-
-    td_fuzz_describe("round count=%" PRId64 " %s to %s", count, td_dtype_name(from), td_dtype_name(to));
-    fuzz_tensor *src = fuzz_draw("src", from, count), *dst = fuzz_room("dst", to, count);
-    FUZZ_CALL(td_round(fuzz_dev, count, from, at(src), to, at(dst)));
-    expect_rounded(dst, src->x);
+    return BYTES(s->dtype, s->batch, s->heads, s->seq, s->head_dim);
 }
 
-FUZZ(residual, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{4096}, ""}, {{20011}, ""})
+API(td_rope_table)
 {
-    const td_dtype dtype = fuzz_dtype();
-    const int64_t count = fuzz_extent(5000), place = td_fuzz_below(3);
+    const int64_t positions = extent("positions");
+    int64_t head_dim = extent("head_dim");
+    const double theta = positive("theta");
 
-    td_fuzz_describe("residual_add count=%" PRId64 " %s, in place of %s", count, td_dtype_name(dtype),
-                     place == 0   ? "nothing"
-                     : place == 1 ? "a"
-                                  : "b");
-    fuzz_tensor *a = fuzz_draw("a", dtype, count), *b = fuzz_draw("b", dtype, count);
-    fuzz_tensor *y = place == 0 ? fuzz_room("y", dtype, count) : place == 1 ? a : b;
-    FUZZ_CALL(td_residual_add(fuzz_dev, count, dtype, at(a), at(b), at(y)));
-    expect_added(y, a, b);
+    if (head_dim >= 1 && head_dim <= 4 && !wrong())
+        head_dim *= 2;
+    impossible_if(head_dim % 2 != 0, "head_dim");
+    void *c = out("cos", BYTES(TD_F32, positions, head_dim / 2)),
+         *s = out("sin", BYTES(TD_F32, positions, head_dim / 2));
+    return td_rope_table(dev(), positions, head_dim, theta, c, s);
 }
 
-/* ---- softmax, cross entropy ---- */
-
-/* Writes the probabilities of x[first, first + count), and returns the logarithm of their sum. */
-static td_estimate probabilities(const fuzz_tensor *x, int64_t first, int64_t count, td_estimate *p)
+API(td_qkv_split_forward)
 {
-    td_sum all = {0};
-    double max = -INFINITY;
+    const td_heads_shape s = draw_heads();
+    const void *qkv = in("qkv", packed_bytes(&s)), *c = in("cos", 256), *n = in("sin", 256);
+    void *q = out("q", split_bytes(&s)), *k = out("k", split_bytes(&s)), *v = out("v", split_bytes(&s));
 
-    for (int64_t i = 0; i < count; i++)
-        max = fmax(max, x->x[first + i]);
-    for (int64_t i = 0; i < count; i++) {
-        p[i] = td_exp_of(td_minus(given(x, first + i), td_exact(max)));
-        td_accumulate(&all, p[i], td_exact(1));
-    }
-    const td_estimate sum = td_summed(all);
-    for (int64_t i = 0; i < count; i++)
-        p[i] = td_over(p[i], sum);
-    const td_estimate log_sum = {log(sum.value),
-                                 sum.square / (sum.value * sum.value) + log(sum.value) * log(sum.value)};
-    return td_plus(td_exact(max), log_sum);
+    return td_qkv_split_forward(dev(), pointer("shape", &s), qkv, c, n, q, k, v);
 }
 
-FUZZ(softmax, 2, 8, {{1, 1}, "one"}, {{19, 15}, "below a vector"}, {{8, 16}, "a vector"},
-     {{9, 17}, "above a vector"}, {{33, 1009}, "prime"}, {{3, 16411}, "two chunks"},
-     {{111, 37, 37}, "causal"}, {{66, 80, 33}, "causal, more keys"}, {{256, 65, 128}, "causal, fewer keys"},
-     {{35, 120}, "short rows in vectors"}, {{134, 256, 67}, "causal, context 256"},
-     {{131, 512, 512}, "causal, context 512"}, {{82, 1024, 41}, "causal, context 1024"})
+API(td_qkv_split_backward)
 {
-    td_softmax_shape s = {.rows = fuzz_extent(140), .cols = fuzz_extent(530), .dtype = fuzz_dtype()};
-    const bool backward = td_fuzz_chance(50), in_place = td_fuzz_chance(40);
-    const double scale = (double)(float)td_fuzz_uniform(0.05, 2);
+    const td_heads_shape s = draw_heads();
+    const void *dq = in("dq", split_bytes(&s)), *dk = in("dk", split_bytes(&s)),
+               *dv = in("dv", split_bytes(&s));
+    const void *c = in("cos", 256), *n = in("sin", 256);
+    void *dqkv = in_out("dqkv", packed_bytes(&s));
 
-    if (td_fuzz_chance(60))
-        s.causal_seq = fuzz_extent(200);
-    td_fuzz_describe("softmax_%s rows=%" PRId64 " cols=%" PRId64 " causal_seq=%" PRId64 " %s%s",
-                     backward ? "backward" : "forward", s.rows, s.cols, s.causal_seq, td_dtype_name(s.dtype),
-                     flag(in_place, " in place"));
-    const int64_t count = s.rows * s.cols;
-    fuzz_tensor *x = fuzz_draw(backward ? "y" : "x", s.dtype, count), *dy = NULL, *out;
-    td_estimate *p = malloc((size_t)s.cols * sizeof *p);
-
-    assert_non_null(p);
-    if (backward) {
-        dy = fuzz_draw("dy", s.dtype, count);
-        out = in_place ? dy : fuzz_room("dx", s.dtype, count);
-        FUZZ_CALL(td_softmax_backward(fuzz_dev, &s, (float)scale, at(x), at(dy), at(out)));
-    } else {
-        out = in_place ? x : fuzz_room("y", s.dtype, count);
-        FUZZ_CALL(td_softmax_forward(fuzz_dev, &s, at(x), at(out)));
-    }
-    for (int64_t r = 0; r < s.rows; r++) {
-        const int64_t query = s.causal_seq ? r % s.causal_seq : s.cols - 1, first = r * s.cols;
-        const int64_t seen = query < s.cols ? query + 1 : s.cols;
-        td_sum dot = {0};
-
-        if (backward)
-            for (int64_t i = 0; i < seen; i++)
-                td_accumulate(&dot, given(x, first + i), given(dy, first + i));
-        else
-            probabilities(x, first, seen, p);
-        for (int64_t i = 0; i < s.cols; i++)
-            if (i >= seen)
-                fuzz_expect_exact(out, first + i, 0);
-            else if (backward)
-                fuzz_expect(
-                    out, first + i,
-                    td_times(td_exact(scale),
-                             td_times(given(x, first + i), td_minus(given(dy, first + i), td_summed(dot)))));
-            else
-                fuzz_expect(out, first + i, p[i]);
-    }
-    free(p);
-}
-
-FUZZ(cross_entropy, 2, 6, {{1, 1}, "one"}, {{5, 15}, "below a vector"}, {{300, 16}, "a vector"},
-     {{17, 17}, "above a vector"}, {{37, 1009}, "prime"}, {{19, 10000}, "course"},
-     {{3, 33001}, "three chunks"}, {{5, 33024}, "in vectors"}, {{2, 150016}, "beyond registers"})
-{
-    const bool forward = td_fuzz_chance(50);
-    td_cross_entropy_shape s = {.rows = fuzz_extent(100), .vocab = fuzz_extent(600), .dtype = fuzz_dtype()};
-    const bool in_place = td_fuzz_chance(40);
-    const double scale = td_fuzz_chance(50) ? 1 : (double)(float)td_fuzz_uniform(-2, 2);
-
-    td_fuzz_describe("cross_entropy_%s rows=%" PRId64 " vocab=%" PRId64 " %s%s, scale %g",
-                     forward ? "forward" : "backward", s.rows, s.vocab, td_dtype_name(s.dtype),
-                     flag(in_place, " in place"), scale);
-    fuzz_tensor *logits = fuzz_draw("logits", s.dtype, s.rows * s.vocab);
-    fuzz_tensor *targets = fuzz_ids("targets", s.rows, s.vocab);
-    td_estimate *p = malloc((size_t)s.vocab * sizeof *p), *lse = malloc((size_t)s.rows * sizeof *lse);
-    double *values = malloc((size_t)s.rows * sizeof *values);
-    td_sum total = {0};
-
-    assert_non_null(p);
-    assert_non_null(lse);
-    assert_non_null(values);
-    for (int64_t r = 0; r < s.rows; r++) {
-        lse[r] = probabilities(logits, r * s.vocab, s.vocab, p);
-        values[r] = lse[r].value;
-        td_accumulate(&total, td_minus(lse[r], given(logits, r * s.vocab + fuzz_id(targets, r))),
-                      td_exact(1));
-    }
-    fuzz_tensor *loss = forward ? fuzz_room("loss", TD_F32, 1) : NULL;
-    fuzz_tensor *sums =
-        forward ? fuzz_room("lse", TD_F32, s.rows) : fuzz_given("lse", TD_F32, s.rows, values);
-    fuzz_tensor *dlogits = forward ? NULL : in_place ? logits : fuzz_room("dlogits", s.dtype, logits->count);
-    size_t bytes = 0;
-    fuzz_tensor *work = work_of(td_cross_entropy_work_bytes(fuzz_dev, &s, &bytes), &bytes);
-
-    if (forward)
-        FUZZ_CALL(
-            td_cross_entropy_forward(fuzz_dev, &s, at(logits), at(targets), at(loss), at(sums), at(work)));
-    else
-        FUZZ_CALL(td_cross_entropy_backward(fuzz_dev, &s, at(logits), at(targets), at(sums), (float)scale,
-                                            at(dlogits)));
-    if (loss)
-        fuzz_expect(loss, 0, td_over(td_summed(total), td_exact((double)s.rows)));
-    for (int64_t r = 0; r < s.rows; r++) {
-        if (forward)
-            fuzz_expect(sums, r, lse[r]);
-        else
-            probabilities(logits, r * s.vocab, s.vocab, p);
-        for (int64_t i = 0; dlogits && i < s.vocab; i++) {
-            td_estimate one = p[i];
-
-            /* the probability may be computed from lse in f32 */
-            one.square += one.value * one.value * lse[r].value * lse[r].value;
-            if (i == fuzz_id(targets, r))
-                one = td_minus(one, td_exact(1));
-            fuzz_expect(dlogits, r * s.vocab + i, td_times(td_rounded(scale / (double)s.rows, 1), one));
-        }
-    }
-    free(values);
-    free(lse);
-    free(p);
-}
-
-/* ---- gradients, optimizers ---- */
-
-FUZZ(norm, 1, 4, {{1}, ""}, {{7}, ""}, {{8}, ""}, {{9}, ""}, {{1009}, ""}, {{4096}, ""}, {{1100003}, ""})
-{
-    const td_dtype dtype = fuzz_dtype();
-    const int64_t count = fuzz_extent(20000);
-    size_t bytes = 0;
-
-    td_fuzz_describe("global_norm count=%" PRId64 " %s", count, td_dtype_name(dtype));
-    fuzz_tensor *g = fuzz_draw("g", dtype, count), *norm = fuzz_room("norm", TD_F32, 1);
-    fuzz_tensor *work = work_of(td_global_norm_work_bytes(fuzz_dev, count, dtype, &bytes), &bytes);
-    FUZZ_CALL(td_global_norm(fuzz_dev, count, dtype, at(g), at(norm), at(work)));
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        sum += g->x[i] * g->x[i];
-    fuzz_expect(norm, 0, td_exact(sqrt(sum))); /* the sum is in float64, so the only rounding is the store */
-}
-
-/* A float64 scalar, rounded to f32. */
-static td_estimate scalar(double value)
-{
-    return td_rounded(value, 1);
-}
-
-/* An update of random weights: all of one type, or f32 weights with gradients of another type. */
-typedef struct update {
-    td_update_tensors t;
-    td_dtype grad_dtype;
-    td_update_state state;
-    fuzz_tensor *p, *g;
-    char text[128];
-} update;
-
-static update draw_update(void)
-{
-    update u = {.t = {.count = fuzz_extent(3000), .dtype = fuzz_dtype()},
-                .state = {.step = 1 + td_fuzz_below(td_fuzz_chance(50) ? 3 : 100000),
-                          .gain = td_fuzz_chance(40) ? 1 : (float)td_fuzz_uniform(-2, 2)}};
-
-    if (u.t.dtype == TD_F32 && td_fuzz_chance(60))
-        u.t.grad_dtype = fuzz_16bit();
-    u.grad_dtype = u.t.grad_dtype ? u.t.grad_dtype : u.t.dtype;
-    snprintf(u.text, sizeof u.text, "count=%" PRId64 " %s, g %s, step %" PRId64 " gain %.9g", u.t.count,
-             td_dtype_name(u.t.dtype), td_dtype_name(u.grad_dtype), u.state.step, (double)u.state.gain);
-    u.p = fuzz_draw("p", u.t.dtype, u.t.count);
-    u.g = fuzz_draw("g", u.grad_dtype, u.t.count);
-    u.t.p = at(u.p), u.t.g = at(u.g);
-    return u;
-}
-
-/* gain * gradient */
-static td_estimate grad_of(const update *u, int64_t index)
-{
-    return td_times(td_exact((double)u->state.gain), given(u->g, index));
-}
-
-/* Copies the bytes to the device's memory. td_device_free frees the copy. */
-static void *assigned(const void *bytes, size_t size)
-{
-    void *there = NULL;
-
-    td_assert_ok(td_device_alloc(fuzz_dev, size, &there));
-    td_assert_ok(td_assign(fuzz_dev, there, bytes, size));
-    return there;
-}
-
-FUZZ(sgd, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{20011}, ""})
-{
-    const td_sgd sgd = {.lr = td_fuzz_uniform(0, 0.5)};
-    update u = draw_update();
-
-    td_fuzz_describe("sgd_update %s lr=%.17g", u.text, sgd.lr);
-    void *there = assigned(&sgd, sizeof sgd), *state = assigned(&u.state, sizeof u.state);
-    FUZZ_CALL(td_sgd_update(fuzz_dev, there, state, &u.t));
-    td_assert_ok(td_device_free(fuzz_dev, state));
-    td_assert_ok(td_device_free(fuzz_dev, there));
-    for (int64_t i = 0; i < u.t.count; i++)
-        fuzz_expect(u.p, i, td_minus(given(u.p, i), td_times(scalar(sgd.lr), grad_of(&u, i))));
-}
-
-static void expect_adamw(const td_adamw *a, const update *u, fuzz_tensor *m, fuzz_tensor *v)
-{
-    const double c1 = 1 - pow(a->beta1, (double)u->state.step), c2 = 1 - pow(a->beta2, (double)u->state.step);
-    const td_estimate decay = scalar(a->lr * a->weight_decay);
-
-    for (int64_t i = 0; i < u->t.count; i++) {
-        const td_estimate grad = grad_of(u, i);
-        const td_estimate m1 =
-            td_plus(td_times(scalar(a->beta1), given(m, i)), td_times(scalar(1 - a->beta1), grad));
-        const td_estimate v1 = td_plus(td_times(scalar(a->beta2), given(v, i)),
-                                       td_times(scalar(1 - a->beta2), td_times(grad, grad)));
-        td_estimate was = given(u->p, i), step;
-
-        if (a->variant != TD_ADAMW_COURSE2025)
-            was = td_minus(was, td_times(decay, was));
-        if (a->variant == TD_ADAMW_TORCH)
-            step = td_over(td_times(scalar(a->lr / c1), m1),
-                           td_plus(td_over(td_sqrt_of(v1), scalar(sqrt(c2))), scalar(a->eps)));
-        else
-            step =
-                td_over(td_times(scalar(a->lr * sqrt(c2) / c1), m1), td_plus(td_sqrt_of(v1), scalar(a->eps)));
-        /* on a GPU the step is within 2^-21 */
-        step.square += fuzz_on_gpu() ? 64 * step.value * step.value : 0;
-        was = td_minus(was, step);
-        if (a->variant == TD_ADAMW_COURSE2025)
-            was = td_minus(was, td_times(decay, was));
-        fuzz_expect(u->p, i, was);
-        fuzz_expect(m, i, m1);
-        fuzz_expect(v, i, v1);
-    }
-}
-
-FUZZ(adamw, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{4099}, ""}, {{20011}, ""})
-{
-    static const td_adamw_variant variants[] = {TD_ADAMW_COURSE2025, TD_ADAMW_COURSE2026, TD_ADAMW_TORCH};
-    static const double betas[] = {0.9, 0.95, 0.5, 0.99}, slow[] = {0.999, 0.98, 0.95},
-                        small[] = {1e-8, 1e-6, 0.1};
-    const td_adamw a = {.variant = TD_FUZZ_PICK(variants),
-                        .lr = td_fuzz_uniform(1e-5, 0.1),
-                        .beta1 = TD_FUZZ_PICK(betas),
-                        .beta2 = TD_FUZZ_PICK(slow),
-                        .eps = TD_FUZZ_PICK(small),
-                        .weight_decay = td_fuzz_chance(30) ? 0 : td_fuzz_uniform(0, 0.2)};
-    update u = draw_update();
-    const int64_t count = u.t.count;
-
-    td_fuzz_describe("adamw_update %s, variant %d lr=%.17g betas %g %g eps %g wd %.17g", u.text,
-                     (int)a.variant, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
-    fuzz_tensor *m = fuzz_draw("m", TD_F32, count);
-    double *squares = malloc((size_t)count * sizeof *squares);
-
-    assert_non_null(squares);
-    for (int64_t i = 0; i < count; i++)
-        squares[i] = m->x[i] * m->x[i] * td_fuzz_uniform(0.5, 2) + td_fuzz_uniform(0, 0.1);
-    fuzz_tensor *v = fuzz_given("v", TD_F32, count, squares);
-    free(squares);
-    u.t.m = at(m), u.t.v = at(v);
-    void *there = assigned(&a, sizeof a), *state = assigned(&u.state, sizeof u.state);
-    FUZZ_CALL(td_adamw_update(fuzz_dev, there, state, &u.t));
-    td_assert_ok(td_device_free(fuzz_dev, state));
-    td_assert_ok(td_device_free(fuzz_dev, there));
-    expect_adamw(&a, &u, m, v);
+    return td_qkv_split_backward(dev(), pointer("shape", &s), dq, dk, dv, c, n, dqkv);
 }

@@ -126,7 +126,7 @@ TD_TEST(nan_and_infinity_travel)
     ops_finish(&c);
 }
 
-/* The CPU sees the targets and refuses (tests/fuzz_api_ops.c). A GPU's kernel makes the loss and the row of
+/* The CPU sees the targets and refuses (tests/fuzz_rows.c). A GPU's kernel makes the loss and the row of
  * the gradient NaN. */
 TD_TEST(unknown_targets_are_not_read)
 {

@@ -53,7 +53,7 @@ TD_TEST(embedding_sums_many_tokens_of_one_row)
     ops_finish(&c);
 }
 
-/* The CPU sees the ids and refuses (tests/fuzz_api_ops.c). For an id outside the table a GPU's kernel gives a
+/* The CPU sees the ids and refuses (tests/fuzz_ops.c). For an id outside the table a GPU's kernel gives a
  * row of NaN, and leaves it out of the sums. */
 TD_TEST(embedding_reads_no_unknown_row)
 {

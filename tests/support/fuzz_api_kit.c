@@ -355,6 +355,21 @@ const int64_t *indices(const char *name, int64_t count, int64_t bound)
     return pointer(name, area_of((size_t)count * sizeof *ids, ids, 0, false, 8));
 }
 
+int64_t pitch(const char *name, int64_t row)
+{
+    const int64_t bad[] = {-1, INT64_MIN, row > 1 && !api_spoilt() ? row - 1 : -2, INT64_MAX};
+
+    if (!wrong())
+        return td_fuzz_chance(50) || api_spoilt() ? 0 : row + td_fuzz_below(3);
+    impossible(TD_BAD_ARGUMENT, name);
+    return BAD(bad);
+}
+
+int64_t small(int64_t extent)
+{
+    return extent >= 1 && extent <= 4 ? extent : 4;
+}
+
 int64_t draw_count(void)
 {
     static const int64_t bad[] = {0, -1, INT64_MIN};

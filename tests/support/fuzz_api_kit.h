@@ -182,6 +182,13 @@ void *work(td_status status, const size_t *bytes);
 /* [count] indices in [0, bound); or one of them outside. */
 const int64_t *indices(const char *name, int64_t count, int64_t bound);
 
+/* A pitch: 0, the row itself or more. A wrong pitch is below the row, or makes the array larger than
+ * 2^63 bytes. */
+int64_t pitch(const char *name, int64_t row);
+
+/* The extent, if it is as extent() draws it; else 4. */
+int64_t small(int64_t extent);
+
 /* A count in [1, 20], or an invalid one; and as many arbitrary numbers. */
 int64_t draw_count(void);
 const double *draw_samples(const char *name, int64_t count);

@@ -367,3 +367,46 @@ void fuzz_finish(void)
             td_guard_free(t->block);
     }
 }
+
+/* A drawn element, as an estimate without error. */
+td_estimate given(const fuzz_tensor *t, int64_t index)
+{
+    return td_exact(t->x[index]);
+}
+
+fuzz_tensor *work_of(td_status status, const size_t *bytes)
+{
+    td_assert_ok(status);
+    return *bytes > 0 || td_fuzz_chance(50) ? fuzz_scratch(*bytes) : NULL;
+}
+
+/* Expects that the elements of `rounded` are the `values`, rounded. */
+void expect_rounded(fuzz_tensor *rounded, const double *values)
+{
+    void *bits = malloc(rounded->bytes);
+
+    assert_non_null(bits);
+    td_assert_ok(td_convert(rounded->count, TD_F64, values, rounded->dtype, bits));
+    double *back = td_as_f64(rounded->dtype, bits, rounded->count);
+    for (int64_t i = 0; i < rounded->count; i++)
+        fuzz_expect_exact(rounded, i, back[i]);
+    free(back);
+    free(bits);
+}
+
+/* Expects a + b, rounded. */
+void expect_added(fuzz_tensor *sum, const fuzz_tensor *a, const fuzz_tensor *b)
+{
+    double *values = malloc((size_t)sum->count * sizeof *values);
+
+    assert_non_null(values);
+    for (int64_t i = 0; i < sum->count; i++)
+        values[i] = (double)(float)(a->x[i] + b->x[i]); /* exact in float64, or nearly so */
+    expect_rounded(sum, values);
+    free(values);
+}
+
+const char *flag(bool set, const char *name)
+{
+    return set ? name : "";
+}

@@ -1,4 +1,4 @@
-/** Shared by the files of test_fuzz_shapes: the tensors of a random case, and the judge of its results.
+/** Shared by the random cases of test_fuzz_shapes: the tensors of a case, and the judge of its results.
  *
  * A case draws its tensors, sets the expected elements with fuzz_expect, and makes its call with FUZZ_CALL.
  * On the CPU every tensor lies between inaccessible pages, on a GPU between fences. fuzz_finish then compares
@@ -93,6 +93,15 @@ void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
     } while (0)
 void fuzz_upload(void);
 void fuzz_download(int round, bool compare);
+
+/* A drawn element as an estimate without error; scratch of `bytes`; the name, if it is set. */
+td_estimate given(const fuzz_tensor *t, int64_t index);
+fuzz_tensor *work_of(td_status status, const size_t *bytes);
+const char *flag(bool set, const char *name);
+
+/* Expects the values, or a + b, rounded. */
+void expect_rounded(fuzz_tensor *rounded, const double *values);
+void expect_added(fuzz_tensor *sum, const fuzz_tensor *a, const fuzz_tensor *b);
 
 /* The result becomes an input of the case's next call, and is not judged again. */
 void fuzz_accept(fuzz_tensor *tensor);

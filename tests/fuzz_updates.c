@@ -1,7 +1,153 @@
-/* The functions of ops.h for gradients and updates: norm, clipping, AdamW and SGD. */
+/* Gradients, optimizers of ops.h: for each operation a random case, which test_fuzz_shapes
+ * compares with float64, and its arguments, which test_fuzz_api spoils one by one. */
 #include "support/fuzz_api_kit.h"
+#include "support/fuzz_kit.h"
 
 #include "ops/ops.h"
+
+/* ---- gradients, optimizers ---- */
+
+FUZZ(norm, 1, 4, {{1}, ""}, {{7}, ""}, {{8}, ""}, {{9}, ""}, {{1009}, ""}, {{4096}, ""}, {{1100003}, ""})
+{
+    const td_dtype dtype = fuzz_dtype();
+    const int64_t count = fuzz_extent(20000);
+    size_t bytes = 0;
+
+    td_fuzz_describe("global_norm count=%" PRId64 " %s", count, td_dtype_name(dtype));
+    fuzz_tensor *g = fuzz_draw("g", dtype, count), *norm = fuzz_room("norm", TD_F32, 1);
+    fuzz_tensor *work = work_of(td_global_norm_work_bytes(fuzz_dev, count, dtype, &bytes), &bytes);
+    FUZZ_CALL(td_global_norm(fuzz_dev, count, dtype, at(g), at(norm), at(work)));
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += g->x[i] * g->x[i];
+    fuzz_expect(norm, 0, td_exact(sqrt(sum))); /* the sum is in float64, so the only rounding is the store */
+}
+
+/* A float64 scalar, rounded to f32. */
+static td_estimate scalar(double value)
+{
+    return td_rounded(value, 1);
+}
+
+/* An update of random weights: all of one type, or f32 weights with gradients of another type. */
+typedef struct update {
+    td_update_tensors t;
+    td_dtype grad_dtype;
+    td_update_state state;
+    fuzz_tensor *p, *g;
+    char text[128];
+} update;
+
+static update draw_update(void)
+{
+    update u = {.t = {.count = fuzz_extent(3000), .dtype = fuzz_dtype()},
+                .state = {.step = 1 + td_fuzz_below(td_fuzz_chance(50) ? 3 : 100000),
+                          .gain = td_fuzz_chance(40) ? 1 : (float)td_fuzz_uniform(-2, 2)}};
+
+    if (u.t.dtype == TD_F32 && td_fuzz_chance(60))
+        u.t.grad_dtype = fuzz_16bit();
+    u.grad_dtype = u.t.grad_dtype ? u.t.grad_dtype : u.t.dtype;
+    snprintf(u.text, sizeof u.text, "count=%" PRId64 " %s, g %s, step %" PRId64 " gain %.9g", u.t.count,
+             td_dtype_name(u.t.dtype), td_dtype_name(u.grad_dtype), u.state.step, (double)u.state.gain);
+    u.p = fuzz_draw("p", u.t.dtype, u.t.count);
+    u.g = fuzz_draw("g", u.grad_dtype, u.t.count);
+    u.t.p = at(u.p), u.t.g = at(u.g);
+    return u;
+}
+
+/* gain * gradient */
+static td_estimate grad_of(const update *u, int64_t index)
+{
+    return td_times(td_exact((double)u->state.gain), given(u->g, index));
+}
+
+/* Copies the bytes to the device's memory. td_device_free frees the copy. */
+static void *assigned(const void *bytes, size_t size)
+{
+    void *there = NULL;
+
+    td_assert_ok(td_device_alloc(fuzz_dev, size, &there));
+    td_assert_ok(td_assign(fuzz_dev, there, bytes, size));
+    return there;
+}
+
+FUZZ(sgd, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{1009}, ""}, {{20011}, ""})
+{
+    const td_sgd sgd = {.lr = td_fuzz_uniform(0, 0.5)};
+    update u = draw_update();
+
+    td_fuzz_describe("sgd_update %s lr=%.17g", u.text, sgd.lr);
+    void *there = assigned(&sgd, sizeof sgd), *state = assigned(&u.state, sizeof u.state);
+    FUZZ_CALL(td_sgd_update(fuzz_dev, there, state, &u.t));
+    td_assert_ok(td_device_free(fuzz_dev, state));
+    td_assert_ok(td_device_free(fuzz_dev, there));
+    for (int64_t i = 0; i < u.t.count; i++)
+        fuzz_expect(u.p, i, td_minus(given(u.p, i), td_times(scalar(sgd.lr), grad_of(&u, i))));
+}
+
+static void expect_adamw(const td_adamw *a, const update *u, fuzz_tensor *m, fuzz_tensor *v)
+{
+    const double c1 = 1 - pow(a->beta1, (double)u->state.step), c2 = 1 - pow(a->beta2, (double)u->state.step);
+    const td_estimate decay = scalar(a->lr * a->weight_decay);
+
+    for (int64_t i = 0; i < u->t.count; i++) {
+        const td_estimate grad = grad_of(u, i);
+        const td_estimate m1 =
+            td_plus(td_times(scalar(a->beta1), given(m, i)), td_times(scalar(1 - a->beta1), grad));
+        const td_estimate v1 = td_plus(td_times(scalar(a->beta2), given(v, i)),
+                                       td_times(scalar(1 - a->beta2), td_times(grad, grad)));
+        td_estimate was = given(u->p, i), step;
+
+        if (a->variant != TD_ADAMW_COURSE2025)
+            was = td_minus(was, td_times(decay, was));
+        if (a->variant == TD_ADAMW_TORCH)
+            step = td_over(td_times(scalar(a->lr / c1), m1),
+                           td_plus(td_over(td_sqrt_of(v1), scalar(sqrt(c2))), scalar(a->eps)));
+        else
+            step =
+                td_over(td_times(scalar(a->lr * sqrt(c2) / c1), m1), td_plus(td_sqrt_of(v1), scalar(a->eps)));
+        /* on a GPU the step is within 2^-21 */
+        step.square += fuzz_on_gpu() ? 64 * step.value * step.value : 0;
+        was = td_minus(was, step);
+        if (a->variant == TD_ADAMW_COURSE2025)
+            was = td_minus(was, td_times(decay, was));
+        fuzz_expect(u->p, i, was);
+        fuzz_expect(m, i, m1);
+        fuzz_expect(v, i, v1);
+    }
+}
+
+FUZZ(adamw, 1, 8, {{1}, ""}, {{15}, ""}, {{16}, ""}, {{17}, ""}, {{4099}, ""}, {{20011}, ""})
+{
+    static const td_adamw_variant variants[] = {TD_ADAMW_COURSE2025, TD_ADAMW_COURSE2026, TD_ADAMW_TORCH};
+    static const double betas[] = {0.9, 0.95, 0.5, 0.99}, slow[] = {0.999, 0.98, 0.95},
+                        small[] = {1e-8, 1e-6, 0.1};
+    const td_adamw a = {.variant = TD_FUZZ_PICK(variants),
+                        .lr = td_fuzz_uniform(1e-5, 0.1),
+                        .beta1 = TD_FUZZ_PICK(betas),
+                        .beta2 = TD_FUZZ_PICK(slow),
+                        .eps = TD_FUZZ_PICK(small),
+                        .weight_decay = td_fuzz_chance(30) ? 0 : td_fuzz_uniform(0, 0.2)};
+    update u = draw_update();
+    const int64_t count = u.t.count;
+
+    td_fuzz_describe("adamw_update %s, variant %d lr=%.17g betas %g %g eps %g wd %.17g", u.text,
+                     (int)a.variant, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
+    fuzz_tensor *m = fuzz_draw("m", TD_F32, count);
+    double *squares = malloc((size_t)count * sizeof *squares);
+
+    assert_non_null(squares);
+    for (int64_t i = 0; i < count; i++)
+        squares[i] = m->x[i] * m->x[i] * td_fuzz_uniform(0.5, 2) + td_fuzz_uniform(0, 0.1);
+    fuzz_tensor *v = fuzz_given("v", TD_F32, count, squares);
+    free(squares);
+    u.t.m = at(m), u.t.v = at(v);
+    void *there = assigned(&a, sizeof a), *state = assigned(&u.state, sizeof u.state);
+    FUZZ_CALL(td_adamw_update(fuzz_dev, there, state, &u.t));
+    td_assert_ok(td_device_free(fuzz_dev, state));
+    td_assert_ok(td_device_free(fuzz_dev, there));
+    expect_adamw(&a, &u, m, v);
+}
 
 API_IS(td_global_norm_work_bytes,
        td_global_norm_work_bytes(dev(), extent("count"), dtype("dtype"), out("out", sizeof(size_t))))
