@@ -482,6 +482,7 @@ class Times(unittest.TestCase):
             self.assertEqual(status, 1, said)
             self.assertRegex(page.read_text(), r"bound: .* TFLOP at 0.0001 TFLOP/s take")
             self.assertIn("| refused |", page.read_text())
+            self.assertNotIn("wrong", said)
 
 
 class Waiting(unittest.TestCase):
