@@ -132,6 +132,9 @@ def residual_add(case, draw, c):
     return forward_sides(tandem, lambda a, b: {"y": ref.residual_add(a, b)}, a, b, rule={"y": equal()})
 
 
+residual_add.shapes = [dict(count=count) for count in (1, 1009, 98_304)]
+
+
 def softmax_function(case):
     causal_seq = case.get("causal_seq", 0)
     return (lambda x: ref.causal_softmax(x, causal_seq)) if causal_seq else ref.softmax
