@@ -72,7 +72,8 @@ def look(label: str) -> tuple[str, str | None, str]:
     if impl not in LOOKS:
         raise ValueError(f"no curve can be called {label!r}: it begins with no implementation of plot.LOOKS")
     colour, marker = LOOKS[impl]
-    line = "--" if impl.startswith("torch") else "-"  # both are seen if one lies on the other
+    # All are seen if one lies on the other.
+    line = "--" if impl.startswith("torch") else "-." if impl.startswith("c_graph") else "-"
     return (colour, f"open {marker}", "") if what else (colour, marker, line)
 
 
@@ -107,7 +108,7 @@ def curves(
             how = dict(color=colour, marker=marker.removeprefix("open "), linestyle=line)
             how |= {"markersize": 9, "fillstyle": "none"} if hollow else {"markersize": 4}
             if len(pairs) > 40:
-                how |= {"marker": None, "linestyle": ":" if hollow else "-"}
+                how |= {"marker": None, "linestyle": ":" if hollow else line}
             drawn.setdefault(label, axes.plot(xs, ys, linewidth=1.5, label=label, **how)[0])
         for words, height in (ceilings or {}).items():
             line = axes.axhline(height, color="#888888", linestyle=":", linewidth=1.2, label=words)
