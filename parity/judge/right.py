@@ -225,8 +225,7 @@ class Theirs:
             (found, said), *others = ask()
             self.timed = said.get("timed")
             said = {name: words for name, words in said.items() if name != "timed"}
-            facts.update(said)
-            facts.update({"ranks": EXPECTED["ranks"]} if others else {})
+            facts.update(said | ({"ranks": EXPECTED["ranks"]} if others else {}))
             for rank, (other, its) in reversed([*enumerate(others, 1)]):  # the first rank has the last word
                 differ = [name[2:] for name in found if not torch.equal(found[name], other[name])]
                 facts.update({"ranks": f"rank {rank} has another {differ[0]}"} if differ else {})
@@ -241,8 +240,7 @@ class Theirs:
 
         exact = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
         eager = "torch_tf32" if case.get("dtype") == "tf32" else "torch_eager"
-        sides = {"c": theirs}
-        sides[eager] = lambda: plain(tensors) | {name: EXPECTED[name] for name in facts}
+        sides = {"c": theirs, eager: lambda: plain(tensors) | {name: EXPECTED[name] for name in facts}}
         rules, equal = {}, formula
         if case.call == "attention":
             if eager == "torch_eager":
