@@ -18,8 +18,8 @@ td_status td_comm_agree(td_comm *comm, int64_t count, const td_setting *settings
 typedef struct td_rows {
     int64_t count;
     size_t size;                                             /* bytes of a row, 1 to 32768 */
-    td_status (*make)(void *user, int64_t index, void *row); /* this rank's row, in zeroed memory */
-    /* Called for every rank but 0. first: rank 0's row; row: this rank's. */
+    td_status (*make)(void *user, int64_t index, void *row); /* this rank's row */
+    /* Called for every rank but 0. first: rank 0's row; row: that rank's. */
     td_status (*look)(void *user, int64_t index, int32_t rank, const void *first, const void *row);
     void *user;
 } td_rows;

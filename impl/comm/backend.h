@@ -27,7 +27,7 @@ struct td_work {
     void *out;      /* exchange: all */
     td_work *next;  /* in the list of free works or in a queue */
     atomic_bool done;
-    bool native;      /* the call is done when `event` is (one rank: when `mark` is) */
+    bool native;      /* `event` tells whether the call is done; with one rank `mark` does */
     bool captured;    /* part of a graph: only td_work_queue_wait during the capture may wait for it */
     td_status status; /* valid when done; td_control_status has the message */
     int64_t issued_ns;
@@ -128,12 +128,13 @@ extern const td_comm_backend_table td_comm_backend_nccl; /* only if TANDEM_HAVE_
  * NULL. */
 td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST]);
 
-/** Sets in_at and out_at of the call: where its memory lies in windows. TD_BAD_ARGUMENT: an alignment with
- * which NCCL gives wrong results. */
+/** Sets in_at and out_at of the call: where its memory lies in windows. TD_BAD_ARGUMENT: an address or
+ * a part in a window is no multiple of 16 bytes. */
 td_status td_comm_windows_find(const td_comm *comm, const void *in, const void *out, td_signature *call);
 
 /** td_comm_windows_note adds the windows of a call to a set (bits of the windows' numbers).
- * td_comm_windows_live: all windows of a set exist. */
+ * td_comm_windows_live: all windows of a set exist; window n and
+ * window n + 64 have one bit. */
 void td_comm_windows_note(const td_signature *call, uint64_t *windows);
 bool td_comm_windows_live(const td_comm *comm, uint64_t windows);
 

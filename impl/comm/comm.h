@@ -101,18 +101,17 @@ typedef struct td_comm_options {
     const char *address;   /* NULL: none */
     const char *token;     /* with address: 32 hexadecimal digits, secret; NULL: none */
     const char *nccl_host; /* NCCL only: the value of NCCL_HOSTID for this process; NULL: not set */
-    /* NCCL only: minimum number of SMs for its kernels, up to TD_COMM_MOST_CTAS; 0: NCCL chooses. All ranks
-     * use rank 0's value. Ignored if ranks are on several hosts, or if no NVLink connects rank 0's GPU to
-     * another GPU that it sees. */
+    /* NCCL only: minimum number of SMs for its kernels, up to TD_COMM_MOST_CTAS; 0: NCCL chooses. All
+     * ranks use rank 0's value. Ignored if ranks are on several hosts, if rank 0 has nccl_host, or if no
+     * NVLink connects rank 0's GPU to another GPU that it sees. */
     int32_t nccl_ctas;
     /* Limits in seconds, up to 1e6. */
-    double open_seconds; /* of td_comm_open; rank 0 may take 2 s more to name a missing rank; 0: 60 */
-    double seconds;      /* of a collective, from its call; 0: 30 */
-    /* A call that waits for other ranks calls this function on its thread, a few times a second. `seconds` is
-     * the time that the call has waited. `what` says the reason, such as "rank 1 has not come". If it returns
-     * false, the call ends: it and the other ranks' calls return TD_RANK_FAILED. It is not called while a
-     * library moves data; the option `seconds` limits that time. Must be valid until td_comm_close. NULL:
-     * none */
+    double open_seconds; /* of td_comm_open; other ranks wait 2 s more for rank 0's message; 0: 60 */
+    double seconds;      /* of a collective, from its call or the end of the one before; 0: 30 */
+    /* A call that waits for other ranks calls this function on its thread, a few times a second. `seconds`
+     * is the time that the call has waited. `what` says the reason, such as "rank 1 has not come". If it
+     * returns false, the call ends: it and the other ranks' calls return TD_RANK_FAILED. Must be valid
+     * until td_comm_close. NULL: none */
     bool (*waiting)(void *user, double seconds, const char *what);
     void *user; /* waiting's first argument */
 } td_comm_options;
@@ -159,7 +158,7 @@ typedef struct td_comm_info {
     int32_t rank, ranks;
     int32_t local_rank, local_ranks; /* this rank's index among the ranks of this host; their number */
     int32_t hosts;
-    char library[96];  /* "Open MPI 4.1.4", "NCCL 2.28.9"; "" with one rank */
+    char library[96];  /* "Open MPI v4.1.4", "NCCL 2.28.9"; "" with one rank */
     int32_t nccl_ctas; /* minimum number of SMs that NCCL was given; 0: none */
     int32_t windows;   /* number of windows with effect: td_comm_window_create */
 } td_comm_info;
@@ -196,9 +195,10 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * In place: out may equal in (all_reduce) or in[rank] (reduce_scatter; the rest of in is then undefined). in
  * may equal out[rank] (all_gather).
  *
- * If work is NULL, the call returns when the collective is done. Otherwise it returns at once, and *work is a
- * handle (NULL after an error), which td_work_wait or td_work_queue_wait frees. You may wait for handles in
- * any order. On a GPU the collective begins after all earlier work on the device's current stream.
+ * If work is NULL, the call returns when the collective is done. Otherwise it returns at once (with NCCL,
+ * when every rank has made the call), and *work is a handle (NULL after an error), which td_work_wait or
+ * td_work_queue_wait frees. You may wait for handles in any order. On a GPU the collective begins after
+ * all earlier work on the device's current stream.
  *
  * If the device captures a graph (td_graph_begin), collectives on a GPU with a handle become part of it. Such
  * a handle is only for td_work_queue_wait during the capture, and the ranks are not compared then. They are
@@ -223,8 +223,8 @@ TD_API td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, t
                                    int32_t root, td_work **work);
 TD_API td_status td_comm_barrier(td_comm *comm);
 
-/** Sends a few bytes of host memory from every rank to every rank over the control connections, with any
- * backend. For settings and measured values.
+/** Sends up to 32768 bytes of host memory from every rank to every rank over the control connections, with
+ * any backend. For settings and measured values.
  *
  *   mine  [bytes]         in
  *   all   [ranks][bytes]  out

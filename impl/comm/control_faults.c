@@ -49,8 +49,8 @@ void td_control_tell(td_control *control, const int *socket, kind what, int rank
     pthread_mutex_unlock(&control->send);
 }
 
-/* Sends a message to every rank before it sends the next message: a rank that has all values may give up, and
- * the other ranks must get the values before they hear of that. */
+/* A message reaches all sockets before the next message is sent, so no rank receives a later fault before an
+ * earlier value. */
 void td_control_tell_others(td_control *control, kind what, int rank, int except, const void *first,
                             size_t first_bytes, const void *second, size_t second_bytes)
 {

@@ -109,7 +109,7 @@ struct td_control {
     bool running, ending, gave_up;
     int64_t beat_ns;           /* used by the thread: when it last sent a beat */
     pthread_mutex_t send;      /* one sender at a time */
-    pthread_mutex_t lock;      /* protects all members below */
+    pthread_mutex_t lock;      /* protects the members below, after the ranks have met */
     pthread_cond_t changed;    /* a member below has changed */
     td_peer *peers;            /* [ranks] */
     char (*keys)[TD_MEET_KEY]; /* hub: keys of the ranks' hosts */
@@ -149,7 +149,7 @@ static inline bool td_control_wait(td_control *control, int64_t deadline_ns)
 void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
                      size_t first_bytes, const void *second, size_t second_bytes);
 
-/** Sends a message to the hub. The hub sends it to all ranks except `except`. */
+/** Sends a message to the hub. On the hub: sends it to all other ranks except `except`. */
 void td_control_tell_others(td_control *control, kind what, int rank, int except, const void *first,
                             size_t first_bytes, const void *second, size_t second_bytes);
 
@@ -164,10 +164,10 @@ const char *td_control_name_last_call(const td_control *control, int rank, char 
 
 void td_control_rank_died(td_control *control, int rank);
 
-/** text = which rank caused that the call did not end. control->ledger is not NULL. */
+/** text = which ranks are late or do not answer. control->ledger is not NULL. */
 void td_control_find_late(td_control *control, const td_signature *call, char text[FAULT_ROOM]);
 
-/** After the deadline of a call: whether the call is patient, and all late ranks are alive or there is a
+/** Called after the deadline of a call. True: the call is patient, and all late ranks are alive or there is a
  * fault. Then sets the next deadline. */
 bool td_control_patient(td_control *control, const td_signature *call, int64_t *deadline_ns);
 

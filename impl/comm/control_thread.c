@@ -75,7 +75,7 @@ static void start(td_control *control)
             return;
         }
     }
-    /* A rank that stops before its first beat falls silent too. */
+    /* The start counts as a beat, so a rank that stops before its first beat is found too. */
     for (int rank = 0; rank < control->ranks; rank++)
         atomic_store(&control->ledger->slots[rank].beat_ns, td_clock_ns());
     td_control_tell_others(control, START, 0, -1, &shared, sizeof shared, NULL, 0);
@@ -345,7 +345,7 @@ static void drop_connection(td_control *control, connection *c)
     const int whose = td_control_is_hub(control) ? c->rank : 0;
 
     if (whose >= 0 && control->left[whose]) {
-        c->ended = true; /* stays open until this rank closes too: drain of the other end waits for that */
+        c->ended = true; /* the socket stays open until this rank closes: the other rank's drain waits */
         return;
     }
     pthread_mutex_lock(&control->send);
@@ -425,9 +425,10 @@ static void read_stranger(td_control *control, stranger *s)
     }
 }
 
-/** A slot for the next stranger: a free one, else that of the oldest stranger without a right greeting. Who
- * greeted rightly is a rank, and keeps its slot. A rank that loses its slot before connects again. */
-static stranger *find_place(td_control *control)
+/** A slot for the next stranger: a free one, else that of the oldest stranger without a right greeting. A
+ * connection with a right greeting keeps its slot. A rank whose connection is replaced before connects
+ * again. */
+static stranger *find_slot(td_control *control)
 {
     stranger *slot = NULL;
 
@@ -487,9 +488,8 @@ void *td_control_run(void *argument)
 
     while (!ending && polled) {
         polled[0] = (struct pollfd){.fd = control->wake, .events = POLLIN};
-        polled[1] =
-            (struct pollfd){.fd = control->started || !find_place(control) ? -1 : control->meeting.listener,
-                            .events = POLLIN};
+        polled[1] = (struct pollfd){
+            .fd = control->started || !find_slot(control) ? -1 : control->meeting.listener, .events = POLLIN};
         for (int i = 0; i < STRANGERS; i++)
             polled[2 + i] = (struct pollfd){.fd = control->strangers[i].socket, .events = POLLIN};
         for (int i = 0; i < control->connection_count; i++) {
@@ -504,8 +504,8 @@ void *td_control_run(void *argument)
         for (int i = 0; i < STRANGERS; i++)
             if (polled[2 + i].revents)
                 read_stranger(control, &control->strangers[i]);
-        if (polled[1].revents && find_place(control))
-            accept_stranger(control, find_place(control));
+        if (polled[1].revents && find_slot(control))
+            accept_stranger(control, find_slot(control));
         drop_strangers(control);
         beat(control);
         if (control->started && control->mapped_bytes > 0)

@@ -25,7 +25,7 @@
 #include <time.h>
 
 /* ABORT_MS: limit for ncclCommAbort, which does not always return. LOCK_MS: how long an abort waits for
- * another thread's NCCL call; a longer call is the one to abort. REGISTER_MS: the same for a thread that
+ * an NCCL call of another thread; then it aborts this call. REGISTER_MS: the same for a thread that
  * registers a window; NCCL itself ends that if a rank dies, and an abort must not run at the same time. */
 enum { ABORT_MS = 5000, LOCK_MS = 200, REGISTER_MS = 3000 };
 
@@ -406,7 +406,7 @@ static td_status wait_for(td_comm *comm, td_work *work)
     bool done = atomic_load(&work->done);
     td_wait wait = td_wait_begin(td_comm_waiting(comm));
 
-    /* It ended when it was issued. Since then another rank may have given up: it read the same values. */
+    /* It ended when it was issued. A later fault does not change it, because all values had come. */
     if (!work->native)
         return TD_OK;
 

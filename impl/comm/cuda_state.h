@@ -9,8 +9,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* Unfinished launches of graphs per GPU. With more, a host could be long before its GPU; while it then waits
- * for the GPU, other ranks would take it for late. */
+/* Unfinished launches of graphs per GPU. With more, a host could queue work far ahead of its GPU. Other ranks
+ * would report it as late while it waits for the GPU. */
 enum { TD_NCCL_LAUNCHES = 2 };
 
 #define TD_NCCL_EACH(f)                                                                                      \
@@ -60,8 +60,8 @@ typedef struct td_nccl {
 /** text = NCCL's description of the result. */
 const char *td_nccl_explain(const td_nccl *n, ncclResult_t result, char text[256]);
 
-/** Locks `calls`. False: a rank has failed, and the lock is not held. It does not block: an abort may hold
- * the lock until graphs of this thread are destroyed. */
+/** Locks `calls`. False: a rank has failed, and the lock is not held. It tries the lock and looks for a
+ * fault in turn, because an abort may hold the lock until this thread destroys its graphs. */
 bool td_nccl_take(td_comm *comm);
 
 /** Yields or sleeps between two polls of an event. */

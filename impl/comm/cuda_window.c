@@ -43,8 +43,8 @@ static void *run_watch(void *argument)
     return NULL;
 }
 
-/** All ranks call this, but one may die or stop meanwhile. NCCL notices a death, because a connection
- * breaks. */
+/** All ranks call this, but one may die or stop meanwhile. During a registration NCCL notices a death,
+ * because a connection breaks; in kernels it does not. */
 static td_status register_window(td_comm *comm, void *block, size_t bytes, void **native)
 {
     td_nccl *n = comm->state;

@@ -23,7 +23,7 @@ enum { TD_ENGINE_SUM = 0, TD_ENGINE_MAX = 2 };
 typedef struct td_engine_setup {
     int rank, ranks;
     const char *ip; /* this rank's IP address for the other ranks */
-    double seconds; /* limit for open and for one call */
+    double seconds; /* limit for open */
     /* Send values to other ranks and receive them; each key is used once. put: 0, or -1 after an error. get:
      * the number of bytes, or -1 if the time is over or a rank failed. */
     int (*put)(void *user, const char *key, const void *data, size_t bytes);

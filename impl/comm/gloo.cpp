@@ -118,8 +118,8 @@ void close_engine(void *state, bool)
     (void)guarded(text, [&] { delete engine; });
 }
 
-/** out = the reduction of in over all ranks; in may equal out. The ring's order of additions is known: part c
- * of the ranks' parts is x_c + (x_(c+1) + (... + x_(c-1))), indices modulo the number of ranks. */
+/** out = the reduction of in over all ranks; in may equal out. Part c of the result is
+ * x_c + (x_(c+1) + (... + x_(c-1))), if x_r is part c of rank r; indices are modulo the number of ranks. */
 void all_reduce(Engine *engine, const td_engine_call *call, const char *in, char *out, size_t bytes)
 {
     gloo::AllreduceOptions options(engine->context);

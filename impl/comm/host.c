@@ -404,7 +404,7 @@ static td_status issue(td_comm *comm, td_work *work)
 static td_status wait_for(td_comm *comm, td_work *work)
 {
     host_wait(comm->state, work);
-    /* The worker thread has the error message; the control repeats it on this thread. */
+    /* td_last_error() is kept per thread, so td_control_status sets the message again on this one. */
     return work->status == TD_OK ? TD_OK : td_control_status(comm->control, &work->call);
 }
 

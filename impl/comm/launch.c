@@ -88,7 +88,8 @@ static const struct {
 };
 
 /** out->ranks = 0 if the launcher's variables are not set. A job of Slurm sets SLURM_PROCID even if no srun
- * started the process. srun also sets PMI_RANK: then it is not a launcher of its own. */
+ * started the process. srun also sets PMI_RANK and PMI_SIZE. If they equal its own values, mpiexec is
+ * not counted. */
 static td_status read_rank(td_launch_lookup get, int which, td_launch *out)
 {
     td_status status = TD_OK;

@@ -1,4 +1,4 @@
-/** Reads which rank a launcher made this process, from the variables that the launcher set.
+/** Reads the rank of this process from the environment variables of its launcher.
  *
  *     td_launch_read(getenv, &launch);
  *     td_comm_options options = {.backend = TD_COMM_GLOO, .rank = launch.rank, .ranks = launch.ranks,
@@ -6,16 +6,16 @@
  *     td_comm_open(dev, &options, &comm);
  *
  *   Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE
- *   mpiexec of MPICH    PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS. Intel MPI's sets them too
+ *   mpiexec of MPICH    PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_JOBID. Intel MPI's too
  *   torchrun, or a loop RANK, WORLD_SIZE; LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID, MASTER_PORT
  *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_NODEID, SLURM_JOB_ID,
  *                       SLURM_STEP_ID, SLURM_STEP_TASKS_PER_NODE
  *
  * A launcher may start another launcher, and its variables are then set, too. The innermost launcher counts:
- * torchrun (RANK with TORCHELASTIC_RUN_ID), else mpirun, else mpiexec, else a loop, else srun. It is an
- * error if it says that there is one rank where another launcher says more, and if two of mpirun, mpiexec and
- * a loop say two things. Without any launcher there is one rank. If only one of RANK and WORLD_SIZE is set,
- * or of mpirun's or mpiexec's two, this is an error. */
+ * torchrun (RANK with TORCHELASTIC_RUN_ID), else mpirun, else mpiexec, else a loop, else srun. The call
+ * fails if the innermost launcher says one rank and another says more, or if mpirun, mpiexec and a loop
+ * contradict each other. Without any launcher there is one rank. If no launcher is complete, and only one of
+ * RANK and WORLD_SIZE is set, or of mpirun's or mpiexec's two, the call fails too. */
 #ifndef TD_COMM_LAUNCH_H
 #define TD_COMM_LAUNCH_H
 

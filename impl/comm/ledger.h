@@ -19,14 +19,15 @@ typedef enum td_call_kind {
     TD_CALL_CLOSE
 } td_call_kind;
 
-/* After its deadline such an exchange still waits for ranks that are alive. */
+/* An exchange with this root waits past its deadline as long as all late ranks are alive. */
 enum { TD_PATIENT = 1 };
 
-/* An address in a window is the window's number << TD_WINDOW_SHIFT | the offset in bytes. 0: in no window. */
+/* An offset in a window is the window's number << TD_WINDOW_SHIFT | the offset in bytes. 0: in no window. */
 enum { TD_WINDOW_SHIFT = 40 };
 #define TD_WINDOW_OFFSET ((INT64_C(1) << TD_WINDOW_SHIFT) - 1)
 
-/** What td_comm_carry attaches to a call: a hash of all parts, and a byte of each part's to name it. */
+/** What td_comm_carry attaches to a call: a hash of all parts, and a byte for each part, which tells which
+ * part differs. */
 typedef struct td_carried {
     uint64_t hash;
     uint8_t parts[8];
@@ -37,11 +38,11 @@ typedef struct td_signature {
     int64_t number; /* number of the call, from 1 */
     int64_t count;
     int32_t kind, type, reduction, root; /* root of an exchange: TD_PATIENT or 0 */
-    int64_t in_at, out_at;               /* places in windows */
+    int64_t in_at, out_at;               /* offsets in windows */
     td_carried state;
 } td_signature;
 
-/* How many calls one rank may make before another and still be compared. On the CPU it is at most one. */
+/* The ledger keeps so many calls of each rank, because control threads compare them later. */
 enum { TD_LEDGER_HISTORY = 1024 };
 
 typedef struct td_ledger_slot {

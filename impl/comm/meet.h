@@ -30,11 +30,11 @@ typedef struct td_meeting {
 /* How two processes prove to each other that they know the run's name and token, without sending them:
  *
  *   0. from rank 0   a nonce
- *   1. to rank 0     another nonce, and the hash of both under the key. Rank 0 closes other connections
+ *   1. to rank 0     another nonce, and the hash of both under the key; a wrong hash ends the connection
  *   2. from rank 0   its nonce, and another hash of both. Before this nothing of rank 0 is trusted
  *   3. to rank 0     a third hash of both, and who the rank is (control_thread.c)
  *
- * Each connection has new nonces, so nothing that was recorded proves anything. */
+ * Each connection has new nonces, so a recorded message cannot be used again. */
 typedef struct td_greeting {
     td_key nonce, proof;
 } td_greeting;
@@ -62,8 +62,9 @@ bool td_meet_answer(const td_meeting *meeting, const td_key *nonce, const td_gre
 /** Closes the listener and removes its file. May be called twice. */
 void td_meet_close(td_meeting *meeting);
 
-/** Connects to rank 0; retries until `deadline_ns`. TD_RANK_FAILED: the caller ended the wait, or rank 0 was
- * not found; the message says which process answers instead. TD_IO_ERROR: the point cannot be used. */
+/** Connects to rank 0; retries until `deadline_ns`. TD_RANK_FAILED: the caller ended the wait, or rank 0
+ * was not found; the message says where a process answers that is not rank 0. TD_IO_ERROR: the point
+ * cannot be used. */
 td_status td_meet_connect(const td_meet_point *point, int64_t deadline_ns, td_met *out);
 
 /** Accepts the next connection to rank 0; -1: none, or another user's. */

@@ -1,6 +1,6 @@
 /* MPI as an engine: the module libtandem_mpi.so.
  *
- * One thread makes all calls of all communicators, and also starts and ends MPI. Collectives are nonblocking
+ * One thread makes all calls of a communicator, and also starts and ends MPI. Collectives are nonblocking
  * (MPI_I...) and tested until they are done, so that the thread can return if another rank has died; a
  * blocking call would never return. Long collectives are split into pieces of PIECE bytes: MPI counts in int,
  * and pieces stay in the caches. On two ranks of one host, 100 MB took 44 ms; MPI_Allreduce took 99 ms, and

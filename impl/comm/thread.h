@@ -32,8 +32,8 @@ td_wait td_wait_begin(td_waiting waiting);
 /** The time until which to sleep: the deadline, or the time of the next callback if that is earlier. */
 int64_t td_wait_until(const td_wait *wait, int64_t deadline_ns);
 
-/** Calls the callback a few times a second with `what` is waited for. Call it without a lock. False: the user
- * ends the wait. */
+/** Calls the callback a few times a second; `what` says what the thread waits for. Call it without a lock.
+ * False: the user ends the wait. */
 bool td_wait_goes_on(td_wait *wait, const char *what);
 
 #endif

@@ -1,4 +1,4 @@
-/* Windows: memory that lies at the same place on all ranks. */
+/* Windows: memory that lies at the same offset of a block on all ranks. */
 #include "base/check.h"
 #include "comm/backend.h"
 

@@ -223,7 +223,8 @@ td_status td_link_agree(td_comm *comm, td_train *train, bool sums, int64_t count
     TD_TRY(td_comm_describe(comm, &info));
     if (sums)
         td_train_average(train, info.ranks);
-    settings[0] = (td_setting){"link (0 ddp, 1 shard)", count == TD_LINK_SETTINGS}; /* a cause of others */
+    /* First, because it changes the others. */
+    settings[0] = (td_setting){"link (0 ddp, 1 shard)", count == TD_LINK_SETTINGS};
     TD_TRY(td_train_settings(train, settings + 1));
     memcpy(settings + TD_TRAIN_SETTINGS + 1, own, (size_t)count * sizeof *own);
     TD_TRY(td_comm_agree(comm, sizeof settings / sizeof *settings, settings));

@@ -33,9 +33,9 @@ td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_tra
 
 enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 6 };
 
-/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0: td_train_settings, the link, then its
- * own [count]: TD_LINK_SETTINGS of shard's, fewer of ddp's. sums: the link sums
- * gradients (td_train_average). */
+/** Compares the kind of the link, then td_train_settings, then own [count]: TD_LINK_SETTINGS of shard's,
+ * fewer of ddp's. TD_BAD_ARGUMENT: a setting differs from rank 0; the message names the first. sums: the
+ * link sums gradients (td_train_average). */
 td_status td_link_agree(td_comm *comm, td_train *train, bool sums, int64_t count, const td_setting *own);
 
 /** From now on each step's first collective carries the trainer's state. */

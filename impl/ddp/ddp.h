@@ -50,7 +50,7 @@ typedef struct td_ddp_tensor {
     void *data;          /* the weights; if low is not NULL, their high planes (td_split) */
     void *low;           /* the low planes; only if dtype is TD_F32. NULL: data has the numbers */
     void *grad;          /* NULL: the container allocates it (td_ddp_gradient). Ignored if frozen */
-    /* The number of elements in the memory at grad: at least the product of shape, which 0 stands for. The
+    /* The number of elements in the memory at grad: at least the product of shape; 0: this product. The
      * elements after the gradient are sent and reduced too, so that one call can send gradients that are
      * adjacent in memory. */
     int64_t grad_elements;
@@ -66,9 +66,9 @@ typedef struct td_ddp_config {
     /* TD_DDP_BUCKETED: the largest size of a bucket, in units of 2^20 bytes, without padding. A larger
      * tensor has a bucket alone. 0: one bucket. */
     double bucket_mb;
-    /* [tensors with gradients] Indices of tensors in the order in which their gradients become ready. Buckets
-     * are filled in this order. NULL: the first pass uses the reverse order of the list, and later passes use
-     * the order of rank 0's first pass. */
+    /* [tensors with gradients] Indices of tensors in the order in which their gradients become ready.
+     * Buckets are filled in this order. NULL: the reverse order of the list; strategies that overlap take
+     * the order of rank 0's first step after it. */
     const int64_t *order;
     bool sum; /* true: gradients are summed, and the caller multiplies by 1 / ranks; false: averaged */
 } td_ddp_config;
@@ -81,14 +81,14 @@ typedef struct td_ddp td_ddp;
  * if each gradient begins at a multiple of 16 bytes. The rules of td_comm_window_create then hold for the
  * caller's collectives with this memory.
  *
- * While gradients are sent, GEMMs on dev (td_gemm) leave td_comm_options.nccl_ctas SMs free. Their sums may
+ * While gradients are sent, GEMMs on dev (td_gemm) leave td_comm_info.nccl_ctas SMs free. Their sums may
  * then have another order than in a step without communication.
  *
  * TD_BAD_ARGUMENT: a NULL; a count below 1 or above 2^31 - 1; an extent below 1; more than 2^63 - 1 elements;
  * an unknown type; low with a dtype other than TD_F32; too few grad_elements; uses below 0; an order that is
  * not a permutation of the tensors with gradients; an unknown strategy; a bucket_mb that is negative or not
- * finite. Also, on every rank, if lists, strategies or bucket sizes differ; the message names the rank and
- * the tensor. TD_NO_MEMORY. Errors of collectives. *out is then NULL. */
+ * finite. Also, on every rank, if lists, strategies, `sum` or bucket sizes differ; the message names the rank
+ * and the tensor or the setting. TD_NO_MEMORY. Errors of collectives. *out is then NULL. */
 TD_API td_status td_ddp_create(td_device *dev, td_comm *comm, const td_ddp_config *config, td_ddp **out);
 TD_API void td_ddp_destroy(td_ddp *ddp); /* waits for collectives; accepts NULL */
 
@@ -127,10 +127,10 @@ typedef struct td_ddp_info {
     /* Collectives of a step: one for each part of a bucket that is contiguous in memory on all ranks. */
     int64_t calls;
     int64_t bytes; /* of these calls, padding included */
-    bool ordered;  /* config.order was given, or learned from a pass */
+    bool ordered;  /* the order is final: given, learned from a step, or of a strategy without overlap */
 } td_ddp_info;
 
-/** *out = the numbers of a container. TD_BAD_ARGUMENT: a NULL. */
+/** *out = a description of the container. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out);
 
 /* ---- a link in the steps of a trainer ---- */

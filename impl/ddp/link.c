@@ -1,5 +1,5 @@
-/* The container in the steps of a trainer: a final range is marked ready, and passed on when it is reduced.
- * */
+/* The hook of a trainer: marks the parameters of a final range as ready, and passes the range on after its
+ * reduction. */
 #include "base/check.h"
 #include "ddp/agree.h"
 #include "transformer/owned.h"
@@ -63,7 +63,7 @@ static td_status on_tick(td_hook *hook)
 }
 
 /** Marks the parameters of the range from its end to its begin. Layers become final from the last to the
- * first, so parameters of a bucket are then neighbours in memory. */
+ * first. Parameters are marked in the same direction, so each bucket is contiguous in memory. */
 static td_status on_final(td_hook *hook, td_range range, td_event *event)
 {
     td_ddp_link *link = (td_ddp_link *)hook;

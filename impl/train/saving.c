@@ -135,7 +135,7 @@ cleanup:
     return status;
 }
 
-/** The offset of a moment in the file. */
+/** The offset of a moment in the tensor data. */
 typedef struct target {
     const td_sink *sink;
     int64_t at; /* byte of its first number */

@@ -537,9 +537,8 @@ cleanup:
 }
 
 /** Begins a part. If it has a graph, the graph is launched. Otherwise, if the part was queued once before,
- * its capture begins: all that is made on first use exists then. After a failure all graphs are forgotten. A
- * graph may hold half a part, and the state of the model after the failure is not the state that later
- * graphs were captured in. */
+ * its capture begins: all that is made on first use exists then. After a failure all graphs are forgotten:
+ * one may be incomplete, and the others expect a state of the model that no longer exists. */
 static td_status enter(td_train *train, part what, bool *replayed)
 {
     const td_micro micro = micro_of(train);

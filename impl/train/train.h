@@ -15,8 +15,8 @@
  *
  * To evaluate between steps, call td_transformer_forward and td_transformer_loss on td_train_model(train); a
  * batch is at most config.model.batch. This changes no bit of later steps. A rank may evaluate alone, except
- * with TD_SHARD_FULL (shard.h). Between td_train_forward and td_train_backward it is an error, because the
- * backward pass needs its own forward pass. */
+ * with TD_SHARD_FULL (shard.h). Between td_train_forward and td_train_backward it makes the gradients wrong,
+ * and no call reports it: the backward pass needs its own forward pass. */
 #ifndef TD_TRAIN_TRAIN_H
 #define TD_TRAIN_TRAIN_H
 
@@ -51,9 +51,9 @@ typedef struct td_train_config {
      * in the GEMMs' stream. The number can change the bits of the GEMMs in the backward pass and in its
      * recomputations: all ranks need the same number. */
     int32_t update_sms;
-    /* A factor for gradients; 1 / micro_batches is applied anyway. 0: the average. That is 1; and 1 / ranks
-     * as soon as a link joins the trainer that sums the gradients of all ranks (td_ddp_link; td_shard_link of
-     * the kinds FLAT and FULL). */
+    /* A factor for gradients; 1 / micro_batches is applied anyway. 0: the average. It is 1, and becomes
+     * 1 / ranks when a link that sums the gradients of all ranks joins the trainer (td_ddp_link;
+     * td_shard_link of the kinds FLAT and FULL). */
     float gain;
     float clip;            /* gradients times both factors are clipped to this norm; 0: they are not */
     int64_t micro_batches; /* a step averages their gradients; above 1 it sets model.f32_gradients; 0: 1 */
@@ -71,11 +71,13 @@ typedef struct td_train_bytes {
     size_t step;      /* ids, targets, loss and state of the step, and scratch of clipping */
 } td_train_bytes;
 
-/** *out = the bytes that td_train_create would allocate on the device. Errors as td_train_create. */
+/** *out = the bytes that td_train_create would allocate on the device. Errors as td_train_create,
+ * but links and the upper limit of update_sms are not checked. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
 
 /** *out = the number of SMs that run updates during the backward pass: config->update_sms, if it is above 0.
- * If it is 0, the best number comes from a table of measured cards and models, or from a formula for others.
+ * If it is 0, the best number comes from a table of measured cards and models, or from a formula for others
+ * and with own_groups.
  *
  * The result is 0 if updates run on all SMs: the device has no kernels for fewer SMs; there is no optimizer;
  * update_sms is TD_UPDATE_ALL_SMS; updates begin after the last GEMM (clipping; or update_sms 0 with
@@ -91,10 +93,10 @@ typedef struct td_train td_train;
  * td_train_destroy.
  *
  * TD_BAD_ARGUMENT: a NULL; an unknown `until` or `time`; a gain or clip that is negative or not finite;
- * micro_batches below 0, or above 1 with transient gradients; an update_sms below TD_UPDATE_ALL_SMS, or not
- * below the device's SMs. Also model.grad_places with several micro-batches, with clipping, or without
- * TD_UPDATE_ALONG. Also the errors of td_transformer_create, td_hyperparameters_check, and
- * td_optimizer_create for groups.
+ * micro_batches below 0, or above 1 with transient gradients; an update_sms below TD_UPDATE_ALL_SMS, or
+ * not below the device's SMs. Also model.grad_places with several micro-batches, with clipping, with
+ * TD_TRAIN_BACKWARD or without TD_UPDATE_ALONG. Also the errors of td_transformer_create,
+ * td_hyperparameters_check, and td_optimizer_create for groups.
  *
  * TD_UNSUPPORTED: a capture on a device without graphs; groups (or groups NULL, all weights) with weights
  * that model.owned leaves out; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of
@@ -133,8 +135,8 @@ TD_API td_status td_train_step(td_train *train, const int64_t *ids, const int64_
  * load, forward and backward of each micro-batch; then, with TD_UPDATE_AFTER, update. Call each once, in this
  * order. If a backward pass fails, the step begins again with its first micro-batch. */
 
-/** Copies ids and targets, [batch, seq] int64 on the device, for the next micro-batch. Errors as
- * td_train_step. */
+/** Copies ids and targets, [batch, seq] int64 on the device, for the next micro-batch. Errors of arguments
+ * as td_train_step; td_train_forward finds ids outside the vocabulary and a model without weights. */
 TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
                                int64_t seq);
 
@@ -143,9 +145,9 @@ TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_
 TD_API td_status td_train_forward(td_train *train, const void **logits);
 
 /** Backward of the micro-batch of the last forward. With TD_UPDATE_ALONG the last one also updates.
- * TD_BAD_STATE: there was no forward, or `until` is TD_TRAIN_FORWARD. TD_BAD_ARGUMENT: batch or seq differ
- * from the step's first micro-batch, because all micro-batches of a step have the same weight. Nothing was
- * done then; load the micro-batch again. */
+ * TD_BAD_STATE: there was no forward (a captured pass does not notice it), or `until` is TD_TRAIN_FORWARD.
+ * TD_BAD_ARGUMENT: batch or seq differ from the step's first micro-batch, because all micro-batches of a
+ * step have the same weight. Nothing was done then; load the micro-batch again. */
 TD_API td_status td_train_backward(td_train *train);
 
 /** The update, with TD_UPDATE_AFTER. TD_BAD_STATE: there is no optimizer; as td_optimizer_update. */
@@ -156,7 +158,7 @@ TD_API td_status td_train_update(td_train *train);
  * weights, all ranks call it together. TD_BAD_ARGUMENT: a NULL. Errors of hooks. */
 TD_API td_status td_train_settle(td_train *train);
 
-/* ---- saving; these calls settle (td_train_settle), and wait for the device ---- */
+/* ---- saving: td_train_save and td_train_restore settle (td_train_settle), and wait for the device ---- */
 
 /** Writes a safetensors file with all that the next step depends on, except hyperparameters. A run resumed
  * with td_train_restore gives bitwise the same weights as an uninterrupted run.

@@ -23,15 +23,16 @@ static const struct {
  * is no multiple of 4 leaves SMs that nothing uses. With more than 28 SMs steps of 512 tokens are slower.
  * Steps of 256 tokens, whose update takes longer than their GEMMs even on all SMs, are the fastest with 40
  * (xl, DDP on two H200s, 26 November 2026: 20 SMs 35.0 ms, 28 27.2, 40 23.6, 56 25.6; all SMs after the pass
- * 27.8). If each of two ranks updates half of the weights, 28 is the best (22.8, 20.4, 21.5, 22.9; 22.8). */
+ * 27.8). If each of two ranks updates half of the weights, 28 is the fastest too: 20 SMs 22.8 ms, 28 20.4, 40
+ * 21.5, 56 22.9; all SMs after the pass 22.8. */
 enum { LEAST_16 = 12, MOST = 28, MOST_OF_LONG = 40, CLUSTER = 4 };
 
 /** The update is long if it takes longer than the GEMMs even on so many SMs. */
 enum { LONG = 132 };
 
-/** The SMs with which the update takes as long as the GEMMs of the backward pass. Both times grow with the
- * number of weights, so this number cancels: bytes of a weight against 4 FLOPs for each token. `parts`: ranks
- * that divide the update, at least. */
+/** The SMs with which the update takes as long as the GEMMs of the backward pass. Both times are
+ * proportional to the number of weights, so the formula compares bytes of a weight with 4 FLOPs for each
+ * token. The number is then limited as above. `parts`: ranks that divide the update, at least. */
 static int32_t by_formula(const td_transformer_config *model, int32_t parts)
 {
     const double wide = (double)td_dtype_size(td_precision_weights(model->precision)),

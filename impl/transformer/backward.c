@@ -3,7 +3,8 @@
 #include "base/check.h"
 #include "device/listen.h"
 
-/* Each line of backward stands under the line of forward that it differentiates. The residual stream's
+/* Each line of backward stands under the line of forward that it differentiates, except gradients of weights
+ * that need an activation which is computed again first. The residual stream's
  * gradient is one tensor: the norms' backward adds to it in place. */
 
 /** The residual's gradient in the type in which the GEMMs of a branch read it. */

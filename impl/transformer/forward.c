@@ -9,7 +9,8 @@
  *            h = ln1(input), which is there already
  *   input(i + 1) = middle + w2(silu(w1(h)) * w3(h)),  h = ln2(middle)
  *
- * `ends`: it ends before w2. If the layer runs again, attention is skipped if its results are kept. */
+ * `ends`: it returns after silu, before the GEMM with w2. If the layer runs again, attention is skipped if
+ * its results are kept. */
 static td_status layer_forward(td_transformer *m, int64_t i, bool ends)
 {
     const td_in q = td_read(m, TD_T_Q, i), k = td_read(m, TD_T_K, i), v = td_read(m, TD_T_V, i);

@@ -4,13 +4,13 @@
  * member is a td_hook; links form a chain. While the model queues a pass, it calls the functions of the
  * links, in the order in which the device will run the pass. A hook may queue work on the device's current
  * stream, or on other streams that it orders with events. It never waits for the device: a pass may be
- * captured as a graph, and replays call no hook. Values that differ from step to step are in the device's
- * memory, or a guest of the graph sets them (td_graph_join).
+ * captured as a graph, and replays call no hook. Kernels read values that change from step to step
+ * from the device's memory, or a guest of the graph sets them before each replay (td_graph_join).
  *
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
- *     tick      after needed and done: a time to look what has ended
+ *     tick      after needed and done, so that a link can check which of its work has ended
  *     room      gradients of a range are about to be written
  *     written   this pass has written them
  *     final     gradients of a range are complete, with all micro-batches added
@@ -67,8 +67,8 @@ typedef struct td_weights {
     int64_t count;
     const td_piece *pieces; /* [count] ascending; owned by the model */
 
-    /* The memory that contains all pieces. If this rank has all weights, the elements lie there one after the
-     * other. */
+    /* The memory that contains all pieces. If this rank has all weights, the gradients lie there one after
+     * the other, and so do masters that are numbers. */
     void *params;
     size_t param_bytes;
     void *grads; /* NULL: the model is for inference */
@@ -109,12 +109,12 @@ typedef struct td_hook td_hook;
 struct td_hook {
     td_hook *next;  /* the link after this one; NULL: none */
     td_hook *chain; /* the first link of the chain that has this one; NULL: the link is in no trainer */
-    bool silent;    /* none of its functions is called, as if the link was not in the chain */
-    bool stays;     /* but if it is silent, they are called: the link then communicates nothing */
+    bool silent;    /* none of its functions is called, except output and leave */
+    bool stays;     /* a silent link still gets all calls, but must communicate nothing */
     bool late;      /* the link passes gradients on in `end` only */
     bool captured;  /* the trainer captures its passes as graphs; the trainer sets it */
 
-    /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
+    /** `last`: the backward pass of a step's last micro-batch, in which gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
 
     /** Work that is queued after this call reads the range at *where, until `done`. If the masters of the
@@ -155,11 +155,12 @@ struct td_hook {
      * stream. The optimizer tells all links, during a backward pass or in the update after it. */
     td_status (*updated)(td_hook *hook, td_range range, td_event *event);
 
-    /** For debugging: queued work writes these numbers, and later work may overwrite them. A tensor has its
-     * name in the memory history ("layers.3.attn.q"), and a parameter's gradient the parameter's name and
-     * ".grad". A tensor that is overwritten has a second name: the gradient of t is "t.grad", and t computed
-     * once more "t.again". Scratch, rstd and what attention saves are left out. A captured pass fails with
-     * TD_BAD_STATE, because it computes nothing yet. */
+    /** For debugging: queued work writes these numbers, and later work may overwrite them. A tensor has
+     * its name in the memory history ("layers.3.attn.q"), and a parameter's gradient the parameter's name
+     * and ".grad". A tensor that is overwritten has a second name: the gradient of t is "t.grad"
+     * ("t.grad.rounded": its 16-bit copy), and t computed once more "t.again". Scratch, rstd and what
+     * attention saves are left out. A captured pass fails with TD_BAD_STATE, because it computes nothing
+     * yet. */
     td_status (*output)(td_hook *hook, const td_output *output);
 
     /** `status`: the error that ended the pass; TD_OK: the pass is complete. `end` comes once for every

@@ -35,7 +35,7 @@ struct td_transformer {
         int64_t begin; /* the element whose gradient is at this address */
     } room[TD_PARTS];  /* the address at which the pass writes gradients of the part */
     td_stage stage;
-    /* Backward failed; or gradients are transient, and no backward came since the last forward. */
+    /* Backward failed; or gradients are transient, and no backward has run yet. */
     bool grads_lost;
     td_stage planned;       /* the last batch and seq for which td_plan_check passed */
     td_status begun;        /* the failure of the last td_call_begins */

@@ -161,7 +161,8 @@ static void *up_of(const td_transformer *m, const void *gate)
     return (char *)gate + (size_t)m->plan.config.size.d_ff * td_dtype_size(m->plan.dtype);
 }
 
-/** The tensor for a norm's rstd. `at` is NULL if no backward reads it. */
+/** The tensor for a norm's rstd. `at` is NULL for inference, and in a forward pass of layers that run
+ * again. */
 static td_inout rstd_of(const td_transformer *m, int64_t layer, td_weight norm)
 {
     const bool discarded = m->pass == TD_PASS_FORWARD && layer < m->plan.last_checkpoint;

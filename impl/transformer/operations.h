@@ -89,7 +89,7 @@ td_status td_attend_grad(td_transformer *m, td_in q, td_in k, td_in v, td_in o, 
 
 td_status td_heads_grad(td_transformer *m, td_in dq, td_in dk, td_in dv, td_out dqkv);
 
-/** Both in one operation, if plan.packs */
+/** td_attend_grad and td_heads_grad in one operation; only if plan.packs. */
 td_status td_attend_heads_grad(td_transformer *m, td_in q, td_in k, td_in v, td_in o, td_in d_o, td_out dqkv);
 
 /** The gradient of y = norm(x): adds to the residual's gradient, and rounds it for the branch before the

@@ -125,10 +125,10 @@ cleanup:
     return status;
 }
 
-/** The most scratch that attention asks for in any step of the plan. That is not always the largest step: on
- * a GPU a shorter sequence has too few tiles for all SMs, so its keys are divided into parts with results in
- * scratch. Tiles have multiples of 16 rows, so these steps of lengths find the maximum. Batches and
- * sequences beyond BATCHES and LONGEST fill any GPU. */
+/** The most scratch that attention needs for any batch and seq of the plan. These are not always the
+ * largest: on a GPU a shorter sequence has too few tiles for all SMs, so its keys are divided into parts
+ * with results in scratch. Scratch changes only at multiples of 16 rows, the rows of a tile, so the loop
+ * tries these. Batches and sequences beyond BATCHES and LONGEST fill any GPU. */
 static td_status most_of_attention(td_device *dev, const td_plan *plan, td_attention_sizes *most)
 {
     enum { ROWS = 16, BATCHES = 256, LONGEST = 1 << 16 };
@@ -204,8 +204,8 @@ static void choose_kept(td_plan *plan)
 
 /** Lays out a layer's kept tensors one after the other. Tensors with an instance for ln_final come first.
  * The arena begins with the inputs of all checkpoints except the last, and with the spared tensors. If the
- * last checkpoint has fewer layers than the others, its instance for ln_final is dead before other layers
- * take that place. */
+ * last checkpoint has fewer layers than the others, backward has read its instance for ln_final before
+ * layers that run again overwrite it. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
@@ -243,8 +243,8 @@ cleanup:
  * gradients begins at the lowest offset that keeps needed activations whole. Its layers are in the order of
  * the activations.
  * Gradients of the norms and the head come after all layers' activations, because they are written while all
- * activations are needed. Checkpoints share one place for their activations: gradients of layers after the
- * first checkpoint stay clear of all of it. */
+ * activations are needed. All checkpoints use the same memory for activations, so gradients of layers after
+ * the first checkpoint come after this memory. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->grad_dtype);
@@ -327,7 +327,7 @@ cleanup:
     return status;
 }
 
-/** Records the step: runs its passes twice on a model that only counts operations, then records them. */
+/** Records the step: runs its passes twice without operations. The first run counts, the second records. */
 static td_status record(td_plan *plan)
 {
     const td_use logits = {TD_USE_READ, TD_T_LOGITS, 0};

@@ -17,16 +17,17 @@ typedef struct td_plan {
     td_dtype grad_dtype;        /* of gradients of weights: dtype, or wide */
     td_layout layout;
     int64_t pieces;     /* of the weights that this rank has */
-    bool shares;        /* gradients of some owned ranges have one place (grad_places) */
+    bool shares;        /* grad_places is given: gradients of owned ranges may share memory */
     int64_t checkpoint; /* layers of a checkpoint; without checkpointing all layers */
     int64_t slots;      /* layers of the longest checkpoint: their kept activations are in memory together */
     int64_t last_checkpoint; /* its first layer; only this checkpoint does not run again in backward */
-    bool all_kept; /* of a checkpoint's tensors; else backward computes norms and silu(gate) up again */
+    bool all_kept; /* forward keeps all tensors of a checkpoint; else backward computes some again */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* in the arena; for a kept tensor, of a checkpoint's first layer */
-    bool kept[TD_TENSORS];     /* for backward: one for each layer of a checkpoint, layer_stride apart */
-    bool beyond[TD_TENSORS];   /* also one for ln_final, after the last layer's; the input always has it */
-    bool spared[TD_TENSORS];   /* also one for each layer that runs again, at the begin of the arena */
+    /* Kept for backward: each layer of a checkpoint has a copy, and copies are layer_stride bytes apart.
+     * beyond: ln_final has a copy too, after the last layer's; TD_T_INPUT always has it. spared: each layer
+     * that runs again also has a copy, at the begin of the arena. */
+    bool kept[TD_TENSORS], beyond[TD_TENSORS], spared[TD_TENSORS];
     /* Bytes at the begin of the arena: inputs of all checkpoints except the last, and spared tensors. */
     size_t ahead;
     size_t layer_stride, arena_bytes;
@@ -48,7 +49,8 @@ static inline bool td_has_backward(const td_plan *plan)
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
 
-/** *count numbers of *dtype are in the tensor for that many tokens; false: it is scratch. */
+/** *count numbers of *dtype are in the tensor for that many tokens. false: hooks do not get the
+ * tensor (td_hook.output). */
 bool td_tensor_numbers(const td_plan *plan, td_tensor tensor, int64_t tokens, int64_t *count,
                        td_dtype *dtype);
 

@@ -91,7 +91,7 @@ td_status td_recording_find_lives(td_recording *r, int64_t layers)
                 continue;
             if (pass == TD_PASS_RECOMPUTE && use.what == TD_PART_NORMS)
                 pass = TD_PASS_BACKWARD;
-            /* Scratch that is used in one call after the other has one life. */
+            /* Uses of scratch by consecutive calls are one life. The loss begins a new one. */
             const bool goes_on = use.what == TD_T_WORK && at->first && at->first->until == i - 1 &&
                                  r->calls[i].kind != TD_CALL_LOSS;
             if (!at->first || (use.kind == TD_USE_WRITE && !goes_on) ||

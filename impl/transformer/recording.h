@@ -50,12 +50,12 @@ typedef struct td_call {
     td_call_kind kind;
     td_weight weight; /* the weight of a linear layer, or of a written gradient; 0 for other kinds */
     size_t count;
-    const td_use *uses; /* [count] weights and gradients come first, because a hook may refuse them */
+    const td_use *uses; /* [count] weights and gradients before written tensors: a hook may refuse them */
 } td_call;
 
 /** A use in the recording. A tensor's life begins when it is written. A part's life in a pass begins with its
- * first use. A recomputation is a pass of its own, but norms that it reads live as long as the backward pass
- * around it. */
+ * first use. A recomputation is a separate pass. Norms that it reads belong to the backward pass around it,
+ * and are needed until its end. */
 typedef struct td_recorded_use {
     td_use use;
     int32_t until; /* if a life begins with this use: the call that ends it; else -1 */

@@ -12,7 +12,8 @@
 /** TD_BAD_STATE: there are no weights to save. TD_BAD_ARGUMENT: a NULL. */
 td_status td_saving_check(const td_transformer *model);
 
-/** The metadata of a file: what shapes of weights do not say of the model. `texts` points into it. */
+/** The metadata of a file: the configuration that the shapes of weights do not determine. `texts` points into
+ * it. */
 enum { TD_SAVED_CONFIG = 1, TD_SAVED_TEXTS = 3, TD_TRAIN_TEXTS = 5 }; /* "format", then the configuration */
 typedef struct td_saved_texts {
     td_stored_text texts[TD_TRAIN_TEXTS]; /* the last two are a trainer's */
@@ -31,7 +32,7 @@ void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for 
 /** The description of the file's tensor for a parameter's numbers. */
 td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype);
 
-/** Copies `count` numbers of the host's memory to `to`, from its number `begin` on. `work` has as many
+/** Copies `count` numbers from host memory to number `begin` and later numbers of `to`. `work` has as many
  * bytes as the numbers. Waits for the device. */
 td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
                            const void *numbers, void *work);
@@ -49,7 +50,7 @@ typedef struct td_sink {
 /** A sink for data that comes in the file's order. */
 td_sink td_sink_of(td_safetensors_writer *const *writer);
 
-/** Writes `count` numbers of the master at offset `at` of the tensor data. */
+/** Reads the first `count` numbers of `from` and writes them to the tensor data at byte offset `at`. */
 td_status td_saving_write(td_transformer *model, const td_sink *sink, int64_t at, td_master from,
                           int64_t count, td_dtype dtype, void *buffer);
 
@@ -63,7 +64,8 @@ td_status td_saving_write_weights(td_transformer *model, const td_sink *sink, in
 td_status td_saved_find(const char *path, const td_safetensors *file, const td_parameter *parameter,
                         const char *name, td_dtype dtype, int64_t *index);
 
-/** `count` numbers of a tensor that was found, from number `begin` on, become `dtype` where `to` is. */
+/** Reads `count` numbers of tensor `index`, from number `begin` on, converts them to `dtype` and stores them
+ * at `to`. */
 td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
                          int64_t count, td_dtype dtype, td_master to, void *buffer);
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/** Names and extents. A tensor that backward reads after its layer's forward is kept: each layer has one.
+/** Names and extents. Forward keeps a tensor if backward reads it. Each layer then has one copy.
  * Other tensors share memory with tensors that live at another time. Norms and silu(gate) * up are not kept,
  * because one pass over memory computes them again. That saves a third of a layer's bytes and takes 1 % of
  * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms take 1.0 ms of a step

@@ -73,7 +73,7 @@ typedef enum td_extent {
 typedef struct td_tensor_kind {
     const char *name;
     td_extent extent;
-    bool layers; /* each layer has one */
+    bool layers; /* its name begins with the layer; only kept tensors have one for each layer */
 } td_tensor_kind;
 
 extern const td_tensor_kind td_tensor_kinds[TD_TENSORS];

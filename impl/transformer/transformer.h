@@ -54,10 +54,10 @@ typedef enum td_keep {
      * f32 numbers. */
     TD_KEEP_ALL,
 
-    /* Activation checkpointing. A checkpoint is a number of layers (checkpoint_layers). Forward keeps the
-     * input of its first layer. Backward runs its layers forward again before it differentiates them. Only
-     * one checkpoint's activations, as with TD_KEEP_ALL, are in memory at a time. The last checkpoint does
-     * not run again. */
+    /* Activation checkpointing. A checkpoint is a group of checkpoint_layers consecutive layers. Forward
+     * keeps the input of its first layer. Backward runs its layers forward again before it differentiates
+     * them. Only one checkpoint's activations, as with TD_KEEP_ALL, are in memory at a time. The last
+     * checkpoint does not run again. */
     TD_KEEP_INPUTS,
 
     /* TD_KEEP_INPUTS, and also the outputs of attention in each layer. Attention does not run again. */
@@ -85,8 +85,8 @@ typedef struct td_transformer_config {
     td_keep keep;
 
     /* Only with TD_KEEP_INPUTS and TD_KEEP_ATTENTION, else 0. Each checkpoint has checkpoint_layers layers
-     * (0: 1), except the last one. The last one has at least kept_layers layers (0: 1): as few as possible,
-     * so that all others are full. */
+     * (0: 1), except the last one. The last checkpoint has the smallest number of layers, at least
+     * kept_layers (0: 1), with which all others are full. */
     int64_t checkpoint_layers, kept_layers;
 
     /* Gradients have the type of the weights, also if GEMMs have 16 bits (mixed precision; PyTorch does the
@@ -105,9 +105,9 @@ typedef struct td_transformer_config {
 
     /* [owned_count] The place of the gradients of each owned range, 1 to TD_GRAD_PLACES; 0: the range has
      * memory for its own gradients. Ranges with the same place use the same memory, one after the other.
-     * NULL: all 0. With places, weights must be updated during the backward pass (TD_UPDATE_ALONG). The
-     * caller's hooks must ensure that an update has read a place before the next gradients are written
-     * there. */
+     * NULL: no range has a place. With places, weights must be updated during the backward pass
+     * (TD_UPDATE_ALONG). The caller's hooks must ensure that an update has read a place before the next
+     * gradients are written there. */
     const int32_t *grad_places;
 } td_transformer_config;
 
@@ -120,9 +120,9 @@ typedef struct td_transformer td_transformer;
  *
  * TD_BAD_ARGUMENT: a NULL; an extent below 1; more than 65,535 layers; heads that do not divide d_model; an
  * odd head size (d_model / heads); an unknown attention, precision, keep or use; checkpoint_layers or
- * kept_layers below 0, above the number of layers, or with another keep; a rope_theta that is negative or not
- * finite; owned ranges that are empty, descend or leave the block; an invalid place; a product beyond 2^63 -
- * 1.
+ * kept_layers below 0, above the number of layers, or with another keep; a rope_theta that is negative, not
+ * finite or too large; an owned_count below 1; owned ranges that are empty, descend or leave the block; an
+ * invalid place, or places without owned ranges; a product beyond 2^63 - 1.
  *
  * TD_UNSUPPORTED: a precision or head size that dev does not support, owned ranges with transient
  * gradients. TD_NO_MEMORY. *out is then NULL. */
@@ -163,7 +163,7 @@ TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t i
 
 /** *out = parameter `index` of a model of this size and precision, without a model. name, data and grad are
  * NULL, and grad_dtype is the type without f32_gradients. TD_BAD_ARGUMENT: a NULL, an index out of range, an
- * unknown precision, an extent below 1 or beyond 2^63 - 1. */
+ * unknown precision, an extent below 1 or so large that bytes are beyond 2^63 - 1. */
 TD_API td_status td_transformer_parameter_of(const td_model_size *size, td_precision precision, int64_t index,
                                              td_parameter *out);
 
@@ -178,8 +178,8 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
  * copy is queued. If ranks share weights, call td_train_settle before. With owned ranges td_transformer_write
  * writes the elements that this rank has.
  *
- *   numbers  [rows, cols]  on dev, in the parameter's dtype; out of td_transformer_read, in of
- *                          td_transformer_write
+ *   numbers  [rows, cols]  on dev, in the parameter's dtype; td_transformer_read writes them,
+ *                          td_transformer_write reads them
  *
  * TD_BAD_ARGUMENT: a NULL, an index out of range. TD_UNSUPPORTED: td_transformer_read of a parameter of which
  * this rank does not have all elements: use td_shard_gather. */
@@ -192,17 +192,18 @@ TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /** Writes the weights to a safetensors file, with their names and dtype (in mixed precision the f32 masters).
  * Its metadata has "heads" and "rope_theta", which no shape shows: td_transformer_load refuses another
- * model's. A file without them, as PyTorch writes it, is of any model. td_train_restore needs them. Waits
- * for the device, and copies through host memory in parts. TD_BAD_STATE: there are no weights.
+ * model's. It accepts a file without them, as PyTorch writes it; td_train_restore does not. Waits for the
+ * device, and copies through host memory in parts. TD_BAD_STATE: there are no weights.
  * TD_UNSUPPORTED: this rank does not have all weights: td_shard_save writes one file of all ranks.
- * TD_NO_MEMORY. Other errors as td_safetensors_writer_create, _write and _commit. After an error the old
+ * TD_NO_MEMORY. Other errors as td_safetensors_writer_create,
+ * td_safetensors_write and td_safetensors_commit. After an error the old
  * file at `path` is unchanged. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
 /** Reads the weights from such a file; with owned ranges, only the elements of these ranges. Tensors whose
  * name begins with "optimizer." are skipped. If the model has f32 weights, 16-bit weights are converted
- * exactly. A NaN stays a NaN, but loses its payload if it is stored as planes. The next pass must be a
- * forward pass.
+ * exactly. A NaN stays a NaN, but loses its payload if it is stored as planes. Waits for the device. The
+ * next pass must be a forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
  * model's cannot hold; metadata of another model. Other errors as td_safetensors_open. TD_NO_MEMORY. The
@@ -251,7 +252,7 @@ TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *id
  *
  * Later work of the current stream may overwrite targets. TD_BAD_ARGUMENT: model or targets is NULL; on the
  * CPU a target outside [0, vocab). On CUDA such a target makes the loss NaN. TD_BAD_STATE: no forward came
- * before, or backward or init came since. */
+ * before, or backward, init or load came since. */
 TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss);
 
 /** The address of the last loss, f32, in the device's memory; NULL for NULL. */

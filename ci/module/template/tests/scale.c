@@ -121,7 +121,7 @@ static void what_is_wrong_is_refused(void **state)
     } cases[] = {
         {1, TD_F32, true, false, -1, TD_BAD_ARGUMENT, "dev is NULL"},
         {0, TD_F32, false, false, -1, TD_BAD_ARGUMENT, "count is 0, needs at least 1"},
-        {INT64_MAX, TD_F32, false, false, -1, TD_BAD_ARGUMENT, "count"},
+        {INT64_MAX, TD_F32, false, false, -1, TD_BAD_ARGUMENT, "beyond 2^63"},
         {1, (td_dtype)17, false, false, -1, TD_BAD_ARGUMENT, "dtype is 17"},
         {1, TD_F16, false, false, -1, TD_UNSUPPORTED, "dtype is f16"},
         {1, TD_F32, false, true, -1, TD_UNSUPPORTED, "dev is cpu"},
