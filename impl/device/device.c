@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* *index = the number after "name:", 0 for "name" alone, or -1 if `text` is neither. */
+/* Returns the number after "name:", 0 for "name" alone, or -1 if `text` is neither or the number is above
+ * 99999. */
 static int parse_index(const char *text, const char *name)
 {
     size_t length = strlen(name);
