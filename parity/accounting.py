@@ -147,9 +147,8 @@ SECTIONS |= dict.fromkeys((*STRATEGIES.values(), "fsdp_tp_calcs"), LAYER | RATES
 
 def report(page, records):
     page.section("ddp_bucketed_benchmarking (b)")
-    page.say(
-        **dict(zip(("first", "second"), valued(records.only("ddp_bucketed_benchmarking")), strict=False))
-    )
+    rows = valued(records.only("ddp_bucketed_benchmarking"))
+    page.say(**dict(zip(("first", "second"), rows, strict=False)))
     for deliverable, more in SECTIONS.items():
         page.section(deliverable)
         for row in valued(records.only(deliverable)):

@@ -284,9 +284,8 @@ def report_answer(page, single):
     gpus, alike = max(of, default=None), len(of) > 1 and len({*of.values()}) == 1
     above = [n for n in ranks if n and gpus and n > gpus]
     if above:
-        page.lacks(
-            f"NCCL among {' and '.join(map(str, above))} ranks: no more than {gpus} GPUs were measured"
-        )
+        counts = " and ".join(map(str, above))
+        page.lacks(f"NCCL among {counts} ranks: no more than {gpus} GPUs were measured")
     page.say(
         both=both or None,
         machine={impl: machine_of(single.only(impl=impl, ranks=few)) for impl in TORCH.values()},

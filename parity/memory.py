@@ -285,11 +285,7 @@ def longest(records, **keys):
 def report_timeline(page, f32):
     page.section("memory_profiling (a)")
     panels, whole, shown = {}, True, []
-    for impl, what, name in (
-        ("c", "forward", "forward pass"),
-        ("c", "step", "step"),
-        ("c_naive", "step", "step"),
-    ):
+    for impl, what in (("c", "forward"), ("c", "step"), ("c_naive", "step")):
         record = longest(f32, impl=impl, **{"pass": what})
         shown.append(record)
         series = (record or {}).get("series", {})
@@ -298,7 +294,8 @@ def report_timeline(page, f32):
         layers = {c: series[f"live {c}"] for c in CATEGORIES if f"live {c}" in series}
         bands = dict(zip(PHASE_NAMES, series.get("phase ends", ()), strict=False))
         whole = whole and bool(layers) and record["case"]["size"] == "2.7B"
-        title = "{} of {}, {size}, context {context}".format(name, impl, **record["case"])
+        what = "forward pass" if what == "forward" else what
+        title = "{} of {}, {size}, context {context}".format(what, impl, **record["case"])
         panels[title] = (layers or {"live tensors": series["live_mib"]}, bands)
     forward, step, naive = shown
     page.note("The axis counts allocations and frees in their order, because records have no time of them.")

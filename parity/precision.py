@@ -176,11 +176,8 @@ def report_sums(page, records):
     page.section("mixed_precision_accumulation")
     loops = [row for row in valued(records) if "loop" in row]
     for row in loops:
-        row |= {
-            "in full": repr(row["sum"]),
-            "printed": f"{row['sum']:.4f}",
-            "error": row["sum"] - row["exact"],
-        }
+        row |= {"in full": repr(row["sum"]), "printed": f"{row['sum']:.4f}"}
+        row["error"] = row["sum"] - row["exact"]
         row["addend"] += ", cast before the addition" if row["cast_first"] else ""
     names = {"loop": "loop", "accumulator": "accumulator", "addend": "addend", "in full": "sum"}
     page.table(loops, "four_sums", names | {"printed": "printed", "error": "sum - 10"}, expected=4)
@@ -215,8 +212,5 @@ def report_layer_norm(page, records, everything):
     columns = {"dtype": "dtype", "x": "x", "square": "x^2", "rsqrt": "1 / sqrt(x^2)"}
     page.table(rows, "layer_norm", columns, digits={"x": 4})
     squares = {row["dtype"]: row["square"] for row in rows if row["x"] == 1000.0}
-    page.say(
-        overflows=squares.get("f16") == "overflows" or None,
-        square=squares.get("bf16"),
-        stops=(stalled_in_bf16(everything) or {}).get("sum"),
-    )
+    told = {"overflows": squares.get("f16") == "overflows" or None, "square": squares.get("bf16")}
+    page.say(**told, stops=(stalled_in_bf16(everything) or {}).get("sum"))

@@ -346,15 +346,10 @@ def report_times(page, profiled, both, case):
     lost = [(r["impl"], r["case"], r["status"]) for r in profiled.records if not values_of(r)]
     lost = ["{} of {size} at {context}: {}".format(of, status, **case) for of, case, status in lost]
     lost += [f"{size} at {context}: not run" for size, context in sorted(gone)]
-    page.say(
-        gpu=on_gpu(profiled),
-        lost=lost,
-        **case,
-        **{name: times(record) for name, record in both.items()},
-        most=max((abs(apart(record)) for record in both.values()), default=None),
-        slowed=max(map(apart, theirs), default=0.0),
-        earlier=benchmarked(page.others, theirs),
-    )
+    told = case | {name: times(record) for name, record in both.items()}
+    told |= {"gpu": on_gpu(profiled), "lost": lost, "earlier": benchmarked(page.others, theirs)}
+    told["most"] = max((abs(apart(record)) for record in both.values()), default=None)
+    page.say(**told, slowed=max(map(apart, theirs), default=0.0))
 
 
 def benchmarked(records, profiled):
@@ -404,12 +399,11 @@ def kernel_cells(record, scope):
 
 def report_top(page, shown, both, case):
     page.section("nsys_profile (b)")
-    rows = [
-        case_of(record) | {"side": record["impl"], "pass": scope} | kernel_cells(record, scope)
-        for record in shown
-        for scope in SCOPES
-        if kernel_of(record, scope)
-    ]
+    rows = []
+    for record, scope in itertools.product(shown, SCOPES):
+        if kernel_of(record, scope):
+            head = case_of(record) | {"side": record["impl"], "pass": scope}
+            rows.append(head | kernel_cells(record, scope))
     contexts, kernels = [row["context"] for row in rows], {}
     longest = max(contexts, key=lambda context: (contexts.count(context), context), default=None)
     top = [row for row in rows if row["context"] == longest and row["pass"] != "step"]

@@ -123,10 +123,9 @@ class DataParallel(nn.Module):
             self._ddp = self._create(c, parameters)
         self._send_buffers()
         self._ranks.broadcast((parameter, 0) for parameter in fixed.values())
-        self._agreed = [
-            (p.shape, p.dtype, p.device, None if g is None else g.data_ptr())
-            for p, g in zip(self._parameters_of, self._gradients, strict=True)
-        ]
+        addresses = [None if g is None else g.data_ptr() for g in self._gradients]
+        pairs = zip(self._parameters_of, addresses, strict=True)
+        self._agreed = [(p.shape, p.dtype, p.device, address) for p, address in pairs]
         self._hooks = []
         self._adding = []
         for index, (name, parameter) in enumerate(parameters.items()):
@@ -163,12 +162,10 @@ class DataParallel(nn.Module):
         sizes = [-(-(p.numel() + 1) * p.element_size() // ALIGNMENT) * ALIGNMENT for _, p in trained]
         self._block = self._ranks.device.block(sum(sizes)).zero_()
         self._parts: list[Tensor | None] = [None] * len(self._parameters_of)
+        self._gradients: list[Tensor | None] = [None] * len(self._parameters_of)
         for (index, p), part in zip(trained, self._block.split(sizes), strict=True):
             self._parts[index] = part.view(p.dtype)
-        self._gradients = [
-            None if part is None else part.as_strided(p.shape, p.stride())
-            for p, part in zip(self._parameters_of, self._parts, strict=True)
-        ]
+            self._gradients[index] = self._parts[index].as_strided(p.shape, p.stride())
         self._flags = {}  # by type, where they are in the block
         for dtype in {p.dtype for _, p in trained}:
             places = [self._flag(i).storage_offset() for i, p in trained if p.dtype == dtype]

@@ -41,14 +41,8 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # The tensors that a typed pointer takes; void * takes any tensor.
-POINTEES = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "int64_t": torch.int64,
-    "int32_t": torch.int32,
-    "int": torch.int32,
-    "uint8_t": torch.uint8,
-}
+POINTEES = {"float": torch.float32, "double": torch.float64, "uint8_t": torch.uint8}
+POINTEES |= {"int64_t": torch.int64, "int32_t": torch.int32, "int": torch.int32}
 
 # dtypes of cases that are no td_dtype, as fields of C's structs.
 WAYS = {"tf32": {"dtype": "f32", "tf32": True}, "bf16_mixed": {"dtype": "bf16"}}
@@ -101,9 +95,8 @@ class Library:
             build = "pip install --force-reinstall"
         for file, kind in ((self.path, "library"), (prototypes, "prototypes of the library")):
             if not file.is_file():
-                raise FileNotFoundError(
-                    f"no {kind} at {file}: build it with {build}, or name one by --library or TANDEM_LIBRARY"
-                )
+                how = f"build it with {build}, or name one by --library or TANDEM_LIBRARY"
+                raise FileNotFoundError(f"no {kind} at {file}: {how}")
         text = prototypes.read_text()
         self.ffi = cffi.FFI()
         self.ffi.cdef(text)
@@ -113,10 +106,8 @@ class Library:
         except AttributeError:
             interface = "unknown"
         if f"interface {interface} " not in text[:40]:  # a call would crash if structs differ
-            raise RuntimeError(
-                f"{prototypes} is of another library than {self.path} (interface {interface}): "
-                f"build both again with {build}"
-            )
+            other = f"another library than {self.path} (interface {interface})"
+            raise RuntimeError(f"{prototypes} is of {other}: build both again with {build}")
         self._share_threads()
 
     def _share_threads(self) -> None:

@@ -126,9 +126,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             of_rank_0 = every[0][24 * i : 24 * i + 24]
             for rank, digests in enumerate(every):
                 of_rank = digests[24 * i : 24 * i + 24]
-                moved = any(of_rank[16:]) and of_rank[16:] in (
-                    every[0][24 * j + 16 : 24 * j + 24] for j in range(len(new)) if j != i
-                )
+                elsewhere = (every[0][24 * j + 16 : 24 * j + 24] for j in range(len(new)) if j != i)
+                moved = any(of_rank[16:]) and of_rank[16:] in elsewhere
                 if of_rank[:16] != of_rank_0[:16] or (of_rank[16:] != of_rank_0[16:] and moved):
                     raise ValueError(
                         f"parameter {first + i}, {_say(described_here)} here: rank {rank} has another than rank 0, or "
@@ -148,11 +147,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _saved(self, whole: bool) -> dict:
         numbers = {p: number for number, p in enumerate(self._owners)}
-        saved = {
-            "state": {numbers.get(key, key): value for key, value in self._inner.state.items()},
-            "param_groups": [],
-            "parameters": self._described(),
-        }
+        state = {numbers.get(key, key): value for key, value in self._inner.state.items()}
+        saved = {"state": state, "param_groups": [], "parameters": self._described()}
         for group in self.param_groups:
             kept = [whole or self._is_mine(p) for p in group["params"]]
             some = {"params": [numbers[p] for p in itertools.compress(group["params"], kept)]}
@@ -168,11 +164,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
 
     def _described(self) -> list[dict]:
-        return [
-            {"group": number, "name": name, "shape": [*p.shape], "dtype": str(p.dtype)}
-            for number, group in enumerate(self.param_groups)
-            for p, name in zip(group["params"], _names(group), strict=True)
-        ]
+        found = []
+        for number, group in enumerate(self.param_groups):
+            for p, name in zip(group["params"], _names(group), strict=True):
+                found.append({"group": number, "name": name, "shape": [*p.shape], "dtype": str(p.dtype)})
+        return found
 
     def consolidate_state_dict(self, to: int = 0) -> dict | None:
         """The whole state, in the CPU's memory on rank `to`; None elsewhere. All ranks call it together. Until the next

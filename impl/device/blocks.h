@@ -1,4 +1,4 @@
-/** Internal to impl/device/: the live blocks of a device, found by their first address in constant time. */
+/** Internal to impl/device/: the live blocks of a device, found by address in constant time. */
 #ifndef TD_DEVICE_BLOCKS_H
 #define TD_DEVICE_BLOCKS_H
 

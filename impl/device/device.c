@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Returns the number after "name:", 0 for "name" alone, or -1 if `text` is neither or the number is above
- * 99999. */
+/* *index = the number after "name:", 0 for "name" alone, or -1 if `text` is neither. */
 static int parse_index(const char *text, const char *name)
 {
     size_t length = strlen(name);

@@ -269,8 +269,8 @@ TD_API td_status td_device_note_dead(td_device *dev, const char *name, const voi
  * thread has for itself. */
 TD_API int td_cpu_threads(void);
 
-/** Sets the number of threads of operations on the CPU that the calling thread starts. OpenMP ends the
- * program if the system refuses a thread or its stack.
+/** Sets this number for the calling thread. OpenMP ends the program if the system refuses a thread or its
+ * stack.
  *
  * If a process opens the CPU and then forks, the child has 1 thread: the parent's OpenMP threads do not exist
  * in the child, and gcc's OpenMP would wait for them.

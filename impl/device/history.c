@@ -88,7 +88,7 @@ td_status td_history_pop(td_history *history)
     return TD_OK;
 }
 
-/* The hash of "a/b"; if one of them is empty, of the other. */
+/* The hash of "a/b", or of the part that has text. */
 static uint64_t hash_joined(const char *a, size_t a_length, const char *b)
 {
     uint64_t hash = td_hash(TD_HASH_BEGIN, a, a_length);

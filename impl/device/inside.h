@@ -17,7 +17,7 @@ typedef struct td_kept {
     struct td_kept *before;
 } td_kept;
 
-/** An element of the list of host functions of a graph. */
+/** A list of host functions of a graph. */
 typedef struct td_guest {
     td_graph_guest guest;
     struct td_guest *next;

@@ -13,7 +13,7 @@ static void tell_begin(td_device *dev, const char *label, const td_operation *op
         listener->begin(listener, label, operation);
 }
 
-/** Calls the newest listener first, so that its ranges lie inside the ranges of older listeners. */
+/** Tells the last listener first, so that its ranges lie inside those that listeners before it make. */
 static void tell_end(td_listener *listener)
 {
     if (!listener)

@@ -1,8 +1,7 @@
 /** Internal to impl/: listeners of labels and operations.
  *
- * A device tells its memory history and every listener about labels (td_device_push_label), and listeners
- * about operations. Without listeners an operation costs one comparison, and callers can skip making
- * names. */
+ * A device tells its memory history and every listener about labels (td_device_push_label) and operations.
+ * Without listeners an operation costs one comparison, and callers can skip making names. */
 #ifndef TD_DEVICE_LISTEN_H
 #define TD_DEVICE_LISTEN_H
 
@@ -37,8 +36,8 @@ struct td_listener {
     /** A label begins (operation is NULL), or an operation begins (label is its name). */
     void (*begin)(td_listener *listener, const char *label, const td_operation *operation);
 
-    /** The label or operation that began last ends. Of labels that were pushed before the listener was
-     * added, only the end is reported. */
+    /** The label or operation that began last ends. Labels that were pushed before the listener was added are
+     * not reported. */
     void (*end)(td_listener *listener);
 };
 

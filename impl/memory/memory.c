@@ -132,8 +132,8 @@ cleanup:
     return status;
 }
 
-/** The block's category, by a known address in it. A block that contains none of these addresses holds token
- * ids, targets or the state of the step. */
+/** The block's category, by a known address in it. A block without one belongs to the step: ids, targets, its
+ * state. */
 static td_memory_category block_category(const recorder *r, const td_memory_event *block)
 {
     if (td_memory_contains(block, r->weights.params))
@@ -452,9 +452,9 @@ cleanup:
     return status;
 }
 
-/** An upper bound of a pass's events. A layer has some 50 tensors. Each tensor has two events in forward and
- * two in backward, and its gradient two more in backward. A parameter has at most four tensors that live
- * throughout, and a gradient that becomes live and dead. */
+/** An upper bound of a pass's events. A layer has some 50 tensors. Each becomes live and dead in forward, and
+ * again in backward, together with its gradient. A parameter has at most four tensors that live throughout,
+ * and a gradient that becomes live and dead. */
 static int64_t capacity_of(const td_model_size *size)
 {
     const int64_t a_layer = 256 + 9 * 8;

@@ -10,8 +10,8 @@
  *   tensors   no two live tensors share memory, and each lies in a block
  *
  * The weights and the two moments of each parameter are separate tensors, and are always alive. The gradient
- * of a parameter is alive from the GEMM that computes it (of a norm, from the begin of backward) until its
- * update. The embedding's gradient is alive from its last write until its update. */
+ * of a parameter is alive from the GEMM that computes it until its update. The embedding's gradient is alive
+ * from its last write until its update. */
 #ifndef TD_MEMORY_MEMORY_H
 #define TD_MEMORY_MEMORY_H
 
@@ -60,7 +60,7 @@ typedef enum td_memory_phase {
 TD_API const char *td_memory_phase_name(td_memory_phase phase);
 
 typedef struct td_memory_config {
-    td_transformer_config model; /* `use` is ignored; `owned` is NULL */
+    td_transformer_config model; /* `use` and `f32_gradients` are ignored; `owned` is NULL */
     td_memory_pass pass;
     td_update_time time; /* when weights are updated; only TD_MEMORY_STEP reads it */
 } td_memory_config;
@@ -157,9 +157,8 @@ TD_API td_status td_memory_block_of(const td_memory_recording *recording, int64_
 /* ---- files; each replaces an older file when it is complete ---- */
 
 /** Writes a snapshot in the format of torch.cuda.memory._dump_snapshot(), for PyTorch's tools and its public
- * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. A block of the device is
- * written as a segment of PyTorch, a tensor as a block, and a label as a frame (innermost first). The CPU is
- * device 0.
+ * viewer: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. PyTorch's segments are
+ * blocks of tandem, its blocks are tensors, and its frames are labels (innermost first). The CPU is device 0.
  *
  * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: `path` is not a
  * regular file, the folder is missing or not writable, the disk is full. The old file at `path` is then

@@ -32,8 +32,7 @@ int64_t td_memory_layer_of(const char *name, const char **rest);
 /** Whether the address is that of a byte of the block; not for NULL. */
 bool td_memory_contains(const td_memory_event *block, const void *address);
 
-/** Returns the index of the block's ALLOC, or 0 if the history has none. Entries of tensors in the block
- * come later. */
+/** Entries of tensors in a freed block come after this index: that of the block's ALLOC, or 0. */
 static inline int64_t td_memory_first_inside(const td_memory_entry *freed)
 {
     return freed->pair > 0 ? freed->pair : 0;

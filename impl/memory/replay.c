@@ -18,7 +18,7 @@ bool td_memory_contains(const td_memory_event *block, const void *address)
     return at && at >= begin && at < begin + block->bytes;
 }
 
-/** Sets `pair` of the i-th open entry to `by`, and removes this entry from `open`. */
+/** Entry `by` ends the i-th opened one. */
 static void close_entry(td_memory_recording *recording, opened *open, int64_t i, int64_t by)
 {
     recording->entries[open->at[i]].pair = by;

@@ -15,7 +15,7 @@
  * Demands of the viewer: if any event has a category, one event must have the category "unknown". So a
  * "snapshot" event comes first. The viewer draws "alloc" and "free_completed". As in PyTorch, a
  * "free_requested" comes before each "free_completed". A block outside every segment stops the viewer's
- * replay. The viewer represents addresses below 2^53 exactly.
+ * replay. Its numbers hold addresses below 2^53 exactly.
  *
  * The format of a pickle: Python's Lib/pickletools.py and PEP 307. We write protocol 2, because the viewer
  * cannot read protocol 5. It knows the opcodes below. Containers begin empty and are filled in batches after
@@ -92,8 +92,7 @@ static void put_stored(pickle *p, uint32_t memo)
     put_number(p, memo, 4);
 }
 
-/** Writes a word in full the first time, and by its number afterwards. The pointer must stay valid: a
- * literal. */
+/** A word that occurs often: written once, then by its number. The pointer must stay valid: a literal. */
 static void put_word(pickle *p, const char *word)
 {
     for (int i = 0; i < p->key_count; i++)
@@ -141,8 +140,7 @@ static void put_empty_list(pickle *p)
     put_byte(p, ']');
 }
 
-/** Called before item `count`: if this is a multiple of a batch and not 0, ends the batch and begins the
- * next one. */
+/** Ends a full batch and begins the next one, if the list has `count` items so far. */
 static void next_item(pickle *p, int64_t count)
 {
     if (count > 0 && count % BATCH == 0) {

@@ -62,7 +62,7 @@ static double y_of(double bytes, double most)
     return TOP + ROWS * (1 - bytes / most);
 }
 
-/** The smallest of 1, 2, 5, 10, 20, 50, ... of which `most` has at most eight. */
+/** A step of 1, 2 or 5 times a power of ten, of which `most` has at most eight. */
 static double step_of(double most)
 {
     double step = 1;

@@ -10,8 +10,8 @@
 
 /* ---- units ---- */
 
-/** Whether each rank has a part of the unit. Else every rank has all of it: the norms, units too small to
- * divide, or with one rank all units. */
+/** Whether each rank has a part of the unit. Else every rank has all of it: the norms, or with one rank all
+ * units. */
 static bool is_split(const td_shard_piece *unit)
 {
     return unit->own.begin < unit->own.end &&
@@ -115,7 +115,7 @@ cleanup:
     return status;
 }
 
-/** Allocates the buffers. events: creates an event for each too. */
+/** Allocates the buffers; events: with an event each. */
 static td_status open_buffers(td_device *dev, td_shard_buffers *buffers, bool events)
 {
     td_status status = TD_OK;
@@ -344,8 +344,7 @@ cleanup:
     return status;
 }
 
-/** If the pass adds, the buffer has the gradients of earlier micro-batches, or zeros if these were
- * reduced. */
+/** If the pass adds, it finds the gradients of earlier micro-batches, or zeros if these were reduced. */
 static td_status on_room(td_hook *hook, td_range range, void **where)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -376,7 +375,7 @@ cleanup:
     return status;
 }
 
-/** `event` comes after the update has read the gradients of `range`. The unit's place is free then. */
+/** The update of the range has read its gradients in the unit's place when `event` comes. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -403,7 +402,7 @@ cleanup:
 }
 
 /** Begins to reduce the unit's gradients. This rank's part goes to its place among the model's gradients. If
- * the pass adds to earlier gradients, this part stays in the buffer, and take() adds it. */
+ * it must be added to that place, it stays in the buffer. */
 static td_status reduce(td_shard_link *link, int64_t number)
 {
     const td_shard_piece *const unit = &link->split.pieces[number];
@@ -556,8 +555,8 @@ static void reserve_sms(const td_shard_link *link, bool some)
     td_device_reserve_sms(link->dev, TD_SMS_COLLECTIVES, some ? link->sms : 0);
 }
 
-/** A forward pass marks all buffers as empty: an update or the replay of a graph may have changed the
- * weights. A backward pass finds the units that the forward pass has left. */
+/** A forward pass begins with empty buffers, because weights are new and graphs run without hooks. A backward
+ * pass finds the units that the forward pass has left. */
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
     td_shard_link *link = (td_shard_link *)hook;

@@ -86,8 +86,8 @@ cleanup:
 }
 
 /** Begins to gather the pieces that are updated, or all of them. All ranks call it at the same point. The
- * order is that of the forward pass, except for the head: parameters in the order of the block, and
- * stretches from the last to the first, because they are stored in the order of the backward pass. */
+ * order is that of the forward pass, except for the head: parameters in the order of the block, stretches of
+ * buckets backwards, because they are in the order of the backward pass. */
 static td_status send_pieces(td_shard_link *link, bool all)
 {
     const int64_t count = link->split.piece_count;
@@ -255,8 +255,8 @@ static td_status on_needed(td_hook *hook, td_pass pass, td_range range, const td
     return until > link->gathers.done ? wait_for(link, until) : TD_OK;
 }
 
-/** A piece is gathered as soon as this rank's part of it is updated. All ranks have parts of all pieces that
- * are large enough, and update them in the same order. */
+/** A piece is gathered as soon as this rank's part of it is updated. All ranks have parts of all pieces and
+ * update them in the same order. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -301,8 +301,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     if (pass == TD_PASS_FORWARD && link->dev)
         td_shard_reserve_sms(link);
     if (ended != TD_OK) { /* nobody else waits for gathers that were begun */
-        /* But a refused capture cannot wait for gathers that began before it: the next pass waits for
-         * them. */
+        /* But a capture that was refused cannot wait for gathers from before it: the next pass waits. */
         if (link->hook.captured || !link->dev || td_graph_capture(link->dev) == 0)
             (void)wait_for(link, link->gathers.sent);
         goto cleanup;

@@ -30,7 +30,7 @@ struct td_shard_list {
     td_update_state *state; /* in the device's memory */
     int64_t loads[TD_COMM_MOST_RANKS];
     int64_t group_count, count;
-    int64_t agreed; /* ranks have compared tensors [0, agreed) */
+    int64_t agreed; /* the first tensors, which ranks have compared */
     group *groups;
     tensor *tensors;
     size_t moment_bytes;

@@ -125,8 +125,8 @@ typedef struct extent {
     int64_t count, moments;
 } extent;
 
-/** *most: the largest number of parts of a rank. s->moments: the number of moments on ranks with groups.
- * TD_UNSUPPORTED: ranks with optimizers of two kinds. */
+/** *most: the largest number of parts of a rank. s->moments: as ranks with groups have it. TD_UNSUPPORTED:
+ * ranks with optimizers of two kinds. */
 static td_status meet(td_comm *comm, int32_t ranks, td_saved *s, int64_t *most)
 {
     const extent own = {s->count, s->moments};
@@ -238,7 +238,7 @@ cleanup:
 
 /* ---- restoring ---- */
 
-/** *hash = a hash of the begin of each tensor, which in practice differs between files of different runs. */
+/** *hash = a hash of the begin of each tensor, which two files of different runs do not share. */
 static td_status hash_file(const td_safetensors *file, uint64_t *hash)
 {
     td_status status = TD_OK;

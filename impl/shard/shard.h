@@ -24,10 +24,9 @@
  * Collectives move two thirds of the bytes that TD_SHARD_TENSORS moves, and all ranks have equal shares.
  *
  * TD_SHARD_FULL (FSDP) splits weights and gradients as well. The embedding, each layer's matrices, and the
- * head are units. Each rank has a part of every unit that is large enough, with the part's gradients and
- * moments. Every rank has all norms. A pass gathers a unit into a buffer before it reads
- * the unit; later units use the buffer again. Embedding and head use the layers' buffers if these are large
- * enough:
+ * head are units. Each rank has a part of every unit, with the part's gradients and moments. Every rank has
+ * all norms. A pass gathers a unit into a buffer before it reads the unit; later units use the buffer again.
+ * Embedding and head use the layers' buffers if these are large enough:
  *
  *     td_shard_options options = {.kind = TD_SHARD_FULL, .prefetch = 1};
  *     td_shard_link_create(comm, &options, &config, &own, &link);      // own.model has this rank's part
@@ -41,15 +40,15 @@
  * batches may differ.
  *
  * When unit i begins, the gather of unit i + prefetch is queued. It runs after the work of unit i - 1, and
- * during the work of unit i. The backward pass does the same in reverse order; at its begin the last units
- * of the forward pass are still in the buffers. When the pass has written the gradients of a unit, they are
+ * during the work of unit i. The backward pass does the same in reverse order; at its begin the last units of
+ * the forward pass are still in the buffers. When the pass has written the gradients of a unit, they are
  * reduced and scattered, and each rank updates its part at once. Unreduced gradients of at most two layers
- * are in memory, with reduce_last of all layers.
+ * are in memory.
  *
  * If each unit is updated at once, layers share two places for reduced gradients, and embedding and head
  * share one (td_shard_info.shares_gradients). Otherwise each unit has a separate place, and its gradients
- * stay until the next backward pass. Places are separate with one rank, clipping, updates after the pass,
- * several micro-batches, no update, a link in config.hooks with `final`, or keep_gradients.
+ * stay until the next backward pass. Places are separate with clipping, updates after the pass, several
+ * micro-batches, no update, a link in config.hooks with `final`, or keep_gradients.
  *
  * With TD_SHARD_TENSORS and TD_SHARD_FLAT there are two calls to wait between steps:
  *
@@ -79,9 +78,9 @@ TD_BEGIN_DECLS
  *   loads     [ranks]  i/o  elements of each rank: set them to 0 before the first call; the call adds to them
  *   owners    [count]  out  the rank of each tensor
  *
- * If all loads are 0 before, the largest load is at most 4/3 - 1/(3 ranks) times the best possible (Graham
- * 1969). TD_BAD_ARGUMENT: a NULL, a count below 0, ranks below 1 or above TD_COMM_MOST_RANKS, elements or
- * loads below 0 or beyond 2^63 - 1 in all. TD_NO_MEMORY. */
+ * The largest load is at most 4/3 - 1/(3 ranks) times the best possible (Graham 1969). TD_BAD_ARGUMENT: a
+ * NULL, a count below 0, ranks below 1 or above TD_COMM_MOST_RANKS, elements or loads below 0 or beyond 2^63
+ * - 1 in all. TD_NO_MEMORY. */
 TD_API td_status td_shard_assign(int64_t count, const int64_t *elements, int32_t ranks, int64_t *loads,
                                  int32_t *owners);
 

@@ -153,7 +153,7 @@ static int by_group(const void *a, const void *b)
     return x->range.begin < y->range.begin ? -1 : x->range.begin > y->range.begin;
 }
 
-/** Appends the intersection of the range with each group of the trainer. */
+/** Adds the parts of the range that the trainer's groups have. */
 static void add_groups(td_shard_split *split, int64_t count, const td_optimizer_group *groups, td_range range)
 {
     for (int64_t i = 0; i < count; i++) {

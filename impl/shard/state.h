@@ -6,7 +6,7 @@
 #include "ddp/agree.h"
 #include "shard/split.h"
 
-/** Which passes a graph contains. Replays call no hooks, so launches read it. */
+/** The passes in a graph, because its replays call no hook. */
 typedef struct td_shard_graph {
     td_shard_link *link;
     int64_t capture;       /* the device's number */
@@ -30,20 +30,20 @@ typedef struct td_shard_buffer {
     bool table;     /* for the embedding or the head only; else for layers, or for all units */
     int64_t unit;   /* the unit whose numbers it has; -1: none */
     int64_t kept;   /* the unit after a forward pass */
-    int64_t number; /* of the last collective that used it, from 1 on; 0: none did */
+    int64_t number; /* of the last collective that used it in this pass, from 1 on; 0: none did */
     td_event *free; /* for gradients on a GPU: recorded when they are reduced */
 } td_shard_buffer;
 
 typedef struct td_shard_buffers {
     int64_t count;
     td_shard_buffer *of;
-    int64_t layers;     /* buffers for layers; they come first */
+    int64_t layers;     /* the first ones are for layers */
     size_t layer_bytes; /* of a buffer for layers */
     size_t table_bytes; /* of a buffer for the embedding or the head */
     void *block;
 } td_shard_buffers;
 
-/** The split units that a pass needs, in this order. */
+/** The units that a pass needs, in this order. */
 typedef struct td_shard_order {
     int64_t count;
     int64_t *units; /* [count] */
@@ -65,8 +65,8 @@ typedef struct td_shard_place {
 typedef struct td_shard_full {
     td_shard_buffers weights, grads;
     td_shard_place places[TD_SHARD_PLACES + 1]; /* by td_shard_piece.place; the first is not used */
-    td_stream *updates;    /* waits for updates and records `updated`; NULL: no places are shared, or a CPU */
-    td_event *last_update; /* `updated` of this pass's latest update; NULL: none */
+    td_stream *updates;       /* waits for updates and records `updated`; NULL: no places are shared */
+    td_event *last_update;    /* `updated` of this pass's latest update; NULL: none */
     td_shard_order orders[2]; /* of forward, of backward */
     int64_t at; /* index in the order of the unit that the pass computes; -1: before the first */
     bool adds;  /* the pass adds to the gradients of earlier micro-batches */
@@ -96,7 +96,7 @@ struct td_shard_link {
     td_shard_graph *graph; /* the graph that was captured last; NULL: none, or it was destroyed */
 };
 
-/** td_shard_gather_hook is for TD_SHARD_TENSORS and TD_SHARD_FLAT, td_shard_full_hook for TD_SHARD_FULL. */
+/** The functions of link->hook: of TD_SHARD_TENSORS and TD_SHARD_FLAT, and of TD_SHARD_FULL. */
 extern const td_hook td_shard_gather_hook, td_shard_full_hook;
 
 /** TD_BAD_STATE: the link is joined to no trainer. */

@@ -90,11 +90,8 @@ def sums(records: Sequence[Mapping]) -> Findings:
             if name.endswith(" window") and busy > 1.02 * window:
                 yield record, f"{name} is {window:.3f} ms, its kernels take {busy:.3f}"
         if {"exposed", "collectives", "tail"} <= values.keys():
-            sent, exposed, waits = (
-                values["collectives"],
-                values["exposed"],
-                values.get("waits", 0.0) + values["tail"],
-            )
+            sent, exposed = values["collectives"], values["exposed"]
+            waits = values.get("waits", 0.0) + values["tail"]
             if exposed > 1.1 * sent:
                 yield record, f"{exposed:.2f} ms are exposed of collectives of {sent:.2f} ms"
             elif abs(exposed - waits) > 0.1 * exposed and record["case"].get("shard") == "full":
@@ -103,19 +100,16 @@ def sums(records: Sequence[Mapping]) -> Findings:
             ends = series[f"{rank} end"]
             for at, there in zip(series[f"{rank} asked"], series[f"{rank} there"], strict=True):
                 if there - at > LATE_MS and not any(at + LATE_MS < end <= there + LATE_MS for end in ends):
-                    yield (
-                        record,
-                        f"rank {rank} waits {there - at:.3f} ms at {at:.2f} ms, and no gather ends then",
-                    )
+                    words = f"waits {there - at:.3f} ms at {at:.2f} ms, and no gather ends then"
+                    yield record, f"rank {rank} {words}"
 
 
 def categories(records: Sequence[Mapping]) -> Findings:
     """Memory by use that cannot be that use."""
     found = [r for r in records if "activations_mib" in r.get("memory", {}) and not is_judged(r["impl"])]
     for record in found:
-        weights, before, then = (
-            record["memory"][f"{k}_mib"][0] for k in ("parameters", "made", "before_update")
-        )
+        memory = record["memory"]
+        weights, before, then = (memory[f"{k}_mib"][0] for k in ("parameters", "made", "before_update"))
         if before < 0.9 * then and before > 1.5 * weights:
             yield record, f"before the first step {before:.0f} MiB are held, the weights are {weights:.0f}"
     for group in grouped(found, pass_of):
@@ -193,10 +187,8 @@ def statuses(records: Sequence[Mapping]) -> Findings:
         elif card and (sizes := NO_ROOM.search(words)):
             mib = sum(map(int, sizes.groups())) / 2**20
             if mib < 0.95 * card.mib:
-                yield (
-                    record,
-                    f"oom needed {mib:.0f} MiB in all, the card has {card.mib}: something else held it",
-                )
+                words = f"the card has {card.mib}: something else held it"
+                yield record, f"oom needed {mib:.0f} MiB in all, {words}"
         elif fits:
             yield record, f"oom, and {fits['deliverable']} measured this pass at {fits['peak_mib']:.0f} MiB"
 
@@ -210,10 +202,8 @@ def samples(records: Sequence[Mapping]) -> Findings:
         if few:
             yield group[0], f"{len(few)} of {len(group)} medians are of {min(few)} samples"
         if wide:
-            yield (
-                group[0],
-                f"{len(wide)} of {len(group)} spread by more than {most:.0%}, up to {max(wide):.0%}",
-            )
+            words = f"spread by more than {most:.0%}, up to {max(wide):.0%}"
+            yield group[0], f"{len(wide)} of {len(group)} {words}"
 
 
 def likes(records: Sequence[Mapping]) -> Findings:

@@ -113,12 +113,11 @@ def report_phases(page, warm):
         why = "out of memory, because our harness holds weights as well"
         page.lacks(f"PyTorch's {', '.join(lost)} in f32: {why}")
     sizes = [size for size in asked.values("size") if clean(asked.first(impl="c", size=size))]
-    forwards = [
-        {"size": size} | {p: phase_ms(asked.first(impl="c", size=size), p) for p in PHASES[:2]}
-        for size in sizes
-    ]
-    for row in forwards:
-        row["torch"] = phase_ms(asked.first(impl="torch_eager", size=row["size"]), "forward")
+    forwards = []
+    for size in sizes:
+        mine, theirs = (asked.first(impl=impl, size=size) for impl in BOTH)
+        row = {"size": size} | {phase: phase_ms(mine, phase) for phase in PHASES[:2]}
+        forwards.append(row | {"torch": phase_ms(theirs, "forward")})
     both, spreads = [row for row in forwards if row["torch"]], {}
     ends = {"small": forwards[:1], "large": forwards[-1:], "most": both[-1:]}
     for record in filter(clean, asked.records):
@@ -288,11 +287,8 @@ def report_classes(page, records, steps):
 
 def said_of(records, others):
     """The largest size that eager and compiled PyTorch have clean times of, and the smallest; what else differs."""
-    usable = {
-        size: sides
-        for (size,), sides in by_case(records, ["size"]).items()
-        if fastest(sides, COMPILED) and clean(sides.get("torch_eager"))
-    }
+    sizes = {size: sides for (size,), sides in by_case(records, ["size"]).items() if fastest(sides, COMPILED)}
+    usable = {size: sides for size, sides in sizes.items() if clean(sides.get("torch_eager"))}
     if not usable:
         return None
     (least, *_), (*_, size) = usable, usable
@@ -301,10 +297,8 @@ def said_of(records, others):
     eager, compiled = usable[size]["torch_eager"], usable[size].get("torch_compile")
     told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(mine, best)}
     told["differ"] = [of for of in differing(compiled, eager) if not of.startswith("compilation")]
-    told |= {
-        "course": "torch_compile_course" in usable[size] or None,
-        "small": small if least != size else None,
-    }
+    told["course"] = "torch_compile_course" in usable[size] or None
+    told["small"] = small if least != size else None
     same = {name: eager["case"][name] for name in ("size", "context", "dtype", "pass")}
     again = [ms for ms in map(ms_of, others.only(impl="torch_eager", **same).records) if ms]
     series = [ms_of(eager), *again]

@@ -82,11 +82,7 @@ class Orders:
 
 
 def allow(
-    truth: torch.Tensor,
-    torchs: Sequence[torch.Tensor],
-    orders: Orders,
-    dtype: torch.dtype,
-    eps: float | None = None,
+    truth: torch.Tensor, torchs: Sequence, orders: Orders, dtype: torch.dtype, eps: float | None = None
 ) -> Allowance:
     """For a finite `truth`, PyTorch's answers, the reference first, and its equals. `eps` replaces the dtype's own."""
     u = (torch.finfo(dtype).eps if eps is None else eps) / 2
@@ -105,23 +101,12 @@ def allow(
             rows = ELEMENT * off.square().mean((0, -1)).sqrt() + 2 * u * truth.square().mean(-1).sqrt()
     largest = float(off.abs().max()) if off.numel() else 0.0
     last = 2 * u if len(orders) and dtype.itemsize < 4 else u
-    return Allowance(
-        norm + u,
-        elements + last * truth.abs(),
-        rows,
-        RARELY * largest,
-        norms[0] if norms else None,
-        rms_equals,
-    )
+    measures = (norms[0] if norms else None, rms_equals)
+    return Allowance(norm + u, elements + last * truth.abs(), rows, RARELY * largest, *measures)
 
 
 def no_measures(
-    torchs: Mapping[str, torch.Tensor],
-    orders: Orders,
-    truth: torch.Tensor,
-    eps: float | None,
-    longest: int,
-    apart: float,
+    torchs: Mapping, orders: Orders, truth: torch.Tensor, eps: float | None, longest: int, apart: float
 ) -> dict[str, str]:
     """Why answers of PyTorch are no measure, by side; "" stands for the equals. `longest`: terms of a sum. `apart`: how
     far apart common factors of equals are at the least."""
@@ -131,9 +116,8 @@ def no_measures(
         return {}
     if not len(orders):
         far = {impl: relative(_off(answer, truth), truth) for impl, answer in torchs.items()}
-        return {
-            impl: f"rel_l2 {e:.3g} exceeds {UNORDERED:.3g}" for impl, e in far.items() if not e <= UNORDERED
-        }
+        over = {impl: e for impl, e in far.items() if not e <= UNORDERED}
+        return {impl: f"rel_l2 {e:.3g} exceeds {UNORDERED:.3g}" for impl, e in over.items()}
     mean = orders.off.mean(0)
     differ = relative(orders.off - mean, truth) / math.sqrt(max(1, len(orders) - 1))
     rounding = longest / UNIT * ROUNDING
@@ -201,9 +185,8 @@ def _noise(off: torch.Tensor, truth: torch.Tensor, u: float, narrow: bool) -> to
     everywhere, size = squares.mean(), truth.square().mean()
     row = squares.mean(-1, keepdim=True) if truth.dim() else squares
     share = everywhere / size if float(size) > 0 else torch.zeros_like(size)
-    noise = torch.stack(torch.broadcast_tensors(squares, _around(squares), row, share * truth.square())).amax(
-        0
-    )
+    limits = torch.broadcast_tensors(squares, _around(squares), row, share * truth.square())
+    noise = torch.stack(limits).amax(0)
     floor = max(float(everywhere.sqrt()), ROUNDING * float(size.sqrt()) if narrow else 0.0)
     return torch.clamp(ELEMENT * noise.sqrt(), min=FLOOR * floor)
 

@@ -18,11 +18,8 @@ def compared(mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> t
         other = others.get(key_of(record))
         hidden = DIMENSIONS if "size" in record["case"] else ()
         case = ", ".join(f"{key} {value}" for key, value in record["case"].items() if key not in hidden)
-        why = (
-            "not measured there"
-            if other is None or "ms" not in other
-            else ", ".join(differing(record, other))
-        )
+        there = other is not None and "ms" in other
+        why = ", ".join(differing(record, other)) if there else "not measured there"
         if not why and not (clean(record) and clean(other)):
             why = "noisy, or judged wrong"
         if why:

@@ -50,9 +50,8 @@ class Case:
         keys = self.__dict__.get("keys", {})
         if key in keys:
             return keys[key]
-        raise AttributeError(
-            f"case {self.__dict__.get('deliverable')} has no key {key!r}, only: {', '.join(keys)}"
-        )
+        deliverable = self.__dict__.get("deliverable")
+        raise AttributeError(f"case {deliverable} has no key {key!r}, only: {', '.join(keys)}")
 
     def __getitem__(self, key: str) -> Any:
         return self.keys[key]

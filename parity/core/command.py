@@ -71,9 +71,8 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
         _warn(file.loaded.warnings)
         others = {record.get("device", "cpu") for record in file.loaded.records} - {kind}
         if others:
-            raise RecordError(
-                f"{file.path} holds records of {', '.join(sorted(others))}: name another --machine"
-            )
+            kinds = ", ".join(sorted(others))
+            raise RecordError(f"{file.path} holds records of {kinds}: name another --machine")
         console.print(f"profile {options.profile}: {len(items)} cases")
         status = sweep.run_sweep(items, file, settings, console, options)
     if options.report:
@@ -113,8 +112,7 @@ def write_up(package: str, options: argparse.Namespace, console: Console) -> int
 def compare_records(package: str, options: argparse.Namespace, console: Console) -> int:
     from parity.core import compare
 
-    settings = compare.Settings(options.band, options.growth, options.common, options.module, options.missing)
-    return compare.run(options.old, options.new, settings, console)
+    return compare.run(options, console)
 
 
 def prune_records(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -259,11 +257,6 @@ def _parser() -> argparse.ArgumentParser:
     add, flag = command("compare", compare_records, words, modules)
     add("old", "a folder of reports/ or a record file", type=Path, metavar="OLD")
     add("new", type=Path, metavar="NEW")
-    words = "noise: changes of time and memory up to this are none (default: %(default)s)"
-    band = _number("at least 0, and to be finite", lambda n: 0 <= n < math.inf)
-    add("--band", words, type=band, default=0.15)
-    growth = _number("at least 1, and to be finite", lambda n: 1 <= n < math.inf)
-    add("--growth", "errors that grow by more are worse (default: %(default)s)", type=growth, default=2.0)
     flag("--common", "cases that NEW lacks are no matter")
     flag("--missing", "name the cases that NEW lacks, which are otherwise only counted")
 

@@ -1,6 +1,7 @@
 """What moved between two record files: new failures, larger errors, slower, hungrier, missing."""
 
 import json
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ KINDS = (
     *("new failure", "error grew", "more time", "more memory"),
     *("other status", "other config", "fixed", "error fell", "less time", "less memory", "new", "missing"),
 )
+BAND = 0.15  # changes of time and memory up to this are noise
+GROWTH = 2.0  # of an error, up to this
 
 
 class CompareError(ParityError):
@@ -35,28 +38,19 @@ class Move:
     worse: bool
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What counts as worse, and what is said."""
-
-    band: float  # changes of time and memory up to this are noise
-    growth: float  # of an error, up to this
-    common: bool = False  # what NEW lacks is no matter
-    modules: Sequence[str] = ()  # none: all
-    missing: bool = False  # what NEW lacks is named case by case
-
-
-def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
-    """Prints what moved, faults first; 1 if something got worse, else 0."""
-    before, after = _only(settings.modules, _newest(old), _newest(new))
+def run(options: Namespace, console: Console) -> int:
+    """Prints what moved, faults first; 1 if something got worse, else 0. `common`: what NEW lacks is no matter;
+    `missing`: it is named case by case."""
+    old, new = options.old, options.new
+    before, after = _only(options.module, _newest(old), _newest(new))
     places = [{place(record) for record in records.values()} for records in (before, after)]
     same_machine = places[0] == places[1] and None not in places[0]
-    found = [*moves(before, after, settings, same_machine=same_machine)]
+    found = [*moves(before, after, options.common, same_machine)]
     found.sort(key=lambda move: KINDS.index(move.kind))
     console.print(
         f"{len(before.keys() & after.keys())} results in both, {len(before.keys() - after.keys())} only in {old}, "
         f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory "
-        f"{settings.band:.0%}, errors may grow by a factor of {settings.growth:g}"
+        f"{BAND:.0%}, errors may grow by a factor of {GROWTH:g}"
     )
     if not same_machine:
         unnamed = None in places[0] | places[1]
@@ -64,14 +58,14 @@ def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
         console.print(f"{why}: times are compared as ratios to PyTorch's only")
     for move in found:
         # Missing cases are counted below. They would hide the rest, as in a run of one module.
-        if move.kind != "missing" or settings.missing:
+        if move.kind != "missing" or options.missing:
             words = f"{move.kind}: {move.case} {move.impl}: {move.before} -> {move.after}"
             console.print(words, style="red" if move.worse else None)
     _count(found, console)
     worse = sum(move.worse for move in found)
     lacking = sum(move.worse for move in found if move.kind == "missing")
     words = f"{worse} got worse" if worse else "nothing got worse"
-    if lacking and not settings.missing:
+    if lacking and not options.missing:
         words += f", {lacking} of them by missing: --missing names them, with --common they are no matter"
     console.print(words)
     return 1 if worse else 0
@@ -93,21 +87,19 @@ def place(record: Mapping) -> str | None:
     return json.dumps(record["host"], sort_keys=True) if "host" in record else None
 
 
-def moves(before: Mapping, after: Mapping, settings: Settings, *, same_machine: bool) -> Iterable[Move]:
+def moves(before: Mapping, after: Mapping, common: bool, same_machine: bool) -> Iterable[Move]:
     """The differences, case by case. Only C is held to account; PyTorch is the measure."""
     for key in dict.fromkeys([*before, *after]):
         module, case, impl = key
         if is_judged(impl):
-            for kind, *rest in _differences(before.get(key), after.get(key), settings, same_machine):
+            for kind, *rest in _differences(before.get(key), after.get(key), common, same_machine):
                 yield Move(kind, f"{module}/{case}", impl, *rest)
 
 
-def _differences(
-    was: Mapping | None, now: Mapping | None, settings: Settings, same_machine: bool
-) -> Iterable:
-    """(kind, before, after, worse) of two records, one of which may be missing."""
+def _differences(was: Mapping | None, now: Mapping | None, common: bool, here: bool) -> Iterable:
+    """(kind, before, after, worse) of two records, one of which may be missing. `here`: both are of one machine."""
     if now is None:
-        yield "missing", was["status"], "", not settings.common
+        yield "missing", was["status"], "", not common
     elif was is None:
         bad = now["status"] in BAD
         yield "new failure" if bad else "new", "", _outcome(now), bad
@@ -115,9 +107,9 @@ def _differences(
         yield from _status(was, now)
         yield from _config(was, now)
         if was["status"] == now["status"] == "ok":
-            yield from _error(was, now, settings.growth)
-            yield from _time(was, now, settings.band, same_machine)
-            yield from _change("memory", was, now, "peak_mib", settings.band, "MiB")
+            yield from _error(was, now)
+            yield from _time(was, now, here)
+            yield from _change("memory", was, now, "peak_mib", "MiB")
 
 
 def _status(before: Mapping, after: Mapping) -> Iterable:
@@ -139,21 +131,21 @@ def _config(before: Mapping, after: Mapping) -> Iterable:
         yield "other config", *map(", ".join, switches), False
 
 
-def _error(before: Mapping, after: Mapping, growth: float) -> Iterable:
+def _error(before: Mapping, after: Mapping) -> Iterable:
     for name in ("rel_l2", "max_abs"):
         was, now = number(before, name), number(after, name)
         if was is None or now is None:
             continue
-        if now > growth * was or was > growth * now:
+        if now > GROWTH * was or was > GROWTH * now:
             kind = "error grew" if now > was else "error fell"
             yield kind, f"{name} {was:.3g}", f"{now:.3g}", now > was
             return
 
 
-def _time(before: Mapping, after: Mapping, band: float, same_machine: bool) -> Iterable:
+def _time(before: Mapping, after: Mapping, same_machine: bool) -> Iterable:
     """A change counts if the ratio to PyTorch, if there is one, changes alike: a busy machine slows both."""
-    by_time = [*_change("time", before, after, "ms", band, "ms")] if same_machine else []
-    by_ratio = [*_change("time", before, after, "ratio", band, "x PyTorch")]
+    by_time = [*_change("time", before, after, "ms", "ms")] if same_machine else []
+    by_ratio = [*_change("time", before, after, "ratio", "x PyTorch")]
     if None in (number(before, "ratio"), number(after, "ratio")):
         yield from by_time
     elif not same_machine:
@@ -162,9 +154,9 @@ def _time(before: Mapping, after: Mapping, band: float, same_machine: bool) -> I
         yield by_time[0]
 
 
-def _change(what: str, before: Mapping, after: Mapping, name: str, band: float, unit: str) -> Iterable:
+def _change(what: str, before: Mapping, after: Mapping, name: str, unit: str) -> Iterable:
     was, now = number(before, name), number(after, name)
-    if was and now and max(was, now) > min(was, now) * (1 + band):
+    if was and now and max(was, now) > min(was, now) * (1 + BAND):
         words = f"{'more' if now > was else 'less'} {what}"
         yield words, f"{was:.4g} {unit}", f"{now:.4g} ({now / was:.2f}x)", now > was
 

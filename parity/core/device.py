@@ -100,9 +100,8 @@ class Cuda:
 
     def __init__(self, index: int, priority: int = -1):
         if not torch.cuda.is_available():
-            raise DeviceError(
-                "PyTorch sees no CUDA device: no GPU, no driver, or a build of PyTorch without CUDA"
-            )
+            words = "no GPU, no driver, or a build of PyTorch without CUDA"
+            raise DeviceError(f"PyTorch sees no CUDA device: {words}")
         if index >= torch.cuda.device_count():
             raise DeviceError(f"cuda:{index} of {torch.cuda.device_count()} CUDA devices")
         gc.freeze()  # release() collects garbage between sides: not among what is imported so far
@@ -194,19 +193,13 @@ class Cuda:
         versions = {"cuda": torch.version.cuda or "unknown", "driver": driver_version()}
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions["triton"] = metadata.version("triton")
-        return {
-            "machine": torch.cuda.get_device_name(self.torch) + (", shared by ranks" if is_shared() else ""),
-            "versions": versions,
-            "device": self.kind,
-        }
+        machine = torch.cuda.get_device_name(self.torch) + (", shared by ranks" if is_shared() else "")
+        return {"machine": machine, "versions": versions, "device": self.kind}
 
 
 def _bytes_of_torch(which: str) -> dict[str, int]:
-    stats = torch.cuda.memory_stats()
-    return {
-        "peak": stats.get(f"allocated_bytes.all.{which}", 0),
-        "requested": stats.get(f"requested_bytes.all.{which}", 0),
-    }
+    stats, names = torch.cuda.memory_stats(), {"peak": "allocated", "requested": "requested"}
+    return {name: stats.get(f"{kind}_bytes.all.{which}", 0) for name, kind in names.items()}
 
 
 Device = Cpu | Cuda

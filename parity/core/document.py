@@ -47,7 +47,7 @@ class Figure:
         except (
             ValueError,
             ArithmeticError,
-        ) as error:  # of values that no axis holds, and sides without a colour
+        ) as error:  # values that no axis holds, and sides without a colour
             raise ParityError(f"picture {self.name}: {error}") from error
 
 
@@ -64,9 +64,8 @@ class Section:
     notes: list[str] = field(default_factory=list)  # sentences beyond those that the question asks for
 
     def rows(self) -> int:
-        return sum(
-            len(block.table.rows) for block in self.blocks if isinstance(block, Tabled) and block.asked
-        )
+        tables = (block.table for block in self.blocks if isinstance(block, Tabled) and block.asked)
+        return sum(len(table.rows) for table in tables)
 
     def has_content(self) -> bool:
         return bool(self.answer) or any(getattr(block, "kind", "") != "small" for block in self.blocks)
@@ -159,8 +158,7 @@ class Markdown:
         """The picture's path from the document."""
         path = self.folder / self.figures / f"{figure.name}.{form}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, figure.saved(form))
-        self.files.append(path)
+        self.files.append(write_whole(path, figure.saved(form)))
         return path.relative_to(self.folder).as_posix()
 
 

@@ -89,9 +89,8 @@ class Draw:
 
     def complaints(self) -> list[str]:
         """Inputs that were written, and outputs with broken fences."""
-        found = [
-            f"input {name} was written" for name, (t, was) in self._inputs.items() if _checksum(t) != was
-        ]
+        written = (name for name, (tensor, was) in self._inputs.items() if _checksum(tensor) != was)
+        found = [f"input {name} was written" for name in written]
         for block, start, nbytes in self._fenced:
             fences = torch.cat((block[:start], block[start + nbytes :]))
             if not bool((fences == FENCE).all()):

@@ -16,10 +16,8 @@ BLOCK = 2**17  # elements of a product that are formed together: they fit the ca
 LARGE = 2**27  # multiplications; a larger product is formed UNIT terms at a time
 UNIT = 16  # terms that are added at once: by a GPU's matrix units, and in a large product
 # Operations whose every result is rounded once.
-ROUNDED = {
-    *"add sub rsub mul div addcmul addcdiv exp log sqrt rsqrt reciprocal".split(),
-    *"sigmoid pow sigmoid_backward lerp".split(),
-}
+ROUNDED = {*"add sub rsub mul div addcmul addcdiv exp log sqrt rsqrt reciprocal".split()}
+ROUNDED |= {*"sigmoid pow sigmoid_backward lerp".split()}
 
 aten = torch.ops.aten
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes) -> Path:
     """Writes the bytes, of a text those of UTF-8, whatever the locale, beside the file, and puts it in the file's place
-    when the disk has all of it. OSError, naming the file: it could not be written, and is as it was; or it is there and
-    is no regular file, as C's td_replacement_open refuses it."""
+    when the disk has all of it. Returns the path. OSError, naming the file: it could not be written, and is as it was;
+    or it is there and is no regular file, as C's td_replacement_open refuses it."""
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -30,3 +30,4 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+    return path

@@ -3,10 +3,8 @@
 import re
 
 # Words for vendor, memory and form: results of any H100 are in reports/h100.
-LEFT_OUT = re.compile(
-    r"nvidia|geforce|tesla|quadro|graphics|gpu|generation|\d+gb|hbm\d+e?|pcie|sxm\d*|nvl|device",
-    re.IGNORECASE,
-)
+WORDS = r"nvidia|geforce|tesla|quadro|graphics|gpu|generation|\d+gb|hbm\d+e?|pcie|sxm\d*|nvl|device"
+LEFT_OUT = re.compile(WORDS, re.IGNORECASE)
 
 
 def folder_of(name: str) -> str:

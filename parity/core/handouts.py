@@ -142,9 +142,8 @@ def is_asked(record: Mapping) -> bool:
     case, narrow = record["case"], NARROWED.get(record["deliverable"])
     if narrow is None:
         return True
-    return case.get("size") != OLD_XL and (
-        "device" not in record or all(case.get(key) in among for key, among in narrow.items())
-    )
+    narrow = narrow if "device" in record else {}
+    return case.get("size") != OLD_XL and all(case.get(key) in among for key, among in narrow.items())
 
 
 HANDOUTS = {"2026": {row: QUESTIONS[row] for row in rows_of_2026()}, "2025": ASKED["2025"]}

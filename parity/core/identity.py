@@ -28,9 +28,7 @@ L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 LIMITS = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
-def host(
-    cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] = os.environ
-) -> dict[str, Any]:
+def host(cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping = os.environ) -> dict[str, Any]:
     """The processor, in the keys and words that `tandem` writes too (impl/cli/output.c)."""
     first = cpuinfo.read_text().split("\n\n")[0]
     said = dict(re.findall(r"^([^\t:\n]*?)[\t ]*: ?(.*)$", first, re.MULTILINE))
@@ -171,9 +169,8 @@ def sources_of(path: str) -> Mapping[str, Path]:
 def _is_part(name: str, package: str) -> bool:
     """Whether results depend on the file of this name."""
     ours = name.startswith((f"{package}.", "tandem.", "ref."))
-    return (
-        ours and not f"{name}.".startswith((f"{package}.core.", "tandem.library.")) and not PAGE.search(name)
-    )
+    core = f"{name}.".startswith((f"{package}.core.", "tandem.library."))
+    return ours and not core and not PAGE.search(name)
 
 
 def _file_of(name: str) -> Path | None:

@@ -9,7 +9,7 @@ same. So modules may bring a side that rounds the inputs of each product. Then e
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -68,13 +68,7 @@ class Verdict:
 
 
 def judge(
-    sides: Mapping[str, Outputs],
-    truth: Outputs,
-    rules: Mapping[str, Rule],
-    reference: str | None,
-    eps: float | None = None,
-    equals: Sequence[Outputs] = (),
-    longest: int = 1,
+    sides: Mapping, truth: Outputs, rules: Mapping, reference: str | None, eps=None, equals=(), longest=1
 ) -> dict[str, Verdict]:
     """The verdict of each side. PyTorch's sides are asked only whether they may be a measure of C's. `eps` replaces
     that of an output's dtype. `equals`: the reference's answers with sums in other orders, which may lack outputs;
@@ -82,13 +76,8 @@ def judge(
     judged, verdicts = Judge(sides, truth, rules, reference, eps, equals, longest), {}
     truth = judged.truth
     for impl, outputs in judged.sides.items():
-        found = verdicts[impl] = Verdict(
-            [
-                f"{name}: {words}"
-                for (side, name), words in judged.refused.items()
-                if (side or reference) == impl
-            ]
-        )
+        refused = [(name, why) for (side, name), why in judged.refused.items() if (side or reference) == impl]
+        found = verdicts[impl] = Verdict([f"{name}: {why}" for name, why in refused])
         used = judged.judge(outputs, found.complaints) if is_judged(impl) else {}
         for name, value in outputs.items():
             if name not in truth or isinstance(value, str):
@@ -98,9 +87,8 @@ def judge(
                 if name in used:
                     found.outputs[name]["used"] = used[name]
             elif found.passed:
-                raise ProtocolError(
-                    f"{impl}: {name} is {list(value.shape)}, its truth {list(truth[name].shape)}"
-                )
+                shapes = f"is {list(value.shape)}, its truth {list(truth[name].shape)}"
+                raise ProtocolError(f"{impl}: {name} {shapes}")
     return verdicts
 
 
@@ -113,9 +101,8 @@ def timed_complaints(
     for what, pairs in compared.items():
         for name, (value, right) in _tensors_of(pairs):
             if value.shape != right.shape:
-                found.append(
-                    f"{name}: shape is {list(value.shape)} while timed, expected {list(right.shape)}"
-                )
+                words = f"shape is {list(value.shape)} while timed, expected {list(right.shape)}"
+                found.append(f"{name}: {words}")
                 continue
             u = (torch.finfo(value.dtype).eps if eps is None else eps) / 2
             most = rule_of(name, rules).rel_l2 or max(TIMED * u, TIMED_LEAST)
@@ -131,9 +118,8 @@ def timed_complaints(
 def _tensors_of(pairs: Mapping[str, tuple]) -> list[tuple[str, list[torch.Tensor]]]:
     """The names and tensors of the pairs that are floating point."""
     both = ((name, [*_tensors(dict(enumerate(pair))).values()]) for name, pair in pairs.items())
-    return [
-        (name, pair) for name, pair in both if not isinstance(pair[0], str) and pair[0].is_floating_point()
-    ]
+    tensors = ((name, pair) for name, pair in both if not isinstance(pair[0], str))
+    return [(name, pair) for name, pair in tensors if pair[0].is_floating_point()]
 
 
 def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule:
@@ -226,9 +212,8 @@ class Judge:
             return f"{unwritten} of {value.numel()} elements were never written", None
         if rule.kind == "parity":
             if truth is None:
-                raise ProtocolError(
-                    "the parity rule on an output that the truth lacks; name another rule for it"
-                )
+                words = "the parity rule on an output that the truth lacks; name another rule for it"
+                raise ProtocolError(words)
             if not value.is_floating_point():
                 complaint = _different(value.double() != truth, value, truth)
                 return complaint, math.inf if complaint else 0.0
@@ -297,9 +282,8 @@ def _parity(value: torch.Tensor, truth: torch.Tensor, known: Measure, apart: flo
         common, most = leaning(mine, exact, known.orders, apart)
         if not abs(common) <= most:
             used = max(used, abs(common) / most)
-            over.append(
-                f"all are about {1 + common:.5g} times the truth rounded once, off by {most:.2g} is allowed"
-            )
+            words = f"all are about {1 + common:.5g} times the truth rounded once"
+            over.append(f"{words}, off by {most:.2g} is allowed")
     if not over:
         return "", used
     found = f"{'; '.join(over)}; {_worst(mine, exact, [*known.torchs.values()], share)}"
@@ -348,9 +332,8 @@ def _pattern(value: torch.Tensor, truth: torch.Tensor, wrong: torch.Tensor) -> s
         where = places[:, dim].unique()
         if len(where) == 1 and wrong.shape[dim] > 1 and len(places) > 1:
             last = " (the last)" if int(where) == wrong.shape[dim] - 1 else ""
-            return (
-                f"all that are wrong have index {int(where)}{last} in dimension {dim} of {list(wrong.shape)}"
-            )
+            place = f"index {int(where)}{last} in dimension {dim} of {list(wrong.shape)}"
+            return f"all that are wrong have {place}"
     return ""
 
 
@@ -361,11 +344,8 @@ def _within(rule: Rule, value: torch.Tensor, target: torch.Tensor) -> str:
     finite = target.isfinite()
     mine = _errors(value.double()[finite], target[finite])
     limits = {"rel_l2": rule.rel_l2, "max_abs": rule.max_abs}
-    return "; ".join(
-        f"{key} {mine[key]:.3g} exceeds {limit:.3g}"
-        for key, limit in limits.items()
-        if limit is not None and not mine[key] <= limit
-    )
+    over = {key: limit for key, limit in limits.items() if limit is not None and not mine[key] <= limit}
+    return "; ".join(f"{key} {mine[key]:.3g} exceeds {limit:.3g}" for key, limit in over.items())
 
 
 def _amid(name: str, value, reference, other, other_name: str) -> str:
@@ -444,9 +424,8 @@ def _tensors(outputs: Outputs) -> Outputs:
             dtype = torch.float64 if isinstance(value, float) else torch.int64
             result[name] = torch.tensor(value, dtype=dtype)
         else:
-            raise ProtocolError(
-                f"output {name} is a {type(value).__name__}, needs a tensor, number or string"
-            )
+            kind = type(value).__name__
+            raise ProtocolError(f"output {name} is a {kind}, needs a tensor, number or string")
     return result
 
 
@@ -455,10 +434,8 @@ def _different(wrong: torch.Tensor, value: torch.Tensor, expected: torch.Tensor)
     if not count:
         return ""
     at = tuple(wrong.nonzero()[0].tolist())
-    return (
-        f"{count} of {wrong.numel()} elements differ; the first, {list(at)}, "
-        f"is {value[at].item()!r}, expected {expected[at].item()!r}"
-    )
+    first = f"the first, {list(at)}, is {value[at].item()!r}, expected {expected[at].item()!r}"
+    return f"{count} of {wrong.numel()} elements differ; {first}"
 
 
 def _max(values: torch.Tensor) -> float:

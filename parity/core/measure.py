@@ -92,14 +92,7 @@ class Measurement:
     """One run of one case: all its sides at once, or one after the other."""
 
     def __init__(
-        self,
-        case: Case,
-        plan: Mapping[str, Any],
-        draw: Draw,
-        c: Session,
-        calling: Callable[[str], None],
-        device: Device | None = None,
-        dump: Path | None = None,
+        self, case: Case, plan: Mapping, draw: Draw, c: Session, calling: Callable, device=None, dump=None
     ):
         self.case, self.draw, self.c, self.calling, self.dump = case, draw, c, calling, dump
         self.device = device or Cpu()
@@ -192,11 +185,8 @@ class Measurement:
         lost = self.reference is not None and self.reference not in alive
         try:
             truth = self.truth() if callable(self.truth) else self.truth
-            judged = {
-                impl: part.copies or [part.outputs]
-                for impl, part in alive.items()
-                if not (lost and is_judged(impl))
-            }
+            asked = {impl: part for impl, part in alive.items() if not (lost and is_judged(impl))}
+            judged = {impl: part.copies or [part.outputs] for impl, part in asked.items()}
             first, last = ({impl: calls[call] for impl, calls in judged.items()} for call in (0, -1))
             # A reference that rounds to TF32 itself has that rounding in its own error.
             eps = None if self.reference == "torch_tf32" else EPS.get(self.case.get("dtype"))
@@ -262,16 +252,10 @@ class Measurement:
         if not sides:
             return {}
         self.others = clock.others_running()
-        timings = clock.time_sides(
-            sides,
-            warmup=self.case.get("warmup", clock.WARMUP),
-            repeats=self.case.repeats,
-            budget=budget,
-            calling=self.calling,
-            device=self.device,
-            together=self.case.together,
-            before_last=lambda timings: self.before_last(sides, timings),
-        )
+        warmup = self.case.get("warmup", clock.WARMUP)
+        how = dict(warmup=warmup, repeats=self.case.repeats, together=self.case.together, budget=budget)
+        how |= dict(device=self.device, before_last=lambda timings: self.before_last(sides, timings))
+        timings = clock.time_sides(sides, calling=self.calling, **how)
         for impl, timing in timings.items():
             if timing.failure is not None:
                 self.parts[impl].end(timing.failure)
@@ -407,9 +391,9 @@ class Measurement:
             return value if isinstance(value, Side) else Side(value)
         if self.measure != ("error",):
             raise ProtocolError(f"{impl} is no function, and its {' and '.join(self.measure)} is asked for")
-        return Side(
-            lambda: {name: _copy(x) for name, x in value.items()} if isinstance(value, Mapping) else value
-        )
+        if not isinstance(value, Mapping):
+            return Side(lambda: value)
+        return Side(lambda: {name: _copy(x) for name, x in value.items()})
 
 
 def measure_case(
@@ -435,9 +419,8 @@ def measure_case(
         try:
             c.ranks = ranks
             if ranks is not None and "time" in case.measure and case.repeats is None:
-                raise ProtocolError(
-                    "a case of ranks needs to say its repeats, which are the same on all ranks"
-                )
+                words = "a case of ranks needs to say its repeats, which are the same on all ranks"
+                raise ProtocolError(words)
             run = Measurement(case, module.run(case, draw, c), draw, c, calling, device, dump)
             if only:
                 run.leave(only)

@@ -70,14 +70,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if known or getattr(error, "status", None) == "TD_NO_MEMORY":
         return True
-    words = (
-        "can't allocate memory",
-        "not enough memory",
-        "out of memory",
-        "std::bad_alloc",
-        "Cannot allocate memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    )
+    words = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+    words += ("Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
 
 

@@ -58,9 +58,8 @@ class Together:
                 if not exact and spins > SPINS:
                     time.sleep(SLEEP_S)
                 if spins % SPINS == 0 and time.monotonic() > end:
-                    raise TimeoutError(
-                        f"rank {rank} of {self.ranks} did not come to a call in {self.wait:g} s"
-                    )
+                    words = f"did not come to a call in {self.wait:g} s"
+                    raise TimeoutError(f"rank {rank} of {self.ranks} {words}")
 
     def largest(self, value: float) -> float:
         """Of all ranks. Two places take turns, so that no rank writes what another still reads."""
@@ -101,9 +100,8 @@ class Ranks:
 
     def __init__(self, folder: Path, rank: int, ranks: int, library: Library, device, together: Together):
         self.rank, self.ranks, self._folder, self._together = rank, ranks, folder, together
-        self.session = Session(
-            library, device
-        )  # of the communicators: what shares streams with collectives uses it
+        # Of the communicators: what shares streams with collectives uses it.
+        self.session = Session(library, device)
         self._comms: dict[tuple[str, int], Any] = {}
 
     def comm(self, backend: str, nccl_ctas: int = 0):
@@ -160,13 +158,9 @@ def main(folder: Path) -> None:
         together = Together(folder / "together", rank, ranks, settings.wait)
         # PyTorch's passes have the priority of its collectives, which is what its users have.
         device = RankDevice(open_device(gpu_of(rank) if cuda else "cpu", priority=0), together)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=settings.wait),
-        )
+        how = dict(rank=rank, world_size=ranks, timeout=timedelta(seconds=settings.wait))
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", **how)
         mine = Ranks(folder, rank, ranks, library, device, together)
         together.barrier()
         opened.append(mine)

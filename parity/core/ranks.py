@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from parity.core.case import Case
+from parity.core.case import Case, ParityError
 from parity.core.device import is_shared, kind_of
 from tandem.library import ROOT
 
@@ -31,7 +31,7 @@ END_S = 5.0  # for the group to end by itself
 MPIRUN_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-class GroupError(RuntimeError):
+class GroupError(ParityError):
     """The ranks could not start, or one is gone; the message names it."""
 
 
@@ -131,10 +131,8 @@ class Group(contextlib.AbstractContextManager):
 
     def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         with self._said().open("ab") as said:
-            streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=dict(environment), start_new_session=True, **streams
-            )
+            how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, cwd=ROOT)
+            process = subprocess.Popen(command, env=dict(environment), start_new_session=True, **how)
         self._processes.append(process)
 
     def _said(self) -> Path:

@@ -75,9 +75,8 @@ class Loaded:
         wrong = []
         for mine, theirs in (pair for run in runs.values() for pair in itertools.permutations(run, 2)):
             if words := disagreement(mine, theirs):
-                self.warnings.append(
-                    f"{path}: {' '.join(key_of(mine))}: left out with {theirs['impl']}: {words}"
-                )
+                who = f"{' '.join(key_of(mine))}: left out with {theirs['impl']}"
+                self.warnings.append(f"{path}: {who}: {words}")
                 wrong += [id(mine), id(theirs)]
         if wrong:
             self.records = [record for record in self.records if id(record) not in wrong]
@@ -232,10 +231,8 @@ class RecordFile(contextlib.AbstractContextManager):
             # Nobody else writes under the lock. If this fails too, _mend() finds the rest.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, before)
-            raise RecordError(
-                f"{self.path}: cannot be written: {error.strerror}; the {len(self.loaded.records)} records before "
-                "are intact"
-            ) from error
+            before = f"the {len(self.loaded.records)} records before are intact"
+            raise RecordError(f"{self.path}: cannot be written: {error.strerror}; {before}") from error
         self.loaded.records.extend(records)
 
     def _mend(self) -> None:

@@ -76,17 +76,10 @@ class Page:
         self._now.lacks.append(what)
 
     def table(
-        self,
-        rows: Iterable[Mapping[str, Any]],
-        name: str,
-        columns: Mapping[str, str] | Sequence[str] | None = None,
-        units: Mapping[str, str] | None = None,
-        digits: Mapping[str, int] | None = None,
-        more: bool = False,
-        expected: int = 0,
+        self, rows: Iterable, name: str, columns=None, units=None, digits=None, more=False, expected=0
     ) -> None:
-        """A table of the section. `more`: it is at the page's end, with its name. `expected`: rows that the question
-        asks for. Columns without a value are left out. `noisy` comes last."""
+        """A Table of the section, with its columns, units and digits. `more`: it is at the page's end, with its name.
+        `expected`: rows that the question asks for. Columns without a value are left out. `noisy` comes last."""
         rows = list(rows)
         there = [column for column in columns_of(rows) if any(has(row, column) for row in rows)]
         counted = COUNTED in there and not {"n", "steps"} & set(there)
@@ -174,10 +167,7 @@ def of_module(records: Iterable[Mapping], name: str, joined: bool = False) -> li
 
 
 def pages_of(
-    modules: Mapping[str, ModuleType],
-    records: Sequence[Mapping],
-    only: Sequence[str] = (),
-    joined: bool = False,
+    modules: Mapping[str, ModuleType], records: Sequence[Mapping], only: Sequence[str] = (), joined=False
 ) -> tuple[dict[str, Page], list[str]]:
     """The pages of the modules that have records, unwritten, and what went wrong."""
     pages, broken = {}, []
@@ -200,9 +190,9 @@ def write(
     modules: Mapping[str, ModuleType],
     records: Sequence[Mapping],
     folder: Path,
-    only: Sequence[str] = (),
-    gone: Sequence[Mapping] = (),
-    single: bool = False,
+    only=(),
+    gone=(),
+    single=False,
 ) -> list[Path]:
     """Rewrites every page, or only some, without the index. Returns the files. `gone`: results of removed cases.
     `single`: README.md holds every page."""
@@ -218,7 +208,7 @@ def write(
                 whole.append(document.whole())
                 (folder / f"{name}.md").unlink(missing_ok=True)
             else:
-                written.append(_write(folder / f"{name}.md", document.whole()))
+                written.append(write_whole(folder / f"{name}.md", document.whole()))
             written += document.files
             for stale in set(folder.glob(f"{name}_*.svg")) - set(document.files):
                 stale.unlink()
@@ -228,11 +218,10 @@ def write(
                     for stale in (folder / f"{name}.md", *folder.glob(f"{name}_*.svg")):
                         stale.unlink(missing_ok=True)
             index = _index(pages, records, single)
-            written.append(_write(folder / "README.md", "\n".join([index, *whole])))
+            written.append(write_whole(folder / "README.md", "\n".join([index, *whole])))
     except OSError as error:
-        raise RecordError(
-            f"{error.filename or folder}: cannot be written: {error.strerror}; what stood there stays"
-        ) from error
+        words = f"cannot be written: {error.strerror}; what stood there stays"
+        raise RecordError(f"{error.filename or folder}: {words}") from error
     if broken:
         raise ReportError("\n".join(broken))
     return written
@@ -362,10 +351,8 @@ def provenance(records: Sequence[Mapping]) -> str:
     words = ", ".join(_versions(records).values())
     on_cpu = any("device" not in record for record in records)
     threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
-    return (
-        f"Measured {when(records)} on {_distinct(map(_place, records))}; {threads}{words}. "
-        f"{' '.join(builds_of(records))}\n"
-    )
+    where = f"Measured {when(records)} on {_distinct(map(_place, records))}; {threads}{words}."
+    return f"{where} {' '.join(builds_of(records))}\n"
 
 
 def _place(record: Mapping) -> str | None:
@@ -396,9 +383,3 @@ def _build(build: Mapping) -> str:
 
 def commit_of(build: Mapping, digits: int | None = None) -> str:
     return build["commit"][:digits] + (" with changes" if build.get("dirty") else "")
-
-
-def _write(path: Path, content: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
-    return path

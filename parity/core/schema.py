@@ -76,9 +76,8 @@ KEY = Kind("a number, a string, true or false", (*REAL, str), flag=True)
 
 TIMES = dict.fromkeys(("median", "mean", "max", "p95"), POSITIVE)
 STATISTICS = Keys(must=TIMES | {"std": TIME, "min": TIME, "n": COUNT})
-WORD = Kind(
-    "letters, digits and any of . + - _", str, lambda value: re.fullmatch(r"[\w.+-]*", value, re.ASCII)
-)
+WORDS = re.compile(r"[\w.+-]*", re.ASCII)
+WORD = Kind("letters, digits and any of . + - _", str, WORDS.fullmatch)
 BUILD = Keys(must={"version": WORD, "commit": WORD, "library": WORD}, may={"dirty": FLAG, "id": NAME})
 NUMBERS = dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
 HOST = Keys(must={"name": TEXT}, may=NUMBERS | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)})
@@ -210,9 +209,8 @@ def _agrees(record: Mapping) -> None:
             if not found["min"] * (1 - SAME) <= found[key] <= found["max"] * (1 + SAME):
                 raise SchemaError(f"{name}.{key} is {found[key]}, needs {found['min']} to {found['max']}")
         if found["std"] > (found["max"] - found["min"]) * (1 + SAME):
-            raise SchemaError(
-                f"{name}.std is {found['std']}, the samples lie {found['min']} to {found['max']}"
-            )
+            span = f"{found['min']} to {found['max']}"
+            raise SchemaError(f"{name}.std is {found['std']}, the samples lie {span}")
     if ms and samples and None not in samples:
         if len(samples) != ms["n"]:
             raise SchemaError(f"ms.n is {ms['n']}, there are {len(samples)} samples")

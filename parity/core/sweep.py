@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import itertools
+import math
 import os
 import pkgutil
 import re
@@ -53,10 +54,8 @@ class Item:
 def discover(package: str) -> dict[str, ModuleType]:
     """The modules of a package: every file and every package in it but those of NO_MODULES."""
     root = importlib.import_module(package)
-    names = sorted(
-        found.name for found in pkgutil.iter_modules(root.__path__) if found.name not in NO_MODULES
-    )
-    return {name: importlib.import_module(f"{package}.{name}") for name in names}
+    names = {found.name for found in pkgutil.iter_modules(root.__path__)} - {*NO_MODULES}
+    return {name: importlib.import_module(f"{package}.{name}") for name in sorted(names)}
 
 
 def listed(modules: Mapping[str, ModuleType]) -> dict[tuple[str, str], dict]:
@@ -81,12 +80,7 @@ def refuse_unknown(names: Iterable[str], modules: Iterable[str]) -> None:
 
 
 def select(
-    modules: dict[str, ModuleType],
-    profile: str,
-    only: Sequence[str] = (),
-    regex: str = "",
-    measures: Sequence[str] = MEASURES,
-    device: str = "cpu",
+    modules: Mapping[str, ModuleType], profile: str, only=(), regex="", measures=MEASURES, device="cpu"
 ) -> list[Item]:
     """The cases of a profile on a kind of device that are asked for, by stage, then by module from the lowest up. Cases
     of more than two ranks come last in a stage, so that their ranks are started once."""
@@ -157,19 +151,18 @@ def run_sweep(
             console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
         older = 0 if options.redo else sum(is_done(item, *common, keep=True) for item in pending)
         if older:
-            console.print(
-                f"{older} cases were measured with another build and are measured again; --keep keeps them"
-            )
+            words = "cases were measured with another build and are measured again; --keep keeps them"
+            console.print(f"{older} {words}")
         if not pending:
             return 0
         console.print(f"to run: {describe(pending, finished)}")
         busy = os.getloadavg()[0]
         if busy > 1 and any("time" in item.case.measure for item in pending):
-            console.print(
-                f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow"
-            )
+            words = f"the machine is busy (load average {busy:.1f}): times will be noise"
+            console.print(words, style="yellow")
         expected = {item.name: expected_seconds(item, finished) for item in pending}
-        return _run_pending(pending, expected, worker, file, console, options, end)
+        with _Watch(console, expected, options.verbose, end) as watch:
+            return _run_pending(pending, watch, worker, file, options)
 
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
@@ -189,31 +182,20 @@ def is_done(
 
 
 def _run_pending(
-    pending: list[Item],
-    expected: Mapping[str, float],
-    worker: Worker,
-    file: RecordFile,
-    console: Console,
-    options: Namespace,
-    end: float,
+    pending: list[Item], watch: "_Watch", worker: Worker, file: RecordFile, options: Namespace
 ) -> int:
-    counts: Counter = Counter()
+    counts, console = Counter(), watch.console
     bad, none = False, True
-    with _Watch(console, expected, options.verbose) as watch:
-        while pending and not (options.fail_fast and bad):
-            item = pending[0]
-            # The first case always runs: otherwise a time that fits no case would never end.
-            if watch.done and time.monotonic() + expected[item.name] > end:
-                break
-            pending.remove(item)
-            watch.begin(item)
-            common = here(item, worker.surroundings, worker.settings) | {"time": now()}
-            records = [record | common for record in worker.run(item.path, item.case)]
-            file.append(records)
-            counts.update(record["status"] for record in records)
-            bad |= any(record["status"] in BAD for record in records)
-            none &= not any(is_judged(record["impl"]) and record["status"] == "ok" for record in records)
-            watch.end(item, records)
+    while pending and not ((options.fail_fast and bad) or watch.is_over(pending[0])):
+        item = pending.pop(0)
+        watch.begin(item)
+        common = here(item, worker.surroundings, worker.settings) | {"time": now()}
+        records = [record | common for record in worker.run(item.path, item.case)]
+        file.append(records)
+        counts.update(record["status"] for record in records)
+        bad |= any(record["status"] in BAD for record in records)
+        none &= not any(is_judged(record["impl"]) and record["status"] == "ok" for record in records)
+        watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
     if pending:
         why = "a case before them is bad" if options.fail_fast and bad else "the time is up"
@@ -275,8 +257,8 @@ class _Watch(contextlib.AbstractContextManager):
     """Prints how far the run is: a line for each module that is done, and on a terminal the case that runs. A bad case
     has a line of its own; with `verbose` every case has one."""
 
-    def __init__(self, console: Console, expected: Mapping[str, float], verbose: bool):
-        self.console, self.expected, self.verbose = console, expected, verbose
+    def __init__(self, console: Console, expected: Mapping, verbose: bool, stop: float = math.inf):
+        self.console, self.expected, self.verbose, self.stop = console, expected, verbose, stop
         self.started = self.begun = time.monotonic()
         self.done, self.past = 0, 0.0  # cases, and the seconds they were expected to take
         totals = Counter(name.partition("/")[0] for name in expected)
@@ -286,6 +268,10 @@ class _Watch(contextlib.AbstractContextManager):
     def __exit__(self, *_) -> None:
         if self.status:
             self.status.stop()
+
+    def is_over(self, item: Item) -> bool:
+        """Whether the time is up. The first case always runs: a time that fits no case would never end."""
+        return self.done > 0 and time.monotonic() + self.expected[item.name] > self.stop
 
     def begin(self, item: Item) -> None:
         self.begun = time.monotonic()

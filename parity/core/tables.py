@@ -34,21 +34,14 @@ class Samples(NamedTuple):
     spread: float
 
     def __str__(self) -> str:
-        return f"{self.low}{f' to {self.high}' * (self.high > self.low)}, {self.spread:.1%}".replace(
-            "%", " %"
-        )
+        n = f"{self.low} to {self.high}" if self.high > self.low else self.low
+        return f"{n}, {100 * self.spread:.1f} %"
 
 
 class Table:
     """Titles and cells in order; numbers stay numbers until they are rendered."""
 
-    def __init__(
-        self,
-        rows: Iterable[Mapping[str, Any]],
-        columns: Mapping[str, str] | Sequence[str] | None = None,
-        units: Mapping[str, str] | None = None,
-        digits: Mapping[str, int] | None = None,
-    ):
+    def __init__(self, rows: Iterable[Mapping[str, Any]], columns=None, units=None, digits=None):
         """columns selects, orders and (as a mapping) titles the columns. One that no row has, because nothing was
         measured, is left out. units follow the title in brackets. digits are significant digits."""
         rows = list(rows)
@@ -61,10 +54,8 @@ class Table:
         self.titles = [f"{titles[n]} ({units[n]})" if units and n in units else titles[n] for n in names]
         self.digits = [(digits or {}).get(name, DIGITS) for name in names]
         self.rows = [[row.get(name) if has(row, name) else None for name in names] for row in rows]
-        self.numeric = [
-            any(is_number(row[i]) or isinstance(row[i], Spread) for row in self.rows)
-            for i in range(len(names))
-        ]
+        columns = [[row[i] for row in self.rows] for i in range(len(names))]
+        self.numeric = [any(is_number(x) or isinstance(x, Spread) for x in cells) for cells in columns]
 
     def render(self, form: str, caption: str = "", label: str = "") -> str:
         """The table in a format; LaTeX's has the caption and the label."""
@@ -89,9 +80,7 @@ class Table:
             pairs = zip(marks, cells, strict=True)
             return "<tr>" + "".join(f'<{tag} class="{mark}">{cell}</{tag}>' for mark, cell in pairs) + "</tr>"
 
-        rows = [
-            line("td", cells) for cells in [unbroken(map(html.escape, row)) for row in self._cells("plain")]
-        ]
+        rows = [line("td", unbroken(map(html.escape, row))) for row in self._cells("plain")]
         head = line("th", [html.escape(title) for title in self.titles])
         return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
 

@@ -31,15 +31,13 @@ class Records:
 
     def only(self, deliverable: str | None = None, impl: str | None = None, **keys: Any) -> "Records":
         """Those of a deliverable, of an impl, and with these case keys; a list means any of its values."""
-        return Records(
-            record
-            for record in self.records
-            if _matches(record["deliverable"], deliverable)
-            and _matches(record["impl"], impl)
-            and all(
-                key in record["case"] and _matches(record["case"][key], want) for key, want in keys.items()
-            )
-        )
+
+        def wanted(record: Mapping) -> bool:
+            case = record["case"]
+            mine = _matches(record["deliverable"], deliverable) and _matches(record["impl"], impl)
+            return mine and all(key in case and _matches(case[key], want) for key, want in keys.items())
+
+        return self.where(wanted)
 
     def where(self, wanted: Callable[[Mapping], bool]) -> "Records":
         return Records(filter(wanted, self.records))
@@ -63,12 +61,11 @@ class Records:
 
     def value(self, name: str, impl: str = "c", **keys: Any) -> float:
         """One number; NaN if there is none. ValueError if the keys leave more than one case."""
-        found = [
-            record for record in self.only(impl=impl, **keys).records if number(record, name) is not None
-        ]
+        numbers = [number(record, name) for record in self.only(impl=impl, **keys).records]
+        found = [value for value in numbers if value is not None]
         if len(found) > 1:
             raise ValueError(f"{len(found)} records of {impl} have {keys}; name more keys")
-        return number(found[0], name) if found else float("nan")
+        return found[0] if found else float("nan")
 
     def curve(self, x: str, name: str, impl: str) -> tuple[list, list]:
         """The values of a case key, and one number at each; None where there is none."""
@@ -91,9 +88,8 @@ class Records:
                 count(row, record)
             if value in SPEEDS and noisy(record):
                 row["noisy"] = ", ".join(filter(None, [row.get("noisy"), record["impl"]]))
-            row[record["impl"]] = (
-                (record["status"] if record["status"] != "ok" else None) if found is None else found
-            )
+            lost = record["status"] if record["status"] != "ok" else None
+            row[record["impl"]] = lost if found is None else found
         ranks = {key: {word: rank for rank, word in enumerate(self.values(key))} for key in keys}
 
         def place(combination: tuple) -> list[int]:
@@ -102,12 +98,8 @@ class Records:
         ratios = {f"{impl} / {base}": impl for impl in filter(is_judged, self.impls()) if base}
         for row in rows.values():
             row |= {title: quotient(row.get(impl), row.get(base)) for title, impl in ratios.items()}
-        names = [
-            *keys,
-            *self.impls(),
-            *ratios,
-            *(name for name in (COUNTED, "noisy") if any(name in row for row in rows.values())),
-        ]
+        last = [name for name in (COUNTED, "noisy") if any(name in row for row in rows.values())]
+        names = [*keys, *self.impls(), *ratios, *last]
         return [{name: rows[at].get(name) for name in names} for at in sorted(rows, key=place)]
 
     def ratio(self, value: str, over: str = "torch_eager") -> np.ndarray:

@@ -86,9 +86,7 @@ def machines_of(reports: Path, names: Sequence[str], modules: Mapping[str, Modul
     return found
 
 
-def sections_of(
-    machines: Sequence[Machine], modules: Mapping[str, ModuleType]
-) -> tuple[dict[str, list[Found]], list[str]]:
+def sections_of(machines: Sequence[Machine], modules: Mapping[str, ModuleType]) -> tuple[dict, list[str]]:
     """{row: what each machine has of it}. A module with JOINED is also reported on the records of all machines."""
     found: dict[str, list[Found]] = {}
     broken: list[str] = []
@@ -154,8 +152,7 @@ def write(modules: Mapping[str, ModuleType], options: Namespace) -> list[Path]:
         document = form(path.parent, FIGURES, title)
         both = form is Markdown and len(years) > 1
         write_edition(document, year, chosen[year], there, only, both, others)
-        write_whole(path, document.whole())
-        written += [path, *document.files]
+        written += [write_whole(path, document.whole()), *document.files]
     if not only and form is Markdown and not options.edition:
         for stale in set((path.parent / FIGURES).glob("*.svg")) - set(written):
             stale.unlink()
@@ -181,22 +178,15 @@ def choose(found: Mapping[str, Sequence[Found]], rows: Iterable[str]) -> dict[st
 
 
 def write_edition(
-    document: Markdown,
-    year: str,
-    chosen: Mapping[str, Found | None],
-    machines: Sequence[Machine],
-    only: Sequence[str],
-    both: bool,
-    others: Sequence[Machine],
+    document: Markdown, year: str, chosen: Mapping, machines: list, only: list, both: bool, others: list
 ) -> None:
     """`both`: the other handout's document stands next to this one. `others`: the machine to compare with."""
     linked = TWO_GPUS if both else ()  # not measured here, and answered there
     rows = [row for row in chosen if wanted(row, only) and (chosen[row] or deliverable_of(row) in linked)]
     if both:
         other = next(name for of, name in NAMES.items() if of != year)
-        document.text(
-            f"The handout's version is {handouts.VERSIONS[year]}. [{other}.md]({other}.md) has the other handout."
-        )
+        link = f"[{other}.md]({other}.md) has the other handout"
+        document.text(f"The handout's version is {handouts.VERSIONS[year]}. {link}.")
     if year == NEWEST:
         document.text(
             f"`xl` is the model of 2026, which `tandem --size` and pictures call `{XL}`. The handout of 2025 calls "
@@ -211,14 +201,12 @@ def write_edition(
             document.text(f"*{QUESTIONS[row]}* Both handouts ask this alike: {link}.")
         elif chosen[row]:
             write_section(document, row, chosen[row])
-            mine = chosen[row].machine.records if deliverable_of(row) not in compared else ()
-            compared.add(deliverable_of(row))  # its parts have the same results
-            for other in others:
-                sides = (
-                    ([r for r in of if r["deliverable"] == deliverable_of(row)])
-                    for of in (mine, other.records)
-                )
-                beside.write(document, *sides, other.name)
+            name = deliverable_of(row)
+            for other in others if name not in compared else ():  # its parts have the same results
+                sides = (chosen[row].machine.records, other.records)
+                mine, theirs = ([r for r in of if r["deliverable"] == name] for of in sides)
+                beside.write(document, mine, theirs, other.name)
+            compared.add(name)
         else:
             write_unmeasured(document, row)
     if not only:
@@ -252,10 +240,8 @@ def write_method(document: Markdown, machines: Sequence[Machine]) -> None:
     rows = []
     for machine in machines:
         name, records = report.machine_of(machine.records, "plain"), machine.records
-        torch = ", ".join(
-            sorted({r["versions"]["torch"] for r in records if "torch" in r.get("versions", {})})
-        )
-        row = {"folder": machine.name, "machine": name, "PyTorch": torch}
+        versions = {r["versions"]["torch"] for r in records if "torch" in r.get("versions", {})}
+        row = {"folder": machine.name, "machine": name, "PyTorch": ", ".join(sorted(versions))}
         rows.append(row | {"measured": report.when(records), "results": len(records)})
     document.heading(2, "What ran where")
     document.table(Table(rows))
@@ -272,11 +258,8 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     measured = f"{'Measured' if section.blocks else 'Run'} by {command}"
     name = report.machine_of(mine, "md" if document.form == "md" else "plain")
     folder = (machine.home or machine).name
-    document.link(
-        f"{name}; {builds_of(mine)}. {measured}.",
-        f"The page of {folder}",
-        machine.place(found.module, section),
-    )
+    place = machine.place(found.module, section)
+    document.link(f"{name}; {builds_of(mine)}. {measured}.", f"The page of {folder}", place)
 
 
 def renamed(section: Section) -> Section:
@@ -313,13 +296,8 @@ def renamed(section: Section) -> Section:
     ran = any(cells[1:3] == ["2048", "step"] and cells[3][0].isdigit() for cells in shown)
     if row in ("memory_profiling (b)", "memory_profiling (c)") and not ran:
         lacks.append(f"context 2048 but for inference; `{command_of(row)}` measures it on a card with 141 GB")
-    parts = {
-        "answer": [*map(words, section.answer)],
-        "notes": [*map(words, section.notes)],
-        "lacks": lacks,
-        "complete": not lacks,
-    }
-    return replace(section, blocks=[*map(block, section.blocks)], **parts)
+    said = {"answer": [*map(words, section.answer)], "notes": [*map(words, section.notes)]}
+    return replace(section, blocks=[*map(block, section.blocks)], lacks=lacks, complete=not lacks, **said)
 
 
 def builds_of(records: Sequence[Mapping]) -> str:
@@ -364,6 +342,4 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
                 line[head] = f"[{words}]({of.machine.place(of.module, of.section)})"
         lines.append(line)
     document.table(Table(lines))
-    path = reports / "README.md"
-    write_whole(path, document.whole())
-    return path
+    return write_whole(reports / "README.md", document.whole())

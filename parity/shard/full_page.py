@@ -64,13 +64,9 @@ def report_leaderboard(page, records):
     for record in (r for r in records.records if "ms" in r):
         case, ms, peak = record["case"], record["ms"]["median"], peak_of(record)
         tokens = 1e3 * case["batch"] * case["context"] * case["ranks"] / ms
-        told = record["values"] | {
-            "step": ms,
-            "tokens": tokens,
-            "rate": record["tflops"],
-            "ranks": case["ranks"],
-        }
-        told |= {"mfu": record["tflops"] / peak if peak else None, "most": record["peak_mib"]}
+        told = record["values"] | {"step": ms, "tokens": tokens, "ranks": case["ranks"]}
+        told |= {"rate": record["tflops"], "most": record["peak_mib"]}
+        told["mfu"] = record["tflops"] / peak if peak else None
         row = {name: case[name] for name in SHAPE} | {"side": record["impl"], "step (ms)": ms}
         row |= {"min (ms)": record["ms"]["min"], "n": record["ms"]["n"], "tokens/s": tokens}
         row |= {"TFLOP/s a GPU": record["tflops"], "MFU": f"{100 * told['mfu']:.1f} %" if peak else None}
@@ -107,10 +103,8 @@ def report_memory(page, mine, parts):
         if record in mine and tuple(head.values()) not in seen:
             seen.add(tuple(head.values()))
             values = record["values"]
-            sums, parts_of = (
-                memory_of(record),
-                {f"{name} (MiB)": values[f"predicted {name}"] / MIB for name in STATE},
-            )
+            sums = memory_of(record)
+            parts_of = {f"{name} (MiB)": values[f"predicted {name}"] / MIB for name in STATE}
             rows.append(head | {"side": "arithmetic, not sharded", "sum (MiB)": sums["whole"]})
             rows.append(head | {"side": "arithmetic", "sum (MiB)": sums["total"]} | parts_of)
         of_rank = {f"{name} (MiB)": max(record["memory"].get(f"{name}_mib", [None])) for name in PARTS}

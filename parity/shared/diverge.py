@@ -15,7 +15,7 @@ import torch
 from parity.core import DTYPES, Case, Side
 from parity.core.case import ParityError
 from parity.core.device import kind_of
-from parity.core.ranks import Group, GroupError, missing
+from parity.core.ranks import Group, missing
 from parity.core.worker import Settings, Worker
 from parity.shared.model import (
     ADAMW,
@@ -134,11 +134,8 @@ def run(case, draw, c):
             found[name] = whole.to(dtype or value.dtype)
         return found | ({name: updated(name, dtype) for name in state} if gradients else {})
 
-    return {
-        side: Side(tandem, open=model.open, close=model.close),
-        "torch_eager": by_torch,
-        "truth": lambda: by_torch(torch.float64),
-    }
+    sides = {side: Side(tandem, open=model.open, close=model.close), "torch_eager": by_torch}
+    return sides | {"truth": lambda: by_torch(torch.float64)}
 
 
 def weights_of(model, c):
@@ -189,11 +186,8 @@ def records_of(case, settings):
     lacks = missing(case, settings.device)
     if lacks:
         raise ParityError(lacks)
-    try:
-        with Group(case.ranks, settings) as group:
-            return group.run(__name__, case)
-    except GroupError as error:
-        raise ParityError(str(error)) from None
+    with Group(case.ranks, settings) as group:
+        return group.run(__name__, case)
 
 
 def say(of_ranks, options, console):
@@ -209,9 +203,8 @@ def say(of_ranks, options, console):
     for name, rank, used, mine, theirs in rows if options.all else ():
         where = f"rank {rank}  " if len(of_ranks) > 1 else ""
         errors = f"C {mine['rel_l2']:.2e}  PyTorch {theirs['rel_l2']:.2e}"
-        console.print(
-            f"{where}{name:<{wide}}  {errors}  {used:7.1%} of what is allowed{'' if used <= 1 else '  <--'}"
-        )
+        mark = "" if used <= 1 else "  <--"
+        console.print(f"{where}{name:<{wide}}  {errors}  {used:7.1%} of what is allowed{mark}")
     bad = [row for row in rows if not row[2] <= 1]
     what = f"{options.size} in {options.dtype}: {len(names)} outputs"
     if not bad:
@@ -222,9 +215,8 @@ def say(of_ranks, options, console):
     name, rank, used, mine, theirs = bad[0]
     where = f" of rank {rank}" if len(of_ranks) > 1 else ""
     count = len({row[0] for row in bad})
-    console.print(
-        f"{what}; {count} {'is' if count == 1 else 'are'} outside the rule. The first{where}: {name}"
-    )
+    are = "is" if count == 1 else "are"
+    console.print(f"{what}; {count} {are} outside the rule. The first{where}: {name}")
     for side, error in (("C", mine), ("PyTorch", theirs)):
         console.print(f"  {side:<8} rel_l2 {error['rel_l2']:.3g}, largest error {error['max_abs']:.3g}")
     said = of_ranks[rank][0]["message"].partition(f"{name}: ")[2]

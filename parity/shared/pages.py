@@ -95,14 +95,9 @@ def report_proofs(page, records, name, columns, **more) -> None:
         for row in found
         if row.get("dtype", "f32") == "f32" and "weights, C" in row and row["weights, PyTorch"] is not None
     ]
-    page.say(
-        held=held,
-        results=results or None,
-        rows=len(pairs),
-        worst=max(pairs, key=lambda pair: pair["mine"], default=None),
-        behind=sum(pair["mine"] > pair["theirs"] for pair in pairs),
-        **more,
-    )
+    worst = max(pairs, key=lambda pair: pair["mine"], default=None)
+    behind = sum(pair["mine"] > pair["theirs"] for pair in pairs)
+    page.say(held=held, results=results or None, rows=len(pairs), worst=worst, behind=behind, **more)
 
 
 def apart_of(record) -> float | None:

@@ -84,15 +84,9 @@ def report_training(page, records):
     graphs = [[sides[impl]["series"]["loss"] for impl in ("c", "c_graph")] for sides in both]
     noise = next((sides for sides in runs if {"c", "torch_eager", OTHER_SEED} <= set(sides)), {})
     mean = {impl: record["values"].get("mean") for impl, record in noise.items()}
-    page.say(
-        f32=max(exact, default=None),
-        allowed=LOSSES_WITHIN,
-        runs=len(exact) or None,
-        mine=mean.get("c"),
-        seed=mean.get(OTHER_SEED),
-        rounding=mean.get(ROUNDING),
-        same=sum(queued == captured for queued, captured in graphs) if graphs else None,
-        graphs=len(graphs),
-    )
+    told = {"f32": max(exact, default=None), "allowed": LOSSES_WITHIN, "runs": len(exact) or None}
+    told |= {"mine": mean.get("c"), "seed": mean.get(OTHER_SEED), "rounding": mean.get(ROUNDING)}
+    same = sum(queued == captured for queued, captured in graphs) if graphs else None
+    page.say(**told, same=same, graphs=len(graphs))
     for row in valued(records)[:1]:
         page.method("training", **row)
