@@ -519,13 +519,10 @@ def report_softmax(page, profiled, both, case):
         for size, panel in panels.items()
         if any(len(points) > 1 for points in panel.values())
     }
-    page.plot(
-        "softmax",
-        {size: drawn[size] for size in dict.fromkeys([*drawn][:1] + [*drawn][-1:])},
-        x="context",
-        y="ratio of times: softmax / (QK^T and PV)",
-        title="Softmax over both products of attention: time of C and PyTorch, and FLOPs",
-    )
+    ends = {size: drawn[size] for size in [*drawn][:1] + [*drawn][-1:]}
+    axes = {"x": "context", "y": "ratio of times: softmax / (QK^T and PV)"}
+    title = "Softmax over both products of attention: time of C and PyTorch, and FLOPs"
+    page.plot("softmax", ends, **axes, title=title)
     ratios = {name: softmax_ratio(record) for name, record in both.items() if softmax_ratio(record)}
     flops = next((ratio[1] for ratio in ratios.values()), None)
     alone = "attention ms scores matmul" in values_of(both.get("theirs"))

@@ -50,13 +50,10 @@ def held(records) -> dict:
     judged = [r for r in records.records if is_judged(r["impl"]) and r["status"] in ("ok", "failed")]
     judged = [r for r in judged if "error" in r.get("measure", "error")]
     used = [share for share in (number(r, "used") for r in judged) if share is not None]
-    return {
-        "held": sum(r["status"] == "ok" for r in judged),
-        "judged": len(judged) or None,
-        "used": max(used, default=None),
-        "ratio": geomean(records.error_ratio()),
-        "ratios": sum(ratio > 0 for ratio in records.error_ratio()),
-    }
+    ratios = records.error_ratio()
+    found = {"held": sum(r["status"] == "ok" for r in judged), "judged": len(judged) or None}
+    found |= {"ratio": geomean(ratios), "ratios": sum(ratio > 0 for ratio in ratios)}
+    return found | {"used": max(used, default=None)}
 
 
 def setup(case) -> str:
