@@ -319,6 +319,7 @@ def report_timeline(page, f32):
         forward=in_mib(values_of(forward), "live"),
         step=in_mib(live, "live"),
         naive=in_mib(values_of(naive), "live"),
+        naive_context=naive["case"]["context"] if naive else None,
     )
 
 

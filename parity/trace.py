@@ -477,6 +477,9 @@ def report_share(page, profiled, both, case):
     page.say(**told, **case)
 
 
+QK = "attention ms scores matmul"  # of PyTorch, whose scores are several kernels
+
+
 def softmax_ratio(record):
     """Softmax over both products, in time and in FLOPs; None if attention is one kernel."""
     values = values_of(record)
@@ -492,24 +495,31 @@ def softmax_ratio(record):
 
 def report_softmax(page, profiled, both, case):
     page.section("nsys_profile (e)")
+    alone = any(QK in values_of(record) for record in profiled.records)
+
+    def ratio_of(record):
+        """One definition for all rows: that with the GEMM of QK^T alone, if a record of PyTorch has it."""
+        mixed = alone and record["impl"] == "torch_eager" and QK not in values_of(record)
+        return None if mixed else softmax_ratio(record)
 
     def cells(record):
         found = {f"{part} (ms)": record["values"].get(f"attention ms {part}") for part in PARTS[:3]}
-        found["QK^T (ms)"] = record["values"].get("attention ms scores matmul")
-        ratio = softmax_ratio(record)
+        found["QK^T (ms)"] = record["values"].get(QK)
+        ratio = ratio_of(record)
         return found | ({"softmax / products": ratio[0]} if ratio else {})
 
     rows, panels = rows_of(profiled, cells), {}
-    for record in profiled.where(softmax_ratio).records:
+    for record in profiled.where(ratio_of).records:
         panel = panels.setdefault(record["case"]["size"], {})
-        for name, value in zip((record["impl"], "FLOPs"), softmax_ratio(record), strict=True):
+        for name, value in zip((record["impl"], "FLOPs"), ratio_of(record), strict=True):
             panel.setdefault(name, {})[record["case"]["context"]] = value
     for row in rows:
         of_size = panels.get(row["size"], {}).get("FLOPs", {})
         row["FLOPs, softmax / products"] = of_size.get(row["context"])
+    which = ", which the ratio counts; no cell: not recorded" if alone else ", which was not recorded"
     page.note(
         "f32, one forward pass. scores: QK^T, in PyTorch with scaling and mask, which are kernels of their own. QK^T: "
-        "its GEMM alone, which the ratio counts where it was recorded. values: PV."
+        f"its GEMM alone{which}. values: PV."
     )
     names = ("QK^T (ms)", *(f"{part} (ms)" for part in PARTS[:3]), "softmax / products")
     order = [f"{impl} {name}" for impl in BOTH for name in names]
@@ -525,6 +535,5 @@ def report_softmax(page, profiled, both, case):
     page.plot("softmax", ends, **axes, title=title)
     ratios = {name: softmax_ratio(record) for name, record in both.items() if softmax_ratio(record)}
     flops = next((ratio[1] for ratio in ratios.values()), None)
-    alone = "attention ms scores matmul" in values_of(both.get("theirs"))
     told = {name: ratio[0] for name, ratio in ratios.items()}
     page.say(**told, flops=flops, mixed=not alone or None, **case)

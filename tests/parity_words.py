@@ -95,10 +95,12 @@ ddp|spread|0.05||spread by up to
 ddp|small.collectives|large.collectives||The all-reduces of
 flash|held|judged|All 1 cases pass|10 of 1 cases pass
 flash|held|judged|All 1 cases pass|10 of 1 cases pass
+memory|naive_context|context||at context 10
 memory|gradients|0.1 * weights|no optimizer stage|
 memory|first.context|last.context||At context 10 tensors
 memory|first.context|last.context||A training step there
 memory|first.c_forward|1.2 * first.c_forward_tensors||also reserves
+memory|wide.context|short_wide.context||at context 10 from
 memory|short_low.torch_eager_forward|short_wide.torch_eager_forward||rises at
 memory|low.torch_eager_forward|wide.torch_eager_forward|falls from|
 memory|low.c_inference_tensors|wide.c_inference_tensors||C's inference rises

@@ -321,6 +321,7 @@ TD_TEST(kernels_are_classified_by_their_names)
         {"void cublasLt::epilogue::impl::globalKernel<8, 32>", TD_OP_MATMUL},
         {"triton_tem_fused_mm_3", TD_OP_MATMUL},
         {"void (anonymous namespace)::softmax_warp_forward<float, float>", TD_OP_SOFTMAX},
+        {"void (anonymous namespace)::td_norm_forward<float, 4>(float const*)", TD_OP_REDUCTION},
         {"void at::native::(anonymous namespace)::cunn_SoftMaxForward<4>", TD_OP_SOFTMAX},
         {"triton_per_fused__softmax_2", TD_OP_SOFTMAX},
         {"void at::native::(anonymous namespace)::multi_tensor_apply_kernel<...>", TD_OP_OPTIMIZER},

@@ -64,9 +64,13 @@ static const rule rules[] = {
     {"Memset", TD_OP_MEMORY, true},
 };
 
-/** The name without a leading "void ". */
+/** The name without a leading "void ", and of a kernel of tandem without its namespace. */
 static const char *begin_of(const char *name)
 {
+    const char *own = strstr(name, "::td_");
+
+    if (own)
+        return own + 2;
     return strncmp(name, "void ", 5) == 0 ? name + 5 : name;
 }
 

@@ -25,7 +25,7 @@ FEW = 5  # samples
 LATE_MS = 0.02  # what two events of a GPU tell apart
 MIB_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 NO_ROOM = re.compile(r"no room for (\d+) bytes on \S+: (\d+) bytes")
-PASS = ("size", "batch", "context", "dtype", "pass", "ranks")  # of a model
+PASS = ("size", "layers", "batch", "context", "dtype", "pass", "ranks")  # of a model
 WIDE = ("samples", "like", "gap", "reference", "age")  # checks of a whole deliverable
 Findings = Iterator[tuple[Mapping, str]]
 
