@@ -1,8 +1,11 @@
-"""What PyTorch's own suite tries, from its tables of inputs: every optimizer sharded, and attention.
+"""What other projects' suites try. Nothing of theirs is here.
 
-PyTorch installs the tables (torch.testing._internal). They import `expecttest` for a class that is not used here.
+PyTorch's tables of inputs, of every optimizer sharded and of attention, and attention of ragged lengths under
+flash-attention's rule. PyTorch installs the tables (torch.testing._internal). They import `expecttest` for a class
+that is not used here.
 """
 
+import itertools
 import os
 import sys
 import types
@@ -31,7 +34,46 @@ def trained(make, weights):
     return [parameter.detach() for parameter in parameters]
 
 
+def attention_by_rows(q, k, v, causal):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def excess(seq, seq_k, d, causal, dtype):
+    """The largest error of FlashAttention over flash-attention's limit: twice that of PyTorch's plain attention."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, n, d, dtype=dtype) for n in (seq, seq_k, seq_k, seq)]
+    sides = []
+    for attention, width in (
+        (attention_by_rows, torch.float64),
+        (attention_by_rows, dtype),
+        (FlashAttention.apply, dtype),
+    ):
+        *qkv, do = (x.to(width, copy=True).requires_grad_() for x in given)
+        o = attention(*qkv, causal)
+        o.backward(do.detach())
+        sides.append([x.detach().double() for x in (o, *(y.grad for y in qkv))])
+    eps = torch.finfo(dtype).eps  # with one key, gradients of q and k are 0 and their errors roundings of do
+    return max(
+        float(
+            (mine - exact).norm()
+            / (2 * (theirs - exact).norm() + eps * (given[3] if seq_k == 1 else exact / 2).norm())
+        )
+        for exact, theirs, mine in zip(*sides, strict=True)
+    )
+
+
 class Peers(unittest.TestCase):
+    def test_attention_of_ragged_lengths(self):
+        pairs = [(1, 1), (1, 301), (301, 1), (97, 259), (259, 97), (511, 513)]
+        for pair, d, causal, dtype in itertools.product(
+            pairs, (59, 128), (False, True), (torch.float32, torch.bfloat16)
+        ):
+            with self.subTest(pair=pair, d=d, causal=causal, dtype=dtype):
+                self.assertLessEqual(excess(*pair, d, causal, dtype), 1)
+
     def test_every_optimizer_with_its_options_is_sharded(self):
         self.enterContext(unittest.mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"))
         torch.manual_seed(0)
