@@ -84,6 +84,8 @@ class Model(nn.Module):
         if kind == "conv":
             self.blocks = nn.ModuleList(Convolution(channels) for channels in (3, 8))
         elif kind == "lstm":
+            # In 16 bits PyTorch asks for oneDNN's LSTM, which a processor without AVX-512 does not have.
+            torch.backends.mkldnn.set_flags(False)
             self.blocks = nn.ModuleList([Recurrent(D, D // 2, 2, batch_first=True, bidirectional=True)])
         else:
             self.blocks = nn.ModuleList(Block(kind) for _ in range(2))
