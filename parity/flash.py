@@ -218,7 +218,8 @@ def report(page, records):
             rows.append({"dtype": "all", "cases": told["judged"], "error ratio": told["ratio"]})
         page.note(
             "relative error: the largest relative L2 error of the cases, against float64. error ratio: C's over "
-            "PyTorch's, the geometric mean of the cases. allowance: what an error may be at most by our own rule."
+            "torch_eager's, in tf32 torch_tf32's, the geometric mean of the cases. allowance: what an error may be "
+            "at most by our own rule."
         )
         page.table(rows, f"{deliverable}_by_dtype")
         page.table(errors_by(errors, ["head_dim", "dtype"]), deliverable, more=True)

@@ -98,7 +98,7 @@ flash|held|judged|All 1 cases pass|10 of 1 cases pass
 memory|naive_context|context||at context 10
 memory|gradients|0.1 * weights|no optimizer stage|
 memory|first.context|last.context||At context 10 tensors
-memory|first.context|last.context||A training step there
+memory|first.context|last.context||a training step takes
 memory|first.c_forward|1.2 * first.c_forward_tensors||also reserves
 memory|wide.context|short_wide.context||at context 10 from
 memory|short_low.torch_eager_forward|short_wide.torch_eager_forward||rises at

@@ -186,7 +186,7 @@ def stack(
     """{panel: ({layer: values}, {band: where it ends, 0 to 1})}: layers stacked over named bands, and the peak."""
     size = (7.2, 4.8) if len(panels) == 1 else (2.0 + 4.0 * len(panels), 4.8)
     figure, found = _figure(1, len(panels), size, title, under, sharey=True)
-    drawn = {}
+    drawn, top = {}, 0.0
     for axes, (panel, (layers, bands)) in zip(found[0], panels.items(), strict=True):
         count = len(next(iter(layers.values())))
         places = [100 * (i + 0.5) / count for i in range(count)]
@@ -211,11 +211,12 @@ def stack(
             va="bottom",
             fontsize=9,
         )
-        axes.set_ylim(0, 1.15 * max(totals))
+        top = max(top, *totals)
         axes.set_xlim(0, 100)
         axes.set_xlabel(x)
         axes.set_title(panel, fontsize=10, pad=16)
     found[0][0].set_ylabel(y)
+    found[0][0].set_ylim(0, 1.15 * top)  # of all panels
     return _legend(figure, drawn)
 
 
