@@ -95,7 +95,7 @@ def refuse_other_lists(on):
     """A GPU machine brings its own PyTorch, and the lists grow from one to the next. A CPU has ours."""
     if on.type != "cpu" and not torch.__version__.startswith(f"{LISTED}."):
         raise NotImplementedError(
-            f"the operator lists are those of PyTorch {LISTED}, not {torch.__version__}"
+            f"the operator lists come from PyTorch {LISTED}, and this is PyTorch {torch.__version__}"
         )
 
 
