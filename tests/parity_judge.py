@@ -419,6 +419,15 @@ class WrongAnswers(unittest.TestCase):
                 len(no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, 0.0)), wrong
             )
 
+    def test_products_that_round_to_tf32_are_a_measure_of_few_numbers(self):
+        v = normal("v", F32, 1, 80).double()
+        truth = v.expand(300, 80)  # 300 rows of one sum
+        for factor, holds in ((1 + 2.0**-12, True), (1.001, False)):
+            theirs = (truth * factor).float()
+            sides = {"torch_tf32": {"y": theirs}}
+            found = judge(sides, {"y": truth}, {}, "torch_tf32", None, [{"y": theirs}] * 4)
+            self.assertEqual(found["torch_tf32"].passed, holds)
+
 
 class Equals(unittest.TestCase):
     """Sums in another order have the error that the rule assumes."""
@@ -541,6 +550,15 @@ class Equals(unittest.TestCase):
         wrong = right.clone()
         wrong[7] = 0
         self.assertIn("a row is off as a whole", verdict(wrong, right, truth, equals=equals).complaints[0])
+
+    def test_a_row_of_zeros_in_16_bits_may_hold_what_f32_rounds(self):
+        truth = normal("rows", F32, 64, 32).double()
+        truth[0] = 0
+        right, *equals = ((truth * (1 + 0.01 * normal(f"noise {i}", F32, 64, 32))).to(BF16) for i in range(4))
+        for off, holds in ((2.0**-18, True), (2.0**-14, False)):
+            answer = right.clone()
+            answer[0] = off
+            self.assertEqual(verdict(answer, right, truth, equals=equals).passed, holds)
 
 
 class OtherRules(unittest.TestCase):

@@ -217,7 +217,8 @@ class Sweeps(unittest.TestCase):
 
     def test_a_terminal_shows_one_line_a_module(self):
         out = io.StringIO()
-        console = Console(file=out, force_terminal=True, width=120)
+        with unittest.mock.patch.dict(os.environ, TERM="xterm"):
+            console = Console(file=out, force_terminal=True, width=120)
         cases = [Case("d", n=n) for n in (1, 2)]
         items = [sweep.Item(name, name, case) for name in ("ops", "flash") for case in cases]
         expected = {item.name: 60.0 for item in items}
