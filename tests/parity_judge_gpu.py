@@ -58,6 +58,11 @@ class OnTheGpu(unittest.TestCase):
                 self.assertEqual(status, 1, said)
                 self.assertRegex(said, words)
 
+    def test_ranks_use_the_cpu(self):
+        only = "get_(ddp|sharded_optimizer|fsdp), course, sgd"
+        status, said, _ = zoo.judged(zoo.BRIDGE, "--device", DEVICE, "--only", only)
+        self.assertEqual((status, said.count("right ")), (0, 3), said)
+
 
 if __name__ == "__main__":
     if sys.argv[1:]:

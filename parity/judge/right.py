@@ -230,7 +230,8 @@ class Theirs:
                 differ = [name[2:] for name in found if not torch.equal(found[name], other[name])]
                 facts.update({"ranks": f"rank {rank} has another {differ[0]}"} if differ else {})
                 facts.update({name: its[name] for name in said if its[name] != EXPECTED[name]})
-            found = {name: value.to(draw.device, copy=True) for name, value in found.items()}
+            device = draw.device if case.call != "train" else "cpu"
+            found = {name: value.to(device, copy=True) for name, value in found.items()}
             if case.call == "attention" and "lse" not in found:
                 found["lse"] = torch.full(tensors["q"].shape[:2], torch.nan)
             return facts | apart(case, found)
@@ -294,7 +295,8 @@ class Theirs:
         rows = (case.micro, case.steps, case.ranks, 4)
         x["x"] = draw.integers("x", (*rows, 6), high=48) if full else draw.normal("x", (*rows, 10), "f32")
         x["y"] = draw.normal("y", (*rows, 6, 5) if full else (*rows, 5), "f32")
-        return x, lambda x: examinee.alone(request, x, transformer)
+        # Ranks use the CPU, also if attention runs on a GPU.
+        return {name: value.cpu() for name, value in x.items()}, lambda x: examinee.alone(request, x, transformer)
 
     def close(self, *ranks: int) -> None:
         for count in ranks or [*self.processes]:
