@@ -451,6 +451,18 @@ TD_TEST(there_are_1024_handles)
     td_assert_ok(td_comm_barrier(comm));
 }
 
+TD_TEST(close_ends_1024_handles)
+{
+    td_comm *alone;
+    td_work *work;
+    int64_t *number = there(&(int64_t){0}, sizeof *number);
+
+    td_assert_ok(td_comm_open(dev, &(td_comm_options){.backend = info.backend, .ranks = 1}, &alone));
+    for (int i = 0; i < 1024; i++)
+        td_assert_ok(td_comm_broadcast(alone, number, 1, TD_COMM_I64, 0, &work));
+    td_assert_ok(td_comm_close(alone));
+}
+
 TD_TEST(ranks_know_each_other)
 {
     int32_t *all = calloc((size_t)info.ranks, sizeof *all);

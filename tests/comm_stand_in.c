@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "comm/comm.h"
 #include "stand_in/gpu.h"
+#include "support/asan.h"
 #include "support/compare.h"
 #include "support/test.h"
 
@@ -403,14 +404,19 @@ static void end_windows(const char *folder)
     CHECK(windows() == 1);
     CHECK_OK(td_comm_barrier(comm));
     CHECK(td_graph_launch(graphs[0]) == TD_BAD_STATE &&
-          strstr(td_last_error(), "a window that was destroyed"));
+          strstr(td_last_error(), "window 1, which was destroyed"));
     CHECK_OK(td_graph_launch(graphs[1]));
     CHECK_OK(td_device_free(dev, block));
     CHECK(windows() == 0);
     td_comm_window_destroy(windows_of[1]);
     CHECK(td_graph_launch(graphs[1]) == TD_BAD_STATE);
 
-    windows_of[0] = window_of(large, LARGE);
+    for (int number = 3; number <= 1 + 64; number++) { /* two windows whose numbers are equal modulo 64 */
+        windows_of[0] = window_of(large, LARGE);
+        if (number < 1 + 64)
+            td_comm_window_destroy(windows_of[0]);
+    }
+    CHECK(td_graph_launch(graphs[0]) == TD_BAD_STATE);
     CHECK_OK(td_graph_begin(dev));
     td_comm_window_destroy(windows_of[0]);
     CHECK_OK(td_graph_end(dev, &third));
@@ -426,6 +432,11 @@ static void end_windows(const char *folder)
     td_graph_destroy(third);
     for (int i = 0; i < 2; i++)
         td_graph_destroy(graphs[i]);
+    CHECK_OK(td_device_free(dev, large)); /* ends and frees the window whose handles are destroyed */
+    CHECK(windows() == 0);
+#ifdef TD_ASAN
+    CHECK(__asan_address_is_poisoned(windows_of[0]));
+#endif
     CHECK_OK(td_comm_close(comm));
     CHECK(td_stand_in_windows == 0);
 }

@@ -67,7 +67,7 @@ static void draw_step(const pair *p, step *s)
         (p->batch != p->step_batch || p->seq != p->step_seq))
         impossible(TD_BAD_ARGUMENT, "micro-batch");
     else if (s->kind == BACKWARD && !(loss && p->loss))
-        impossible(TD_BAD_STATE, "loss|gradients|inference");
+        impossible(TD_BAD_STATE, "loss|gradients|inference|forward");
     if (s->kind == UPDATE && !p->final)
         impossible(TD_BAD_STATE, "gradients|optimizer");
 }

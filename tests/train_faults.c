@@ -535,6 +535,9 @@ static void check_next_steps(void *state, td_status status, const char *failed)
     assert_settled(k, t->dev, failed ? failed : "call of none");
     restore(t->train, k, &t->before);
     td_assert_ok(run(t->train, k, STEPS));
+    if (k->parts) /* also by a replay, which the model does not see */
+        td_assert_refused(td_train_backward(t->train), TD_BAD_STATE,
+                          "no forward came since the last backward");
     if (!k->capture)
         assert_numbers(t->train, &t->after);
     drop_trainer(t);

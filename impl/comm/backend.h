@@ -18,7 +18,7 @@
 #include "comm/control.h"
 #include "device/block_listener.h"
 
-enum { TD_WORK_MOST = 1024 };
+enum { TD_WORK_MOST = 1024, TD_GRAPH_WINDOWS = 64 };
 
 struct td_work {
     td_comm *comm;
@@ -40,9 +40,9 @@ struct td_work {
  * collectives. */
 typedef struct td_comm_graph {
     td_comm *comm;
-    int64_t capture;   /* td_graph_capture's number */
-    td_signature call; /* the signature of a launch */
-    uint64_t windows;  /* the windows with memory of its calls: td_comm_windows_note */
+    int64_t capture;                       /* td_graph_capture's number */
+    td_signature call;                     /* the signature of a launch */
+    int64_t windows[TD_GRAPH_WINDOWS + 1]; /* numbers of the windows with memory of its calls, then a 0 */
 } td_comm_graph;
 
 typedef struct td_comm_backend_table {
@@ -92,7 +92,7 @@ struct td_comm_window {
     td_comm *comm;
     size_t bytes;          /* size of the block */
     void *native;          /* the library's handle; NULL: none */
-    int64_t number, users; /* users: handles; 0: td_comm_windows_end frees it */
+    int64_t number, users; /* users: handles; 0: td_comm_window_end frees it */
     td_comm_window *next;
 };
 
@@ -113,7 +113,7 @@ struct td_comm {
     int64_t issued;       /* number of handles in use */
     int64_t graphs;       /* number of graphs with collectives of this communicator */
     td_comm_graph *graph; /* the graph captured last; NULL: none, or destroyed */
-    td_work *works;       /* [TD_WORK_MOST] */
+    td_work *works;       /* [TD_WORK_MOST + 1]; the last free one is for td_comm_close */
     td_work *free_works;
     td_comm_window *windows;       /* windows with a block, the newest first */
     int64_t window_count;          /* number of windows ever made */
@@ -132,13 +132,13 @@ td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET
  * a part in a window is no multiple of 16 bytes. */
 td_status td_comm_windows_find(const td_comm *comm, const void *in, const void *out, td_signature *call);
 
-/** td_comm_windows_note adds the windows of a call to a set (bits of the windows' numbers).
- * td_comm_windows_live: all windows of a set exist; window n and
- * window n + 64 have one bit. */
-void td_comm_windows_note(const td_signature *call, uint64_t *windows);
-bool td_comm_windows_live(const td_comm *comm, uint64_t windows);
+/** Adds the windows of a call to td_comm_graph.windows. TD_BAD_STATE: there are TD_GRAPH_WINDOWS others. */
+td_status td_comm_windows_note(const td_signature *call, int64_t windows[]);
 
-/** Removes the window from its communicator and its block. */
+/** The number of a window in td_comm_graph.windows that has ended; 0: none has. */
+int64_t td_comm_windows_ended(const td_comm *comm, const int64_t windows[]);
+
+/** Removes the window from its communicator and its block; frees it if its handle was destroyed. */
 void td_comm_window_end(td_comm_window *window);
 
 /** Ends all remaining windows; their handles are destroyed later. */

@@ -126,7 +126,7 @@ static void comm_free(td_comm *comm, bool orderly)
     if (comm->backend)
         comm->backend->close(comm, orderly);
     td_control_close(comm->control);
-    for (int i = 0; comm->works && i < TD_WORK_MOST; i++)
+    for (int i = 0; comm->works && i <= TD_WORK_MOST; i++)
         td_event_destroy(comm->works[i].mark);
     free(comm->works);
     free(comm->spans);
@@ -146,11 +146,11 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
 
     comm = calloc(1, sizeof *comm);
     if (comm)
-        comm->works = calloc(TD_WORK_MOST, sizeof *comm->works);
+        comm->works = calloc(TD_WORK_MOST + 1, sizeof *comm->works);
     TD_FAIL_IF(!comm || !comm->works, TD_NO_MEMORY, "no memory for a communicator");
-    for (int i = 0; i < TD_WORK_MOST; i++) {
+    for (int i = 0; i <= TD_WORK_MOST; i++) {
         comm->works[i].comm = comm;
-        comm->works[i].next = i + 1 < TD_WORK_MOST ? &comm->works[i + 1] : NULL;
+        comm->works[i].next = i < TD_WORK_MOST ? &comm->works[i + 1] : NULL;
     }
     comm->free_works = comm->works;
     comm->dev = dev;
@@ -315,9 +315,12 @@ cleanup:
 static td_status launch_graph(void *user)
 {
     td_comm_graph *graph = user;
+    const int64_t ended = td_comm_windows_ended(graph->comm, graph->windows);
 
-    if (!td_comm_windows_live(graph->comm, graph->windows))
-        return td_fail(TD_BAD_STATE, "the graph has collectives in a window that was destroyed");
+    if (ended != 0)
+        return td_fail(
+            TD_BAD_STATE,
+            "the graph has collectives in window %" PRId64 ", which was destroyed: capture it again", ended);
     graph->comm->backend->throttle_launch(graph->comm);
     return run_sync(graph->comm, &graph->call, NULL, NULL);
 }
@@ -381,10 +384,10 @@ static td_status capture(td_comm *comm, td_work *work, int64_t number)
     td_status status = TD_OK;
 
     TD_TRY(join_graph(comm, number));
+    TD_TRY(td_comm_windows_note(&work->call, comm->graph->windows));
     if (work->call.count > 0)
         TD_TRY(comm->backend->capture(comm, work));
     hash_captured(&comm->graph->call, &work->call);
-    td_comm_windows_note(&work->call, &comm->graph->windows);
 cleanup:
     return status;
 }
@@ -407,7 +410,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     status = td_comm_windows_find(comm, in, out, &next);
     if (status != TD_OK)
         return status;
-    if (!work)
+    if (comm->issued == TD_WORK_MOST && call->kind != TD_CALL_CLOSE)
         return td_fail(TD_BAD_STATE, "%d collectives are unfinished: wait for them first", TD_WORK_MOST);
     comm->free_works = work->next;
     comm->issued++;

@@ -212,7 +212,8 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * TD_BAD_ARGUMENT: a NULL with count above 0; a count below 0 or with more than 2^63 - 1 bytes; an invalid
  * enum value; buffers that overlap in another way than above; a root that is not a rank; an average of i64;
  * parts in a window that are not aligned to 16 bytes. TD_BAD_STATE: 1024 handles are unfinished; a call
- * without a handle during a capture. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+ * without a handle during a capture; a graph would have calls in more than 64 windows.
+ * TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
                                     td_comm_type type, td_reduction reduction, td_work **work);
 TD_API td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count,
@@ -291,7 +292,8 @@ TD_API td_status td_comm_window_create(td_comm *comm, const void *memory, size_t
 /** Waits for this rank's unfinished collectives and ends the window. All ranks must destroy it, or free its
  * block, before the next call with that memory. NCCL releases the memory when all ranks have done so. A
  * graph with calls in the window can no longer be launched (TD_BAD_STATE). If a block has several windows,
- * destroying the last one ends it. During a capture the window stays until td_comm_close. Accepts NULL. */
+ * destroying the last one ends it. During a capture the window stays until
+ * its block is freed, or until td_comm_close. Accepts NULL. */
 TD_API void td_comm_window_destroy(td_comm_window *window);
 
 /* ---- when collectives ran ---- */

@@ -109,7 +109,7 @@ struct td_control {
     bool running, ending, gave_up;
     int64_t beat_ns;           /* used by the thread: when it last sent a beat */
     pthread_mutex_t send;      /* one sender at a time */
-    pthread_mutex_t lock;      /* protects the members below, after the ranks have met */
+    pthread_mutex_t lock;      /* protects the members below; until `started` is set, only `joined` */
     pthread_cond_t changed;    /* a member below has changed */
     td_peer *peers;            /* [ranks] */
     char (*keys)[TD_MEET_KEY]; /* hub: keys of the ranks' hosts */

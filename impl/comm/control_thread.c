@@ -168,7 +168,9 @@ static void take_hello(td_control *control, stranger *from)
     pthread_mutex_unlock(&control->send);
     control->peers[rank] = h->peer;
     snprintf(control->keys[rank], TD_MEET_KEY, "%s", h->key);
+    pthread_mutex_lock(&control->lock);
     control->joined[rank] = true;
+    pthread_mutex_unlock(&control->lock);
     if (++control->joined_count == control->ranks)
         all_have_come(control);
 }

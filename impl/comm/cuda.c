@@ -635,7 +635,7 @@ static void close_backend(td_comm *comm, bool orderly)
     comm->state = NULL;
     if (!gone)
         return; /* ncclCommAbort has not returned: keep the memory that it uses */
-    for (int i = 0; i < TD_WORK_MOST; i++)
+    for (int i = 0; i <= TD_WORK_MOST; i++)
         if (comm->works[i].event)
             (void)cudaEventDestroy(comm->works[i].event);
     for (int64_t i = 0; i < n->mark_count; i++)

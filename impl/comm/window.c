@@ -120,10 +120,8 @@ void td_comm_window_destroy(td_comm_window *window)
 {
     if (!window || --window->users > 0)
         return;
-    if (window->listener.block) {
-        if (!may_end_window(window))
-            return;
+    if (!window->listener.block)
+        free(window);
+    else if (may_end_window(window))
         td_comm_window_end(window);
-    }
-    free(window);
 }

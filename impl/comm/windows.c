@@ -45,21 +45,34 @@ cleanup:
     return status;
 }
 
-static uint64_t bit_of(int64_t at)
+td_status td_comm_windows_note(const td_signature *call, int64_t windows[])
 {
-    return at > 0 ? UINT64_C(1) << (at >> TD_WINDOW_SHIFT) % 64 : 0;
+    const int64_t of_call[] = {call->in_at >> TD_WINDOW_SHIFT, call->out_at >> TD_WINDOW_SHIFT};
+
+    for (int i = 0; i < 2; i++) {
+        int64_t *number = windows;
+
+        while (*number != 0 && *number != of_call[i])
+            number++;
+        if (of_call[i] != 0 && number == windows + TD_GRAPH_WINDOWS)
+            return td_fail(TD_BAD_STATE, "the graph has collectives in %d windows, can have no more",
+                           TD_GRAPH_WINDOWS);
+        *number = of_call[i];
+    }
+    return TD_OK;
 }
 
-void td_comm_windows_note(const td_signature *call, uint64_t *windows)
+int64_t td_comm_windows_ended(const td_comm *comm, const int64_t windows[])
 {
-    *windows |= bit_of(call->in_at) | bit_of(call->out_at);
-}
+    const td_comm_window *w = comm->windows;
 
-bool td_comm_windows_live(const td_comm *comm, uint64_t windows)
-{
-    for (const td_comm_window *w = comm->windows; w; w = w->next)
-        windows &= ~bit_of(w->number << TD_WINDOW_SHIFT);
-    return windows == 0;
+    while (*windows != 0 && w) {
+        const bool found = w->number == *windows;
+
+        windows += found;
+        w = found ? comm->windows : w->next;
+    }
+    return *windows;
 }
 
 void td_comm_window_end(td_comm_window *window)
@@ -75,15 +88,12 @@ void td_comm_window_end(td_comm_window *window)
     if (window->native)
         comm->backend->window_close(comm, window->native);
     window->native = NULL;
+    if (window->users == 0)
+        free(window);
 }
 
 void td_comm_windows_end(td_comm *comm)
 {
-    while (comm->windows) {
-        td_comm_window *const window = comm->windows;
-
-        td_comm_window_end(window);
-        if (window->users == 0) /* its handle was already destroyed */
-            free(window);
-    }
+    while (comm->windows)
+        td_comm_window_end(comm->windows);
 }

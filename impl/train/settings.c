@@ -1,7 +1,7 @@
 /* What must be the same in the trainers of all ranks. */
 #include "base/check.h"
-#include "base/names.h"
 #include "train/state.h"
+#include "transformer/owned.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 
 td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
 {
-    static const char *const attentions[] = {"flash", "naive"};
     const td_train_config *config = td_train_config_of(train);
     const td_transformer_config *model = &config->model;
     const td_model_size *size = &model->size;
@@ -18,7 +17,7 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
     int64_t steps;
 
     TD_TRY(td_train_steps(train, &steps));
-    TD_TRY(td_names_find("attention", attentions, sizeof *attentions, 2, model->attention, &attention));
+    TD_TRY(td_attention_index(model->attention, &attention));
     memcpy(out,
            (td_setting[]){{"d_model", (double)size->d_model},
                           {"d_ff", (double)size->d_ff},

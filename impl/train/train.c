@@ -37,6 +37,7 @@ struct td_train {
     int64_t batch, seq;           /* loaded; 0: nothing */
     int64_t turn;                 /* the micro-batch that runs, or comes next */
     int64_t step_batch, step_seq; /* batch and seq of the step's earlier micro-batches, if turn > 0 */
+    bool ready;                   /* td_train_forward came since the last backward */
     bool due;                     /* a step was counted, and td_train_update must still update its weights */
     const void *logits;
     td_train_listener *listeners;
@@ -658,6 +659,7 @@ td_status td_train_forward(td_train *train, const void **logits)
             status = queue_loss(train);
         TD_TRY(leave(train, FORWARD, status));
     }
+    train->ready = true;
     train->due = false; /* forward drops gradients that waited for td_train_update */
     if (logits)
         *logits = train->logits;
@@ -675,6 +677,9 @@ td_status td_train_backward(td_train *train)
              "micro-batch %" PRId64 " has batch x seq of %" PRId64 " x %" PRId64
              ", the step's first has %" PRId64 " x %" PRId64,
              train->turn + 1, train->batch, train->seq, train->step_batch, train->step_seq);
+    TD_FAIL_IF(!train->ready, TD_BAD_STATE,
+               "no forward came since the last backward: td_train_forward comes first");
+    train->ready = false;
     status = enter(train, BACKWARD, &replayed);
     if (status == TD_OK && !replayed)
         status = leave(train, BACKWARD, queue_backward(train));
@@ -710,6 +715,7 @@ td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targ
     TD_CHECK(train, "train is NULL");
     const td_train_config *config = &train->setup.config;
     train->turn = 0;
+    train->ready = false;
     train->due = false; /* this step overwrites gradients that waited for td_train_update */
     for (int64_t micro = 0; micro < config->micro_batches; micro++, train->turn++) {
         const int64_t at = micro * batch * seq;

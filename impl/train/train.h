@@ -145,7 +145,7 @@ TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_
 TD_API td_status td_train_forward(td_train *train, const void **logits);
 
 /** Backward of the micro-batch of the last forward. With TD_UPDATE_ALONG the last one also updates.
- * TD_BAD_STATE: there was no forward (a captured pass does not notice it), or `until` is TD_TRAIN_FORWARD.
+ * TD_BAD_STATE: there was no forward, or `until` is TD_TRAIN_FORWARD.
  * TD_BAD_ARGUMENT: batch or seq differ from the step's first micro-batch, because all micro-batches of a
  * step have the same weight. Nothing was done then; load the micro-batch again. */
 TD_API td_status td_train_backward(td_train *train);

@@ -8,6 +8,9 @@
  * transient gradients, whose place needs the whole block. */
 td_status td_owned_check(const td_transformer_config *config, const td_layout *layout);
 
+/** *out = the index of an attention: a number that ranks can compare. TD_BAD_ARGUMENT: no such name. */
+td_status td_attention_index(const char *name, int *out);
+
 /** A range whose masters this rank has, all stored alike. */
 typedef struct td_owned {
     td_range range;

@@ -13,7 +13,7 @@
 static const struct {
     const char *name;
     const td_attention_impl *impl;
-} attends[] = {{"naive", &td_attention_naive}, {"flash", &td_attention_flash}};
+} attends[] = {{"flash", &td_attention_flash}, {"naive", &td_attention_naive}};
 
 /** The bytes that attention writes in a layer, if they are spared; else 0. */
 static size_t spared_bytes(const td_plan *plan)
@@ -111,6 +111,12 @@ cleanup:
     return status;
 }
 
+td_status td_attention_index(const char *name, int *out)
+{
+    return td_names_find("attention", &attends[0].name, sizeof *attends, sizeof attends / sizeof *attends,
+                         name, out);
+}
+
 td_status td_transformer_attention(const char *name, const td_attention_impl **out)
 {
     td_status status = TD_OK;
@@ -118,8 +124,7 @@ td_status td_transformer_attention(const char *name, const td_attention_impl **o
 
     TD_CHECK(out, "out is NULL");
     TD_CHECK(name, "attention is NULL");
-    TD_TRY(td_names_find("attention", &attends[0].name, sizeof *attends, sizeof attends / sizeof *attends,
-                         name, &found));
+    TD_TRY(td_attention_index(name, &found));
     *out = attends[found].impl;
 cleanup:
     return status;
