@@ -180,7 +180,7 @@ class Program(Cli):
             ("bench --gradients lost", "tandem bench: --gradients: 'lost' needs to be transient or held"),
             (
                 "bench --attention fast",
-                "tandem bench: --attention: attention is 'fast', needs naive or flash",
+                "tandem bench: --attention: attention is 'fast', needs flash or naive",
             ),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
             ("bench small", "tandem bench: 'small' is one argument too many"),

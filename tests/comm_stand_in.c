@@ -66,6 +66,8 @@ static td_graph *capture_calls(size_t rest_ms)
     CHECK_OK(td_device_fill(dev, in, 0, rest_ms));
     CHECK_OK(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, &handle));
     CHECK_OK(td_work_queue_wait(handle));
+    CHECK(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL) == TD_BAD_STATE &&
+          strstr(td_last_error(), "a collective without a handle"));
     CHECK_OK(td_comm_broadcast(comm, in, COUNT, TD_COMM_F32, 1, &handle));
     CHECK_OK(td_work_queue_wait(handle));
     CHECK_OK(td_graph_end(dev, &graph));

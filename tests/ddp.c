@@ -571,7 +571,7 @@ TD_TEST(neighbours_of_another_type_are_sent_apart)
     planes.low = other_data;
     const td_ddp_config bad = {.count = 1, .tensors = &planes};
     td_assert_refused(td_ddp_create(dev, comm, &bad, &ddp), TD_BAD_ARGUMENT,
-                      "tensors[0]: low is given, but dtype is bf16");
+                      "tensors[0].low is given, but dtype is bf16");
 }
 
 /* If a rank is killed in its backward pass, all other ranks name it, before the deadline. */

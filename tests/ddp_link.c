@@ -118,7 +118,8 @@ TD_TEST(a_link_is_joined_once_before_the_first_step)
     td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "joined to no trainer");
     td_fence_free(ids);
     td_assert_ok(td_ddp_link_attach(link, dev, train));
-    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_STATE, "joined to a trainer already");
+    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_STATE,
+                      "link was attached to a trainer already");
     config.hooks = NULL;
     config.until = TD_TRAIN_FORWARD;
     td_assert_ok(td_train_create(dev, &config, &forward));
@@ -129,7 +130,8 @@ TD_TEST(a_link_is_joined_once_before_the_first_step)
     config.model.owned = &(td_range){0, 100};
     config.model.owned_count = 1;
     td_assert_ok(td_train_create(dev, &config, &forward));
-    td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_UNSUPPORTED, "from element 100 on: DDP");
+    td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_UNSUPPORTED,
+                      "no weights at element 100: DDP");
     td_train_destroy(forward);
     td_train_destroy(train);
     td_ddp_link_destroy(link);

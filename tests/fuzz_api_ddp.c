@@ -121,8 +121,8 @@ API(td_ddp_create)
         any->grad_elements = INT64_MAX - 2;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
-    SPOIL(any->name, "no name", NULL);
-    SPOIL(any->data, "no data", NULL);
+    SPOIL(any->name, "name", NULL);
+    SPOIL(any->data, "data", NULL);
     SPOIL(any->dtype, "dtype", (td_dtype)77);
     if (!any->frozen && wrong()) {
         any->uses = -1;

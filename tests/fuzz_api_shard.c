@@ -107,7 +107,7 @@ API(td_shard_list_add)
         any->elements = INT64_MAX / 4;
         impossible(TD_BAD_ARGUMENT, "tensors");
     }
-    SPOIL(any->data, "no data", NULL);
+    SPOIL(any->data, "data", NULL);
     SPOIL(any->dtype, "needs f32, f16 or bf16", TD_F64, (td_dtype)77);
     if (any->grad && wrong()) {
         any->grad_dtype = TD_F64;

@@ -219,12 +219,12 @@ TD_TEST(lists_that_differ_are_refused)
     static const struct {
         const char *name, *words;
         bool late; /* fails in the second step */
-    } cases[] = {{"order", "tensors[0]: rank 1 added another than rank 0", false},
+    } cases[] = {{"order", "tensors[0]: gradients (hash; 0: none): rank 1 has ", false},
                  {"count", "another call", false},
                  {"rate", "in another state than rank 0: other lr", false},
                  {"kind", "in another state than rank 0: other lr, hyperparameters or", false},
                  {"gain", "in another state than rank 0: other gain", false},
-                 {"names", "tensors[0]: rank 1 added another than rank 0", false},
+                 {"names", "tensors[0]: name (hash): rank 1 has ", false},
                  {"schedule", "in another state than rank 0: other lr", true}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -272,7 +272,7 @@ TD_TEST(passes_by_hand_are_checked)
     step_deep(train, 0);
     td_assert_ok(td_hooks_begin(hook, TD_PASS_FORWARD, false));
     td_assert_refused(td_hooks_needed(hook, TD_PASS_FORWARD, layer, NULL, &where), TD_BAD_STATE,
-                      "unit 2 is needed in another order");
+                      "unit 2 is needed, but the plan needs unit ");
     assert_int_equal(td_hooks_end(hook, TD_PASS_FORWARD, TD_BAD_STATE), TD_BAD_STATE);
 
     step_deep(train, 1);
@@ -280,14 +280,14 @@ TD_TEST(passes_by_hand_are_checked)
     td_assert_ok(td_hooks_needed(hook, TD_PASS_BACKWARD, head, NULL, &where));
     assert_non_null(where);
     td_assert_refused(td_hooks_room(hook, (td_range){head.begin - 1, head.end}, &room), TD_BAD_ARGUMENT,
-                      "is not of one unit");
+                      "is not in one unit: unit ");
     td_assert_ok(td_hooks_room(hook, head, &room));
     assert_non_null(room);
     td_assert_ok(td_hooks_room(hook, layer, &room));
     td_assert_refused(td_hooks_room(hook, units[EMBEDDING].range, &room), TD_BAD_STATE,
-                      "gradients of too many units");
+                      " units are not reduced yet");
     td_assert_refused(td_hooks_final(hook, (td_range){head.begin, head.end - 1}, NULL), TD_BAD_ARGUMENT,
-                      "is not of a whole unit");
+                      "needs to be unit ");
     td_assert_ok(td_hooks_final(hook, head, NULL));
     td_assert_refused(td_hooks_final(hook, head, NULL), TD_BAD_STATE, "became final twice");
     td_assert_ok(td_event_create(shard_dev, &event));

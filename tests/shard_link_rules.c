@@ -97,7 +97,7 @@ TD_TEST(links_refuse_what_they_cannot_do)
     td_assert_refused(td_shard_link_finish(link), TD_BAD_STATE, "joined to no trainer");
     td_assert_ok(td_shard_link_attach(link, shard_dev, train));
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_STATE,
-                      "joined to a trainer already");
+                      "link was attached to a trainer already");
     td_train_destroy(train);
     td_shard_link_destroy(link);
 

@@ -334,7 +334,7 @@ TD_BODY(what_does_not_fit_is_refused)
     td_assert_refused(td_shard_save(shard_comm, odd ? NULL : t.train, path), TD_BAD_ARGUMENT,
                       "rank 1: train is NULL");
     td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? "" : path), TD_BAD_ARGUMENT,
-                      "rank 1: path is NULL or empty");
+                      "rank 1: path is ");
     td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? "no-such-file" : path), TD_IO_ERROR,
                       "rank 1: cannot open 'no-such-file'");
     td_assert_refused(td_train_save(t.train, path), TD_UNSUPPORTED, "td_shard_save");
@@ -355,7 +355,7 @@ TD_BODY(what_does_not_fit_is_refused)
     td_assert_refused(td_shard_restore(shard_comm, other, path), TD_BAD_ARGUMENT,
                       "rank 0: 'shard-save.safetensors' is of the optimizer 'adamw'");
     td_assert_refused(td_shard_restore(shard_comm, odd ? other : whole.train, path), TD_UNSUPPORTED,
-                      "rank 1: its optimizer is of another kind");
+                      "rank 1 has an optimizer with 0 moments of a weight, another rank has one with 2");
     td_train_destroy(other);
 
     config = shard_config_of(&settings[0]);
@@ -364,7 +364,7 @@ TD_BODY(what_does_not_fit_is_refused)
     td_assert_ok(td_train_create(shard_dev, &config, &other));
     td_assert_ok(td_train_init(other, 7));
     td_assert_refused(td_shard_save(shard_comm, other, path), TD_UNSUPPORTED,
-                      "no rank updates the elements from 64 on");
+                      "no rank updates the element 64");
     td_train_destroy(other);
 
     /* After all of that both trainers are unchanged. */

@@ -554,7 +554,7 @@ td_status td_safetensors_open(const char *path, td_safetensors **out)
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_CHECK(path && *path, "path is %s", path ? "empty" : "NULL");
     file = calloc(1, sizeof *file);
     if (file) {
         file->descriptor = -1;

@@ -231,7 +231,7 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_CHECK(path && *path, "path is %s", path ? "empty" : "NULL");
     TD_CHECK(count >= 0 && count <= INT32_MAX, "count is %" PRId64 ", needs 0 to 2^31 - 1", count);
     TD_CHECK(tensors || count == 0, "tensors is NULL, count is %" PRId64, count);
     writer = calloc(1, sizeof *writer);

@@ -15,7 +15,7 @@ td_status td_writer_begin(const char *path, td_writer **out)
     td_status status = TD_OK;
 
     *out = NULL;
-    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_CHECK(path && *path, "path is %s", path ? "empty" : "NULL");
     file = calloc(1, sizeof *file);
     TD_FAIL_IF(!file, TD_NO_MEMORY, "no memory for a writer of '%s'", path);
     TD_TRY(td_replacement_open(&file->file, path, 0666));

@@ -182,7 +182,7 @@ cleanup:
     return status;
 }
 
-static td_status run_sync(td_comm *comm, const td_signature *call, const void *in, void *out);
+static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle);
 
 /** In a child of fork() the communicator's threads do not exist: a call would wait for ever. */
 static td_status check_process(const td_comm *comm)
@@ -207,7 +207,7 @@ td_status td_comm_close(td_comm *comm)
                        comm->graphs);
     status = td_comm_check(comm);
     if (status == TD_OK)
-        status = run_sync(comm, &(td_signature){.kind = TD_CALL_CLOSE}, NULL, NULL);
+        status = issue(comm, &(td_signature){.kind = TD_CALL_CLOSE}, NULL, NULL, NULL);
     if (status == TD_OK && comm->backend && comm->backend->finish)
         status = comm->backend->finish(comm);
     comm_free(comm, status == TD_OK);
@@ -322,7 +322,7 @@ static td_status launch_graph(void *user)
             TD_BAD_STATE,
             "the graph has collectives in window %" PRId64 ", which was destroyed: capture it again", ended);
     graph->comm->backend->throttle_launch(graph->comm);
-    return run_sync(graph->comm, &graph->call, NULL, NULL);
+    return issue(graph->comm, &graph->call, NULL, NULL, NULL);
 }
 
 static td_status graph_launched(void *user)
@@ -392,7 +392,7 @@ cleanup:
     return status;
 }
 
-/** Starts a call; *handle is its handle. */
+/** Makes a call. *handle is its handle; without `handle` it waits for the call. */
 static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle)
 {
     const bool joins = call->kind <= TD_CALL_BROADCAST && (!comm->backend || comm->backend->capture);
@@ -404,6 +404,8 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
 
     if (check_process(comm) != TD_OK)
         return TD_BAD_STATE;
+    if (graph && !handle)
+        return td_fail(TD_BAD_STATE, "a collective without a handle cannot be captured: pass `work`");
     next.number = graph ? 0 : comm->number + 1;
     if (status != TD_OK)
         return comm->control ? td_control_status(comm->control, &next) : status;
@@ -433,9 +435,22 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
                             : comm->backend->issue(comm, work);
     if (status != TD_OK)
         release_work(work);
-    else
+    else if (handle)
         *handle = work;
+    else
+        status = td_work_wait(work);
     return status;
+}
+
+/** The host cannot wait for a captured collective. */
+static td_status check_queued(const td_work *work)
+{
+    char call[192];
+
+    if (!work->captured)
+        return TD_OK;
+    td_call_text(&work->call, call, sizeof call);
+    return td_fail(TD_BAD_STATE, "%s is part of a graph: use td_work_queue_wait during the capture", call);
 }
 
 td_status td_work_wait(td_work *work)
@@ -443,10 +458,8 @@ td_status td_work_wait(td_work *work)
     td_status status = TD_OK;
 
     TD_CHECK(work, "work is NULL");
-    if (work->captured)
-        status = td_fail(TD_BAD_STATE,
-                         "the collective is part of a graph: use td_work_queue_wait during the capture");
-    else
+    status = check_queued(work);
+    if (status == TD_OK)
         status = work->comm->backend ? work->comm->backend->wait(work->comm, work) : wait_alone(work);
     release_work(work);
 cleanup:
@@ -472,24 +485,12 @@ td_status td_work_test(td_work *work, bool *done)
     td_status status = TD_OK;
 
     TD_NOT_NULL(work, done);
-    TD_FAIL_IF(work->captured, TD_BAD_STATE,
-               "the collective is part of a graph: use td_work_queue_wait during the capture");
+    TD_TRY(check_queued(work));
     if (!work->comm->backend)
         TD_TRY(wait_alone(work));
     else if (work->comm->backend->test)
         TD_TRY(work->comm->backend->test(work->comm, work));
     *done = work->comm->backend ? atomic_load(&work->done) : true;
-cleanup:
-    return status;
-}
-
-static td_status run_sync(td_comm *comm, const td_signature *call, const void *in, void *out)
-{
-    td_status status = TD_OK;
-    td_work *work = NULL;
-
-    TD_TRY(issue(comm, call, in, out, &work));
-    TD_TRY(td_work_wait(work));
 cleanup:
     return status;
 }
@@ -524,16 +525,11 @@ static td_status check_call(const td_comm *comm, const td_signature *call, const
     const char *own_in = (const char *)in + (in_parts > out_parts ? part : 0);
     const char *own_out = (const char *)out + (out_parts > in_parts ? part : 0);
     TD_CHECK(own_in == own_out || !overlap(in, in_bytes, out, out_bytes),
-             "in and out overlap outside of this rank's own part");
+             "in and out overlap outside of this rank's own part: out begins %" PRIdPTR
+             " bytes after in, which has %" PRId64 " bytes",
+             (intptr_t)out - (intptr_t)in, in_bytes);
 cleanup:
     return status;
-}
-
-static td_status run_call(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **work)
-{
-    if (!work && td_graph_capture(comm->dev) > 0)
-        return td_fail(TD_BAD_STATE, "a collective without a handle cannot be captured: pass `work`");
-    return work ? issue(comm, call, in, out, work) : run_sync(comm, call, in, out);
 }
 
 td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
@@ -547,7 +543,7 @@ td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t c
         *work = NULL;
     TD_CHECK(comm, "comm is NULL");
     TD_TRY(check_call(comm, &call, in, 1, out, 1));
-    TD_TRY(run_call(comm, &call, in, out, work));
+    TD_TRY(issue(comm, &call, in, out, work));
 cleanup:
     return status;
 }
@@ -565,7 +561,7 @@ td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64
         *work = NULL;
     TD_CHECK(comm, "comm is NULL");
     TD_TRY(check_call(comm, &call, in, comm->options.ranks, out, 1));
-    TD_TRY(run_call(comm, &call, in, out, work));
+    TD_TRY(issue(comm, &call, in, out, work));
 cleanup:
     return status;
 }
@@ -580,7 +576,7 @@ td_status td_comm_all_gather(td_comm *comm, const void *in, void *out, int64_t c
         *work = NULL;
     TD_CHECK(comm, "comm is NULL");
     TD_TRY(check_call(comm, &call, in, 1, out, comm->options.ranks));
-    TD_TRY(run_call(comm, &call, in, out, work));
+    TD_TRY(issue(comm, &call, in, out, work));
 cleanup:
     return status;
 }
@@ -599,7 +595,7 @@ td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, td_comm_
     TD_CHECK(root >= 0 && root < comm->options.ranks, "root is %d, needs to be a rank of %d", (int)root,
              (int)comm->options.ranks);
     TD_TRY(check_call(comm, &call, buffer, 1, buffer, 1));
-    TD_TRY(run_call(comm, &call, buffer, buffer, work));
+    TD_TRY(issue(comm, &call, buffer, buffer, work));
 cleanup:
     return status;
 }
@@ -609,7 +605,7 @@ td_status td_comm_barrier(td_comm *comm)
     td_status status = TD_OK;
 
     TD_CHECK(comm, "comm is NULL");
-    TD_TRY(run_sync(comm, &(td_signature){.kind = TD_CALL_BARRIER}, NULL, NULL));
+    TD_TRY(issue(comm, &(td_signature){.kind = TD_CALL_BARRIER}, NULL, NULL, NULL));
 cleanup:
     return status;
 }
@@ -621,7 +617,7 @@ static td_status exchange(td_comm *comm, const void *mine, size_t bytes, void *a
 
     TD_NOT_NULL(comm, mine, all);
     TD_CHECK(bytes >= 1 && bytes <= TD_CONTROL_VALUE, "bytes is %zu, needs 1 to %d", bytes, TD_CONTROL_VALUE);
-    TD_TRY(run_sync(comm, &call, mine, all));
+    TD_TRY(issue(comm, &call, mine, all, NULL));
 cleanup:
     return status;
 }

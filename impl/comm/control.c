@@ -356,8 +356,9 @@ td_status td_control_put(td_control *control, const char *key, const void *data,
     char name[KEY_ROOM] = "";
 
     if (bytes > TD_CONTROL_VALUE || strlen(key) >= sizeof name)
-        return td_fail(TD_LIBRARY_ERROR, "value '%.64s' has %zu bytes, needs at most %d", key, bytes,
-                       TD_CONTROL_VALUE);
+        return td_fail(TD_LIBRARY_ERROR,
+                       "value '%.64s' has %zu bytes and a key of %zu, needs at most %d and %zu", key, bytes,
+                       strlen(key), TD_CONTROL_VALUE, sizeof name - 1);
     snprintf(name, sizeof name, "%s", key);
     td_control_tell_others(control, PUT, control->rank, -1, name, sizeof name, data, bytes);
     return TD_OK; /* also after a fault: the other ranks' values may have arrived */
@@ -376,6 +377,7 @@ static value **find_value(td_control *control, const char *key)
 td_status td_control_get(td_control *control, const char *key, void *data, size_t room, size_t *bytes,
                          int64_t deadline_ns)
 {
+    const int64_t begun_ns = td_clock_ns();
     td_status status = TD_OK;
     value *found;
 
@@ -390,7 +392,10 @@ td_status td_control_get(td_control *control, const char *key, void *data, size_
     pthread_mutex_unlock(&control->lock);
     if (!found) {
         status = td_control_status(control, NULL);
-        return status != TD_OK ? status : td_fail(TD_LIBRARY_ERROR, "value '%s' did not come in time", key);
+        return status != TD_OK
+                   ? status
+                   : td_fail(TD_LIBRARY_ERROR, "value '%s' of another rank did not come in %.3g s", key,
+                             (double)(td_clock_ns() - begun_ns) / 1e9);
     }
     *bytes = found->bytes;
     if (found->bytes <= room)

@@ -126,6 +126,13 @@ static void clean_text(char *text, size_t room)
             *c = '?';
 }
 
+static const char *backend_name(int backend)
+{
+    const char *name = td_comm_backend_name((td_comm_backend)backend);
+
+    return name ? name : "of an unknown kind";
+}
+
 /** Hub: handles a hello. The stranger becomes a rank, or is refused with a reason. */
 static void take_hello(td_control *control, stranger *from)
 {
@@ -140,8 +147,9 @@ static void take_hello(td_control *control, stranger *from)
         snprintf(text, sizeof text, "rank %d (process %lld on %s) has %d ranks, rank 0 has %d", rank,
                  (long long)h->peer.process, h->peer.name, (int)h->ranks, control->ranks);
     else if (h->backend != control->options.backend)
-        snprintf(text, sizeof text, "rank %d (process %lld on %s) has another backend than rank 0", rank,
-                 (long long)h->peer.process, h->peer.name);
+        snprintf(text, sizeof text, "rank %d (process %lld on %s) has backend %s, rank 0 has %s", rank,
+                 (long long)h->peer.process, h->peer.name, backend_name(h->backend),
+                 backend_name(control->options.backend));
     else if (rank < 1 || rank >= control->ranks || control->joined[rank])
         snprintf(text, sizeof text, "%s and process %lld on %s both say that they are rank %d",
                  rank < 0 || rank >= control->ranks ? "nobody" : td_control_name_rank(control, rank, who),
@@ -383,8 +391,8 @@ static bool receive(td_control *control, connection *c)
             memcpy(data, c->buffer + at + sizeof head, head.bytes);
         at += sizeof head + head.bytes;
         if (!fit || !take(control, c, &head, data)) {
-            td_control_fault(control, NULL, "%s sent an invalid message",
-                             td_control_name_rank(control, c->rank, who));
+            td_control_fault(control, NULL, "%s sent an invalid message: kind %u, %u bytes",
+                             td_control_name_rank(control, c->rank, who), head.kind, head.bytes);
             return false;
         }
     }

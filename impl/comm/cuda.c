@@ -159,7 +159,9 @@ static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
         pthread_detach(thread);
         return td_control_faulted(comm->control)
                    ? td_control_status(comm->control, NULL)
-                   : td_fail(TD_LIBRARY_ERROR, "NCCL did not start in time, although all ranks have come");
+                   : td_fail(TD_LIBRARY_ERROR,
+                             "NCCL did not start in time, although all ranks have come; open_seconds is %g",
+                             comm->options.open_seconds);
     }
     pthread_join(thread, NULL);
     if (n->start != ncclSuccess)
@@ -520,7 +522,8 @@ static td_status watch(td_comm *comm, int64_t capacity)
 
     TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
     if (td_nccl_busy(n))
-        status = td_fail(TD_BAD_STATE, "a collective is unfinished");
+        status =
+            td_fail(TD_BAD_STATE, "a collective is unfinished on the GPU: call td_device_synchronize first");
     if (status == TD_OK)
         status = make_marks(n, 2 * capacity);
     if (status == TD_OK)
@@ -544,7 +547,8 @@ static td_status watched(td_comm *comm, td_comm_span *spans, int64_t count)
 
         if (code == cudaErrorNotReady) {
             (void)cudaGetLastError();
-            status = td_fail(TD_BAD_STATE, "a collective is unfinished");
+            status = td_fail(TD_BAD_STATE,
+                             "a collective is unfinished on the GPU: call td_device_synchronize first");
             goto cleanup;
         }
         TD_TRY(td_cuda_status(code, "reading an event"));

@@ -45,7 +45,7 @@ class Values : public gloo::rendezvous::Store
     void set(const std::string &key, const std::vector<char> &data) override
     {
         if (setup_->put(setup_->user, ("gloo/" + key).c_str(), data.data(), data.size()) != 0)
-            throw std::runtime_error("this rank's address could not be sent");
+            throw std::runtime_error("this rank's address could not be sent: " + key);
     }
 
     std::vector<char> get(const std::string &key) override
@@ -54,7 +54,7 @@ class Values : public gloo::rendezvous::Store
         const int64_t bytes = setup_->get(setup_->user, ("gloo/" + key).c_str(), data.data(), data.size());
 
         if (bytes < 0)
-            throw std::runtime_error("a rank's address did not come");
+            throw std::runtime_error("a rank's address did not come in open_seconds: " + key);
         data.resize(static_cast<size_t>(bytes));
         return data;
     }

@@ -65,8 +65,8 @@ static td_status load_engine(td_comm_backend backend, const td_engine **out)
             td_comm_backend_name(backend), dlerror());
     *(void **)&get = dlsym(module, TD_ENGINE_SYMBOL);
     if (!get || get()->version != TD_ENGINE_VERSION)
-        return td_fail(TD_LIBRARY_ERROR, "backend %s: %s is from another build",
-                       td_comm_backend_name(backend), name);
+        return td_fail(TD_LIBRARY_ERROR, "backend %s: %s is from another build: it has version %d, needs %d",
+                       td_comm_backend_name(backend), name, get ? get()->version : 0, TD_ENGINE_VERSION);
     *out = get();
     return TD_OK;
 }
@@ -329,9 +329,10 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
         pthread_mutex_unlock(&h->lock);
         if (comm->control && td_control_faulted(comm->control))
             return td_control_status(comm->control, NULL);
-        return td_fail(TD_LIBRARY_ERROR, "rank %d of %d: %s did not connect the ranks in time%s",
-                       comm->options.rank, comm->options.ranks, td_comm_backend_name(backend),
-                       backend == TD_COMM_MPI ? ": not all ranks have called MPI_Init" : "");
+        return td_fail(
+            TD_LIBRARY_ERROR, "rank %d of %d: %s did not connect the ranks in time%s; open_seconds is %g",
+            comm->options.rank, comm->options.ranks, td_comm_backend_name(backend),
+            backend == TD_COMM_MPI ? ": not all ranks have called MPI_Init" : "", comm->options.open_seconds);
     }
     pthread_mutex_unlock(&h->lock);
     snprintf(comm->library, sizeof comm->library, "%s", h->library);

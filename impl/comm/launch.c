@@ -20,7 +20,7 @@ static td_status read_number(td_launch_lookup get, const char *name, int32_t *ou
     errno = 0;
     const long value = strtol(text, &end, 10);
     TD_CHECK(end != text && *end == '\0' && errno == 0 && value >= 0 && value <= INT32_MAX,
-             "%s is '%.40s', needs a whole number", name, text);
+             "%s is '%.40s', needs a whole number from 0 to %d", name, text, INT32_MAX);
     *out = (int32_t)value;
 cleanup:
     return status;

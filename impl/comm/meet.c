@@ -313,8 +313,8 @@ static td_status split_address(const char *text, char host[256], char port[8])
     const char *colon = strrchr(text, ':');
     char *end = NULL;
 
-    TD_CHECK(colon && colon != text && colon[1] && strlen(colon + 1) < 6 && colon - text < 256,
-             "address is '%.100s', needs host:port", text);
+    TD_CHECK(colon && colon != text && colon[1] && colon - text < 256,
+             "address is '%.100s', needs host:port with a host of at most 255 characters", text);
     const long number = strtol(colon + 1, &end, 10);
     TD_CHECK(*end == '\0' && number >= 1 && number <= 65535,
              "address is '%.100s', needs a port from 1 to 65535", text);
@@ -550,8 +550,9 @@ static td_status file_path(const td_meet_point *point, char path[PATH_MAX])
 
     plain_name(point->run, name);
     if (snprintf(path, PATH_MAX, "%s/tandem.%s", point->directory, name) >= PATH_MAX)
-        return td_fail(TD_BAD_ARGUMENT, "directory has %zu characters, which is too long",
-                       strlen(point->directory));
+        return td_fail(TD_BAD_ARGUMENT, "directory has %zu characters, needs at most %zu: '%.100s...'",
+                       strlen(point->directory), PATH_MAX - 1 - strlen("/tandem.") - strlen(name),
+                       point->directory);
     return TD_OK;
 }
 

@@ -83,7 +83,9 @@ static int start(bool *started, char *text)
         (void)MPI_Query_thread(&level);
         if (level == MPI_THREAD_MULTIPLE)
             return 0;
-        snprintf(text, TD_ENGINE_TEXT, "the program started MPI without MPI_THREAD_MULTIPLE");
+        snprintf(text, TD_ENGINE_TEXT,
+                 "the program started MPI with thread level %d, needs MPI_THREAD_MULTIPLE, %d", level,
+                 MPI_THREAD_MULTIPLE);
         return -1;
     }
     code = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <string.h>
 #include <time.h>
 
 td_status td_thread_start(pthread_t *out, void *(*run)(void *), void *argument)
@@ -15,7 +16,9 @@ td_status td_thread_start(pthread_t *out, void *(*run)(void *), void *argument)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int error = pthread_create(out, NULL, run, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error == 0 ? TD_OK : td_fail(TD_NO_MEMORY, "the system gives no thread for a communicator");
+    return error == 0
+               ? TD_OK
+               : td_fail(TD_NO_MEMORY, "the system gives no thread for a communicator: %s", strerror(error));
 }
 
 void td_condition_init(pthread_cond_t *condition)

@@ -74,7 +74,7 @@ static td_status compare(void *user, int64_t index, int32_t rank, const void *fi
     if (memcmp(d, is, sizeof *d) == 0)
         return TD_OK;
     TD_CHECK(d->name == is->name,
-             "tensors[%" PRId64 "], '%s' here: rank %d has one of another name than rank 0's", index, name,
+             "tensors[%" PRId64 "], '%s' here: rank %d has a tensor of another name than rank 0", index, name,
              (int)rank);
     say(d, odd);
     say(is, usual);
@@ -206,7 +206,7 @@ td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_tra
     td_status status = TD_OK;
 
     TD_NOT_NULL(dev, train);
-    TD_FAIL_IF(joined, TD_BAD_STATE, "the link is joined to a trainer already");
+    TD_FAIL_IF(joined, TD_BAD_STATE, "link was attached to a trainer already: make another link");
     TD_TRY(td_transformer_weights(td_train_model(train), out));
     TD_CHECK(out->grads, "train goes forward only, without gradients");
     TD_TRY(td_train_check_link(train, link));

@@ -6,6 +6,7 @@
 #include "ddp/agree.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,31 +44,31 @@ static td_status check_tensor(const td_ddp_tensor *tensor, int64_t index)
 {
     td_status status = TD_OK;
     int64_t elements;
+    char at[40];
 
-    TD_CHECK(tensor->name, "tensors[%" PRId64 "] has no name", index);
-    TD_CHECK(tensor->dims >= 0 && tensor->dims <= TD_DDP_DIMS,
-             "tensors[%" PRId64 "]: dims is %d, needs 0 to %d", index, (int)tensor->dims, TD_DDP_DIMS);
+    snprintf(at, sizeof at, "tensors[%" PRId64 "]", index);
+    TD_CHECK(tensor->name, "%s.name is NULL", at);
+    TD_CHECK(tensor->dims >= 0 && tensor->dims <= TD_DDP_DIMS, "%s.dims is %d, needs 0 to %d", at,
+             (int)tensor->dims, TD_DDP_DIMS);
     for (int32_t i = 0; i < tensor->dims; i++)
-        TD_CHECK(tensor->shape[i] >= 1, "tensors[%" PRId64 "]: shape[%d] is %" PRId64 ", needs at least 1",
-                 index, (int)i, tensor->shape[i]);
-    TD_TRY(td_product("tensors", tensor->dims, tensor->shape, &elements));
-    TD_CHECK(td_dtype_size(tensor->dtype) > 0, "tensors[%" PRId64 "]: dtype is %d, needs to be a td_dtype",
-             index, (int)tensor->dtype);
-    TD_CHECK(tensor->data, "tensors[%" PRId64 "] has no data", index);
+        TD_CHECK(tensor->shape[i] >= 1, "%s.shape[%d] is %" PRId64 ", needs at least 1", at, (int)i,
+                 tensor->shape[i]);
+    TD_TRY(td_product(at, tensor->dims, tensor->shape, &elements));
+    TD_CHECK(td_dtype_size(tensor->dtype) > 0, "%s.dtype is %d, needs to be a td_dtype", at,
+             (int)tensor->dtype);
+    TD_CHECK(tensor->data, "%s.data is NULL", at);
     TD_CHECK(!tensor->low || tensor->dtype == TD_F32,
-             "tensors[%" PRId64 "]: low is given, but dtype is %s: numbers of f32 have two planes", index,
+             "%s.low is given, but dtype is %s, needs f32: only its numbers have two planes", at,
              td_dtype_name(tensor->dtype));
     if (tensor->frozen)
         goto cleanup;
-    TD_CHECK(td_dtype_size(tensor->grad_dtype) > 0,
-             "tensors[%" PRId64 "]: grad_dtype is %d, needs to be a td_dtype", index,
+    TD_CHECK(td_dtype_size(tensor->grad_dtype) > 0, "%s.grad_dtype is %d, needs to be a td_dtype", at,
              (int)tensor->grad_dtype);
     TD_CHECK(tensor->grad_elements == 0 || tensor->grad_elements >= elements,
-             "tensors[%" PRId64 "]: grad_elements is %" PRId64 ", needs at least %" PRId64 ", or 0 for that",
-             index, tensor->grad_elements, elements);
-    TD_CHECK(tensor->uses >= 0, "tensors[%" PRId64 "]: uses is %d, needs at least 1, or 0 for 1", index,
-             (int)tensor->uses);
-    TD_TRY(td_product("tensors", 2,
+             "%s.grad_elements is %" PRId64 ", needs at least %" PRId64 ", or 0 for that", at,
+             tensor->grad_elements, elements);
+    TD_CHECK(tensor->uses >= 0, "%s.uses is %d, needs at least 1, or 0 for 1", at, (int)tensor->uses);
+    TD_TRY(td_product(at, 2,
                       (int64_t[]){td_ddp_grad_elements(tensor), (int64_t)td_dtype_size(tensor->grad_dtype)},
                       &elements));
 cleanup:
@@ -84,8 +85,11 @@ static td_status check_order(const td_ddp_config *config, int64_t members)
     for (int64_t i = 0; i < members; i++) {
         const int64_t index = config->order[i];
 
-        TD_CHECK(index >= 0 && index < config->count && !config->tensors[index].frozen && !seen[index],
-                 "order[%" PRId64 "] is %" PRId64 ", needs to be another tensor with a gradient", i, index);
+        TD_CHECK(index >= 0 && index < config->count,
+                 "order[%" PRId64 "] is %" PRId64 ", needs 0 to %" PRId64, i, index, config->count - 1);
+        TD_CHECK(!config->tensors[index].frozen && !seen[index],
+                 "order[%" PRId64 "] is %" PRId64 ", a tensor that %s, needs another", i, index,
+                 seen[index] ? "is in order already" : "is frozen");
         seen[index] = true;
     }
 cleanup:

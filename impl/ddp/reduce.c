@@ -148,7 +148,7 @@ td_status td_ddp_send(td_ddp *ddp)
     td_status status = TD_OK;
 
     TD_CHECK(ddp, "ddp is NULL");
-    TD_FAIL_IF(!ddp->running, TD_BAD_STATE, "no backward pass began");
+    TD_FAIL_IF(!ddp->running, TD_BAD_STATE, "no backward pass began: call td_ddp_begin first");
     ddp->running = false;
     TD_TRY(check_complete(ddp));
     while (ddp->last && ddp->buckets.sent < ddp->buckets.count) {

@@ -80,14 +80,6 @@ td_status td_history_push(td_history *history, const char *label)
     return status;
 }
 
-td_status td_history_pop(td_history *history)
-{
-    if (history->levels == 0)
-        return td_fail(TD_BAD_STATE, "pop without a label");
-    history->levels--;
-    return TD_OK;
-}
-
 /* The hash of "a/b", or of the part that has text. */
 static uint64_t hash_joined(const char *a, size_t a_length, const char *b)
 {

@@ -25,7 +25,6 @@ typedef struct td_history {
 
 td_status td_history_begin(td_history *history, int64_t capacity);
 td_status td_history_push(td_history *history, const char *label);
-td_status td_history_pop(td_history *history);
 
 /** Records the event under the current path of labels, with `name` as its last part (NULL: no name). If the
  * capacity is used up or there is no memory for the label, the event is only counted as dropped. No effect

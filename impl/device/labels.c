@@ -82,7 +82,8 @@ static td_status check_label(const char *what, const char *label)
     td_status status = TD_OK;
 
     TD_CHECK(label, "%s is NULL", what);
-    TD_CHECK(*label && !strchr(label, '/'), "%s is '%s', needs text without a '/'", what, label);
+    TD_CHECK(*label && !strchr(label, '/'), "%s is '%s', needs at least one character and no '/'", what,
+             label);
     TD_TRY(td_utf8_check(what, label));
 cleanup:
     return status;
@@ -105,7 +106,9 @@ td_status td_device_pop_label(td_device *dev)
     td_status status = TD_OK;
 
     TD_CHECK(dev, "dev is NULL");
-    TD_TRY(td_history_pop(&dev->history));
+    TD_FAIL_IF(dev->history.levels == 0, TD_BAD_STATE, "pop without a label: %s has no label that was pushed",
+               dev->name);
+    dev->history.levels--;
     tell_end(dev->listeners);
 cleanup:
     return status;
@@ -133,7 +136,7 @@ td_status td_device_history_end(td_device *dev)
 
     TD_CHECK(dev, "dev is NULL");
     if (!dev->history.running)
-        status = td_fail(TD_BAD_STATE, "no history is running");
+        status = td_fail(TD_BAD_STATE, "no history is running on %s", dev->name);
     dev->history.running = false;
 cleanup:
     return status;

@@ -234,7 +234,8 @@ td_status td_event_wait(td_event *event)
     td_status status = TD_OK;
 
     TD_CHECK(event, "event is NULL");
-    TD_FAIL_IF(!event->recorded, TD_BAD_STATE, "event was never recorded");
+    TD_FAIL_IF(!event->recorded, TD_BAD_STATE, "event of %s was never recorded: call td_event_record first",
+               event->dev->name);
     TD_TRY(event->backend->event_wait(event->dev->context, event));
 cleanup:
     return status;
@@ -245,9 +246,10 @@ td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
     td_status status = TD_OK;
 
     TD_NOT_NULL(start, stop, out);
-    TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop needs to be one too", start->dev->name);
-    TD_FAIL_IF(!start->recorded || !stop->recorded, TD_BAD_STATE, "%s was never recorded",
-               start->recorded ? "stop" : "start");
+    TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop of %s: they need to be of one td_device",
+             start->dev->name, stop->dev->name);
+    TD_FAIL_IF(!start->recorded || !stop->recorded, TD_BAD_STATE,
+               "%s was never recorded: call td_event_record first", start->recorded ? "stop" : "start");
     TD_TRY(start->backend->event_elapsed_ms(start, stop, out));
 cleanup:
     return status;

@@ -406,7 +406,8 @@ static td_status take_events(recorder *r)
     int64_t dropped;
 
     TD_TRY(td_device_history(r->dev, &events, &to->count, &dropped));
-    TD_FAIL_IF(dropped > 0, TD_NO_MEMORY, "no host memory for %" PRId64 " of %" PRId64 " events", dropped,
+    TD_FAIL_IF(dropped > 0, TD_NO_MEMORY,
+               "%" PRId64 " of %" PRId64 " events were lost, because host memory ran out", dropped,
                dropped + to->count);
     theirs = calloc((size_t)to->count + 1, sizeof *theirs);
     to->entries = calloc((size_t)to->count + 1, sizeof *to->entries);
@@ -511,7 +512,7 @@ td_status td_memory_record(td_device *dev, const td_memory_config *config, td_me
     TD_NOT_NULL(dev, config);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, needs a td_memory_pass", (int)config->pass);
     recording = calloc(1, sizeof *recording);
-    TD_FAIL_IF(!recording, TD_NO_MEMORY, "no host memory for a recording");
+    TD_FAIL_IF(!recording, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *recording);
     recording->pass = config->pass;
     recording->layers = config->model.size.layers;
     snprintf(recording->device, sizeof recording->device, "%s", td_device_name(dev));

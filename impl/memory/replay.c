@@ -225,7 +225,7 @@ static td_status collect(const td_memory_recording *recording, const bool *chose
     td_status status = TD_OK;
     int64_t kinds = 0;
 
-    TD_FAIL_IF(!found, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);
+    TD_FAIL_IF(!found, TD_NO_MEMORY, "no host memory for %" PRId64 " entries", recording->count);
     for (int64_t i = 0; i < recording->count; i++) {
         const td_memory_event *event = &recording->entries[i].event;
         int64_t kind = 0;
@@ -265,7 +265,7 @@ td_status td_memory_largest(const td_memory_recording *recording, td_memory_phas
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
     TD_NOT_NULL(largest, count);
     chosen = calloc((size_t)recording->count + 1, sizeof *chosen);
-    TD_FAIL_IF(!chosen, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);
+    TD_FAIL_IF(!chosen, TD_NO_MEMORY, "no host memory for %" PRId64 " entries", recording->count);
     for (int64_t i = 0; i < recording->count; i++)
         chosen[i] =
             recording->entries[i].event.action == TD_MEMORY_LIVE && recording->entries[i].phase == phase;
@@ -291,7 +291,7 @@ td_status td_memory_block_of(const td_memory_recording *recording, int64_t layer
              recording->layers - 1);
     TD_CHECK(out, "out is NULL");
     chosen = calloc((size_t)recording->count + 1, sizeof *chosen);
-    TD_FAIL_IF(!chosen, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);
+    TD_FAIL_IF(!chosen, TD_NO_MEMORY, "no host memory for %" PRId64 " entries", recording->count);
     const int64_t end = recording->summary.phases[TD_MEMORY_IN_FORWARD].end;
     for (int64_t i = 0; i < recording->count; i++) {
         const td_memory_entry *entry = &recording->entries[i];

@@ -382,7 +382,7 @@ static td_status left_over(const td_memory_recording *recording, td_memory_actio
 
     *out = found;
     *count = 0;
-    TD_FAIL_IF(!found, TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);
+    TD_FAIL_IF(!found, TD_NO_MEMORY, "no host memory for %" PRId64 " entries", recording->count);
     for (int64_t i = 0; i < recording->count; i++)
         if (recording->entries[i].event.action == action && recording->entries[i].pair < 0 &&
             recording->entries[i].event.bytes > 0)

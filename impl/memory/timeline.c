@@ -195,7 +195,7 @@ td_status td_memory_write_timeline(const td_memory_recording *recording, const c
     TD_CHECK(recording, "recording is NULL");
     TD_TRY(td_writer_begin(path, &file));
     columns = calloc(COLUMNS, sizeof *columns);
-    TD_FAIL_IF(!columns, TD_NO_MEMORY, "no host memory for a picture");
+    TD_FAIL_IF(!columns, TD_NO_MEMORY, "no host memory for the %d columns of a picture", COLUMNS);
     put_picture(file, recording, columns);
 cleanup:
     free(columns);

@@ -35,7 +35,8 @@ static td_status find_unit(const td_shard_link *link, td_range range, int64_t *o
     *out = unit;
     TD_CHECK(unit < s->piece_count && range.begin >= s->pieces[unit].range.begin && range.begin < range.end &&
                  range.end <= s->pieces[unit].range.end,
-             "range %" PRId64 " to %" PRId64 " is not of one unit", range.begin, range.end);
+             "range %" PRId64 " to %" PRId64 " is not in one unit: unit %" PRId64 " ends at %" PRId64,
+             range.begin, range.end, unit, unit < s->piece_count ? s->pieces[unit].range.end : s->elements);
 cleanup:
     return status;
 }
@@ -288,8 +289,10 @@ static td_status enter(td_shard_link *link, int64_t unit)
 
     if (f->at >= 0 && order->units[f->at] == unit)
         goto cleanup;
-    f->at = f->at + 1 < order->count && order->units[f->at + 1] == unit ? f->at + 1 : -1;
-    TD_FAIL_IF(f->at < 0, TD_BAD_STATE, "unit %" PRId64 " is needed in another order than by the plan", unit);
+    const int64_t next = f->at + 1 < order->count ? order->units[f->at + 1] : -1;
+    f->at = next == unit ? f->at + 1 : -1;
+    TD_FAIL_IF(f->at < 0, TD_BAD_STATE,
+               "unit %" PRId64 " is needed, but the plan needs unit %" PRId64 " next (-1: none)", unit, next);
     for (int64_t i = f->at; i < order->count && i <= f->at + link->options.prefetch; i++) {
         td_shard_buffer *buffer = buffer_of(&f->weights, order->units[i]);
 
@@ -361,7 +364,10 @@ static td_status on_room(td_hook *hook, td_range range, void **where)
         if (buffers->of[i].unit < 0 && is_for(&link->split, buffers, &buffers->of[i], number) &&
             (!buffer || buffers->of[i].number < buffer->number))
             buffer = &buffers->of[i];
-    TD_FAIL_IF(!buffer, TD_BAD_STATE, "gradients of too many units are not reduced yet");
+    TD_FAIL_IF(!buffer, TD_BAD_STATE,
+               "gradients of unit %" PRId64 " have no buffer: the gradients of %" PRId64
+               " units are not reduced yet",
+               number, buffers->count);
     if (buffer->free && buffer->number > 0)
         TD_TRY(td_event_wait(buffer->free));
     buffer->unit = number;
@@ -412,8 +418,9 @@ static td_status reduce(td_shard_link *link, int64_t number)
     td_status status = TD_OK;
 
     TD_FAIL_IF(f->sent == link->split.piece_count || (is_split(unit) && !buffer), TD_BAD_STATE,
-               "gradients of elements %" PRId64 " to %" PRId64 " became final twice", unit->range.begin,
-               unit->range.end);
+               "gradients of elements %" PRId64 " to %" PRId64
+               " became final twice, or before they were written",
+               unit->range.begin, unit->range.end);
     if (link->split.ranks > 1 && !link->hook.silent) {
         const bool stays = f->adds && !link->options.reduce_last;
         char *const grads = buffer ? buffer->at : td_weights_master(&link->weights, unit->range.begin).grad,
@@ -513,7 +520,9 @@ static td_status reduce_whole(td_shard_link *link, td_range range)
     TD_TRY(find_unit(link, range, &unit));
     TD_CHECK(range.begin == link->split.pieces[unit].range.begin &&
                  range.end == link->split.pieces[unit].range.end,
-             "range %" PRId64 " to %" PRId64 " is not of a whole unit", range.begin, range.end);
+             "range %" PRId64 " to %" PRId64 " needs to be unit %" PRId64 ", %" PRId64 " to %" PRId64,
+             range.begin, range.end, unit, link->split.pieces[unit].range.begin,
+             link->split.pieces[unit].range.end);
     TD_TRY(reduce(link, unit));
     TD_TRY(pass_on(link, link->full.reductions.side ? 0 : 1));
 cleanup:
@@ -645,7 +654,7 @@ static td_status make_order(const td_shard_link *link, const td_transformer *mod
 
     free(out->units);
     *out = (td_shard_order){.units = calloc((size_t)most + 1, sizeof *out->units)};
-    TD_FAIL_IF(!ranges || !out->units, TD_NO_MEMORY, "no host memory for the order of %" PRId64 " units",
+    TD_FAIL_IF(!ranges || !out->units, TD_NO_MEMORY, "no host memory for the order of %" PRId64 " ranges",
                most);
     (void)td_needs(model, forward, most, ranges);
     for (int64_t i = 0; i < most; i++) {

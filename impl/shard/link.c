@@ -66,8 +66,8 @@ static td_status check_options(const td_shard_options *o)
     td_status status = TD_OK;
 
     TD_CHECK((unsigned)o->kind < KINDS, "kind is %d, needs to be a td_shard_kind", (int)o->kind);
-    TD_CHECK(isfinite(o->bucket_mb) && o->bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0",
-             o->bucket_mb);
+    TD_CHECK(isfinite(o->bucket_mb) && o->bucket_mb >= 0,
+             "bucket_mb is %g, needs to be finite and at least 0", o->bucket_mb);
     TD_CHECK(o->prefetch >= 0 && o->prefetch <= INT32_MAX,
              "prefetch is %" PRId64 ", needs 1 to %d, or 0 for 1", o->prefetch, INT32_MAX);
 cleanup:
@@ -85,8 +85,9 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, c
     TD_NOT_NULL(comm, options, config, own);
     TD_TRY(check_options(options));
     const td_shard_kind kind = options->kind;
-    TD_FAIL_IF(kind == TD_SHARD_FULL && config->model.transient_gradients, TD_UNSUPPORTED,
-               "transient_gradients is set, but the link places gradients");
+    TD_FAIL_IF(
+        kind == TD_SHARD_FULL && config->model.transient_gradients, TD_UNSUPPORTED,
+        "config->model.transient_gradients is true, needs false with TD_SHARD_FULL, which places gradients");
     link = calloc(1, sizeof *link);
     TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
     link->comm = comm;

@@ -5,6 +5,7 @@
 #include "shard/shard.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,16 +95,18 @@ static td_status check_tensors(int64_t count, const td_shard_tensor *tensors)
     for (int64_t i = 0; i < count; i++) {
         const td_shard_tensor *t = &tensors[i];
         const bool low = t->grad_dtype == TD_BF16 || t->grad_dtype == TD_F16;
+        char at[40];
 
-        TD_CHECK(t->elements >= 1, "tensors[%" PRId64 "] has %" PRId64 " elements, needs at least 1", i,
-                 t->elements);
-        TD_TRY(td_product("tensors", 2, (int64_t[]){t->elements, 2 * sizeof(float)}, &bytes));
-        TD_CHECK(t->data, "tensors[%" PRId64 "] has no data", i);
-        TD_CHECK(td_dtype_size(t->dtype) > 0 && t->dtype != TD_F64,
-                 "tensors[%" PRId64 "]: dtype is %d, needs f32, f16 or bf16", i, (int)t->dtype);
+        snprintf(at, sizeof at, "tensors[%" PRId64 "]", i);
+        TD_CHECK(t->elements >= 1, "%s.elements is %" PRId64 ", needs at least 1", at, t->elements);
+        TD_TRY(td_product(at, 2, (int64_t[]){t->elements, 2 * sizeof(float)}, &bytes));
+        TD_CHECK(t->data, "%s.data is NULL", at);
+        TD_CHECK(td_dtype_size(t->dtype) > 0 && t->dtype != TD_F64, "%s.dtype is %d, needs f32, f16 or bf16",
+                 at, (int)t->dtype);
         TD_CHECK(!t->grad || t->grad_dtype == t->dtype || (t->dtype == TD_F32 && low),
-                 "tensors[%" PRId64 "]: grad_dtype is %d, but dtype is %s", i, (int)t->grad_dtype,
-                 td_dtype_name(t->dtype));
+                 "%s.grad_dtype is %s, needs dtype, which is %s%s", at,
+                 td_dtype_size(t->grad_dtype) > 0 ? td_dtype_name(t->grad_dtype) : "no td_dtype",
+                 td_dtype_name(t->dtype), t->dtype == TD_F32 ? ", or f16 or bf16" : "");
     }
 cleanup:
     return status;
@@ -205,7 +208,8 @@ td_status td_shard_list_set(td_shard_list *list, int64_t index, const td_hyperpa
     td_status status = TD_OK;
 
     TD_CHECK(list, "list is NULL");
-    TD_CHECK(index >= 0 && index < list->group_count, "group is %" PRId64 ", needs 0 to %" PRId64, index,
+    TD_CHECK(index >= 0 && index < list->group_count,
+             "group is %" PRId64 ", needs 0 to %" PRId64 " (td_shard_list_add adds groups)", index,
              list->group_count - 1);
     TD_TRY(td_hyperparameters_check(hyper));
     TD_CHECK(hyper->kind == list->groups[index].kind, "kind is %d, but the group's is %d", (int)hyper->kind,
@@ -301,14 +305,26 @@ cleanup:
 
 static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
 {
-    td_status status = TD_OK;
+    const description *const is = row, *const on_0 = first;
+    const struct {
+        const char *what;
+        uint64_t is, on_0; /* hashes, or numbers */
+    } rows[] = {{"elements", (uint64_t)is->elements, (uint64_t)on_0->elements},
+                {"group", (uint64_t)is->group, (uint64_t)on_0->group},
+                {"dtype", (uint64_t)is->dtype, (uint64_t)on_0->dtype},
+                {"grad_dtype", (uint64_t)is->grad_dtype, (uint64_t)on_0->grad_dtype},
+                {"name (hash)", is->name, on_0->name},
+                {"weights (hash)", is->data, on_0->data},
+                {"gradients (hash; 0: none)", is->grad, on_0->grad}};
 
-    TD_CHECK(memcmp(row, first, sizeof(description)) == 0,
-             "tensors[%" PRId64 "]: rank %d added another than rank 0, or has other weights or gradients: "
-             "every rank adds the same tensors in the same order",
-             ((const td_shard_list *)user)->agreed + index, (int)rank);
-cleanup:
-    return status;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].is != rows[i].on_0)
+            return td_fail(TD_BAD_ARGUMENT,
+                           "tensors[%" PRId64 "]: %s: rank %d has %" PRIu64 ", where rank 0 has %" PRIu64
+                           ": every rank adds the same tensors in the same order",
+                           ((const td_shard_list *)user)->agreed + index, rows[i].what, (int)rank, rows[i].is,
+                           rows[i].on_0);
+    return TD_OK;
 }
 
 static td_status carry_state(const td_shard_list *list, float gain)

@@ -112,12 +112,11 @@ static td_status divide(td_saved *s, int64_t rank, int64_t elements, int64_t cou
                                                   begin + (range.end - begin) * (k - i + 1) / (next - i)};
         covered = range.end;
     }
-    return covered < elements
-               ? td_fail(TD_UNSUPPORTED,
-                         "no rank updates the elements from %" PRId64 " on: td_transformer_save writes the "
-                         "weights alone",
-                         covered)
-               : TD_OK;
+    return covered < elements ? td_fail(TD_UNSUPPORTED,
+                                        "no rank updates the element %" PRId64
+                                        ": td_transformer_save writes the weights alone",
+                                        covered)
+                              : TD_OK;
 }
 
 /** How many parts a rank has, and how many moments of a weight. */
@@ -141,7 +140,9 @@ static td_status meet(td_comm *comm, int32_t ranks, td_saved *s, int64_t *most)
     }
     for (int32_t rank = 0; rank < ranks; rank++)
         TD_FAIL_IF(all[rank].moments >= 0 && all[rank].moments != s->moments, TD_UNSUPPORTED,
-                   "rank %d: its optimizer is of another kind than other ranks'", (int)rank);
+                   "rank %d has an optimizer with %" PRId64
+                   " moments of a weight, another rank has one with %" PRId64,
+                   (int)rank, all[rank].moments, s->moments);
 cleanup:
     return status;
 }

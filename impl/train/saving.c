@@ -30,7 +30,7 @@ td_status td_saved_open(td_train *train, const char *path, td_saved *s)
     *s = (td_saved){
         .train = train, .model = td_train_model(train), .optimizer = optimizer, .path = path, .moments = -1};
     TD_NOT_NULL(train);
-    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_CHECK(path && *path, "path is %s", path ? "empty" : "NULL");
     TD_FAIL_IF(!optimizer, TD_BAD_STATE,
                "the trainer has no optimizer: td_transformer_save and "
                "td_transformer_load are for its weights");
@@ -42,8 +42,9 @@ td_status td_saved_open(td_train *train, const char *path, td_saved *s)
         const int64_t moments = group.hyper.kind == TD_OPTIMIZER_ADAMW ? MOMENTS : 0;
 
         TD_FAIL_IF(s->count > 0 && moments != s->moments, TD_UNSUPPORTED,
-                   "the optimizer's groups are of two kinds: td_transformer_save "
-                   "writes the weights alone");
+                   "group %" PRId64 " has %" PRId64 " moments of a weight, earlier groups have %" PRId64
+                   ": td_transformer_save writes the weights alone",
+                   s->count, moments, s->moments);
         s->moments = moments;
         s->parts[s->count] = group.range;
     }
@@ -338,7 +339,8 @@ static td_status check_moments(const td_saved *s, const td_safetensors *file)
         TD_TRY(td_safetensors_tensor(file, i, &tensor));
         TD_CHECK(strncmp(tensor.name, TD_SAVED_STATE, strlen(TD_SAVED_STATE)) != 0 ||
                      strcmp(tensor.name, STEP) == 0 || is_moment(s, tensor.name),
-                 "'%s': tensor '%.64s' is nothing of the optimizer '%s'", s->path, tensor.name, kind_of(s));
+                 "'%s': tensor '%.64s' is no moment or step of optimizer '%s'", s->path, tensor.name,
+                 kind_of(s));
     }
 cleanup:
     return status;

@@ -85,10 +85,10 @@ static td_status check_config(const td_train_config *config)
              "time is %d, which is no td_update_time", (int)config->time);
     TD_CHECK(config->update_sms >= TD_UPDATE_ALL_SMS, "update_sms is %d, needs at least 1, or 0 for the best",
              (int)config->update_sms);
-    TD_CHECK(isfinite(config->clip) && config->clip >= 0, "clip is %g, needs to be above 0, or 0 for none",
-             (double)config->clip);
+    TD_CHECK(isfinite(config->clip) && config->clip >= 0,
+             "clip is %g, needs to be finite and above 0, or 0 for none", (double)config->clip);
     TD_CHECK(isfinite(config->gain) && config->gain >= 0,
-             "gain is %g, needs to be above 0, or 0 for an average", (double)config->gain);
+             "gain is %g, needs to be finite and above 0, or 0 for an average", (double)config->gain);
     TD_CHECK(config->micro_batches >= 0, "micro_batches is %" PRId64 ", needs at least 1, or 0 for 1",
              config->micro_batches);
     TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,

@@ -1,5 +1,6 @@
 /* On how many SMs updates run next to the GEMMs of the backward pass. */
 #include "base/check.h"
+#include "device/sms.h"
 #include "train/state.h"
 
 #include <string.h>
@@ -76,6 +77,9 @@ td_status td_train_update_sms(td_device *dev, const td_train_config *config, int
     TD_FAIL_IF(config->update_sms > 0 && !has_sms, TD_UNSUPPORTED,
                "update_sms is %d, but %s cannot update on a part of its SMs", (int)config->update_sms,
                td_device_name(dev));
+    TD_CHECK(config->update_sms < td_device_sms(dev) || !has_sms,
+             "update_sms is %d, needs to be below the %d SMs of %s", (int)config->update_sms,
+             (int)td_device_sms(dev), td_device_name(dev));
     *out = 0;
     if (config->until != TD_TRAIN_UPDATE || config->clip > 0 || config->update_sms == TD_UPDATE_ALL_SMS ||
         !has_sms)

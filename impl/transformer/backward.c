@@ -155,7 +155,8 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
              (int)micro);
     TD_CHECK(!adds || !model->plan.shares,
              "micro is %d, but the model's gradients share memory: nothing can be added to them", (int)micro);
-    TD_FAIL_IF(adds && model->grads_lost, TD_BAD_STATE, "there are no gradients to add to: backward failed");
+    TD_FAIL_IF(adds && model->grads_lost, TD_BAD_STATE,
+               "micro is %d, but there are no gradients to add to: backward failed", (int)micro);
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));
     model->stage.progress = TD_AT_START; /* backward overwrites activations from here on */
     model->grads_lost = true;            /* until all gradients are written */

@@ -25,9 +25,9 @@ static td_status append(int64_t alignment, int64_t count, int64_t *at, int64_t *
 {
     td_status status = TD_OK;
 
-    TD_CHECK(*end <= INT64_MAX - alignment, "parameters: more than 2^63 - 1");
+    TD_CHECK(*end <= INT64_MAX - alignment && *end + alignment <= INT64_MAX - count,
+             "size: %" PRId64 " and %" PRId64 " parameters are more than 2^63 - 1", *end, count);
     const int64_t begin = (*end + alignment - 1) / alignment * alignment;
-    TD_CHECK(begin <= INT64_MAX - count, "parameters: more than 2^63 - 1");
     *at = begin;
     *end = begin + count;
 cleanup:

@@ -204,17 +204,19 @@ bool td_weights_take(const td_weights *weights, td_range *rest, td_range *part, 
 static td_status check_end(int64_t end, td_range range, const char *instead)
 {
     return end < range.end ? td_fail(TD_UNSUPPORTED,
-                                     "this rank has no weights from element %" PRId64 " on: %s", end, instead)
+                                     "elements %" PRId64 " to %" PRId64
+                                     " are needed, but this rank has no weights at element %" PRId64 ": %s",
+                                     range.begin, range.end, end, instead)
                            : TD_OK;
 }
 
 td_status td_weights_check(const td_weights *weights, td_range range, const char *instead)
 {
     int64_t end = range.begin;
+    td_range rest = range, part;
     td_master master;
-    td_range part;
 
-    while (td_weights_take(weights, &range, &part, &master) && part.begin == end)
+    while (td_weights_take(weights, &rest, &part, &master) && part.begin == end)
         end = part.end;
     return check_end(end, range, instead);
 }

@@ -134,9 +134,10 @@ static td_status layout_of(const td_model_size *size, td_precision precision, td
     TD_CHECK(size, "size is NULL");
     TD_CHECK(td_precision_name(precision), "precision is %d, which is no td_precision", (int)precision);
     const int64_t extents[] = {size->d_model, size->d_ff, size->layers, size->vocab};
+    static const char *const names[] = {"d_model", "d_ff", "layers", "vocab"};
     for (int i = 0; i < 4; i++)
         TD_CHECK(extents[i] >= 1 && extents[i] <= INT64_MAX / 16,
-                 "size has an extent of %" PRId64 ", needs 1 to %" PRId64, extents[i], INT64_MAX / 16);
+                 "size.%s is %" PRId64 ", needs 1 to %" PRId64, names[i], extents[i], INT64_MAX / 16);
     TD_TRY(td_layout_make(size, td_precision_dtype(precision), out));
 cleanup:
     return status;

@@ -51,8 +51,8 @@ static td_status add_bytes(const char *what, size_t bytes, size_t *total)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(bytes <= INT64_MAX && *total <= INT64_MAX - bytes, "%s: the bytes of all are beyond 2^63 - 1",
-             what);
+    TD_CHECK(bytes <= INT64_MAX && *total <= INT64_MAX - bytes,
+             "%s: %zu bytes after %zu others are beyond 2^63 - 1", what, bytes, *total);
     *total += bytes;
 cleanup:
     return status;
@@ -96,8 +96,8 @@ static td_status check_config(const td_transformer_config *config)
     TD_CHECK(size->d_model % size->heads == 0, "size.heads is %" PRId64 ", needs to divide d_model %" PRId64,
              size->heads, size->d_model);
     TD_CHECK(size->d_model / size->heads % 2 == 0,
-             "size.heads is %" PRId64 ", which makes the head size %" PRId64 ": it needs to be even",
-             size->heads, size->d_model / size->heads);
+             "size.heads is %" PRId64 ", which makes head_dim %" PRId64 ": it needs to be even", size->heads,
+             size->d_model / size->heads);
     TD_CHECK(td_precision_name(config->precision), "precision is %d, which is no td_precision",
              (int)config->precision);
     TD_CHECK(td_keep_name(config->keep), "keep is %d, which is no td_keep", (int)config->keep);
@@ -106,7 +106,7 @@ static td_status check_config(const td_transformer_config *config)
              "use is %d, needs TD_MODEL_INFERENCE or TD_MODEL_GRADIENTS", (int)config->use);
     /* Written so that NaN is refused. */
     TD_CHECK(config->rope_theta >= 0 && config->rope_theta <= 1e300,
-             "rope_theta is %g, needs to be above 0, or 0 for 10,000", config->rope_theta);
+             "rope_theta is %g, needs to be above 0 and at most 1e300, or 0 for 10,000", config->rope_theta);
 cleanup:
     return status;
 }
@@ -183,14 +183,19 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[TD_EXTENTS]
 
     TD_TRY(most_of_attention(dev, plan, &attention));
     TD_TRY(td_work_bytes(dev, plan, tokens, &work));
-    TD_CHECK(attention.saved <= INT64_MAX && attention.forward_work <= INT64_MAX &&
-                 attention.backward_work <= INT64_MAX && work <= INT64_MAX,
-             "scratch: its bytes are beyond 2^63 - 1");
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.saved, 1, 1, &bytes[TD_EXTENT_SAVED]));
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, 1, &bytes[TD_EXTENT_ATTEND_WORK]));
-    TD_TRY(aligned_bytes("attention", (int64_t)attention.backward_work, 1, 1,
-                         &bytes[TD_EXTENT_ATTEND_GRAD_WORK]));
-    TD_TRY(aligned_bytes("work", (int64_t)work, 1, 1, &bytes[TD_EXTENT_WORK]));
+    const struct {
+        const char *what;
+        size_t bytes;
+        td_extent extent;
+    } sizes[] = {{"what attention saves", attention.saved, TD_EXTENT_SAVED},
+                 {"scratch of attention forward", attention.forward_work, TD_EXTENT_ATTEND_WORK},
+                 {"scratch of attention backward", attention.backward_work, TD_EXTENT_ATTEND_GRAD_WORK},
+                 {"scratch of other operations", work, TD_EXTENT_WORK}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        TD_CHECK(sizes[i].bytes <= INT64_MAX, "%s: %zu bytes are beyond 2^63 - 1", sizes[i].what,
+                 sizes[i].bytes);
+        TD_TRY(aligned_bytes(sizes[i].what, (int64_t)sizes[i].bytes, 1, 1, &bytes[sizes[i].extent]));
+    }
 cleanup:
     return status;
 }
