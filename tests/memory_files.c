@@ -126,22 +126,23 @@ TD_TEST(events_are_the_entries)
  * label, a label with characters of JSON, and another GPU than the first. */
 TD_TEST(a_recording_by_hand_is_written)
 {
-    static char memory[100];
+    enum { MIB = 1 << 20 };
+    static char memory[100]; /* only its address is used */
     static const char texts[] = "\0a\0a/\"x";
     const char *labels[] = {texts, texts + 1, texts + 3};
     td_memory_entry entries[] = {
         {.event = {.action = TD_MEMORY_ALLOC,
                    .address = memory,
-                   .bytes = 60,
-                   .current_bytes = 60,
+                   .bytes = 60 * MIB,
+                   .current_bytes = 60 * MIB,
                    .label = labels[1]}},
         {.event = {.action = TD_MEMORY_LIVE,
                    .address = memory + 8,
-                   .bytes = 20,
-                   .current_bytes = 60,
+                   .bytes = 20 * MIB,
+                   .current_bytes = 60 * MIB,
                    .label = labels[2]}},
-        {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = 60, .label = labels[0]}},
-        {.event = {.action = TD_MEMORY_FREE, .address = memory, .bytes = 60, .label = labels[0]}}};
+        {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = 60 * MIB, .label = labels[0]}},
+        {.event = {.action = TD_MEMORY_FREE, .address = memory, .bytes = 60 * MIB, .label = labels[0]}}};
     td_memory_recording by_hand = {.device = "cuda:1",
                                    .index = 1,
                                    .entries = entries,
@@ -154,15 +155,18 @@ TD_TEST(a_recording_by_hand_is_written)
     for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
         by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};
     td_assert_ok(td_memory_replay(&by_hand));
-    assert_int_equal(by_hand.summary.whole.live_bytes, 20);
+    assert_int_equal(by_hand.summary.whole.live_bytes, 20 * MIB);
     assert_int_equal(by_hand.summary.whole.end_bytes, 0);
     /* Events: one of the snapshot, the segment, the tensor, two for the tensor's end, and the segment's
      * end. */
     assert_int_equal(td_memory_snapshot_events(&by_hand), 6);
     td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
     td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
-    td_assert_ok(td_memory_write_events(&by_hand, file_path));
     char *text = file_read(file_path, &bytes);
+    assert_non_null(strstr(text, ">peak 20.0 MiB<"));
+    free(text);
+    td_assert_ok(td_memory_write_events(&by_hand, file_path));
+    text = file_read(file_path, &bytes);
     cJSON *all = cJSON_ParseWithLength(text, bytes);
     const cJSON *events = cJSON_GetObjectItem(all, "events");
     assert_int_equal(cJSON_GetArraySize(events), 4);
