@@ -5,6 +5,9 @@
 #include "support/compare.h"
 #include "support/test.h"
 
+#define TEST_DEVICE "cpu"
+#include "support/one_device.h"
+
 #include <math.h>
 
 static const td_bench_config tiny = {
@@ -18,25 +21,6 @@ static const td_bench_config tiny = {
     .steps = 5,
     .seed = 11,
 };
-
-static td_device *dev;
-
-static int open_device(void **unused)
-{
-    (void)unused;
-    return td_device_open("cpu", &dev) == TD_OK ? 0 : -1;
-}
-
-static int close_device(void **unused)
-{
-    td_memory_stats memory = {.live_blocks = -1};
-
-    (void)unused;
-    td_assert_ok(td_device_memory(dev, &memory));
-    assert_true(memory.live_blocks == 0 || td_broken_off());
-    td_device_close(dev);
-    return 0;
-}
 
 #define MODES                                                                                                \
     {                                                                                                        \

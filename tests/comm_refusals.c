@@ -2,9 +2,9 @@
  * of this process. They meet over real sockets. */
 #include "comm/backend.h"
 #include "comm/comm.h"
-#include "comm/control_state.h"
 #include "comm/engine.h"
 #include "support/compare.h"
+#include "support/control_rank.h"
 #include "support/fault.h"
 
 #include "base/clock.h"
@@ -71,23 +71,6 @@ static void refuse(const char *name, int nth)
 
 /* ---- a pair of ranks ---- */
 
-typedef struct rank {
-    td_control_options options;
-    td_control *control;
-    td_status status;
-    char error[512];
-    pthread_t thread;
-} rank;
-
-static void *open_control(void *argument)
-{
-    rank *r = argument;
-
-    r->status = td_control_open(&r->options, &r->control);
-    snprintf(r->error, sizeof r->error, "%s", r->status == TD_OK ? "" : td_last_error());
-    return NULL;
-}
-
 static int64_t in_seconds(double seconds)
 {
     return td_clock_ns() + (int64_t)(seconds * 1e9);
@@ -140,7 +123,6 @@ TD_TEST(calls_are_compared)
         td_signature other = first;
         rank pair[2];
 
-        (void)state;
         prepare(pair);
         refuse(shared ? "" : "memfd_create", 1);
         open_pair(pair);
@@ -163,6 +145,23 @@ TD_TEST(calls_are_compared)
     }
 }
 
+TD_TEST(the_first_of_two_odd_ranks_is_named)
+{
+    td_ledger *ledger = calloc(1, td_ledger_bytes(5));
+    int odd, usual;
+
+    for (int i = 0; i < 5; i++) {
+        td_signature call = first;
+
+        call.count += i % 2;
+        td_ledger_publish(ledger, i, &call);
+    }
+    assert_true(td_ledger_odd(ledger, 5, 1, &odd, &usual));
+    assert_int_equal(odd, 1);
+    assert_int_equal(usual, 0);
+    free(ledger);
+}
+
 TD_TEST(a_late_rank_is_named)
 {
     for (int shared = 0; shared < 2; shared++)
@@ -170,7 +169,6 @@ TD_TEST(a_late_rank_is_named)
             rank pair[2];
             char words[64];
 
-            (void)state;
             prepare(pair);
             refuse(shared ? "" : "memfd_create", 1);
             open_pair(pair);
@@ -209,7 +207,6 @@ TD_TEST(a_patient_call_waits_for_a_rank_that_is_alive)
     for (int i = 0; i < 4; i++) {
         rank pair[2], *const late = &pair[cases[i].late], *const waiting = &pair[!cases[i].late];
 
-        (void)state;
         prepare(pair);
         refuse(cases[i].shared ? "" : "memfd_create", 1);
         open_pair(pair);
@@ -248,7 +245,6 @@ TD_TEST(a_rank_that_leaves_or_fails_is_named)
     rank pair[2];
 
     for (int leaver = 0; leaver < 2; leaver++) {
-        (void)state;
         prepare(pair);
         open_pair(pair);
         td_control_close(pair[leaver].control);

@@ -2,8 +2,8 @@
  * invalid messages, and a connection that joins itself. The library plays one end, in a thread. This file
  * plays the other end. */
 #include "comm/control.h"
-#include "comm/control_state.h"
 #include "support/compare.h"
+#include "support/control_rank.h"
 #include "support/test.h"
 
 #include <arpa/inet.h>
@@ -25,23 +25,6 @@
 enum { OPEN_MS = 5000, SHORT_MS = 400 };
 
 /* ---- one end in a thread ---- */
-
-typedef struct rank {
-    td_control_options options;
-    td_control *control;
-    td_status status;
-    char error[512];
-    pthread_t thread;
-} rank;
-
-static void *open_control(void *argument)
-{
-    rank *r = argument;
-
-    r->status = td_control_open(&r->options, &r->control);
-    snprintf(r->error, sizeof r->error, "%s", r->status == TD_OK ? "" : td_last_error());
-    return NULL;
-}
 
 static rank begin(int number, int ranks, td_meet_point point, int64_t ms)
 {

@@ -8,27 +8,24 @@
 static int arguments;
 static char **argument;
 
-static void each_fault_is_refused_by_its_name(void **state)
+TD_BODY(each_fault_is_refused_by_its_name)
 {
-    (void)state;
     td_assert_ok(td_cpu_set_threads(2));
     api_sweep(arguments > 2 ? argument[2] : "");
     api_summary();
 }
 
 #ifndef TANDEM_HAVE_CUDA /* a build with CUDA has all kernels */
-static void a_device_without_kernels_refuses_each_operation(void **state)
+TD_BODY(a_device_without_kernels_refuses_each_operation)
 {
-    (void)state;
 #define GAP(op, ...) api_gap("td_" #op);
     TD_EACH_OP(GAP, GAP)
     TD_EACH_WORK(GAP)
 }
 #endif
 
-static void every_function_refuses_what_is_impossible_and_changes_nothing(void **state)
+TD_BODY(every_function_refuses_what_is_impossible_and_changes_nothing)
 {
-    (void)state;
     td_assert_ok(td_cpu_set_threads(2));
     td_fuzz_begin(arguments, argument);
     while (td_fuzz_next())

@@ -3,8 +3,8 @@
  * For any messages the other end must return in time, with TD_OK or an error of one printable line. It must
  * leave no open descriptor. support/fuzz.h says how to run one case again. */
 #include "comm/control.h"
-#include "comm/control_state.h"
 #include "support/compare.h"
+#include "support/control_rank.h"
 #include "support/fuzz.h"
 #include "support/test.h"
 
@@ -43,14 +43,6 @@ static bool goes_on(void *user, double seconds, const char *what)
     return seconds < 1 && !atomic_load(&over);
 }
 
-typedef struct tested {
-    td_control_options options;
-    td_control *control;
-    td_status status;
-    char error[512];
-    pthread_t thread;
-} tested;
-
 static void assert_line(const char *text)
 {
     assert_true(text[0] != '\0');
@@ -62,9 +54,9 @@ static void assert_line(const char *text)
 static void *run_tested(void *argument_)
 {
     static const td_signature call = {.number = 1, .count = 3, .kind = TD_CALL_ALL_REDUCE, .type = 1};
-    tested *t = argument_;
+    rank *t = argument_;
 
-    t->status = td_control_open(&t->options, &t->control);
+    open_control(t);
     if (t->status == TD_OK) {
         td_wait wait = td_wait_begin((td_waiting){goes_on, NULL});
 
@@ -236,7 +228,7 @@ static void one_case(int page)
     const bool hub = td_fuzz_chance(50);
     const int64_t begun = td_clock_ns();
     td_meeting meeting = {.listener = -1};
-    tested t = {.options = {.rank = hub ? 0 : 1, .ranks = RANKS, .device = ""}};
+    rank t = {.options = {.rank = hub ? 0 : 1, .ranks = RANKS, .device = ""}};
 
     td_fuzz_describe("to %s", hub ? "rank 0" : "a rank");
     atomic_store(&over, false);

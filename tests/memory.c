@@ -9,6 +9,9 @@
 #include "support/gpu.h"
 #include "support/test.h"
 
+#define TEST_DEVICE MEMORY_DEVICE
+#include "support/one_device.h"
+
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
 static const char *const attentions[] = {"naive", "flash"};
 static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS, TD_KEEP_ATTENTION};
@@ -22,25 +25,6 @@ static const td_memory_config tiny = {
               .keep = TD_KEEP_ALL},
     .pass = TD_MEMORY_STEP,
     .time = TD_UPDATE_AFTER};
-
-static td_device *dev;
-
-static int open_device(void **unused)
-{
-    (void)unused;
-    return td_device_open(MEMORY_DEVICE, &dev) == TD_OK ? 0 : -1;
-}
-
-static int close_device(void **unused)
-{
-    td_memory_stats memory = {.live_blocks = -1};
-
-    (void)unused;
-    td_assert_ok(td_device_memory(dev, &memory));
-    assert_true(memory.live_blocks == 0 || td_broken_off());
-    td_device_close(dev);
-    return 0;
-}
 
 static td_memory_recording *record(const td_memory_config *config)
 {

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import sys
 import unittest
 from pathlib import Path
@@ -68,6 +69,13 @@ class Diverge(unittest.TestCase):
         self.assertIn("all are about -1 times the truth", text)
         self.assertIn("the output before it: layers.0.attn.o.grad\n", text)
 
+    def test_an_output_that_is_not_written_is_wrong(self):
+        status, text = self.changed(
+            "layers.0.attn.q.grad", lambda found: found.view(torch.int32).fill_(-1).view(torch.float32)
+        )
+        self.assertEqual(status, 1, text)
+        self.assertIn("The first: layers.0.attn.q.grad\n", text)
+
     def test_a_wrong_weight_shows_in_all_that_follows(self):
         load = diverge.TandemTrainer.begin
 
@@ -89,9 +97,11 @@ class Diverge(unittest.TestCase):
         self.assertIn("about 1.001 times the truth", text)
 
     def test_ranks_update_with_the_average(self):
-        way = ["--ranks", "2", "--threads", "1", "--until", "update", "--optimizer", "sgd"]
+        way = ["--ranks", "2", "--threads", "1", "--until", "update", "--optimizer", "sgd", "--all"]
         status, text = self.said(*way, here=False)
         self.assertEqual(status, 0, text)
+        errors = re.findall(r"layers.0.ln1.output +(C \S+ +PyTorch \S+)", text)
+        self.assertNotEqual(*errors, "both ranks have the same tokens")
 
     def test_what_cannot_run_is_said(self):
         self.assertEqual(self.said("--dtype", "tf32")[0], 2)

@@ -172,6 +172,13 @@ class Words(unittest.TestCase):
         for name, text in planted:
             self.assertEqual([same for _, same in divided_sides(text, name)], [False], text)
 
+    def test_both_sides_have_their_numbers_in_one_order(self):
+        for path in FOLDER.glob("*.j2"):
+            for row in path.read_text().split("\n## "):
+                sides = (re.findall(rf"{{{{ {side}\.(\w+)", row) for side in ("mine", "theirs"))
+                mine, theirs = map(dict.fromkeys, sides)
+                self.assertEqual([n for n in mine if n in theirs], [n for n in theirs if n in mine], row)
+
     def test_each_comparison_has_its_words_on_both_sides(self):
         rows = [[*row.split("|"), ""][:6] for row in ROWS.strip("\n").splitlines()]
         found = [row for row in comparisons() if tuple(row[0]) not in NAMES]

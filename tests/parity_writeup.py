@@ -10,6 +10,7 @@ import unittest.mock
 from pathlib import Path
 
 from parity import comm, memory, trace
+from parity.bench import page as bench
 from parity.core import handouts, report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, noisy
@@ -20,7 +21,7 @@ from parity.core.view import Records
 from parity.ddp import page as ddp
 from parity.shard import full_page
 from parity.shard import page as shard
-from parity.shared.pages import apart_of
+from parity.shared.pages import apart_of, report_proofs
 
 
 def timed(impl, samples, **more):
@@ -150,6 +151,13 @@ class Answers(unittest.TestCase):
         self.assertEqual((f32["torch_eager_step"], mixed["torch_eager_step"]), (110.0, 108.0))
         self.assertEqual(values["memory_profiling (b)"]["last"]["c_step"], f32["c_step"])
 
+    def test_a_peak_at_the_end_of_a_phase_is_in_it(self):
+        (step,) = self.peaks({("c", "f32", 512): 3.0}, ("step",))
+        step["values"] = {"live": 3 * 2**20}
+        step["series"] = {"live_mib": [1, 3, 2, 1], "phase ends": [0.25, 0.5, 0.75, 1.0]}
+        _, values = self.answers(memory.report, [step])
+        self.assertEqual(values["memory_profiling (a)"]["during"], "forward")
+
     def test_memory_is_compared_at_a_context_that_both_dtypes_have(self):
         fits = {
             ("f32", 256): 100.0,
@@ -227,6 +235,7 @@ class Answers(unittest.TestCase):
         runs += [
             self.run_of("bucketed", ms, bucket_mb=mb) for mb, ms in ((1, 103.0), (25, 99.0), (1000, 110.0))
         ]
+        runs[-1]["values"]["beside"] = 20.0
         runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd")]
         runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
         sections, values = self.answers(ddp.report, runs)
@@ -236,6 +245,7 @@ class Answers(unittest.TestCase):
         buckets = values["ddp_bucketed_benchmarking (a)"]
         self.assertEqual(buckets["c"], {"best": 25, "fast": 99.0, "worst": 1000, "slow": 110.0})
         self.assertEqual([buckets[end]["mb"] for end in ("small", "large")], [1, 1000])
+        self.assertEqual(buckets["hidden"], 20 / 40)  # the least of the sizes
         overlap = values["ddp_overlap_individual_parameters_benchmarking (a)"]
         for strategy in ("naive", "flat", "overlap", "bucketed"):
             found = overlap[strategy]
@@ -247,10 +257,29 @@ class Answers(unittest.TestCase):
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
         self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [4])
 
+    def test_a_peak_changes_by_the_difference_of_both(self):
+        found = {
+            k: {"peak_mib": peak, "values": {"inputs_mib": inputs}}
+            for k, peak, inputs in ((1, 100.0, 28.0), (2, 90.0, 20.0))
+        }
+        self.assertEqual(bench.change_of(found), {"k": 2, "predicted": -8.0, "measured": -10.0})
+
     def test_a_proof_is_about_weights(self):
         outputs = {"losses": 3.0, "ranks_apart": 0.0, "weight.a": 0.1, "update.b": 0.2}
         error = {"max_abs": 3.0, "outputs": {name: {"max_abs": far} for name, far in outputs.items()}}
         self.assertEqual(apart_of({"error": error}), 0.2)
+
+    def test_the_row_with_the_largest_error_of_c_is_told(self):
+        far = {"a": (3e-7, 1e-7), "b": (1e-7, 2e-7)}  # of C and PyTorch
+        records = [
+            dict(impl=impl, status="ok", case={"size": size}, error={"max_abs": error})
+            for size, errors in far.items()
+            for impl, error in zip(("c_gloo", "torch"), errors, strict=True)
+        ]
+        page = unittest.mock.Mock()
+        report_proofs(page, records, "proofs", ("model",))
+        told = page.say.call_args.kwargs
+        self.assertEqual((told["worst"], told["behind"]), ({"mine": 3e-7, "theirs": 1e-7}, 1))
 
     def test_a_row_that_spreads_is_marked_and_says_nothing(self):
         case = dict(

@@ -2,6 +2,7 @@
  * it runs all tests. With more ranks it runs the tests of several numbers of ranks. With "killed RANK" after
  * that, the rank is killed while it writes. */
 #include "support/draw.h"
+#include "support/file_kit.h"
 #include "support/shard_kit.h"
 #include "transformer/saving.h"
 
@@ -56,30 +57,6 @@ ssize_t __wrap_pread(int file, void *to, size_t bytes, off_t at)
 {
     errno = EIO;
     return reads_left >= 0 && reads_left-- == 0 ? -1 : __real_pread(file, to, bytes, at);
-}
-
-/* The whole file; the caller frees it. */
-static char *file_read(const char *from, size_t *bytes)
-{
-    FILE *file = fopen(from, "rb");
-    char *all = malloc(1 << 20);
-
-    assert_non_null(file);
-    assert_non_null(all);
-    *bytes = fread(all, 1, 1 << 20, file);
-    assert_true(*bytes > 0 && feof(file));
-    fclose(file);
-    return all;
-}
-
-static bool file_is(const char *from, const char *bytes, size_t count)
-{
-    size_t got;
-    char *all = file_read(from, &got);
-    const bool is = got == count && memcmp(all, bytes, count) == 0;
-
-    free(all);
-    return is;
 }
 
 /* Whether an unfinished file is left. */
@@ -324,7 +301,7 @@ TD_BODY(what_does_not_fit_is_refused)
     const bool odd = all_info.rank == 1;
     td_train_config config = shard_config_of(&settings[0]);
     const td_optimizer_group some = {{0, 64}, config.hyper};
-    size_t bytes;
+    size_t bytes, header;
     td_train *other;
 
     shard_step(&t, 0);
@@ -377,11 +354,11 @@ TD_BODY(what_does_not_fit_is_refused)
     td_assert_ok(td_shard_save(shard_comm, t.train, other_path));
     td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? path : other_path), TD_BAD_ARGUMENT,
                       "steps in the file: rank 1 has 1, where rank 0 has 2");
-    shard_step(&t, 1);
-    td_assert_ok(td_shard_save(shard_comm, t.train, path));
-    step_alike(&whole, 7);
-    step_alike(&whole, 8);
-    td_assert_ok(td_shard_save(shard_comm, whole.train, other_path)); /* another run */
+    /* Rank 1's file differs in one bit, of the first moment after optimizer.step. */
+    memcpy(&header, file, sizeof header);
+    file[8 + header + 8] ^= 1;
+    if (odd)
+        file_write(other_path, file, bytes);
     td_assert_refused(td_shard_restore(shard_comm, t.train, odd ? other_path : path), TD_BAD_ARGUMENT,
                       "a hash of the file's tensors: rank 1 has");
     free(file);

@@ -94,7 +94,6 @@ TD_TEST(under_address_sanitizer_a_fence_is_out_of_bounds)
     }
     td_fence_free(block);
 #else
-    (void)state;
     skip();
 #endif
 }

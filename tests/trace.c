@@ -7,6 +7,9 @@
 #include "support/compare.h"
 #include "support/test.h"
 
+#define TEST_DEVICE "cpu"
+#include "support/one_device.h"
+
 #include <math.h>
 
 static const td_bench_config tiny = {
@@ -37,23 +40,6 @@ void *__wrap_realloc(void *block, size_t size)
 }
 
 /* ---- fixtures ---- */
-
-static td_device *dev;
-
-static int open_device(void **unused)
-{
-    (void)unused;
-    return td_device_open("cpu", &dev) == TD_OK ? 0 : -1;
-}
-
-static int close_device(void **unused)
-{
-    (void)unused;
-    if (td_device_listened(dev))
-        return -1;
-    td_device_close(dev);
-    return 0;
-}
 
 static td_trace *record(const td_bench_config *config, td_bench_summary *summary)
 {
@@ -263,6 +249,7 @@ TD_TEST(a_callers_own_labels_are_ranges)
     /* A trace that is destroyed without an end stops listening. */
     td_assert_ok(td_trace_begin(dev, &trace));
     td_trace_destroy(trace);
+    td_assert_ok(td_device_free(dev, block));
     assert_false(td_device_listened(dev));
 }
 

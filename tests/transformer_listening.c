@@ -16,41 +16,26 @@
     .use = TD_MODEL_GRADIENTS
 
 static const td_case cases[] = {
-    {"even, f32 naive", {EVEN, .precision = TD_PRECISION_F32, .attention = "naive"}, 0, 0, 0},
-    {"odd, f32 flash, transient",
-     {ODD, .precision = TD_PRECISION_F32, .attention = "flash", .transient_gradients = true},
-     0,
-     0,
-     0},
-    {"odd, f32 flash, all kept",
-     {ODD, .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_ALL},
-     0,
-     0,
-     0},
-    {"odd, bf16 flash", {ODD, .attention = "flash", .precision = TD_PRECISION_BF16}, 0, 0, 0},
-    {"odd, bf16 mixed", {ODD, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED}, 0, 0, 0},
-    {"even, bf16 mixed, transient, all kept",
-     {EVEN, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
-      .keep = TD_KEEP_ALL},
-     0,
-     0,
-     0},
-    {"even, bf16 mixed, f32 gradients",
-     {EVEN, .precision = TD_PRECISION_BF16_MIXED, .attention = "flash", .f32_gradients = true},
-     0,
-     0,
-     0},
-    {"even, f32 flash, checkpoints of a layer",
-     {EVEN, .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_INPUTS},
-     0,
-     0,
-     0},
-    {"even, bf16 mixed, transient, checkpoints of two layers",
-     {EVEN, .attention = "naive", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
-      .keep = TD_KEEP_INPUTS, .checkpoint_layers = 2},
-     0,
-     0,
-     0},
+    {.name = "even, f32 naive", .config = {EVEN, .precision = TD_PRECISION_F32, .attention = "naive"}},
+    {.name = "odd, f32 flash, transient",
+     .config = {ODD, .precision = TD_PRECISION_F32, .attention = "flash", .transient_gradients = true}},
+    {.name = "odd, f32 flash, all kept",
+     .config = {ODD, .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_ALL}},
+    {.name = "odd, bf16 flash, 2 x 3 tokens",
+     .config = {ODD, .attention = "flash", .precision = TD_PRECISION_BF16},
+     .batch = 2,
+     .seq = 3},
+    {.name = "odd, bf16 mixed", .config = {ODD, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED}},
+    {.name = "even, bf16 mixed, transient, all kept",
+     .config = {EVEN, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
+                .keep = TD_KEEP_ALL}},
+    {.name = "even, bf16 mixed, f32 gradients",
+     .config = {EVEN, .precision = TD_PRECISION_BF16_MIXED, .attention = "flash", .f32_gradients = true}},
+    {.name = "even, f32 flash, checkpoints of a layer",
+     .config = {EVEN, .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_INPUTS}},
+    {.name = "even, bf16 mixed, transient, checkpoints of two layers",
+     .config = {EVEN, .attention = "naive", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
+                .keep = TD_KEEP_INPUTS, .checkpoint_layers = 2}},
 };
 #define CASES ((int)(sizeof cases / sizeof *cases))
 
@@ -198,6 +183,8 @@ static td_status on_output(td_hook *hook, const td_output *output)
         assert_string_not_equal(l->names[i], output->name);
     assert_in_range(l->outputs, 0, MOST_OUTPUTS - 1);
     snprintf(l->names[l->outputs++], sizeof l->names[0], "%s", output->name);
+    if (strcmp(output->name, "logits") == 0)
+        assert_int_equal(output->count, l->trial->tokens * c->size.vocab);
     assert_true(!strstr(output->name, ".again") || c->keep == TD_KEEP_MOST);
     assert_true(!strstr(output->name, ".rounded") || c->precision == TD_PRECISION_BF16_MIXED);
     for (int64_t i = 0; i < l->trial->count; i++) {
