@@ -310,6 +310,11 @@ def report_leaderboard(page, records):
         return {"side": record["impl"]} | row | {"status": record["status"]}
 
     rows = [row for record in records.records for row in tabled([record], (), cells)]
+    if records.records:
+        page.note(
+            "{dtype}, causal, batch {batch}, {heads} heads, {seq} tokens, head_dim {head_dim}; forward and backward in "
+            "one call.".format(**records.records[0]["case"])
+        )
     page.table(rows, "leaderboard", units=dict.fromkeys(("median", "min", "max"), "ms"))
     found = {record["impl"]: ms_of(record) for record in records.records}
     if not found:

@@ -373,15 +373,24 @@ def class_times(record, scope):
     return {name: values[f"{scope} ms {name}"] for name in CLASSES if f"{scope} ms {name}" in values}
 
 
+# What an elementwise kernel of PyTorch computes, by a functor or a function in its template's arguments.
+OPERATION = re.compile(
+    r"CUDAFunctor_(\w+)|(\w+?)Functor\b|(\w+?)_kernel_(?:cuda|impl)\b|(\w+?)Ops<|(\w+?)_functor\b"
+)
+WRAPPERS = ("Binary", "Unary", "AUnary", "CUDA")
+
+
 def short(name):
     """A kernel's name that fits a table: without arguments, templates and what every GEMM's name has."""
-    functors = [found for found in re.findall(r"(\w+?)Functor", name) if found not in ("Binary", "Unary")]
+    found = OPERATION.finditer(name)
+    operations = [of for match in found if (of := next(filter(None, match.groups()))) not in WRAPPERS]
+    scaled = " by a number" * ("AUnaryFunctor" in name)
     left_out = r"^void |\(anonymous namespace\)::|at::native::|f32f32_f32f32_f32_|tilesize|_stage\d.*"
     name = re.sub(left_out, "", name)
     inner = re.search(r"Kernel2?<(cutlass\w+)", name)
     name = inner.group(1) if inner else re.split(r"[<(]", name)[0]
     name = name if len(name) <= 44 else f"{name[:43]}…"
-    return f"{name} ({functors[0]})" if functors else name
+    return f"{name} ({operations[0]}{scaled})" if operations else name
 
 
 def kernel_of(record, scope, i=1):

@@ -414,7 +414,6 @@ class Documents(unittest.TestCase):
         self.assertIn("| xl | 5.00 | 1, 0.0\u00a0% |\n| 10B | not measured |  |\n", new)
         self.assertNotIn("3.00", new)
         self.assertIn("| xl | 3.00 | 1, 0.0\u00a0% |\n| 2.7B | 5.00 | 1, 0.0\u00a0% |\n", old)
-        self.assertIn("--module ddp --case 'naive_ddp_benchmarking/.*size=2.7B'` measures it", new)
         self.assertIn("[the answer](WRITEUP.md#mixed_precision_accumulation)", old)
         self.assertNotIn("| sum |", old)
 

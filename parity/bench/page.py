@@ -102,7 +102,10 @@ def report_phases(page, warm):
         row |= {"warm-up steps": warmup, "steps": ms["n"]}
         mark(row, record)
         rows.append(row | {"% of the bound": page.rates.share(record, ADAMW_BYTES * extents(size)[1])})
-    page.note(f"f32, batch 4, context {asked_context(f32)}; means ± standard deviations in ms.")
+    page.note(
+        f"f32, batch 4, context {asked_context(f32)}; means ± standard deviations in ms. A step is timed in other "
+        "calls than its passes. % of the bound: of the median."
+    )
     page.table(rows, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
     ended = [r for r in asked.only(impl="torch_eager").records if r["status"] == "oom"]
     lost = list(dict.fromkeys(r["case"]["size"] for r in ended))
@@ -116,7 +119,7 @@ def report_phases(page, warm):
     forwards = []
     for size in sizes:
         mine, theirs = (asked.first(impl=impl, size=size) for impl in BOTH)
-        row = {"size": size} | {phase: phase_ms(mine, phase) for phase in PHASES[:2]}
+        row = {"size": size} | {phase: phase_ms(mine, phase) for phase in PHASES}
         forwards.append(row | {"torch": phase_ms(theirs, "forward")})
     both, spreads = [row for row in forwards if row["torch"]], {}
     ends = {"small": forwards[:1], "large": forwards[-1:], "most": both[-1:]}
@@ -191,8 +194,18 @@ def report_warmup(page, grid):
             start, settled, case = max(found, key=lambda times: times[0] / times[1])
             told[impl] = {"first": start, "settled": settled, "size": case["size"]}
             row = rows[case["size"], case["pass"], impl]
-            told[impl] |= {f"w{warmup}": row.get(f"w = {warmup}") for warmup in WARMUPS}
-    page.say(**told, dtype=setting and setting[0], gpu=on_gpu(grid) if told else None)
+            means = {f"w{warmup}": row.get(f"w = {warmup}") for warmup in WARMUPS}
+            told[impl] |= means | {"steady": steady([means[name] for name in ("w1", "w2", "w5")])}
+    dtype, context = setting or (None, None)
+    same = setting == ("f32", WHOLE_CONTEXT) or None  # as in (b)
+    page.say(**told, dtype=dtype, context=context, same=same, gpu=on_gpu(grid) if told else None)
+
+
+def steady(spreads):
+    """Whether these means differ by no more than their deviations, or by 1 %."""
+    means = [spread.mean for spread in spreads if spread]
+    most = max((max(spread.std, 0.01 * spread.mean) for spread in spreads if spread), default=0.0)
+    return (len(means) == len(spreads) and max(means) - min(means) <= most) or None
 
 
 def report_precision(page, warm):

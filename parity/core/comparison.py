@@ -64,9 +64,13 @@ def traits(record: Mapping) -> dict[str, str]:
     names = ("attention", "optimizer", "keep", "gradients", "update")
     found = {name: words.get(config[name], config[name]) for name in names if name in config}
     found = {name.replace("keep", "kept activations"): word for name, word in found.items()}
+    if record["impl"].startswith("torch") and "optimizer" in config:
+        found.setdefault("update", "after")
     captured = config.get("graph", config.get("captured", False))
     found["capture"] = "one CUDA graph" if captured else "queued"
     found |= {"compilation": "yes" if config["compiled"] else "no"} if "compiled" in config else {}
+    if record["impl"].startswith("c_nccl") and config:
+        found["SMs of NCCL"] = str(config.get("nccl_ctas", "its choice"))
     if "compressed" in config or record["case"].get("dtype") != "bf16_mixed":
         found["gradients sent in"] = "bf16" if config.get("compressed") else "f32"
     return found if config else {}

@@ -105,8 +105,6 @@ SAME = ("benchmarking_script (a)", "benchmarking_mixed_precision (a)", "benchmar
 SAME += ("torch_compile (a)",)
 # Of rows of 2026 that a machine may lack: the module and the cases that measure them, on GPUs with 141 GB.
 COMMANDS = {
-    **dict.fromkeys(TWO_GPUS[:3], ("ddp", f"size={XL}")),
-    TWO_GPUS[3]: ("shard", f"size={XL}"),
     **dict.fromkeys(("benchmarking_script", "benchmarking_mixed_precision"), ("bench", "size=10B")),
     "memory_profiling": ("memory", "context=2048"),
 }

@@ -33,9 +33,9 @@ MISSING = "What the answers lack"
 RULE = (
     "Each answer is of one machine: the first that measured everything the question asks for, in the order H100 "
     "(the handout's GPU), H200, CPU; folders of several GPUs have the order of their cards. A machine that answers all "
-    "parts of an id is preferred. If no machine measured everything, the machine with the most sentences is taken. "
-    "The answer about all-reduce joins all folders. So sections may be of different cards; the last line of a section "
-    "names its card and C's commit."
+    "parts of an id is preferred, then the machine of the part before. If no machine measured everything, the machine "
+    "with the most rows is taken. The answer about all-reduce joins all folders. So sections may be of different "
+    "cards; the last line of a section names its card and C's commit."
 )
 
 
@@ -70,8 +70,9 @@ class Found:
     def key(self) -> tuple:
         """The larger, the better, by the rule above. Machines that are joined have all that each of them has."""
         joined, complete = self.machine.home is not None, self.section.complete
-        sentences = 0 if complete else len(self.section.answer) + len(self.section.notes)
-        return joined, complete, sentences, self.machine.rank(), self.section.rows()
+        rows, sentences = self.section.rows(), len(self.section.answer) + len(self.section.notes)
+        partly = (0, 0) if complete else (rows - len(self.section.lacks), sentences)
+        return joined, complete, *partly, self.machine.rank(), rows
 
 
 def machines_of(reports: Path, names: Sequence[str], modules: Mapping[str, ModuleType]) -> list[Machine]:
@@ -170,19 +171,25 @@ def choose(found: Mapping[str, Sequence[Found]], rows: Iterable[str]) -> dict[st
         names = {of.machine.name for of in found.get(row, ()) if of.section.complete}
         whole[deliverable_of(row)] = whole.get(deliverable_of(row), names) & names
 
-    def key(of: Found) -> tuple:
-        joined, *others = of.key()
-        return joined, of.machine.name in whole[deliverable_of(of.section.row)], *others
+    chosen, last = {}, {}  # last: the machine of the part before, by id
+    for row in rows:
+        name = deliverable_of(row)
 
-    return {row: max(found.get(row, ()), key=key, default=None) for row in rows}
+        def key(of: Found, name: str = name) -> tuple:
+            joined, complete, *others = of.key()
+            same = complete and of.machine.name == last.get(name)
+            return joined, of.machine.name in whole[name], same, complete, *others
+
+        chosen[row] = max(found.get(row, ()), key=key, default=None)
+        last[name] = chosen[row] and chosen[row].machine.name
+    return chosen
 
 
 def write_edition(
     document: Markdown, year: str, chosen: Mapping, machines: list, only: list, both: bool, others: list
 ) -> None:
     """`both`: the other handout's document stands next to this one. `others`: the machine to compare with."""
-    linked = TWO_GPUS if both else ()  # not measured here, and answered there
-    rows = [row for row in chosen if wanted(row, only) and (chosen[row] or deliverable_of(row) in linked)]
+    rows = [row for row in chosen if wanted(row, only) and chosen[row]]
     if both:
         other = next(name for of, name in NAMES.items() if of != year)
         link = f"[{other}.md]({other}.md) has the other handout"
@@ -199,7 +206,7 @@ def write_edition(
         if both and year == OLDEST and is_same(row) and row in HANDOUTS[NEWEST]:
             link = f"[the answer]({NAMES[NEWEST]}.md#{anchor(row)})"
             document.text(f"*{QUESTIONS[row]}* Both handouts ask this alike: {link}.")
-        elif chosen[row]:
+        else:
             write_section(document, row, chosen[row])
             name = deliverable_of(row)
             for other in others if name not in compared else ():  # its parts have the same results
@@ -207,19 +214,9 @@ def write_edition(
                 mine, theirs = ([r for r in of if r["deliverable"] == name] for of in sides)
                 beside.write(document, mine, theirs, other.name)
             compared.add(name)
-        else:
-            write_unmeasured(document, row)
     if not only:
         write_missing(document, chosen)
         write_method(document, machines)
-
-
-def write_unmeasured(document: Markdown, row: str) -> None:
-    document.text(f"*{QUESTIONS[row]}*")
-    document.text(
-        f"The xl of 2026 was not measured. `{command_of(row)}` measures it on two GPUs with 141 GB. "
-        f"[The answer of 2025]({NAMES[OLDEST]}.md#{anchor(row)}) is of another model."
-    )
 
 
 def wanted(row: str, only: Sequence[str]) -> bool:

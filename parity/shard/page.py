@@ -110,6 +110,7 @@ def report_steps(page, times):
         if mine and key[-1] not in told:
             told = dict(zip(NAMES, key, strict=False)) | told
             told[key[-1]] = Comparison.of(found[mine], found[whole_of(mine)])
+            told[f"{key[-1]}_differ"] = differing(found[whole_of(mine)], found[mine])
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
             told.setdefault("differ", differing(found[mine], found.get("torch_zero")))
             told.setdefault("torch_ddp", ms_of(found.get("torch_ddp")))

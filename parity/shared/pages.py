@@ -124,7 +124,8 @@ def tabled(records: Iterable[Mapping], keys: Iterable[str], cells: Callable, ord
         key = tuple(record["case"].get(name) for name in keys)
         row = rows.setdefault(key, dict(zip(titles, key, strict=True)))
         row |= cells(record)
-        mark(row, record)
+        phase = record["case"].get("pass", "") if "pass" not in keys else ""
+        mark(row, record, f"{phase} {record['impl']}".strip())
     return [rows[key] for key in (sorted(rows, key=order) if order else rows)]
 
 
