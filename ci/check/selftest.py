@@ -315,9 +315,10 @@ class Results(unittest.TestCase):
     def lines(self, *rows: tuple[int, str, float]) -> list[str]:
         return [self.LINE.format(n=n, impl=impl, ms=ms) for n, impl, ms in rows]
 
-    def test_the_newest_record_of_each_side_counts(self) -> None:
+    def test_all_records_of_each_side_count_and_far_ones_give_a_range(self) -> None:
         lines = self.lines((1, "c", 2.0), (2, "c", 9.0), (1, "torch_eager", 4.0), (1, "c", 3.0))
-        self.assertEqual(results.sides(lines, "d", {"n": 1}, "ms"), {"c": 3.0, "torch_eager": 4.0})
+        self.assertEqual(results.sides(lines, "d", {"n": 1}, "ms"), {"c": [2.0, 3.0], "torch_eager": [4.0]})
+        self.assertEqual([results.several(x) for x in ([4.0, 4.1], [2.0, 3.0])], ["4.1", "2 to 3"])
 
     def test_keys_of_several_cases_are_refused(self) -> None:
         for keys in ({"k": 1}, {"n": 3}):
