@@ -62,7 +62,9 @@ def value(record: Mapping[str, Any], key: str) -> float | None:
     return found["median"] if isinstance(found, dict) else found
 
 
-def sides(lines: Iterable[str], deliverable: str, keys: Mapping[str, Any], key: str) -> dict[str, list[float]]:
+def sides(
+    lines: Iterable[str], deliverable: str, keys: Mapping[str, Any], key: str
+) -> dict[str, list[float]]:
     """{side: its values, the newest last} of the case that has the keys. Exactly one case must have them."""
     found, cases = {}, set()
     for line in lines:
