@@ -18,14 +18,9 @@ struct td_bench_ranks_result {
     td_bench_wait *waits;         /* [ranks, waits] */
 };
 
-/** The times of a collective or a wait, as ranks exchange them. */
-typedef struct interval {
-    double begin_ms, end_ms;
-} interval;
-
 enum {
-    AT_ONCE = 2048, /* intervals in an exchange */
-    AHEAD = 2       /* after queueing step i the host waits for step i - AHEAD */
+    AT_ONCE = 512, /* rows in an exchange */
+    AHEAD = 2      /* after queueing step i the host waits for step i - AHEAD */
 };
 
 /** The times that are measured in each step of this rank. */
@@ -543,20 +538,20 @@ cleanup:
     return status;
 }
 
-/** Every rank gets the intervals of all ranks. mine: [count]; all: [ranks, count]. */
-static td_status exchange_intervals(run *r, int64_t count, const interval *mine, interval *all)
+/** Every rank gets the rows of all ranks. mine: [count] of `size` bytes each; all: [ranks, count]. */
+static td_status exchange_rows(run *r, int64_t count, size_t size, const void *mine, void *all)
 {
-    const int64_t ranks = r->info.ranks;
-    interval *some = calloc((size_t)ranks * AT_ONCE, sizeof *some);
+    const size_t ranks = (size_t)r->info.ranks, rows = (size_t)count;
+    char *some = calloc(ranks * AT_ONCE, size);
     td_status status = TD_OK;
 
-    TD_FAIL_IF(!some, TD_NO_MEMORY, "no host memory for the times of %d events", AT_ONCE);
-    for (int64_t at = 0; at < count; at += AT_ONCE) {
-        const int64_t now = count - at < AT_ONCE ? count - at : AT_ONCE;
+    TD_FAIL_IF(!some, TD_NO_MEMORY, "no host memory for the times of %zu events", ranks * AT_ONCE);
+    for (size_t at = 0; at < rows; at += AT_ONCE) {
+        const size_t bytes = (rows - at < AT_ONCE ? rows - at : AT_ONCE) * size;
 
-        TD_TRY(td_comm_exchange(r->comm, mine + at, (size_t)now * sizeof *mine, some));
-        for (int64_t rank = 0; rank < ranks; rank++)
-            memcpy(all + rank * count + at, some + rank * now, (size_t)now * sizeof *all);
+        TD_TRY(td_comm_exchange(r->comm, (const char *)mine + at * size, bytes, some));
+        for (size_t rank = 0; rank < ranks; rank++)
+            memcpy((char *)all + (rank * rows + at) * size, some + rank * bytes, bytes);
     }
 cleanup:
     free(some);
@@ -567,39 +562,23 @@ cleanup:
 static td_status exchange_timelines(run *r, td_bench_ranks_result *result)
 {
     const int64_t ranks = r->info.ranks, calls = r->timeline.count, waits = r->timeline.wait_count;
-    const int64_t most = (calls > waits ? calls : waits) + 1;
-    interval *mine = calloc((size_t)most, sizeof *mine), *all = calloc((size_t)(ranks * most), sizeof *all);
     td_status status = TD_OK;
 
     result->timelines = calloc((size_t)ranks, sizeof *result->timelines);
     result->spans = calloc((size_t)(ranks * calls) + 1, sizeof *result->spans);
     result->waits = calloc((size_t)(ranks * waits) + 1, sizeof *result->waits);
-    TD_FAIL_IF(!mine || !all || !result->timelines || !result->spans || !result->waits, TD_NO_MEMORY,
+    TD_FAIL_IF(!result->timelines || !result->spans || !result->waits, TD_NO_MEMORY,
                "no host memory for the times of %" PRId64 " collectives", calls);
     TD_TRY(td_comm_exchange(r->comm, &r->timeline, sizeof r->timeline, result->timelines));
-    for (int64_t i = 0; i < calls; i++)
-        mine[i] = (interval){r->spans[i].begin_ms, r->spans[i].end_ms};
-    TD_TRY(exchange_intervals(r, calls, mine, all));
-    for (int64_t i = 0; i < ranks * calls; i++) {
-        result->spans[i] = r->spans[i % calls];
-        result->spans[i].begin_ms = all[i].begin_ms;
-        result->spans[i].end_ms = all[i].end_ms;
-    }
-    for (int64_t i = 0; i < waits; i++)
-        mine[i] = (interval){r->waits[i].begin_ms, r->waits[i].end_ms};
-    TD_TRY(exchange_intervals(r, waits, mine, all));
-    for (int64_t i = 0; i < ranks * waits; i++) {
-        result->waits[i] = r->waits[i % waits];
-        result->waits[i].begin_ms = all[i].begin_ms;
-        result->waits[i].end_ms = all[i].end_ms;
-    }
+    TD_TRY(exchange_rows(r, calls, sizeof *r->spans, r->spans, result->spans));
+    TD_TRY(exchange_rows(r, waits, sizeof *r->waits, r->waits, result->waits));
+    for (int64_t i = 0; i < ranks * calls; i++)
+        result->spans[i].call = r->spans[i % calls].call; /* addresses of this process */
     for (int64_t rank = 0; rank < ranks; rank++) {
         result->timelines[rank].spans = result->spans + rank * calls;
         result->timelines[rank].waits = result->waits + rank * waits;
     }
 cleanup:
-    free(mine);
-    free(all);
     return status;
 }
 

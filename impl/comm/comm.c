@@ -392,28 +392,74 @@ cleanup:
     return status;
 }
 
+static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
+{
+    return (uintptr_t)a < (uintptr_t)b + (uintptr_t)b_bytes &&
+           (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
+}
+
+/** Checks the arguments of a collective. If one buffer has a part for each rank, this rank's own part may
+ * equal the other buffer. */
+static td_status check_call(const td_comm *comm, const td_signature *call, const void *in, const void *out)
+{
+    const int32_t rank = comm->options.rank, ranks = comm->options.ranks;
+    const int64_t in_parts = call->kind == TD_CALL_REDUCE_SCATTER ? ranks : 1,
+                  out_parts = call->kind == TD_CALL_ALL_GATHER ? ranks : 1;
+    td_status status = TD_OK;
+    int64_t in_bytes, out_bytes;
+    const size_t size = td_comm_type_size((td_comm_type)call->type);
+
+    TD_CHECK(size > 0, "type is %d, needs to be a td_comm_type", (int)call->type);
+    TD_CHECK((unsigned)call->reduction <= TD_MAX, "reduction is %d, needs to be a td_reduction",
+             (int)call->reduction);
+    TD_CHECK(call->reduction != TD_AVERAGE || call->type != TD_COMM_I64,
+             "reduction is average and type is i64: sum it and divide, or use a floating-point type");
+    TD_CHECK(call->count >= 0, "count is %" PRId64 ", needs at least 0", call->count);
+    TD_CHECK(in || call->count == 0, "%s is NULL, count is %" PRId64,
+             call->kind == TD_CALL_BROADCAST ? "buffer" : "in", call->count);
+    TD_CHECK(out || call->count == 0, "out is NULL, count is %" PRId64, call->count);
+    TD_CHECK(call->root >= 0 && call->root < ranks, "root is %d, needs to be a rank of %d", (int)call->root,
+             (int)ranks);
+    TD_TRY(td_product("bytes of in", 3, (const int64_t[]){call->count, in_parts, (int64_t)size}, &in_bytes));
+    TD_TRY(
+        td_product("bytes of out", 3, (const int64_t[]){call->count, out_parts, (int64_t)size}, &out_bytes));
+    const int64_t part = call->count * (int64_t)size * rank;
+    const char *own_in = (const char *)in + (in_parts > out_parts ? part : 0);
+    const char *own_out = (const char *)out + (out_parts > in_parts ? part : 0);
+    TD_CHECK(own_in == own_out || !overlap(in, in_bytes, out, out_bytes),
+             "in and out overlap outside of this rank's own part: out begins %" PRIdPTR
+             " bytes after in, which has %" PRId64 " bytes",
+             (intptr_t)out - (intptr_t)in, in_bytes);
+cleanup:
+    return status;
+}
+
 /** Makes a call. *handle is its handle; without `handle` it waits for the call. */
 static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle)
 {
-    const bool joins = call->kind <= TD_CALL_BROADCAST && (!comm->backend || comm->backend->capture);
-    const int64_t graph = joins ? td_graph_capture(comm->dev) : 0;
-    td_status status = td_comm_check(comm);
-    td_work *work = comm->free_works;
-
+    const bool collective = call->kind <= TD_CALL_BROADCAST;
     td_signature next = *call;
+    td_status status = TD_OK;
 
-    if (check_process(comm) != TD_OK)
-        return TD_BAD_STATE;
-    if (graph && !handle)
-        return td_fail(TD_BAD_STATE, "a collective without a handle cannot be captured: pass `work`");
+    if (handle)
+        *handle = NULL;
+    TD_CHECK(comm, "comm is NULL");
+    if (collective)
+        TD_TRY(check_call(comm, call, in, out));
+    TD_TRY(check_process(comm));
+    const int64_t graph =
+        collective && (!comm->backend || comm->backend->capture) ? td_graph_capture(comm->dev) : 0;
+    TD_FAIL_IF(graph && !handle, TD_BAD_STATE,
+               "a collective without a handle cannot be captured: pass `work`");
     next.number = graph ? 0 : comm->number + 1;
-    if (status != TD_OK)
-        return comm->control ? td_control_status(comm->control, &next) : status;
-    status = td_comm_windows_find(comm, in, out, &next);
-    if (status != TD_OK)
-        return status;
-    if (comm->issued == TD_WORK_MOST && call->kind != TD_CALL_CLOSE)
-        return td_fail(TD_BAD_STATE, "%d collectives are unfinished: wait for them first", TD_WORK_MOST);
+    status = td_comm_check(comm);
+    if (status != TD_OK && comm->control)
+        status = td_control_status(comm->control, &next);
+    TD_TRY(status);
+    TD_TRY(td_comm_windows_find(comm, in, out, &next));
+    TD_FAIL_IF(comm->issued == TD_WORK_MOST && call->kind != TD_CALL_CLOSE, TD_BAD_STATE,
+               "%d collectives are unfinished: wait for them first", TD_WORK_MOST);
+    td_work *const work = comm->free_works;
     comm->free_works = work->next;
     comm->issued++;
     comm->number += !graph;
@@ -439,6 +485,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
         *handle = work;
     else
         status = td_work_wait(work);
+cleanup:
     return status;
 }
 
@@ -495,119 +542,46 @@ cleanup:
     return status;
 }
 
-static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
-{
-    return (uintptr_t)a < (uintptr_t)b + (uintptr_t)b_bytes &&
-           (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
-}
-
-/** Checks the arguments of a collective. in has in_parts * count elements, out has out_parts * count. If
- * these differ, this rank's own part of the larger buffer may equal the smaller buffer. */
-static td_status check_call(const td_comm *comm, const td_signature *call, const void *in, int64_t in_parts,
-                            const void *out, int64_t out_parts)
-{
-    td_status status = TD_OK;
-    int64_t in_bytes, out_bytes;
-    const size_t size = td_comm_type_size((td_comm_type)call->type);
-
-    TD_CHECK(size > 0, "type is %d, needs to be a td_comm_type", (int)call->type);
-    TD_CHECK((unsigned)call->reduction <= TD_MAX, "reduction is %d, needs to be a td_reduction",
-             (int)call->reduction);
-    TD_CHECK(call->reduction != TD_AVERAGE || call->type != TD_COMM_I64,
-             "reduction is average and type is i64: sum it and divide, or use a floating-point type");
-    TD_CHECK(call->count >= 0, "count is %" PRId64 ", needs at least 0", call->count);
-    TD_CHECK(in || call->count == 0, "in is NULL, count is %" PRId64, call->count);
-    TD_CHECK(out || call->count == 0, "out is NULL, count is %" PRId64, call->count);
-    TD_TRY(td_product("bytes of in", 3, (const int64_t[]){call->count, in_parts, (int64_t)size}, &in_bytes));
-    TD_TRY(
-        td_product("bytes of out", 3, (const int64_t[]){call->count, out_parts, (int64_t)size}, &out_bytes));
-    const int64_t part = call->count * (int64_t)size * comm->options.rank;
-    const char *own_in = (const char *)in + (in_parts > out_parts ? part : 0);
-    const char *own_out = (const char *)out + (out_parts > in_parts ? part : 0);
-    TD_CHECK(own_in == own_out || !overlap(in, in_bytes, out, out_bytes),
-             "in and out overlap outside of this rank's own part: out begins %" PRIdPTR
-             " bytes after in, which has %" PRId64 " bytes",
-             (intptr_t)out - (intptr_t)in, in_bytes);
-cleanup:
-    return status;
-}
-
 td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
                              td_reduction reduction, td_work **work)
 {
-    td_status status = TD_OK;
     const td_signature call = {
         .kind = TD_CALL_ALL_REDUCE, .count = count, .type = (int32_t)type, .reduction = (int32_t)reduction};
 
-    if (work)
-        *work = NULL;
-    TD_CHECK(comm, "comm is NULL");
-    TD_TRY(check_call(comm, &call, in, 1, out, 1));
-    TD_TRY(issue(comm, &call, in, out, work));
-cleanup:
-    return status;
+    return issue(comm, &call, in, out, work);
 }
 
 td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
                                  td_reduction reduction, td_work **work)
 {
-    td_status status = TD_OK;
     const td_signature call = {.kind = TD_CALL_REDUCE_SCATTER,
                                .count = count,
                                .type = (int32_t)type,
                                .reduction = (int32_t)reduction};
 
-    if (work)
-        *work = NULL;
-    TD_CHECK(comm, "comm is NULL");
-    TD_TRY(check_call(comm, &call, in, comm->options.ranks, out, 1));
-    TD_TRY(issue(comm, &call, in, out, work));
-cleanup:
-    return status;
+    return issue(comm, &call, in, out, work);
 }
 
 td_status td_comm_all_gather(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
                              td_work **work)
 {
-    td_status status = TD_OK;
     const td_signature call = {.kind = TD_CALL_ALL_GATHER, .count = count, .type = (int32_t)type};
 
-    if (work)
-        *work = NULL;
-    TD_CHECK(comm, "comm is NULL");
-    TD_TRY(check_call(comm, &call, in, 1, out, comm->options.ranks));
-    TD_TRY(issue(comm, &call, in, out, work));
-cleanup:
-    return status;
+    return issue(comm, &call, in, out, work);
 }
 
 td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, td_comm_type type, int32_t root,
                             td_work **work)
 {
-    td_status status = TD_OK;
     const td_signature call = {
         .kind = TD_CALL_BROADCAST, .count = count, .type = (int32_t)type, .root = root};
 
-    if (work)
-        *work = NULL;
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(buffer || count == 0, "buffer is NULL, count is %" PRId64, count);
-    TD_CHECK(root >= 0 && root < comm->options.ranks, "root is %d, needs to be a rank of %d", (int)root,
-             (int)comm->options.ranks);
-    TD_TRY(check_call(comm, &call, buffer, 1, buffer, 1));
-    TD_TRY(issue(comm, &call, buffer, buffer, work));
-cleanup:
-    return status;
+    return issue(comm, &call, buffer, buffer, work);
 }
 
 td_status td_comm_barrier(td_comm *comm)
 {
-    td_status status = TD_OK;
-
-    TD_CHECK(comm, "comm is NULL");
-    TD_TRY(issue(comm, &(td_signature){.kind = TD_CALL_BARRIER}, NULL, NULL, NULL));
-cleanup:
-    return status;
+    return issue(comm, &(td_signature){.kind = TD_CALL_BARRIER}, NULL, NULL, NULL);
 }
 
 static td_status exchange(td_comm *comm, const void *mine, size_t bytes, void *all, int32_t patience)

@@ -39,15 +39,13 @@ static td_status agree(td_comm *comm, const address *mine, bool *same)
 {
     td_status status = TD_OK;
     const int32_t ranks = comm->options.ranks;
-    address *all = calloc((size_t)ranks, sizeof *all);
+    address all[TD_COMM_MOST_RANKS];
 
-    TD_FAIL_IF(!all, TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
     TD_TRY(td_comm_exchange(comm, mine, sizeof *mine, all));
     *same = mine->found;
     for (int32_t rank = 0; rank < ranks; rank++)
         *same = *same && memcmp(&all[rank], mine, sizeof *mine) == 0;
 cleanup:
-    free(all);
     return status;
 }
 

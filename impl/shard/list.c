@@ -260,13 +260,11 @@ cleanup:
     return status;
 }
 
-/** The properties of a tensor that must be the same on all ranks. The struct has no padding, because it is
- * compared as bytes. */
-typedef struct description {
-    int64_t elements, group;
-    int32_t dtype, grad_dtype;
-    uint64_t name, data, grad; /* hashes; grad 0: it is frozen */
-} description;
+/** The properties of a tensor that must be the same on all ranks: numbers, or hashes. */
+enum { ELEMENTS, GROUP, DTYPE, GRAD_DTYPE, NAME, WEIGHTS, GRADIENTS, PROPERTIES };
+
+static const char *const properties[PROPERTIES] = {
+    "elements", "group", "dtype", "grad_dtype", "name (hash)", "weights (hash)", "gradients (hash; 0: none)"};
 
 enum { SAMPLE = 2048 }; /* bytes at a tensor's begin, and at its end, that are hashed */
 
@@ -289,41 +287,34 @@ static td_status describe(void *user, int64_t index, void *row)
 {
     const td_shard_list *const list = user;
     const tensor *const t = &list->tensors[list->agreed + index];
-    description *const out = row;
+    uint64_t *const out = row;
     td_status status = TD_OK;
 
-    *out = (description){
-        .elements = t->is.elements, .group = t->group, .dtype = (int32_t)t->is.dtype, .name = t->name};
-    TD_TRY(sample(list->dev, t->is.data, t->is.elements, t->is.dtype, &out->data));
+    out[ELEMENTS] = (uint64_t)t->is.elements;
+    out[GROUP] = (uint64_t)t->group;
+    out[DTYPE] = t->is.dtype;
+    out[NAME] = t->name;
+    out[GRAD_DTYPE] = out[GRADIENTS] = 0;
+    TD_TRY(sample(list->dev, t->is.data, t->is.elements, t->is.dtype, &out[WEIGHTS]));
     if (!t->is.grad)
         goto cleanup;
-    out->grad_dtype = (int32_t)t->is.grad_dtype;
-    TD_TRY(sample(list->dev, t->is.grad, t->is.elements, t->is.grad_dtype, &out->grad));
+    out[GRAD_DTYPE] = t->is.grad_dtype;
+    TD_TRY(sample(list->dev, t->is.grad, t->is.elements, t->is.grad_dtype, &out[GRADIENTS]));
 cleanup:
     return status;
 }
 
 static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
 {
-    const description *const is = row, *const on_0 = first;
-    const struct {
-        const char *what;
-        uint64_t is, on_0; /* hashes, or numbers */
-    } rows[] = {{"elements", (uint64_t)is->elements, (uint64_t)on_0->elements},
-                {"group", (uint64_t)is->group, (uint64_t)on_0->group},
-                {"dtype", (uint64_t)is->dtype, (uint64_t)on_0->dtype},
-                {"grad_dtype", (uint64_t)is->grad_dtype, (uint64_t)on_0->grad_dtype},
-                {"name (hash)", is->name, on_0->name},
-                {"weights (hash)", is->data, on_0->data},
-                {"gradients (hash; 0: none)", is->grad, on_0->grad}};
+    const uint64_t *const is = row, *const on_0 = first;
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].is != rows[i].on_0)
+    for (int i = 0; i < PROPERTIES; i++)
+        if (is[i] != on_0[i])
             return td_fail(TD_BAD_ARGUMENT,
                            "tensors[%" PRId64 "]: %s: rank %d has %" PRIu64 ", where rank 0 has %" PRIu64
                            ": every rank adds the same tensors in the same order",
-                           ((const td_shard_list *)user)->agreed + index, rows[i].what, (int)rank, rows[i].is,
-                           rows[i].on_0);
+                           ((const td_shard_list *)user)->agreed + index, properties[i], (int)rank, is[i],
+                           on_0[i]);
     return TD_OK;
 }
 
@@ -347,7 +338,8 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
     /* Tensors may have no names. But before their first step weights and gradients have the same bits on
      * every rank, so these are compared too. A capture cannot wait for that. */
     if (count > 0 && list->info.ranks > 1 && td_graph_capture(list->dev) == 0) {
-        TD_TRY(td_comm_compare(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
+        TD_TRY(td_comm_compare(list->comm,
+                               &(td_rows){count, PROPERTIES * sizeof(uint64_t), describe, compare, list}));
         list->agreed = list->count;
     }
     TD_TRY(carry_state(list, gain));
