@@ -28,6 +28,21 @@ TD_TEST(equal_scores_share_exactly)
     ops_finish(&c);
 }
 
+TD_TEST(a_long_row_has_one_maximum)
+{
+    enum { COLS = 40000 };
+    ops_case c = ops_begin(TD_F32, "long row");
+    td_softmax_shape shape = {.rows = 1, .cols = COLS, .dtype = TD_F32};
+    float *x = ops_room(&c, TD_F32, COLS), *y = ops_room(&c, TD_F32, COLS);
+
+    for (int i = 0; i < COLS; i++)
+        x[i] = i == 0 ? 300.0f : 0.0f;
+    OPS_CALL(td_softmax_forward(ops_dev, &shape, on(x), on(y)));
+    for (int i = 0; i < COLS; i++)
+        assert_true(y[i] == (i == 0));
+    ops_finish(&c);
+}
+
 /* Masked columns may hold anything: they change no bit and become 0. */
 TD_TEST(the_mask_hides_what_is_behind_it)
 {
