@@ -115,7 +115,7 @@ TD_TEST(a_link_is_joined_once_before_the_first_step)
     td_assert_ok(td_train_create(dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     int64_t *ids = tokens_of("ids", 0, 0);
-    td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "joined to no trainer");
+    td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "attached to no trainer");
     td_fence_free(ids);
     td_assert_ok(td_ddp_link_attach(link, dev, train));
     td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_STATE,

@@ -320,8 +320,8 @@ TD_TEST(weights_of_other_seeds_are_refused)
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "a hash of the seeds");
     int64_t *ids = shard_tokens_of("ids", 0, 0, 1);
     td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
-                      "joined to no trainer");
-    td_assert_refused(td_shard_gather(link, 0, ids), TD_BAD_STATE, "joined to no trainer");
+                      "attached to no trainer");
+    td_assert_refused(td_shard_gather(link, 0, ids), TD_BAD_STATE, "attached to no trainer");
     td_assert_ok(td_device_free(shard_dev, ids));
     close_deep(train, link);
     td_assert_ok(td_device_memory(shard_dev, &left));

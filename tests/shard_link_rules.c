@@ -92,9 +92,9 @@ TD_TEST(links_refuse_what_they_cannot_do)
     td_assert_ok(td_train_settle(train));
     int64_t *ids = shard_tokens_of("ids", 0, 0, 1);
     td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
-                      "joined to no trainer");
+                      "attached to no trainer");
     td_assert_ok(td_device_free(shard_dev, ids));
-    td_assert_refused(td_shard_link_finish(link), TD_BAD_STATE, "joined to no trainer");
+    td_assert_refused(td_shard_link_finish(link), TD_BAD_STATE, "attached to no trainer");
     td_assert_ok(td_shard_link_attach(link, shard_dev, train));
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_STATE,
                       "link was attached to a trainer already");

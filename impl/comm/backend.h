@@ -165,7 +165,7 @@ td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t dea
 /** For ranks on several hosts without a directory and without an address: broadcasts rank 0's `text` to all
  * ranks by MPI. If the communicator's backend is MPI, td_comm_backend_host.open uses the started MPI;
  * otherwise MPI is ended. */
-td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns);
+td_status td_comm_broadcast_text(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns);
 
 /** The smallest power of two >= ranks. Averages divide f16 by it before the sum. */
 int td_comm_power(int ranks);

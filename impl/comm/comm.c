@@ -93,7 +93,7 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
         if (o->rank == 0)
             TD_TRY(td_meet_listen(&control.point, &meeting));
         snprintf(text, sizeof text, "%s", meeting.text);
-        TD_TRY(td_comm_spread(comm, text, deadline_ns));
+        TD_TRY(td_comm_broadcast_text(comm, text, deadline_ns));
         control.meeting = o->rank == 0 ? &meeting : NULL;
     }
     TD_TRY(td_control_open(&control, &comm->control));

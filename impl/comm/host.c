@@ -389,7 +389,7 @@ static void host_wait(host *h, const td_work *work)
 
 static td_status open_backend(td_comm *comm, int64_t deadline_ns)
 {
-    host *h = comm->state; /* not NULL if td_comm_spread has started MPI */
+    host *h = comm->state; /* not NULL if td_comm_broadcast_text has started MPI */
     td_status status = h ? TD_OK : host_open(comm, comm->options.backend, deadline_ns, &h);
 
     comm->state = h;
@@ -418,7 +418,7 @@ static void close_backend(td_comm *comm, bool orderly)
 const td_comm_backend_table td_comm_backend_host = {
     .open = open_backend, .issue = issue, .wait = wait_for, .close = close_backend};
 
-td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns)
+td_status td_comm_broadcast_text(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns)
 {
     td_work work = {
         .comm = comm,

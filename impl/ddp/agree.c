@@ -176,7 +176,7 @@ cleanup:
     return status;
 }
 
-td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors)
+td_status td_ddp_broadcast(td_comm *comm, int64_t count, const td_ddp_tensor *tensors)
 {
     td_flight flight = {.host = true};
     td_status status = TD_OK;
@@ -201,12 +201,12 @@ cleanup:
 
 /* ---- links of trainers ---- */
 
-td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out)
+td_status td_link_check(const td_hook *link, bool attached, td_device *dev, td_train *train, td_weights *out)
 {
     td_status status = TD_OK;
 
     TD_NOT_NULL(dev, train);
-    TD_FAIL_IF(joined, TD_BAD_STATE, "link was attached to a trainer already: make another link");
+    TD_FAIL_IF(attached, TD_BAD_STATE, "link was attached to a trainer already: make another link");
     TD_TRY(td_transformer_weights(td_train_model(train), out));
     TD_CHECK(out->grads, "train goes forward only, without gradients");
     TD_TRY(td_train_check_link(train, link));

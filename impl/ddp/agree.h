@@ -22,14 +22,14 @@ td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order);
 td_status td_ddp_agree_touching(td_comm *comm, const td_ddp_config *config, int64_t *next);
 
 /** Sends rank 0's weights to all ranks. */
-td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors);
+td_status td_ddp_broadcast(td_comm *comm, int64_t count, const td_ddp_tensor *tensors);
 
 /* ---- links of trainers ---- */
 
-/** Checks that the link may join the trainer, and fills *out. `joined`: the link has a trainer.
+/** Checks that the link may be attached to the trainer, and fills *out. `attached`: the link has a trainer.
  * TD_BAD_ARGUMENT: a NULL, a trainer that goes forward only or was made without the link. TD_BAD_STATE: the
- * link is joined already. */
-td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
+ * link is attached already. */
+td_status td_link_check(const td_hook *link, bool attached, td_device *dev, td_train *train, td_weights *out);
 
 enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 6 };
 

@@ -240,7 +240,7 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
             (double)td_ddp_elements(&ddp->tensors[i]) * (double)td_dtype_size(ddp->tensors[i].grad_dtype);
     td_ddp_fill(ddp);
     TD_TRY(make_window(ddp));
-    TD_TRY(td_ddp_spread(ddp->comm, config->count, ddp->tensors));
+    TD_TRY(td_ddp_broadcast(ddp->comm, config->count, ddp->tensors));
 cleanup:
     return status;
 }

@@ -146,7 +146,7 @@ TD_API td_status td_ddp_link_create(td_comm *comm, td_ddp_strategy strategy, dou
 TD_API void td_ddp_link_destroy(td_ddp_link *link);  /* after its trainer; accepts NULL */
 TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
 
-/** Joins the link to the trainer that has its hook. All ranks call this together, after weights exist and
+/** Attaches the link to the trainer that has its hook. All ranks call this together, after weights exist and
  * before the first step. Ranks first compare everything that changes an update: the model's configuration,
  * micro_batches, gain, clip, the optimizer's kind, groups and hyperparameters, and the number of steps. Then
  * the call does the same as td_ddp_create, so that all ranks have rank 0's weights.
@@ -161,7 +161,7 @@ TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
  *
  * TD_BAD_ARGUMENT: a NULL; a trainer without gradients, or without the link's hook in its chain; on every
  * rank, trainers that differ (the message names rank and setting); as td_ddp_create. TD_UNSUPPORTED: a model
- * with owned ranges. TD_BAD_STATE: the link is joined already. */
+ * with owned ranges. TD_BAD_STATE: the link is attached already. */
 TD_API td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train);
 
 /** The container of the link; NULL for NULL and before td_ddp_link_attach. Its tensors are the model's

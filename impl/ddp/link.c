@@ -47,7 +47,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 
     if (pass != TD_PASS_BACKWARD)
         goto cleanup;
-    TD_FAIL_IF(!link->ddp, TD_BAD_STATE, "the link is joined to no trainer: td_ddp_link_attach comes first");
+    TD_FAIL_IF(!link->ddp, TD_BAD_STATE, "link is attached to no trainer: td_ddp_link_attach comes first");
     link->held_count = link->passed = 0;
     TD_TRY(td_ddp_begin(link->ddp, last));
     link->running = last;

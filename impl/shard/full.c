@@ -572,7 +572,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     td_shard_full *const f = &link->full;
     td_status status = TD_OK;
 
-    TD_TRY(td_shard_check_joined(link));
+    TD_TRY(td_shard_check_attached(link));
     if (pass == TD_PASS_RECOMPUTE)
         goto cleanup;
     f->at = -1;
@@ -668,7 +668,7 @@ cleanup:
 }
 
 /** Sends rank 0's weights of the unit's rest to all ranks. */
-static td_status spread(td_shard_link *link, const td_shard_piece *unit)
+static td_status broadcast_whole(td_shard_link *link, const td_shard_piece *unit)
 {
     const td_dtype dtype = read_dtype(unit, link->weights.dtype);
     const td_master master = td_weights_master(&link->weights, unit->rest.begin);
@@ -695,7 +695,7 @@ td_status td_shard_full_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_TRY(td_comm_agree(link->comm, 1, &was));
     for (int64_t i = 0; i < link->split.piece_count; i++)
         if (link->split.pieces[i].rest.begin < link->split.pieces[i].rest.end)
-            TD_TRY(spread(link, &link->split.pieces[i]));
+            TD_TRY(broadcast_whole(link, &link->split.pieces[i]));
     TD_TRY(open_buffers(dev, &f->weights, false));
     TD_TRY(open_buffers(dev, &f->grads, f->reductions.side != NULL));
     TD_TRY(open_places(link, dev));

@@ -126,7 +126,7 @@ td_status td_shard_link_finish(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_CHECK(link, "link is NULL");
-    TD_TRY(td_shard_check_joined(link));
+    TD_TRY(td_shard_check_attached(link));
     if (link->split.kind == TD_SHARD_FULL)
         goto cleanup;
     TD_TRY(gather_updated(link));
@@ -232,7 +232,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     td_shard_graph *graph;
     td_status status = TD_OK;
 
-    TD_TRY(td_shard_check_joined(link));
+    TD_TRY(td_shard_check_attached(link));
     TD_TRY(join_graph(link, &graph));
     if (pass == TD_PASS_FORWARD)
         TD_TRY(begin_forward(link, graph));

@@ -241,7 +241,7 @@ td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers)
     td_parameter parameter;
 
     TD_NOT_NULL(link, numbers);
-    TD_TRY(td_shard_check_joined(link));
+    TD_TRY(td_shard_check_attached(link));
     td_transformer *const model = td_train_model(link->train);
     TD_TRY(td_transformer_parameter(model, index, &parameter));
     if (link->split.kind == TD_SHARD_FULL) {

@@ -212,7 +212,7 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * communication. With TD_SHARD_FULL they then compute with the numbers in the buffers. */
 TD_API td_hook *td_shard_link_hook(td_shard_link *link);
 
-/** Joins the link to the trainer that was made with its *own. All ranks call it together, after weights
+/** Attaches the link to the trainer that was made with its *own. All ranks call it together, after weights
  * exist.
  *
  * Ranks compare everything that changes an update, as in td_ddp_link_attach, and the groups of
@@ -232,12 +232,12 @@ TD_API td_hook *td_shard_link_hook(td_shard_link *link);
  *
  * TD_BAD_ARGUMENT: a NULL, a trainer of another size or without the link in its chain; on every rank, links
  * or trainers that differ. TD_UNSUPPORTED: a model with owned ranges, except with TD_SHARD_FULL.
- * TD_BAD_STATE: the link is joined already. TD_NO_MEMORY. Errors of collectives. */
+ * TD_BAD_STATE: the link is attached already. TD_NO_MEMORY. Errors of collectives. */
 TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Gathers the new weights that the next forward pass reads; later work on the device's current stream waits
  * for them. The time of a step ends here. All ranks call it together, between steps. TD_BAD_ARGUMENT: a NULL.
- * TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
+ * TD_BAD_STATE: the link is attached to no trainer. Errors of collectives. */
 TD_API td_status td_shard_link_finish(td_shard_link *link);
 
 /** Copies a whole parameter to every rank. All ranks call it together, between steps.
@@ -246,7 +246,7 @@ TD_API td_status td_shard_link_finish(td_shard_link *link);
  *   numbers  [rows, cols]  out  in the parameter's dtype, on the device
  *
  * With TD_SHARD_TENSORS and TD_SHARD_FLAT it calls td_train_settle and td_transformer_read. TD_BAD_ARGUMENT:
- * a NULL, an index out of range. TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
+ * a NULL, an index out of range. TD_BAD_STATE: the link is attached to no trainer. Errors of collectives. */
 TD_API td_status td_shard_gather(td_shard_link *link, int64_t index, void *numbers);
 
 /* ---- saving, by all ranks together ----

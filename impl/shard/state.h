@@ -99,12 +99,12 @@ struct td_shard_link {
 /** The functions of link->hook: of TD_SHARD_TENSORS and TD_SHARD_FLAT, and of TD_SHARD_FULL. */
 extern const td_hook td_shard_gather_hook, td_shard_full_hook;
 
-/** TD_BAD_STATE: the link is joined to no trainer. */
-static inline td_status td_shard_check_joined(const td_shard_link *link)
+/** TD_BAD_STATE: the link is attached to no trainer. */
+static inline td_status td_shard_check_attached(const td_shard_link *link)
 {
     return link->dev
                ? TD_OK
-               : td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+               : td_fail(TD_BAD_STATE, "link is attached to no trainer: td_shard_link_attach comes first");
 }
 
 /** TD_SHARD_FLAT: gradients are final, and the step's last backward pass ends with the status `ended`. */

@@ -155,7 +155,7 @@ td_status td_saved_check_state(const td_saved *s)
 {
     td_status status = TD_OK;
 
-    TD_TRY(td_train_check_settled(s->train));
+    TD_TRY(td_train_check_between_steps(s->train));
     TD_TRY(td_saving_check(s->model));
 cleanup:
     return status;

@@ -7,7 +7,7 @@
 #include "train/train.h"
 
 /** TD_BAD_STATE: there is no optimizer, or a step is under way. TD_BAD_ARGUMENT: a NULL. */
-td_status td_train_check_settled(const td_train *train);
+td_status td_train_check_between_steps(const td_train *train);
 
 /** Whether td_train_update must still update the weights of a step that was counted. */
 bool td_train_waits(const td_train *train);

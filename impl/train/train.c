@@ -360,7 +360,7 @@ cleanup:
     return status;
 }
 
-td_status td_train_check_settled(const td_train *train)
+td_status td_train_check_between_steps(const td_train *train)
 {
     td_status status = TD_OK;
 

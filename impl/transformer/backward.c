@@ -112,7 +112,7 @@ static td_status recompute(td_transformer *model, int64_t first, int64_t end)
         return status;
     model->pass = TD_PASS_RECOMPUTE;
     TD_TRY(td_hooks_begin(model->hooks, TD_PASS_RECOMPUTE, model->last_micro));
-    TD_TRY(td_layers_again(model, first, end));
+    TD_TRY(td_layers_recompute(model, first, end));
 cleanup:
     status = td_hooks_end(model->hooks, TD_PASS_RECOMPUTE, status);
     model->pass = TD_PASS_BACKWARD;

@@ -37,7 +37,7 @@ cleanup:
     return td_pop(m, status);
 }
 
-td_status td_layers_again(td_transformer *model, int64_t first, int64_t end)
+td_status td_layers_recompute(td_transformer *model, int64_t first, int64_t end)
 {
     td_status status = TD_OK;
 

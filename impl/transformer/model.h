@@ -62,7 +62,7 @@ td_status td_backward_pass(td_transformer *model);
 
 /** Runs layers [first, end) of a checkpoint forward again, from its input up to the last tensor that backward
  * reads. */
-td_status td_layers_again(td_transformer *model, int64_t first, int64_t end);
+td_status td_layers_recompute(td_transformer *model, int64_t first, int64_t end);
 
 static inline void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
 {

@@ -21,8 +21,8 @@ static void name_output(const td_transformer *model, const td_recorded_call *cal
 }
 
 /** Hands out the gradients of the parameters of a linear layer, a norm or the embedding. */
-static td_status hand_out_gradients(td_transformer *model, const td_recorded_call *call, td_use use,
-                                    td_hook *hook)
+static td_status tell_gradients(td_transformer *model, const td_recorded_call *call, td_use use,
+                                td_hook *hook)
 {
     const td_plan *const plan = &model->plan;
     const td_weight first = (td_weight)call->weight, last = first == TD_W_Q    ? TD_W_V
@@ -50,7 +50,7 @@ cleanup:
     return status;
 }
 
-td_status td_hand_out(td_transformer *model, const td_recorded_call *call, td_hook *hook)
+td_status td_tell_outputs(td_transformer *model, const td_recorded_call *call, td_hook *hook)
 {
     const td_recorded_use *const uses = model->plan.recording->uses;
     td_status status = TD_OK;
@@ -63,7 +63,7 @@ td_status td_hand_out(td_transformer *model, const td_recorded_call *call, td_ho
         td_output output = {.name = name};
 
         if (use.kind == TD_USE_GRADIENT)
-            TD_TRY(hand_out_gradients(model, call, use, hook));
+            TD_TRY(tell_gradients(model, call, use, hook));
         if ((use.kind != TD_USE_WRITE && use.kind != TD_USE_UPDATE) ||
             !td_tensor_numbers(&model->plan, (td_tensor)use.what, model->stage.batch * model->stage.seq,
                                &output.count, &output.dtype))

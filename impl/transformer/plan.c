@@ -341,7 +341,7 @@ cleanup:
 static td_status record(td_plan *plan)
 {
     const td_use logits = {TD_USE_READ, TD_T_LOGITS, 0};
-    const td_call hand_out = {TD_CALL_HAND_OUT, 0, 1, &logits};
+    const td_call read_logits = {TD_CALL_READ_LOGITS, 0, 1, &logits};
     td_status status = TD_OK;
 
     plan->recording = calloc(1, sizeof *plan->recording);
@@ -355,7 +355,7 @@ static td_status record(td_plan *plan)
         if (td_has_backward(plan))
             TD_TRY(td_backward_pass(&model));
         else
-            (void)td_call_begins(&model, &hand_out);
+            (void)td_call_begins(&model, &read_logits);
         if (turn == 0)
             TD_TRY(td_recording_alloc(plan->recording));
     }

@@ -236,7 +236,7 @@ static td_status note_use(td_transformer *model, td_use use, td_note note)
                 model->plan.bytes[use.what]);
 }
 
-td_status td_note_whole(td_transformer *model)
+td_status td_note_permanent(td_transformer *model)
 {
     td_status status = TD_OK;
 
@@ -268,7 +268,7 @@ static td_status refuse(const td_transformer *model, const td_call *call)
 {
     /* clang-format off */
     static const char *const names[TD_CALLS + 1] = {
-        "embed", "norm", "add_norm", "linear", "heads", "attend", "silu", "loss", "hand_out", "loss_grad",
+        "embed", "norm", "add_norm", "linear", "heads", "attend", "silu", "loss", "read_logits", "loss_grad",
         "linear_input_grad", "linear_weight_grad", "silu_grad", "attend_grad", "heads_grad", "norm_grad",
         "embed_grad", "the end"};
     /* clang-format on */
@@ -346,7 +346,7 @@ td_status td_call_ended(td_transformer *model, td_status status)
         status = td_pop_after(model->dev, status);
     for (td_hook *hook = model->hooks; hook && status == TD_OK; hook = hook->next)
         if (hook->output)
-            status = td_hand_out(model, planned, hook);
+            status = td_tell_outputs(model, planned, hook);
     for (int64_t i = planned[0].first; i < planned[1].first; i++)
         if (r->uses[i].ends)
             status = life_ends(model, r->uses[i].use, status);

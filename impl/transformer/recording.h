@@ -18,7 +18,7 @@ typedef enum td_call_kind {
     TD_CALL_ATTEND,
     TD_CALL_SILU,
     TD_CALL_LOSS,
-    TD_CALL_HAND_OUT, /* not an operation: the caller reads logits after an inference */
+    TD_CALL_READ_LOGITS, /* not an operation: the caller reads logits after an inference */
     TD_CALL_LOSS_GRAD,
     TD_CALL_INPUT_GRAD,
     TD_CALL_WEIGHT_GRAD,
@@ -99,7 +99,7 @@ void td_recording_together(const td_recording *recording, uint64_t together[TD_T
 void td_recording_free(td_recording *recording); /* accepts NULL */
 
 /** Calls the hook's `output` for each tensor and gradient that the call has written. */
-td_status td_hand_out(td_transformer *model, const td_recorded_call *call, td_hook *hook);
+td_status td_tell_outputs(td_transformer *model, const td_recorded_call *call, td_hook *hook);
 
 /* ---- the memory history ---- */
 
@@ -109,7 +109,7 @@ typedef td_status (*td_note)(td_device *dev, const char *name, const void *addre
 td_status td_note_alive(td_transformer *model, td_note note);
 
 /** Notes the tensors that live as long as the model. */
-td_status td_note_whole(td_transformer *model);
+td_status td_note_permanent(td_transformer *model);
 
 /* ---- labels; a model that records sets none ---- */
 

@@ -69,7 +69,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     if (model->grads_lost)
         TD_TRY(td_clear_padding(model, (td_range){0, model->plan.layout.elements}, false));
     model->stage.call = model->plan.recording->count; /* no step has begun */
-    TD_TRY(td_note_whole(model));
+    TD_TRY(td_note_permanent(model));
     TD_TRY(td_rope_table(dev, planned->context, planned->size.d_model / planned->size.heads,
                          planned->rope_theta, td_tensor_at(model, TD_T_COS, 0),
                          td_tensor_at(model, TD_T_SIN, 0)));
