@@ -253,7 +253,8 @@ def report(page, records):
     untried = measured.where(lambda r: r["status"] == "not run").values("context")
     first, last = ends_of(f32)
     lost = f32.only(impl="torch_eager").where(lambda r: r["status"] == "oom").values("context")
-    page.say(first=first, last=last, untried=untried, lost=lost)
+    naive_lost = any(r["status"] == "oom" for r in f32.only(impl="c_naive").records) or None
+    page.say(first=first, last=last, untried=untried, lost=lost, naive_lost=naive_lost)
     page.section("memory_profiling (c)")
     page.note("bf16 mixed precision, batch 4, peaks in MiB. Gradients are bf16 in C and f32 in PyTorch.")
     report_peaks(page, mixed, "peaks_bf16_mixed")
@@ -448,7 +449,7 @@ def report_saved(page, f32):
             parts[kind] = parts.get(kind, 0.0) + each
             row = {name: record["case"][name] for name in ("size", "dtype", "context")} | {"side": impl}
             row |= {"all of the block": in_mib(values, "saved"), "tensor": values[f"{key} name"]}
-            row |= {"of it": each, "share": f"{100 * values[key] / values['saved']:.1f} %"}
+            row |= {"what": kind, "of it": each, "share": f"{100 * values[key] / values['saved']:.1f} %"}
             rows.append(row | {"gradients of the block": gradients if impl == "c_naive" else None})
         parts["other"] = values["saved"] / MIB - sum(parts.values())
     page.note(

@@ -78,7 +78,7 @@ bench|most.size|small.size||and 1 ms for
 bench|ends.c#length|1||, and that of
 bench|ends.torch_eager#length|1||, and that of
 bench|ends.torch_eager.0.forward, f32 / bf16|1|gets slower|
-bench|ends.torch_eager.0.forward, f32 / bf16|1.1|gains little|
+bench|ends.torch_eager.0.forward, f32 / bf16|1.1|waits for launches|
 ddp|held|results|Yes: all 1 results hold.|10 of 1 results hold
 ddp|flat.step|naive.step|lowers|raises
 ddp|flat.collectives|naive.collectives|fixed cost|
@@ -100,6 +100,7 @@ memory|first.context|last.context||At context 10 tensors
 memory|first.context|last.context||a training step takes
 memory|first.c_forward|1.2 * first.c_forward_tensors||also reserves
 memory|wide.context|short_wide.context||at context 10 from
+memory|wide.context|short_wide.context||PyTorch's changes there
 memory|short_low.torch_eager_forward|short_wide.torch_eager_forward||rises at
 memory|low.torch_eager_forward|wide.torch_eager_forward|falls from|
 memory|low.c_inference_tensors|wide.c_inference_tensors||C's inference rises

@@ -289,7 +289,7 @@ def renamed(section: Section) -> Section:
     if tables and len(tables[0].rows) < asked:
         lacks.append(f"{asked - len(tables[0].rows)} of the {asked} rows that are asked for")
     if lacks_10b:
-        lacks.append(f"10B, whose forward pass `{command_of(row)}` measures on a card with 141 GB")
+        lacks.append(f"10B, whose forward pass `{command_of(row)}` measures if a card has 120 GiB free")
     ran = any(cells[1:3] == ["2048", "step"] and cells[3][0].isdigit() for cells in shown)
     if row in ("memory_profiling (b)", "memory_profiling (c)") and not ran:
         lacks.append(f"context 2048 but for inference; `{command_of(row)}` measures it on a card with 141 GB")
@@ -301,6 +301,7 @@ def builds_of(records: Sequence[Mapping]) -> str:
     """The commits of C that the records are of, the newest last."""
     built = sorted((r for r in records if "build" in r), key=lambda r: r.get("time", ""))
     commits = [*dict.fromkeys(report.commit_of(record["build"], 10) for record in built)]
+    commits = ["commit not recorded" if commit == "unknown" else commit for commit in commits]
     return f"tandem {', '.join(commits)}" if commits else "tandem from before records named a build"
 
 

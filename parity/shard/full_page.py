@@ -141,7 +141,11 @@ def report_steps(page, records):
             if f"{side} (ms)" in row and found:
                 row[f"{side}, ZeRO-1 (ms)"] = min(found)
     if rows:
-        page.note("Steps in ms, batch of a rank; a sample is the time of the slowest rank.")
+        page.note(
+            "Steps in ms, batch of a rank; a sample is the time of the slowest rank. C keeps all activations, or most: "
+            "without norms and gates, which backward computes again. Its gradients are in two buffers that all units "
+            "share, or transient: in the memory of activations that are no longer needed."
+        )
     else:
         page.lacks("steps")
     page.table(rows, "fsdp_steps")
