@@ -223,7 +223,7 @@ def report_precision(page, warm):
             continue
         row = {"size": case["size"], "pass": case["pass"], "side": impl}
         for what in passes:
-            wide, low = (r["ms"]["median"] if what == "whole" else phase_ms(r, what) for r in (base, record))
+            wide, low = (r["ms"]["mean"] if what == "whole" else phase_ms(r, what) for r in (base, record))
             if wide and low:
                 row |= {f"{what} f32": wide, f"{what} bf16": low, f"{what}, f32 / bf16": wide / low}
         for one, name in ((base, "f32"), (record, "bf16")):
@@ -232,7 +232,7 @@ def report_precision(page, warm):
         if clean(base) and clean(record):
             found.setdefault((case["pass"], impl), []).append(row)
     page.note(
-        f"Batch 4, context {context}, in ms; the device is waited for after each phase. f32: without TF32. whole: "
+        f"Batch 4, context {context}, means in ms; the device is waited for after each phase. f32: without TF32. whole: "
         "forward alone, or a step with its optimizer."
     )
     order = [f"{what}{end}" for what in passes for end in (" f32", " bf16", ", f32 / bf16")]
@@ -308,7 +308,7 @@ def said_of(records, others):
     told, small = ({impl: ms_of(r) for impl, r in usable[s].items()} | {"size": s} for s in (size, least))
     mine, best = (fastest(usable[size], impls) for impls in (ORDER[:3], COMPILED))
     eager, compiled = usable[size]["torch_eager"], usable[size].get("torch_compile")
-    told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(mine, best)}
+    told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(best, mine)}
     told["differ"] = [of for of in differing(compiled, eager) if not of.startswith("compilation")]
     told["course"] = "torch_compile_course" in usable[size] or None
     told["small"] = small if least != size else None

@@ -64,7 +64,7 @@ def traits(record: Mapping) -> dict[str, str]:
     names = ("attention", "optimizer", "keep", "gradients", "update")
     found = {name: words.get(config[name], config[name]) for name in names if name in config}
     found = {name.replace("keep", "kept activations"): word for name, word in found.items()}
-    if record["impl"].startswith("torch") and "optimizer" in config:
+    if record["impl"].startswith("torch"):
         found.setdefault("update", "after")
     captured = config.get("graph", config.get("captured", False))
     found["capture"] = "one CUDA graph" if captured else "queued"

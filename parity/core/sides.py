@@ -56,7 +56,9 @@ SIDES = {
     "torch_ddp": Legend(
         "PyTorch: the assignment's strategy, and DistributedDataParallel for buckets", "#d2566a", "D"
     ),
-    "torch_ddp_compiled": Legend("DistributedDataParallel with compiled blocks and fused attention"),
+    "torch_ddp_compiled": Legend(
+        "DistributedDataParallel with compiled blocks and fused attention, which sends bf16 in bf16_mixed"
+    ),
     "torch_ddp_graph": Legend("that step captured as one CUDA graph"),
     "torch_ddp_compressed": Legend("DistributedDataParallel that sends bf16"),
     "torch_zero": Legend("PyTorch's ZeroRedundancyOptimizer"),
