@@ -232,8 +232,8 @@ def report_precision(page, warm):
         if clean(base) and clean(record):
             found.setdefault((case["pass"], impl), []).append(row)
     page.note(
-        f"Batch 4, context {context}, means in ms; the device is waited for after each phase. f32: without TF32. whole: "
-        "forward alone, or a step with its optimizer."
+        f"Batch 4, context {context}, means in ms; the device is waited for after each phase. f32: without TF32. "
+        "whole: forward alone, or a step with its optimizer."
     )
     order = [f"{what}{end}" for what in passes for end in (" f32", " bf16", ", f32 / bf16")]
     units = {name: "ms" for name in order if "/" not in name}

@@ -72,10 +72,14 @@ def report_leaderboard(page, records):
         row |= {"TFLOP/s a GPU": record["tflops"], "MFU": f"{100 * told['mfu']:.1f} %" if peak else None}
         rows.append(row | {"peak memory of a GPU (MiB)": told["most"]})
     page.table(rows, "leaderboard_2026")
-    if told and "B200" not in page.machine:
-        page.lacks("a step on two B200s, the leaderboard's GPUs")
     if told:
-        page.say(**told, published=PUBLISHED_MS, naive=NAIVE_MS, machine=page.machine)
+        page.say(
+            **told,
+            published=PUBLISHED_MS,
+            naive=NAIVE_MS,
+            machine=page.machine,
+            other="B200" not in page.machine,
+        )
         page.method("leaderboard", **told)
 
 
