@@ -572,6 +572,12 @@ TD_TEST(neighbours_of_another_type_are_sent_apart)
     const td_ddp_config bad = {.count = 1, .tensors = &planes};
     td_assert_refused(td_ddp_create(dev, comm, &bad, &ddp), TD_BAD_ARGUMENT,
                       "tensors[0].low is given, but dtype is bf16");
+    td_ddp_config orders = config;
+    orders.order = (const int64_t[]){0, 2};
+    td_assert_refused(td_ddp_create(dev, comm, &orders, &ddp), TD_BAD_ARGUMENT,
+                      "order[1] is 2, needs 0 to 1");
+    orders.order = (const int64_t[]){1, 1};
+    td_assert_refused(td_ddp_create(dev, comm, &orders, &ddp), TD_BAD_ARGUMENT, "is in order already");
 }
 
 /* If a rank is killed in its backward pass, all other ranks name it, before the deadline. */

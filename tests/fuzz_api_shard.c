@@ -247,7 +247,7 @@ API(td_shard_link_finish)
 {
     bed *b = open_link(true);
 
-    impossible(TD_BAD_STATE, "joined to no trainer");
+    impossible(TD_BAD_STATE, "attached to no trainer");
     return close_bed(b, td_shard_link_finish(pointer("link", b->link)));
 }
 
@@ -261,7 +261,7 @@ API(td_shard_gather)
     if (td_fuzz_chance(80))
         td_assert_ok(td_shard_link_attach(b->link, api_dev, b->train));
     else
-        impossible(TD_BAD_STATE, "joined to no trainer");
+        impossible(TD_BAD_STATE, "attached to no trainer");
     td_forget_error();
     td_shard_link *to = pointer("link", b->link);
     int64_t index = td_fuzz_below(td_transformer_parameter_count(td_train_model(b->train)));
