@@ -44,6 +44,7 @@ class Attention(torch.autograd.Function):
         o, lse = o[:, 0], lse[:, 0].reshape(q.shape[:2])
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal = is_causal
+        Attention.o = o
         return o
 
     @staticmethod
@@ -144,6 +145,12 @@ def fsdp_gather_full_params(model):
 # What a submission changes: (text, replacement) of the adapters, and what must be said of which kind of case.
 LEAVES = "return dq, dk, dv, None"
 WRONG_ATTENTION = {
+    "a layer's output is kept on the class": (
+        "q, k, v, o, lse = ctx.saved_tensors\n",
+        "q, k, v, o, lse = ctx.saved_tensors\n        o = Attention.o\n",
+        "course, without a mask",
+        "dq: ",
+    ),
     "causal is ignored in backward": (
         "is_causal = ctx.is_causal",
         "is_causal = False",
@@ -322,6 +329,13 @@ WRONG_RANKS = {
         "CACHE.clear()\n    if dist.get_rank() == 1:\n        next(model.parameters()).data.mul_(2)",
         "get_ddp, beyond, three ranks",
         ANOTHER,
+    ),
+    "frozen parameters are not sent": (
+        "init_sync=True, bucket_cap_mb=0.0005)",
+        "init_sync=False, bucket_cap_mb=0.0005)\n    for p in module.parameters():\n"
+        "        p.requires_grad and dist.broadcast(p.data, 0)",
+        DDP,
+        "after the wrap: is .fixed is not rank 0's|after the wrap: is .fc2.bias",
     ),
     "nothing is sent at the wrap": (
         "init_sync=True",

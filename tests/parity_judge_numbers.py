@@ -78,6 +78,16 @@ ZOO = {
         DDP + "x,xl,128,2,2,naive,f32,step,H100,288,2\n" + "x,xl,128,2,2,overlap,f32,step,H100,341,2\n",
         {1: "unlikely overlap"},
     ),
+    "an all-reduce faster than links, named by the id": (
+        "id,bytes,ranks,dtype,card,ms\ndistributed_communication_single_node,1073741824,4,f32,H100,0.9\n",
+        {0: "refused bound"},
+    ),
+    "a short context slower than a long one": (
+        HEAD
+        + "benchmarking_script,medium,128,4,f32,forward,B200,66.1,0.4,\n"
+        + "benchmarking_script,medium,256,4,f32,forward,B200,61.3,0.4,\n",
+        {0: "unlikely order"},
+    ),
     "f32 that is TF32": (
         HEAD + "benchmarking_script,2.7B,512,4,f32,forward,H100,63.4,0.2,\n",
         {0: "unlikely f32"},

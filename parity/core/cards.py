@@ -92,5 +92,5 @@ def impossible(record: Mapping, flops: float | None = None) -> str:
     state = bool(card) and case.get("pass") == "step" and case.get("optimizer", "adamw") == "adamw"
     for what, least in ("", weights), ("and AdamW's state ", 3 * weights * state):
         if record.get("peak_mib") is not None and record["peak_mib"] < 0.99 * least:
-            return f"peak_mib is {record['peak_mib']:g}, the weights {what}alone are {least:.4g}"
+            return f"peak_mib is {record['peak_mib']:g}, the weights {what}alone are {least:.0f}"
     return ""

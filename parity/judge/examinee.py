@@ -116,20 +116,22 @@ def attention(adapters, request, x, device):
         del freed
         o = apply(*leaves, causal)
         logs = [saved for saved in o.grad_fn.saved_tensors if saved.shape == leaves[0].shape[:2]]
-        do = x["do"].to(device, copy=True)
+        do, kept = x["do"].to(device, copy=True), o.detach().clone()
+        apply(*(leaf.flip(0, 1) for leaf in leaves), causal)  # as the next layer of a model does
         grads = torch.autograd.grad(o, leaves, do)
     pairs = zip(("q", "k", "v", "do"), (*leaves, do), strict=True)
     changed = [name for name, tensor in pairs if not torch.equal(tensor.cpu(), x[name])]
     with Calls() as calls:
-        same = torch.equal(apply(*leaves, False), o) and causal
+        same = torch.equal(apply(*leaves, False), kept) and causal
     theirs = [name for name in sorted(calls.names) if re.search(PLAIN, name)]
     facts = {
         "inputs": f"{', '.join(changed)} changed" if changed else "unchanged",
         "saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]",
         "is_causal": "ignored" if same else "used",
+        "after a call": "outputs stay" if torch.equal(o, kept) else "another call changed the output",
         "kernel": f"PyTorch's {theirs[0]}" if theirs and "triton" in request["adapter"] else "own",
     }
-    return dict(zip(("o", "dq", "dk", "dv", "lse"), [o, *grads, *logs[:1]], strict=False)), facts
+    return dict(zip(("o", "dq", "dk", "dv", "lse"), [kept, *grads, *logs[:1]], strict=False)), facts
 
 
 def memory(adapters, request, x, device):
@@ -340,7 +342,7 @@ class Language(nn.Module):
         self.norm2, self.linear2, self.head = norm(64), linear(64, 32), linear(32, 5)
 
     def forward(self, x):
-        x = torch.relu(self.linear1(self.norm1(self.embedding(x))))
+        x = F.silu(self.linear1(self.norm1(self.embedding(x))))  # smooth: f16 would turn a ReLU on or off
         return self.head(self.linear2(self.norm2(x)))
 
 
@@ -358,14 +360,21 @@ def loss_of(model, x, *where):
     return (model(x["x"][where]).to(x["y"].dtype) - x["y"][where]).square().mean()
 
 
-def alone(request, x, package):
-    """One process that averages the ranks' gradients: what the ranks must give."""
+def alone(request, x, package, compute=None):
+    """One process that averages the ranks' gradients: what the ranks must give. `compute`: the dtype in which the model
+    computes with its weights."""
     model, (make, how) = model_of(request, x, package), OPTIMIZERS[request["optimizer"]]
+
+    def called(x):
+        narrow = {name: parameter.to(compute) for name, parameter in model.named_parameters()}
+        return torch.func.functional_call(model, narrow, x)
+
     optimizer, ranks = make(model.parameters(), **how), range(1 if request["one_batch"] else request["ranks"])
     for step in range(request["steps"]):
         optimizer.zero_grad()
         for micro in range(request["micro"]):
-            sum(loss_of(model, x, micro, step, rank) for rank in ranks).div(len(ranks)).backward()
+            losses = (loss_of(called if compute else model, x, micro, step, rank) for rank in ranks)
+            sum(losses).div(len(ranks)).backward()
         optimizer.step()
     return {f"p.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -402,7 +411,7 @@ def train(adapters, request, x, device):
     else:
         with torch.no_grad():
             for parameter in () if full else module.parameters():  # the wrapper must send rank 0's
-                parameter.add_(0.5 * rank * parameter.requires_grad)
+                parameter.add_(0.5 * rank)
         more = {"get_ddp_bucketed": [request["bucket_mb"]], "get_fsdp": [compute and getattr(torch, compute)]}
         model = make(module, *more.get(adapter, []))
         optimizer = cls(model.parameters(), **how)

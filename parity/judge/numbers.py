@@ -171,7 +171,8 @@ class Bounds(NamedTuple):
             return 0.0, ""
         peak = card.tflops.get("tf32" if dtype == "f32" else dtype, max(card.tflops.values()))
         flops, nbytes = map(sum, zip(*(self.work(row, phase) for phase in phases), strict=True))
-        reduced = keys.get("collective") == "all_reduce" and keys.get("ranks", 1) > 1
+        asked = "all_reduce" if row.id == "distributed_communication_single_node" else ""
+        reduced = keys.get("collective", asked) == "all_reduce" and keys.get("ranks", 1) > 1
         sent = keys.get("bytes", 0) if reduced else 0  # a switch may add, so each byte is sent once
         return max(
             (flops / peak / 1e9, f"{flops / 1e12:.3g} TFLOP at {peak:g} TFLOP/s"),
@@ -195,6 +196,12 @@ def judge(rows: Sequence[Row], bounds: Bounds) -> None:
                     word = "16 bits" if name == "dtype" else mine.keys[name]
                     words = f"{word}: slower than {theirs.keys[name]}, which takes {theirs.ms:g} ms"
                     mine.unlikely.append(words)
+    for name in ("context", "seq"):
+        for group in _groups((row for row in timed if name in row.keys), name):
+            for row, longer in itertools.permutations(group, 2):
+                less = longer.ms + _noise(row, longer) < row.ms > LAUNCHED_MS
+                if less and row.keys[name] < longer.keys[name]:
+                    row.unlikely.append(f"order: {name} {longer.keys[name]} takes {longer.ms:g} ms")
     _digits([row for row in timed if len(row.digits) >= DIGITS])
 
 
