@@ -228,6 +228,9 @@ def report_precision(page, warm):
                 row |= {f"{what} f32": wide, f"{what} bf16": low, f"{what}, f32 / bf16": wide / low}
         for one, name in ((base, "f32"), (record, "bf16")):
             mark(row, one, name)
+            for what in passes[:2]:
+                if what in one.get("phases", {}):
+                    mark(row, one | {"ms": one["phases"][what]}, f"{what} {name}")
         rows.append(row)
         if clean(base) and clean(record):
             found.setdefault((case["pass"], impl), []).append(row)

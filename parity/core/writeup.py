@@ -289,7 +289,9 @@ def renamed(section: Section) -> Section:
     if tables and len(tables[0].rows) < asked:
         lacks.append(f"{asked - len(tables[0].rows)} of the {asked} rows that are asked for")
     if lacks_10b:
-        lacks.append(f"10B, whose forward pass `{command_of(row)}` measures if a card has 120 GiB free")
+        lacks.append(
+            f"10B, whose forward pass `{command_of(row)}` measures on a card with 141 GB that nothing else uses"
+        )
     ran = any(cells[1:3] == ["2048", "step"] and cells[3][0].isdigit() for cells in shown)
     if row in ("memory_profiling (b)", "memory_profiling (c)") and not ran:
         lacks.append(f"context 2048 but for inference; `{command_of(row)}` measures it on a card with 141 GB")

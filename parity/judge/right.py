@@ -305,9 +305,8 @@ class Theirs:
         x["x"] = draw.integers("x", (*rows, 6), high=48) if full else draw.normal("x", (*rows, 10), "f32")
         x["y"] = draw.normal("y", (*rows, 6, 5) if full else (*rows, 5), "f32")
         # Ranks use the CPU, also if attention runs on a GPU.
-        return {name: value.cpu() for name, value in x.items()}, lambda x: examinee.alone(
-            request, x, transformer
-        )
+        x = {name: value.cpu() for name, value in x.items()}
+        return x, lambda x: examinee.alone(request, x, transformer)
 
     def close(self, *ranks: int) -> None:
         for count in ranks or [*self.processes]:
