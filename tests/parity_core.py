@@ -16,7 +16,7 @@ import torch
 
 from parity.core import clock, identity, measure, memory
 from parity.core.case import Case, Side, grid, seed_of, within
-from parity.core.draw import Draw, left_poisoned, sampled
+from parity.core.draw import Draw, Drawn, left_poisoned, sampled
 from parity.core.folder import folder_of
 
 torch.set_num_threads(1)  # the tensors are small
@@ -144,6 +144,15 @@ class Draws(unittest.TestCase):
             draw.change(changed)
             self.assertEqual((torch.equal(x, before), torch.equal(ids, was)), (same, True))
         self.assertEqual(draw.complaints(), [])
+
+    def test_what_is_drawn_again_is_the_same_and_changes_with_the_inputs(self):
+        draw = Draw("again")
+        drawn = Drawn({"w": draw.quickly("w", (3, 5), "f32", std=2.0)})
+        before = drawn["w"]
+        self.assertTrue(torch.equal(drawn["w"], before) and drawn["w"].data_ptr() != before.data_ptr())
+        draw.change(True)
+        self.assertTrue(torch.equal(drawn["w"].flatten(), before.flatten().roll(1)))
+        self.assertEqual((list(drawn), list(draw.inputs())), (["w"], ["w"]))
 
     def test_a_sample_has_the_last_element(self):
         for count in (1, 2**16, 2**16 + 1, 1_000_000):

@@ -301,7 +301,7 @@ class Turns(unittest.TestCase):
             self.assertEqual(c.enum("td_dtype", "tf32"), c.TD_F32)
         draw = Draw("case")
         self.assertEqual(draw.normal("x", (3,), "tf32").dtype, torch.float32)
-        self.assertEqual(draw.quickly("y", (3,), "bf16").dtype, torch.bfloat16)
+        self.assertEqual(draw.quickly("y", (3,), "bf16")().dtype, torch.bfloat16)
 
     def test_destroying_before_the_case_is_over(self):
         with self.library.open() as c:

@@ -17,7 +17,7 @@ from time import perf_counter
 
 from parity.core import Side, sampled
 from parity.core.clock import statistics
-from parity.shared.model import ADAMW, TandemTrainer, forget, moved, state_dict, torch_model
+from parity.shared.model import ADAMW, TandemTrainer, copy_weights, forget, moved, state_dict, torch_model
 from ref import bench as ref
 from ref.transformer import fused_attention
 
@@ -168,7 +168,7 @@ class TorchDriver(Driver):
         self.trainer = self.result = None
 
     def begin(self):
-        self.trainer.model.load_state_dict(self.state)
+        copy_weights(self.trainer.model, self.state)
         forget(self.trainer.optimizer)
 
     def answer(self):

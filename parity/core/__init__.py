@@ -84,7 +84,7 @@ A complete example is ci/module/template/: ci/new-module NAME makes a module of 
 """
 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
-from parity.core.draw import sampled
+from parity.core.draw import Drawn, sampled
 from tandem.library import DTYPES, NAMES
 
-__all__ = ["DTYPES", "NAMES", "Case", "Side", "amid", "equal", "grid", "parity", "sampled", "within"]
+__all__ = ["DTYPES", "NAMES", "Case", "Drawn", "Side", "amid", "equal", "grid", "parity", "sampled", "within"]

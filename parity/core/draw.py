@@ -1,7 +1,7 @@
 """Inputs that are the same on every machine and in every order of cases, and outputs that start as poison."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -22,6 +22,7 @@ class Draw:
         self.case_name = case_name
         self.device = device or torch.device("cpu")
         self._inputs: dict[str, tuple[torch.Tensor, int]] = {}
+        self._drawn: dict[str, Callable[[], torch.Tensor]] = {}
         self._fenced: list[tuple[torch.Tensor, int]] = []
         self._changed = False
 
@@ -38,11 +39,18 @@ class Draw:
         values = torch.randint(low, high, tuple(shape), generator=self._generator(name))
         return self._keep(name, values.to(DTYPES[dtype]))
 
-    def quickly(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
-        """As normal(), drawn by the device, with numbers of its own: for times and memory of large tensors."""
-        generator = torch.Generator(self.device).manual_seed(seed_of(self.case_name, name))
-        values = torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
-        return self._keep(name, values.normal_(mean, std, generator=generator))
+    def quickly(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> Callable[[], torch.Tensor]:
+        """A function that draws as normal(), by the device, with numbers of its own: for large tensors. Each call draws
+        the same numbers again, so nothing is held while a side's memory is measured."""
+
+        def drawn():
+            generator = torch.Generator(self.device).manual_seed(seed_of(self.case_name, name))
+            values = torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
+            values.normal_(mean, std, generator=generator)
+            return values.flatten().roll(1).view_as(values) if self._changed else values
+
+        self._drawn[name] = drawn
+        return drawn
 
     def poisoned(self, shape, dtype) -> torch.Tensor:
         """An output that nobody has written yet, with fences on both sides."""
@@ -69,7 +77,7 @@ class Draw:
                 block.copy_(before)
 
     def change(self, changed: bool) -> None:
-        """Moves all numbers of each floating-point input by one place, or back."""
+        """Moves all numbers of each floating-point input by one place, or back. quickly() draws them moved."""
         floating = (tensor for tensor, _ in self._inputs.values() if tensor.is_floating_point())
         for tensor in floating if changed != self._changed else ():
             tensor.copy_(tensor.flatten().roll(1 if changed else -1).view_as(tensor))
@@ -85,7 +93,8 @@ class Draw:
                 value.detach().fill_(math.nan)
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, (tensor, _) in self._inputs.items()}
+        kept = {name: tensor for name, (tensor, _) in self._inputs.items()}
+        return kept | {name: drawn() for name, drawn in self._drawn.items()}
 
     def complaints(self) -> list[str]:
         """Inputs that were written, and outputs with broken fences."""
@@ -106,6 +115,22 @@ class Draw:
         tensor = tensor.to(self.device)
         self._inputs[name] = (tensor, _checksum(tensor))
         return tensor
+
+
+class Drawn(Mapping[str, torch.Tensor]):
+    """Tensors by their names, each drawn when it is read."""
+
+    def __init__(self, drawn: Mapping[str, Callable[[], torch.Tensor]]):
+        self._drawn = drawn
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._drawn[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._drawn)
+
+    def __len__(self) -> int:
+        return len(self._drawn)
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from parity.core import DTYPES, NAMES, sampled, within
+from parity.core import DTYPES, NAMES, Drawn, sampled, within
 from ref import transformer as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
@@ -194,8 +194,15 @@ def empty_model(case, device, dtype=None, **options):
 def torch_model(case, state, dtype=None, **options):
     """PyTorch's model with these weights, on their device."""
     model = empty_model(case, next(iter(state.values())).device, dtype, **options)
-    model.load_state_dict(state)
+    copy_weights(model, state)
     return model
+
+
+@torch.no_grad()
+def copy_weights(model, state):
+    """One after the other: each may be drawn when it is read."""
+    for name, p in model.named_parameters():
+        p.copy_(state[name])
 
 
 def timed_rules(case):
@@ -243,11 +250,11 @@ def quick_start(c, ranks=1):
 
 
 def initial_state(case, normal):
-    """Weights of the course's spread, from draw.normal. Those of the norms are random too, not 1."""
+    """Weights of the course's spread, from draw.normal or draw.quickly. Those of the norms are random too, not 1."""
     with torch.device("meta"):
         model = ref.Transformer(*sizes_of(case))
     state = {}
     for name, p in model.named_parameters():
         mean, std = (1.0, 0.1) if p.dim() == 1 else (0.0, math.sqrt(2 / sum(p.shape)))
         state[name] = normal(name, p.shape, case.dtype, mean=mean, std=1.0 if "embeddings" in name else std)
-    return state
+    return Drawn(state) if callable(state[name]) else state
