@@ -49,15 +49,13 @@ typedef struct td_comm_backend_table {
     /** Called when the ranks are connected. Returns by `deadline_ns`. */
     td_status (*open)(td_comm *comm, int64_t deadline_ns);
     /** Queues a call; calls come in the order of their numbers. Also queues barriers, exchanges and the
-     * close. */
+     * close. If work->captured is set, adds the call to the graph that the device captures, without comparing
+     * ranks. */
     td_status (*issue)(td_comm *comm, td_work *work);
-    /** Adds a call to the graph that the device captures, without comparing ranks. NULL: the device has no
-     * graphs. */
-    td_status (*capture)(td_comm *comm, td_work *work);
     /** Called before a graph is launched: waits until fewer than TD_NCCL_LAUNCHES launches are unfinished, or
-     * a rank failed. NULL if `capture` is NULL. */
+     * a rank failed. NULL: the device has no graphs. */
     void (*throttle_launch)(td_comm *comm);
-    /** Called after a graph was launched on the device's current stream. NULL if `capture` is NULL. */
+    /** Called after a graph was launched on the device's current stream. NULL as above. */
     td_status (*launched)(td_comm *comm);
     /** Waits until the call is done and returns its result; td_last_error() is set if that is an error. */
     td_status (*wait)(td_comm *comm, td_work *work);

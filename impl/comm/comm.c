@@ -378,16 +378,14 @@ static void hash_captured(td_signature *launch, const td_signature *call)
     launch->count++;
 }
 
-/** Adds the call to the graph. It has no number: the launch is compared instead. */
-static td_status capture(td_comm *comm, td_work *work, int64_t number)
+/** Counts the call as one of the graph. It has no number: the launch is compared instead. */
+static td_status capture(td_comm *comm, const td_signature *call, int64_t number)
 {
     td_status status = TD_OK;
 
     TD_TRY(join_graph(comm, number));
-    TD_TRY(td_comm_windows_note(&work->call, comm->graph->windows));
-    if (work->call.count > 0)
-        TD_TRY(comm->backend->capture(comm, work));
-    hash_captured(&comm->graph->call, &work->call);
+    TD_TRY(td_comm_windows_note(call, comm->graph->windows));
+    hash_captured(&comm->graph->call, call);
 cleanup:
     return status;
 }
@@ -448,7 +446,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
         TD_TRY(check_call(comm, call, in, out));
     TD_TRY(check_process(comm));
     const int64_t graph =
-        collective && (!comm->backend || comm->backend->capture) ? td_graph_capture(comm->dev) : 0;
+        collective && (!comm->backend || comm->backend->launched) ? td_graph_capture(comm->dev) : 0;
     TD_FAIL_IF(graph && !handle, TD_BAD_STATE,
                "a collective without a handle cannot be captured: pass `work`");
     next.number = graph ? 0 : comm->number + 1;
@@ -476,9 +474,10 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     work->status = TD_OK;
     work->issued_ns = td_clock_ns();
     atomic_store(&work->done, false);
-    status = !comm->backend ? run_alone(comm, work)
-             : graph        ? capture(comm, work, graph)
-                            : comm->backend->issue(comm, work);
+    if (graph && comm->backend)
+        status = capture(comm, &next, graph);
+    if (status == TD_OK)
+        status = comm->backend ? comm->backend->issue(comm, work) : run_alone(comm, work);
     if (status != TD_OK)
         release_work(work);
     else if (handle)

@@ -320,14 +320,27 @@ cleanup:
     return status;
 }
 
-/** Queues the call, or adds it to the graph that is being captured. A failure is reported to all ranks: they
- * are in the same call, or will launch the graph. */
-static td_status call_or_capture(td_comm *comm, td_work *work)
+/** Compares the ranks' calls, then queues the call. A captured call is not compared. A failure is reported to
+ * all ranks: they are in the same call, or will launch the graph. */
+static td_status issue(td_comm *comm, td_work *work)
 {
     td_nccl *n = comm->state;
+    const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
+    td_status status = TD_OK;
     char text[320];
-    td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
 
+    if (!work->captured) {
+        td_control_publish(comm->control, &work->call);
+        TD_TRY(td_control_await(comm->control, &work->call, deadline_ns, &wait));
+    }
+    if (work->call.kind > TD_CALL_BROADCAST)
+        TD_TRY(td_comm_finish_control(comm, work, deadline_ns));
+    if (work->call.kind > TD_CALL_BROADCAST || work->call.count == 0) {
+        atomic_store(&work->done, true);
+        goto cleanup;
+    }
+    status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
     if (status == TD_OK) {
         const bool taken = td_nccl_take(comm);
         status = td_control_status(comm->control,
@@ -343,25 +356,6 @@ static td_status call_or_capture(td_comm *comm, td_work *work)
         td_control_library_fault(comm->control, &work->call, text);
         td_fail(status, "%s", text);
     }
-    return status;
-}
-
-static td_status issue(td_comm *comm, td_work *work)
-{
-    td_status status = TD_OK;
-    const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
-
-    td_wait wait = td_wait_begin(td_comm_waiting(comm));
-
-    td_control_publish(comm->control, &work->call);
-    TD_TRY(td_control_await(comm->control, &work->call, deadline_ns, &wait));
-    if (work->call.kind > TD_CALL_BROADCAST)
-        TD_TRY(td_comm_finish_control(comm, work, deadline_ns));
-    if (work->call.kind > TD_CALL_BROADCAST || work->call.count == 0) {
-        atomic_store(&work->done, true);
-        goto cleanup;
-    }
-    status = call_or_capture(comm, work);
 cleanup:
     return status;
 }
@@ -657,7 +651,6 @@ static void close_backend(td_comm *comm, bool orderly)
 
 const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .issue = issue,
-                                                    .capture = call_or_capture,
                                                     .throttle_launch = throttle_launch,
                                                     .launched = launched,
                                                     .wait = wait_for,

@@ -148,50 +148,48 @@ void all_reduce(Engine *engine, const td_engine_call *call, const char *in, char
     gloo::allreduce(options);
 }
 
-void run(Engine *engine, const td_engine_call *call)
-{
-    const char *in = static_cast<const char *>(call->in);
-    char *out = static_cast<char *>(call->out);
-    const size_t bytes = static_cast<size_t>(call->count) * td_engine_size(call->type);
-    const size_t ranks = static_cast<size_t>(engine->context->size),
-                 rank = static_cast<size_t>(engine->context->rank);
-
-    switch (call->kind) {
-    case TD_ENGINE_ALL_REDUCE:
-        all_reduce(engine, call, in, out, bytes);
-        break;
-    case TD_ENGINE_REDUCE_SCATTER: /* Gloo has no reduce-scatter: reduce everything and keep a part */
-        engine->sums.resize(ranks * bytes);
-        all_reduce(engine, call, in, engine->sums.data(), ranks * bytes);
-        std::memcpy(out, engine->sums.data() + rank * bytes, bytes);
-        break;
-    case TD_ENGINE_ALL_GATHER: {
-        gloo::AllgatherOptions options(engine->context);
-
-        if (in != out + rank * bytes) /* otherwise Gloo reads this rank's part from out */
-            std::memcpy(out + rank * bytes, in, bytes);
-        options.setOutput(out, ranks * bytes);
-        options.setTag(static_cast<uint32_t>(call->number));
-        options.setTimeout(of_seconds(call->seconds));
-        gloo::allgather(options);
-        break;
-    }
-    default: {
-        gloo::BroadcastOptions options(engine->context);
-
-        options.setOutput(out, bytes);
-        options.setRoot(call->root);
-        options.setTag(static_cast<uint32_t>(call->number));
-        options.setTimeout(of_seconds(call->seconds));
-        gloo::broadcast(options);
-        break;
-    }
-    }
-}
-
 int run_call(void *state, const td_engine_call *call, char *text)
 {
-    return guarded(text, [&] { run(static_cast<Engine *>(state), call); });
+    return guarded(text, [&] {
+        auto engine = static_cast<Engine *>(state);
+        const char *in = static_cast<const char *>(call->in);
+        char *out = static_cast<char *>(call->out);
+        const size_t bytes = static_cast<size_t>(call->count) * td_engine_size(call->type);
+        const size_t ranks = static_cast<size_t>(engine->context->size),
+                     rank = static_cast<size_t>(engine->context->rank);
+
+        switch (call->kind) {
+        case TD_ENGINE_ALL_REDUCE:
+            all_reduce(engine, call, in, out, bytes);
+            break;
+        case TD_ENGINE_REDUCE_SCATTER: /* Gloo has no reduce-scatter: reduce everything and keep a part */
+            engine->sums.resize(ranks * bytes);
+            all_reduce(engine, call, in, engine->sums.data(), ranks * bytes);
+            std::memcpy(out, engine->sums.data() + rank * bytes, bytes);
+            break;
+        case TD_ENGINE_ALL_GATHER: {
+            gloo::AllgatherOptions options(engine->context);
+
+            if (in != out + rank * bytes) /* otherwise Gloo reads this rank's part from out */
+                std::memcpy(out + rank * bytes, in, bytes);
+            options.setOutput(out, ranks * bytes);
+            options.setTag(static_cast<uint32_t>(call->number));
+            options.setTimeout(of_seconds(call->seconds));
+            gloo::allgather(options);
+            break;
+        }
+        default: {
+            gloo::BroadcastOptions options(engine->context);
+
+            options.setOutput(out, bytes);
+            options.setRoot(call->root);
+            options.setTag(static_cast<uint32_t>(call->number));
+            options.setTimeout(of_seconds(call->seconds));
+            gloo::broadcast(options);
+            break;
+        }
+        }
+    });
 }
 
 } // namespace

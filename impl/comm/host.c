@@ -273,7 +273,7 @@ static void *run_host(void *argument)
 }
 
 /** Loads the library and opens it on the thread, by `deadline_ns`. */
-static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadline_ns, host **out)
+static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadline_ns)
 {
     td_status status = TD_OK;
     const td_engine *engine = NULL;
@@ -336,15 +336,18 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
     }
     pthread_mutex_unlock(&h->lock);
     snprintf(comm->library, sizeof comm->library, "%s", h->library);
-    *out = h;
+    comm->state = h;
     if (h->text[0])
         status = td_fail(TD_LIBRARY_ERROR, "%s", h->text);
 cleanup:
     return status;
 }
 
-static void host_close(host *h, bool orderly)
+static void close_backend(td_comm *comm, bool orderly)
 {
+    host *h = comm->state;
+
+    comm->state = NULL;
     if (!h)
         return;
     pthread_mutex_lock(&h->lock);
@@ -356,8 +359,10 @@ static void host_close(host *h, bool orderly)
     host_free(h);
 }
 
-static void host_issue(host *h, td_work *work)
+static td_status issue(td_comm *comm, td_work *work)
 {
+    host *h = comm->state;
+
     pthread_mutex_lock(&h->lock);
     work->next = NULL;
     if (h->first)
@@ -367,52 +372,35 @@ static void host_issue(host *h, td_work *work)
     h->last = work;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
+    return TD_OK;
 }
 
-static void host_wait(host *h, const td_work *work)
+static td_status wait_for(td_comm *comm, td_work *work)
 {
-    td_wait wait = td_wait_begin(td_comm_waiting(h->comm));
+    host *h = comm->state;
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
     bool goes_on = true;
 
     pthread_mutex_lock(&h->lock);
     while (!atomic_load(&work->done)) {
         (void)td_condition_wait(&h->changed, &h->lock, goes_on ? td_wait_until(&wait, INT64_MAX) : INT64_MAX);
         pthread_mutex_unlock(&h->lock);
-        if (goes_on && h->comm->control && !atomic_load(&work->done))
-            goes_on = td_control_goes_on(h->comm->control, &wait, &work->call);
+        if (goes_on && comm->control && !atomic_load(&work->done))
+            goes_on = td_control_goes_on(comm->control, &wait, &work->call);
         pthread_mutex_lock(&h->lock);
     }
     pthread_mutex_unlock(&h->lock);
+    /* td_last_error() is kept per thread, so td_control_status sets the message again on this one. */
+    return work->status == TD_OK || !comm->control ? work->status
+                                                   : td_control_status(comm->control, &work->call);
 }
 
 /* ---- the backend ---- */
 
+/** td_comm_broadcast_text may have started MPI before. */
 static td_status open_backend(td_comm *comm, int64_t deadline_ns)
 {
-    host *h = comm->state; /* not NULL if td_comm_broadcast_text has started MPI */
-    td_status status = h ? TD_OK : host_open(comm, comm->options.backend, deadline_ns, &h);
-
-    comm->state = h;
-    return status;
-}
-
-static td_status issue(td_comm *comm, td_work *work)
-{
-    host_issue(comm->state, work);
-    return TD_OK;
-}
-
-static td_status wait_for(td_comm *comm, td_work *work)
-{
-    host_wait(comm->state, work);
-    /* td_last_error() is kept per thread, so td_control_status sets the message again on this one. */
-    return work->status == TD_OK ? TD_OK : td_control_status(comm->control, &work->call);
-}
-
-static void close_backend(td_comm *comm, bool orderly)
-{
-    host_close(comm->state, orderly);
-    comm->state = NULL;
+    return comm->state ? TD_OK : host_open(comm, comm->options.backend, deadline_ns);
 }
 
 const td_comm_backend_table td_comm_backend_host = {
@@ -426,21 +414,17 @@ td_status td_comm_broadcast_text(td_comm *comm, char text[TD_MEET_TEXT], int64_t
         .span = -1,
         .in = text,
         .out = text};
-    host *h = NULL;
-    td_status status = host_open(comm, TD_COMM_MPI, deadline_ns, &h);
+    td_status status = host_open(comm, TD_COMM_MPI, deadline_ns);
 
     if (status == TD_OK) {
-        host_issue(h, &work);
-        host_wait(h, &work);
-        status = work.status;
+        (void)issue(comm, &work);
+        status = wait_for(comm, &work);
         if (status != TD_OK)
             td_fail(status, "rank %d of %d: MPI did not bring rank 0's address", comm->options.rank,
                     comm->options.ranks);
     }
-    if (status == TD_OK && comm->options.backend == TD_COMM_MPI)
-        comm->state = h;
-    else
-        host_close(h, status == TD_OK);
+    if (status != TD_OK || comm->options.backend != TD_COMM_MPI)
+        close_backend(comm, status == TD_OK);
     text[TD_MEET_TEXT - 1] = '\0';
     return status;
 }

@@ -1,9 +1,10 @@
-#include "ddp/ddp.h"
+#include "ddp/reduce.h"
 
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/names.h"
 #include "ddp/agree.h"
+#include "device/sms.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -214,6 +215,17 @@ static td_status make_window(td_ddp *ddp)
                                  &ddp->window);
 }
 
+void td_ddp_fill(td_ddp *ddp)
+{
+    const bool bucketed = ddp->config.strategy == TD_DDP_BUCKETED && ddp->config.bucket_mb > 0;
+    const bool whole = ddp->config.strategy == TD_DDP_BUCKETED || ddp->config.strategy == TD_DDP_FLAT;
+
+    td_buckets_fill(&ddp->buckets, ddp->members, ddp->order,
+                    bucketed ? ddp->config.bucket_mb * 1048576.0
+                    : whole  ? INFINITY
+                             : 0);
+}
+
 static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
 {
     td_status status = TD_OK;
@@ -268,6 +280,14 @@ cleanup:
     return status;
 }
 
+td_status td_ddp_settle(td_ddp *ddp)
+{
+    const td_status status = td_buckets_settle(&ddp->buckets);
+
+    td_device_reserve_sms(ddp->dev, TD_SMS_COLLECTIVES, 0);
+    return status;
+}
+
 void td_ddp_destroy(td_ddp *ddp)
 {
     if (!ddp)
@@ -286,6 +306,27 @@ void td_ddp_destroy(td_ddp *ddp)
 }
 
 /* ---- descriptions ---- */
+
+int64_t td_ddp_stretch(const td_ddp *ddp, int64_t stretch)
+{
+    const td_stretch *const s = &ddp->buckets.stretches[stretch];
+    int64_t elements = td_ddp_grad_elements(&ddp->tensors[s->first]);
+
+    for (int64_t i = s->first; i != s->last; i = ddp->buckets.next[i])
+        elements += td_ddp_grad_elements(&ddp->tensors[ddp->buckets.next[i]]);
+    return elements;
+}
+
+td_status td_ddp_check_index(const td_ddp *ddp, int64_t index)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(ddp, "ddp is NULL");
+    TD_CHECK(index >= 0 && index < ddp->config.count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
+             ddp->config.count - 1);
+cleanup:
+    return status;
+}
 
 td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out)
 {

@@ -43,11 +43,6 @@ int64_t td_ddp_stretch(const td_ddp *ddp, int64_t stretch);
 /** Fills the buckets with the tensors of ddp->order. */
 void td_ddp_fill(td_ddp *ddp);
 
-/** The two halves of td_ddp_finish. td_ddp_send sends the buckets that are left. td_ddp_end waits for all, so
- * that the next pass may begin. */
-td_status td_ddp_send(td_ddp *ddp);
-td_status td_ddp_end(td_ddp *ddp);
-
 /** Waits for all that was sent, also if some of it failed. */
 td_status td_ddp_settle(td_ddp *ddp);
 

@@ -35,26 +35,6 @@ cleanup:
     return status;
 }
 
-/** Begins to reduce the next bucket, stretch by stretch, in place. */
-static td_status send(td_shard_link *link)
-{
-    td_buckets *const b = &link->split.buckets;
-    const td_bucket *const bucket = &b->buckets[b->sent];
-    td_status status = TD_OK;
-
-    for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
-        const td_shard_piece *const piece = &link->split.pieces[i];
-
-        TD_TRY(td_shard_reduce(link, &b->flight, piece,
-                               td_weights_master(&link->weights, piece->range.begin).grad,
-                               td_weights_master(&link->weights, piece->own.begin).grad));
-    }
-    td_buckets_sent(b);
-    td_shard_reserve_sms(link);
-cleanup:
-    return status;
-}
-
 /** Waits for sent buckets until `keep` of them are left, and passes on to the optimizer the ranges of them
  * that this rank updates. */
 static td_status pass_on(td_shard_link *link, int64_t keep)
@@ -79,9 +59,10 @@ cleanup:
     return status;
 }
 
-/** Sends the buckets that are ready, and passes on reduced ones. Links after the optimizer call collectives,
- * too, and all ranks must call collectives in the same order. On a CPU ranks learn at different times that a
- * reduction has ended. So on a CPU a bucket is passed on when the next bucket has been sent. */
+/** Sends the buckets that are ready, stretch by stretch, in place, and passes on reduced ones. Links after the
+ * optimizer call collectives, too, and all ranks must call collectives in the same order. On a CPU ranks learn
+ * at different times that a reduction has ended. So on a CPU a bucket is passed on when the next bucket has been
+ * sent. */
 td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event)
 {
     td_shard_link *link = (td_shard_link *)hook;
@@ -97,7 +78,17 @@ td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event)
                    "gradients of elements %" PRId64 " to %" PRId64 " became final twice",
                    link->split.ranges[first].begin, link->split.ranges[first].end);
     while (td_buckets_due(b)) {
-        TD_TRY(send(link));
+        const td_bucket *const bucket = &b->buckets[b->sent];
+
+        for (int64_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+            const td_shard_piece *const piece = &link->split.pieces[i];
+
+            TD_TRY(td_shard_reduce(link, &b->flight, piece,
+                                   td_weights_master(&link->weights, piece->range.begin).grad,
+                                   td_weights_master(&link->weights, piece->own.begin).grad));
+        }
+        td_buckets_sent(b);
+        td_shard_reserve_sms(link);
         TD_TRY(pass_on(link, b->flight.side ? 0 : 1));
     }
 cleanup:

@@ -174,6 +174,39 @@ td_status td_check_address(const char *what, td_range range, const void *where)
                            what, range.begin, range.end);
 }
 
+/** The address of element `index` of the array at `base`; NULL for NULL. */
+static void *element(void *base, int64_t index, size_t size)
+{
+    return base ? (char *)base + (size_t)index * size : NULL;
+}
+
+td_master td_weights_master(const td_weights *weights, int64_t index)
+{
+    if (!weights || index < 0 || index >= weights->elements)
+        return (td_master){.end = 0};
+    int64_t first = 0,
+            end = weights->count; /* [first, end] has the first piece that ends after the element */
+
+    while (first < end) {
+        const int64_t middle = first + (end - first) / 2;
+        const bool before = weights->pieces[middle].range.end <= index;
+
+        first = before ? middle + 1 : first;
+        end = before ? end : middle;
+    }
+    if (first == weights->count)
+        return (td_master){.end = weights->elements};
+    const td_piece *const piece = &weights->pieces[first];
+    if (index < piece->range.begin)
+        return (td_master){.end = piece->range.begin};
+    const int64_t at = index - piece->range.begin;
+    const size_t size = piece->low ? sizeof(uint16_t) : td_dtype_size(weights->dtype);
+    return (td_master){.at = element(piece->at, at, size),
+                       .low = element(piece->low, at, size),
+                       .grad = element(piece->grad, at, td_dtype_size(weights->grad_dtype)),
+                       .end = piece->range.end};
+}
+
 td_master td_weights_in_one(const td_weights *weights, td_range range)
 {
     const td_master master = td_weights_master(weights, range.begin);

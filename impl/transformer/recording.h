@@ -45,6 +45,12 @@ typedef struct td_use {
     uint16_t layer;
 } td_use;
 
+/** Whether the use is of a tensor; else of a part, or of nothing. */
+static inline bool td_is_tensor(td_use use)
+{
+    return use.kind <= TD_USE_UPDATE;
+}
+
 /** An operation that is about to run. */
 typedef struct td_call {
     td_call_kind kind;
