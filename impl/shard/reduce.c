@@ -59,10 +59,10 @@ cleanup:
     return status;
 }
 
-/** Sends the buckets that are ready, stretch by stretch, in place, and passes on reduced ones. Links after the
- * optimizer call collectives, too, and all ranks must call collectives in the same order. On a CPU ranks learn
- * at different times that a reduction has ended. So on a CPU a bucket is passed on when the next bucket has been
- * sent. */
+/** Sends the buckets that are ready, stretch by stretch, in place, and passes on reduced ones. Links after
+ * the optimizer call collectives, too, and all ranks must call collectives in the same order. On a CPU ranks
+ * learn at different times that a reduction has ended. So on a CPU a bucket is passed on when the next bucket
+ * has been sent. */
 td_status td_shard_reduce_final(td_hook *hook, td_range range, td_event *event)
 {
     td_shard_link *link = (td_shard_link *)hook;
