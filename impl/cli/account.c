@@ -15,52 +15,32 @@ static const double mib = 1048576.0, gib = 1073741824.0;
 /* Contexts of the handout's table of activations. */
 static const int64_t contexts[] = {128, 256, 512};
 
-/** *name and *model = size number `index` of the handout's table; false after its end. */
-static bool next_size(int64_t index, const char **name, td_account_model *model)
-{
-    td_model_size size;
-
-    *name = td_model_size_name(index);
-    if (!*name || td_model_size_find(*name, &size) != TD_OK)
-        return false;
-    *model = (td_account_model){size.d_model, size.d_ff, size.layers, size.heads, size.vocab};
-    return true;
-}
-
 /* ---- the model ---- */
 
-static td_status add_parameters(td_table *table)
+static td_status add_parameters(td_table *table, const char *name, const td_account_model *model)
 {
     td_status status = TD_OK;
-    td_account_model model;
-    const char *name;
+    td_account_parameters p;
+    char text[6][32];
 
-    for (int64_t i = 0; next_size(i, &name, &model); i++) {
-        td_account_parameters p;
-        char text[6][32];
-        TD_TRY(td_account_model_parameters(&model, &p));
-        td_table_row(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%" PRId64 "\t%.2f", name,
-                     td_grouped(p.embedding, text[0]), td_grouped(p.attention, text[1]),
-                     td_grouped(p.ffn, text[2]), td_grouped(p.norms, text[3]), td_grouped(p.head, text[4]),
-                     td_grouped(p.total, text[5]), p.tensors, (double)p.total * 4.0 / mib);
-    }
+    TD_TRY(td_account_model_parameters(model, &p));
+    td_table_row(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%" PRId64 "\t%.2f", name,
+                 td_grouped(p.embedding, text[0]), td_grouped(p.attention, text[1]),
+                 td_grouped(p.ffn, text[2]), td_grouped(p.norms, text[3]), td_grouped(p.head, text[4]),
+                 td_grouped(p.total, text[5]), p.tensors, (double)p.total * 4.0 / mib);
 cleanup:
     return status;
 }
 
-static td_status add_flops(td_table *table)
+static td_status add_flops(td_table *table, const char *name, const td_account_model *model)
 {
     td_status status = TD_OK;
-    td_account_model model;
-    const char *name;
+    td_account_flops f;
 
-    for (int64_t i = 0; next_size(i, &name, &model); i++) {
-        td_account_flops f;
-        TD_TRY(td_account_model_flops(&model, 4, 512, false, false, &f));
-        td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.5f", name, f.projections / 1e12,
-                     f.attention_products / 1e12, f.ffn / 1e12, f.head / 1e12, f.forward_matmul / 1e12,
-                     f.backward_matmul / 1e12, f.softmax / 1e12);
-    }
+    TD_TRY(td_account_model_flops(model, 4, 512, false, false, &f));
+    td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.5f", name, f.projections / 1e12,
+                 f.attention_products / 1e12, f.ffn / 1e12, f.head / 1e12, f.forward_matmul / 1e12,
+                 f.backward_matmul / 1e12, f.softmax / 1e12);
 cleanup:
     return status;
 }
@@ -90,61 +70,51 @@ cleanup:
 
 /* ---- memory ---- */
 
-static td_status add_activations(td_table *table)
+static td_status add_activations(td_table *table, const char *name, const td_account_model *model)
 {
     td_status status = TD_OK;
-    td_account_model model;
-    const char *name;
 
-    for (int64_t i = 0; next_size(i, &name, &model); i++)
-        for (size_t j = 0; j < sizeof contexts / sizeof contexts[0]; j++) {
-            td_account_activations a;
-            TD_TRY(td_account_model_activations(&model, 4, contexts[j], 4, &a));
-            td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f", name, contexts[j],
-                         (double)a.residual / mib, (double)a.scores / mib, (double)a.ffn / mib,
-                         (double)a.logits / mib);
-        }
-cleanup:
-    return status;
-}
-
-static td_status add_training(td_table *table)
-{
-    td_status status = TD_OK;
-    td_account_model model;
-    const char *name;
-
-    for (int64_t i = 0; next_size(i, &name, &model); i++) {
-        td_account_parameters p;
-        td_account_training t;
-        int64_t copies = 0;
-        TD_TRY(td_account_model_parameters(&model, &p));
-        TD_TRY(td_account_training_memory(p.total, 4, 4, 4, &t));
-        TD_TRY(td_account_autocast_copies(&model, 2, &copies));
-        td_table_row(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", name, (double)t.parameters / gib,
-                     (double)t.gradients / gib, (double)t.optimizer_state / gib, (double)t.total / gib,
-                     (double)copies / gib, ((double)t.parameters + (double)copies) / gib);
+    for (size_t j = 0; j < sizeof contexts / sizeof contexts[0]; j++) {
+        td_account_activations a;
+        TD_TRY(td_account_model_activations(model, 4, contexts[j], 4, &a));
+        td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f", name, contexts[j],
+                     (double)a.residual / mib, (double)a.scores / mib, (double)a.ffn / mib,
+                     (double)a.logits / mib);
     }
 cleanup:
     return status;
 }
 
-static td_status add_fsdp(td_table *table)
+static td_status add_training(td_table *table, const char *name, const td_account_model *model)
+{
+    td_status status = TD_OK;
+    td_account_parameters p;
+    td_account_training t;
+    int64_t copies = 0;
+
+    TD_TRY(td_account_model_parameters(model, &p));
+    TD_TRY(td_account_training_memory(p.total, 4, 4, 4, &t));
+    TD_TRY(td_account_autocast_copies(model, 2, &copies));
+    td_table_row(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", name, (double)t.parameters / gib,
+                 (double)t.gradients / gib, (double)t.optimizer_state / gib, (double)t.total / gib,
+                 (double)copies / gib, ((double)t.parameters + (double)copies) / gib);
+cleanup:
+    return status;
+}
+
+static td_status add_fsdp(td_table *table, const char *name, const td_account_model *model)
 {
     static const int64_t ranks[] = {2, 4, 8};
     td_status status = TD_OK;
-    td_account_model model;
-    const char *name;
 
-    for (int64_t i = 0; next_size(i, &name, &model); i++)
-        for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
-            td_account_fsdp f;
-            TD_TRY(td_account_fsdp_memory(&model, ranks[j], 4, 4, 4, &f));
-            td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f", name, ranks[j],
-                         (double)f.rank.parameters / gib, (double)f.rank.gradients / gib,
-                         (double)f.shared / gib, (double)f.rank.optimizer_state / gib,
-                         (double)f.rank.total / gib, (double)f.saved / gib, 4.0 * (double)f.block / mib);
-        }
+    for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
+        td_account_fsdp f;
+        TD_TRY(td_account_fsdp_memory(model, ranks[j], 4, 4, 4, &f));
+        td_table_row(table, "%s\t%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f", name, ranks[j],
+                     (double)f.rank.parameters / gib, (double)f.rank.gradients / gib, (double)f.shared / gib,
+                     (double)f.rank.optimizer_state / gib, (double)f.rank.total / gib, (double)f.saved / gib,
+                     4.0 * (double)f.block / mib);
+    }
 cleanup:
     return status;
 }
@@ -371,40 +341,42 @@ static const struct listing {
     const char *section, *title, *align, *heads;
     const char *name; /* of the table */
     td_status (*add)(td_table *table);
+    /* Instead: adds the rows of one size of the handout's table. */
+    td_status (*add_size)(td_table *table, const char *name, const td_account_model *model);
 } listings[] = {
     {"parameters",
      "Parameters by part: embedding and head V d each, attention 4 d^2 a layer, feed-forward 3 "
      "d d_ff a layer",
      "lrrrrrrrr", "size\tembedding\tattention\tfeed-forward\tnorms\thead\ttotal\ttensors\tf32 MiB",
-     "parameters", add_parameters},
+     "parameters", .add_size = add_parameters},
     {"flops",
      "TFLOP of one pass, batch 4, context 512: a multiply-add is 2, backward is 2x forward; the "
      "masked half of attention is counted",
      "lrrrrrrr", "size\tprojections\tQK^T and PV\tfeed-forward\thead\tforward\tbackward\tsoftmax", "flops",
-     add_flops},
+     .add_size = add_flops},
     {"flops",
      "Model FLOPs utilisation: the leaderboard of 2026, d 4096, d_ff 11008, 34 layers, 32 "
      "heads, vocabulary 151,936, batch 2, context 32768, causal flash attention",
      "rrrrrr",
      "parameters\tPFLOP a step\tbf16 logits GiB a sequence\tstep ms\tTFLOP/s a GPU, of two\tof "
      "a peak of 2250 TFLOP/s",
-     "mfu", add_mfu},
+     "mfu", .add = add_mfu},
     {"activations",
      "Activations in MiB, f32, batch 4: one residual tensor B S d, one layer's scores B H S^2, "
      "one feed-forward hidden B S d_ff, logits B S V",
      "lrrrrr", "size\tcontext\tresidual MiB\tscores MiB\tfeed-forward MiB\tlogits MiB", "activations",
-     add_activations},
+     .add_size = add_activations},
     {"training",
      "Memory in GiB without activations, f32 and AdamW: 16 bytes a parameter; copies are what "
      "bf16 autocast keeps of every linear's weight",
      "lrrrrrr",
      "size\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tautocast copies GiB\t"
      "bf16 inference GiB",
-     "training", add_training},
+     "training", .add_size = add_training},
     {"training",
      "Gradient checkpointing, 2.7B (the xl of 2026), batch 4, context 2048: 32 blocks, 80 MiB a "
      "boundary, 3.6 GiB a block",
-     "rr", "blocks a segment\tactivations GiB", "checkpointing", add_checkpointing},
+     "rr", "blocks a segment\tactivations GiB", "checkpointing", .add = add_checkpointing},
     {"fsdp",
      "Fully sharded weights: memory of one rank without activations and buffers, f32 and AdamW; shared: "
      "gradients if blocks share two places for them; saved: the difference from no sharding; a block: "
@@ -412,42 +384,42 @@ static const struct listing {
      "lrrrrrrrr",
      "size\tranks\tparameters GiB\tgradients GiB\tshared GiB\tAdamW state GiB\ttraining GiB\tsaved GiB\ta "
      "block MiB",
-     "fsdp", add_fsdp},
+     "fsdp", .add_size = add_fsdp},
     {"attention",
      "Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved "
      "is kept for backward, with q, k, v and o",
      "rrrrrrrrr",
      "seq\tM MiB\tsaved, course softmax MiB\tsaved, fused softmax MiB\tsaved, flash MiB\t"
      "forward peak MiB\tbackward peak MiB\tforward GFLOP\tproducts to softmax",
-     "attention", add_attention},
+     "attention", .add = add_attention},
     {"attention",
      "The first power of two at which naive attention's backward peak, 8 M + 8 B S d e, does "
      "not fit: batch 8, one head of 64",
-     "rrr", "memory GiB\tseq, f32\tseq, bf16", "attention_oom", add_attention_oom},
+     "rrr", "memory GiB\tseq, f32\tseq, bf16", "attention_oom", .add = add_attention_oom},
     {"ddp",
      "Distributed data parallel, xl in f32: s = 7.993 GB of gradients; overhead after backward "
      "s / (n w) + n o for n buckets",
-     "lrrr", "link\tbuckets\tMB a bucket\toverhead ms", "ddp", add_ddp},
+     "lrrr", "link\tbuckets\tMB a bucket\toverhead ms", "ddp", .add = add_ddp},
     {"ddp",
      "All-reduce in ms over links of 180 GB/s: ring 2 (N - 1) / N S / W; alternate, which "
      "passes whole buffers on, (N - 1) S / W",
-     "rrrr", "MiB\tranks\tring ms\talternate ms", "ring", add_ring},
+     "rrrr", "MiB\tranks\tring ms\talternate ms", "ring", .add = add_ring},
     {"xxl", "communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears", "lrl",
-     "quantity\tvalue\thow", "xxl", add_xxl},
+     "quantity\tvalue\thow", "xxl", .add = add_xxl},
     {"xxl",
      "XXL on a mesh of X = 16 ways FSDP over M_X = 2 axes and Y = 4 ways tensor parallel over "
      "M_Y = 1; assumed: C = 4.6e14 FLOP/s a device, W = 1.8e11 bytes/s an axis (2 directions of "
      "9e10)",
-     "lrrl", "quantity\tvalue\ta device\thow", "mesh", add_mesh},
+     "lrrl", "quantity\tvalue\ta device\thow", "mesh", .add = add_mesh},
     {"parallel",
      "The calculations of 2026 for one feed-forward of three matrices: B = 2^20 tokens, D "
      "16384, F 53248, N = 64 devices, C = 4.6e14 FLOP/s, W = 1.8e11 bytes/s",
      "lrrrrrr",
      "strategy\tforward compute ms\tforward communication ms\tlargest N, forward\tbackward "
      "compute ms\tbackward communication ms\tlargest N, backward",
-     "parallel", add_parallel},
+     "parallel", .add = add_parallel},
     {"operations", "Operations: FLOPs, the least bytes they move, and the ratio", "llrrr",
-     "operation\tdtype\tGFLOP\tMiB\tFLOP a byte", "operations", add_costs},
+     "operation\tdtype\tGFLOP\tMiB\tFLOP a byte", "operations", .add = add_costs},
 };
 
 enum { LISTINGS = sizeof listings / sizeof listings[0] };
@@ -457,8 +429,16 @@ static td_status show(const td_common *common, const struct listing *listing)
     td_status status = TD_OK;
     td_table table = {
         .align = listing->align, .heads = listing->heads, .common = common, .name = listing->name};
+    td_model_size size;
+    const char *name;
 
-    TD_TRY(listing->add(&table));
+    if (listing->add)
+        TD_TRY(listing->add(&table));
+    for (int64_t i = 0; listing->add_size && (name = td_model_size_name(i)); i++) {
+        TD_TRY(td_model_size_find(name, &size));
+        TD_TRY(listing->add_size(
+            &table, name, &(td_account_model){size.d_model, size.d_ff, size.layers, size.heads, size.vocab}));
+    }
     fprintf(td_common_tables(common), "%s\n\n", listing->title);
 cleanup:
     return td_table_end(&table, status, td_common_tables(common));

@@ -8,6 +8,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/ranks.h"
+#include "comm/flight.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -180,6 +181,11 @@ static double load(td_comm_type type, const void *in)
     return (double)integer;
 }
 
+static td_status call(const problem *p, td_work **work)
+{
+    return td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, work);
+}
+
 /** Runs the collective once on known numbers, which repeat after 5 elements, and counts wrong elements. */
 static td_status verify(const problem *p, result *r)
 {
@@ -195,7 +201,7 @@ static td_status verify(const problem *p, result *r)
         TD_TRY(td_device_upload(
             p->dev, (char *)p->in + (size_t)at * size, chunk,
             (size_t)(p->count - at < (int64_t)capacity ? p->count - at : (int64_t)capacity) * size));
-    TD_TRY(td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, NULL));
+    TD_TRY(call(p, NULL));
     for (int i = 0; i < 5; i++) {
         double number = expected(p, i);
 
@@ -244,11 +250,6 @@ cleanup:
     return status;
 }
 
-static td_status call(const problem *p, td_work **work)
-{
-    return td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, work);
-}
-
 /** Times single calls, each from a barrier to its end on the host. */
 static td_status time_calls(const problem *p, result *r)
 {
@@ -282,7 +283,8 @@ cleanup:
 static td_status time_throughput(const problem *p, result *r)
 {
     td_status status = TD_OK;
-    td_work *works[64] = {0};
+    td_flight flight = {.dev = p->dev, .host = true};
+    td_work **work;
     double mine, *all = calloc((size_t)p->info.ranks, sizeof *all);
     int64_t start = 0;
 
@@ -291,23 +293,11 @@ static td_status time_throughput(const problem *p, result *r)
     TD_TRY(td_comm_barrier(p->comm));
     start = td_clock_ns();
     for (int64_t i = 0; i < p->iters; i++) {
-        td_work **slot = &works[i % 64];
-
-        if (*slot) {
-            td_work *work = *slot;
-
-            *slot = NULL;
-            TD_TRY(td_work_wait(work));
-        }
-        TD_TRY(call(p, slot));
+        TD_TRY(td_flight_slot(&flight, &work));
+        TD_TRY(call(p, work));
+        flight.sent++;
     }
-    for (int64_t i = p->iters; i < p->iters + 64; i++) {
-        td_work *work = works[i % 64];
-
-        works[i % 64] = NULL;
-        if (work)
-            TD_TRY(td_work_wait(work));
-    }
+    TD_TRY(td_flight_wait(&flight, flight.sent));
     mine = (double)(td_clock_ns() - start) / 1e6 / (double)p->iters;
     TD_TRY(td_comm_exchange(p->comm, &mine, sizeof mine, all));
     r->throughput_ms = 0;

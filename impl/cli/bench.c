@@ -46,30 +46,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 /* ---- results ---- */
 
-typedef struct pass {
-    const char *name;
-    td_bench_phase phase;
-} pass;
-
-/** The timed passes of the mode; returns their number. A forward pass that keeps
- * nothing for backward is "inference". */
-static int passes_of(const td_bench_config *config, const td_bench_summary *summary, pass passes[4])
-{
-    const td_bench_mode mode = config->mode;
-
-    if (mode == TD_BENCH_FORWARD || config->timed == TD_TIMED_WHOLE) {
-        passes[0] = (pass){mode == TD_BENCH_FORWARD ? "inference" : "step", summary->step};
-        return 1;
-    }
-    int count = 0;
-    passes[count++] = (pass){"forward", summary->forward};
-    passes[count++] = (pass){"backward", summary->backward};
-    if (mode == TD_BENCH_TRAIN)
-        passes[count++] = (pass){"optimizer", summary->optimizer};
-    passes[count++] = (pass){"step", summary->step};
-    return count;
-}
-
 /** Tokens of a step. */
 static double tokens_of(const td_bench_config *config)
 {
@@ -84,11 +60,11 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_table table = {.align = "lrrrrr",
                       .heads = "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s",
                       .common = &args->common};
-    pass passes[4];
+    td_step_pass passes[TD_STEP_PASSES];
     FILE *out = td_common_tables(&args->common);
 
     TD_TRY(td_step_print(&args->step, dev, out));
-    int passes_timed = passes_of(&args->config, summary, passes);
+    int passes_timed = td_step_passes(&args->config, summary, passes);
     double tokens = tokens_of(&args->config);
     for (int i = 0; i < passes_timed; i++) {
         const td_stats *ms = &passes[i].phase.ms;

@@ -297,3 +297,19 @@ td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_re
 cleanup:
     return status;
 }
+
+int td_step_passes(const td_bench_config *config, const td_bench_summary *summary,
+                   td_step_pass passes[TD_STEP_PASSES])
+{
+    const bool inference = config->mode == TD_BENCH_FORWARD;
+    int count = 0;
+
+    if (!inference && config->timed != TD_TIMED_WHOLE) {
+        passes[count++] = (td_step_pass){"forward", summary->forward};
+        passes[count++] = (td_step_pass){"backward", summary->backward};
+        if (config->mode == TD_BENCH_TRAIN)
+            passes[count++] = (td_step_pass){"optimizer", summary->optimizer};
+    }
+    passes[count++] = (td_step_pass){inference ? "inference" : "step", summary->step};
+    return count;
+}

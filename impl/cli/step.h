@@ -68,6 +68,19 @@ td_status td_step_fits(const td_device *dev, const td_train_bytes *bytes, int32_
 /** Fills the part that depends on the device: whether steps are captured, and on how many SMs updates run. */
 td_status td_step_choose(td_step_options *args, td_device *dev);
 
+/** A timed part of the steps, or the whole step. */
+typedef struct td_step_pass {
+    const char *name;
+    td_bench_phase phase;
+} td_step_pass;
+
+enum { TD_STEP_PASSES = 4 };
+
+/** Fills the timed passes and returns their number; the last one is the whole step. A forward pass that keeps
+ * nothing for backward is "inference". */
+int td_step_passes(const td_bench_config *config, const td_bench_summary *summary,
+                   td_step_pass passes[TD_STEP_PASSES]);
+
 /** td_bench_run with a progress line, after td_common_fits. */
 td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_result **out);
 

@@ -67,8 +67,7 @@ enum {
     FORWARD = 1u << TD_TRACE_FORWARD,
     BACKWARD = 1u << TD_TRACE_BACKWARD,
     OPTIMIZER = 1u << TD_TRACE_OPTIMIZER,
-    LOSS = 1u << TD_TRACE_LOSS,
-    MOST_PASSES = 4
+    LOSS = 1u << TD_TRACE_LOSS
 };
 
 /** The results of the run. */
@@ -81,41 +80,30 @@ typedef struct run {
     td_trace_info info;
     td_trace_total forward; /* without the loss */
     td_trace_attention attention;
-    pass passes[MOST_PASSES]; /* [count]; the last one is the whole step */
+    pass passes[TD_STEP_PASSES]; /* [count]; the last one is the whole step */
     int count;
 } run;
 
-static td_bench_phase phase_of(const td_bench_summary *summary, unsigned phases)
-{
-    return phases == (FORWARD | LOSS) ? summary->forward
-           : phases == BACKWARD       ? summary->backward
-           : phases == OPTIMIZER      ? summary->optimizer
-                                      : summary->step;
-}
-
-static void add_pass(run *r, const char *name, unsigned phases)
-{
-    r->passes[r->count++] = (pass){.name = name,
-                                   .phases = phases,
-                                   .plain = phase_of(&r->plain_summary, phases),
-                                   .events = phase_of(&r->events_summary, phases),
-                                   .traced = phase_of(&r->traced_summary, phases)};
-}
-
 static td_status find_passes(run *r)
 {
-    const td_bench_config *config = &r->args->config;
+    static const unsigned phases[] = {FORWARD | LOSS, BACKWARD, OPTIMIZER};
+    td_step_pass plain[TD_STEP_PASSES], events[TD_STEP_PASSES], traced[TD_STEP_PASSES];
     td_status status = TD_OK;
 
-    if (config->mode != TD_BENCH_FORWARD && config->timed != TD_TIMED_WHOLE) {
-        add_pass(r, "forward", FORWARD | LOSS);
-        add_pass(r, "backward", BACKWARD);
-        if (config->mode == TD_BENCH_TRAIN)
-            add_pass(r, "optimizer", OPTIMIZER);
+    r->count = td_step_passes(&r->args->config, &r->plain_summary, plain);
+    (void)td_step_passes(&r->args->config, &r->events_summary, events);
+    (void)td_step_passes(&r->args->config, &r->traced_summary, traced);
+    for (int i = 0; i < r->count; i++) {
+        pass *const p = &r->passes[i];
+
+        *p = (pass){.name = plain[i].name,
+                    .phases = i + 1 < r->count ? phases[i] : TD_TRACE_ALL_PHASES,
+                    .plain = plain[i].phase,
+                    .events = events[i].phase,
+                    .traced = traced[i].phase};
+        if (r->trace)
+            TD_TRY(td_trace_total_of(r->trace, p->phases, &p->total));
     }
-    add_pass(r, config->mode == TD_BENCH_FORWARD ? "inference" : "step", TD_TRACE_ALL_PHASES);
-    for (int i = 0; r->trace && i < r->count; i++)
-        TD_TRY(td_trace_total_of(r->trace, r->passes[i].phases, &r->passes[i].total));
 cleanup:
     return status;
 }
