@@ -1,15 +1,25 @@
-#include "cli/attend.h"
+/* `tandem attention` and `tandem flash`. */
 
 #include "accounting/accounting.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "base/stats.h"
+#include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "flash/flash.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+/** The end of each doc, up to the lines of its examples. */
+#define NOTES                                                                                                \
+    "\vGFLOP/s counts 4 batch heads seq seq head_dim FLOPs for forward, half of them with --causal, and "    \
+    "2.5 "                                                                                                   \
+    "times that for backward, even if an implementation computes more. `saved' is the memory that forward "  \
+    "keeps for backward, without q, k, v and o. The row of a length that does not fit into memory says oom." \
+    "\n\nExamples:\n"
 
 enum { MOST_LENGTHS = 64 };
 
@@ -213,11 +223,11 @@ static void add_row(td_table *table, int64_t seq, const result *r)
 }
 
 /** Times both passes of args->shape into samples [2 iters] and results. */
-static td_status measure(const td_attend *attend, const arguments *args, td_device *dev, double *samples,
-                         result results[2])
+static td_status measure(const td_attention_impl *impl, const arguments *args, td_device *dev,
+                         double *samples, result results[2])
 {
     td_status status = TD_OK;
-    problem p = {.dev = dev, .impl = attend->impl, .shape = args->shape};
+    problem p = {.dev = dev, .impl = impl, .shape = args->shape};
     const td_attention_shape *shape = &args->shape;
     td_memory_stats memory;
     td_cost cost;
@@ -243,15 +253,15 @@ cleanup:
 }
 
 /** Fills the table length by length. Rows stay in it if a later length fails. */
-static td_status measure_lengths(const td_attend *attend, arguments *args, td_device *dev, double *samples,
-                                 td_table *table)
+static td_status measure_lengths(const td_attention_impl *impl, arguments *args, td_device *dev,
+                                 double *samples, td_table *table)
 {
     td_status status = TD_OK;
 
     for (int i = 0; i < args->length_count; i++) {
         result results[2] = {{.backward = false}, {.backward = true}};
         args->shape.seq = args->lengths[i];
-        status = measure(attend, args, dev, samples, results);
+        status = measure(impl, args, dev, samples, results);
         if (status != TD_OK && status != TD_NO_MEMORY) /* no memory is a result: the table says oom */
             goto cleanup;
         status = TD_OK;
@@ -262,25 +272,27 @@ cleanup:
     return status;
 }
 
-static void print_head(const td_attend *attend, const arguments *args, td_device *dev, FILE *out)
+static void print_head(const td_attention_impl *impl, const arguments *args, td_device *dev, FILE *out)
 {
     char machine[160];
 
     fprintf(out,
             "%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
             " warm-up and %" PRId64 " timed calls on %s: %s",
-            attend->impl->name, args->shape.batch, args->shape.heads, args->shape.head_dim,
-            dtype_name(&args->shape), args->shape.causal ? ", causal" : "", args->warmup, args->iters,
-            td_device_name(dev), td_machine_name(dev, machine));
+            impl->name, args->shape.batch, args->shape.heads, args->shape.head_dim, dtype_name(&args->shape),
+            args->shape.causal ? ", causal" : "", args->warmup, args->iters, td_device_name(dev),
+            td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used", td_cpu_threads());
     fprintf(out, "\n\n");
 }
 
-td_status td_attend_run(const td_attend *attend, int argc, char **argv)
+/** Times forward and backward for every length of --seq, and prints a row for each pass. If a length does not
+ * fit into memory its rows say "oom", and the next length follows. */
+static td_status run(const td_attention_impl *impl, const char *doc, int argc, char **argv)
 {
     const struct argp_child children[] = {{&td_common_argp, 0, NULL, 3}, {0}};
-    const struct argp argp = {.options = options, .parser = parse, .doc = attend->doc, .children = children};
+    const struct argp argp = {.options = options, .parser = parse, .doc = doc, .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .shape = {.batch = 1, .heads = 1, .head_dim = 64, .dtype = TD_F32},
                       .lengths = {1024},
@@ -300,13 +312,31 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     TD_TRY(td_common_begin(&args.common, &dev));
     samples = malloc(2 * (size_t)args.iters * sizeof *samples);
     TD_FAIL_IF(!samples, TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
-    status = measure_lengths(attend, &args, dev, samples, &table);
+    status = measure_lengths(impl, &args, dev, samples, &table);
     if (table.count > 0)
-        print_head(attend, &args, dev, out);
+        print_head(impl, &args, dev, out);
     td_table_write(&table, out);
 cleanup:
     status = td_table_end(&table, status, NULL);
     free(samples);
     td_device_close(dev);
     return status;
+}
+
+td_status td_command_attention(int argc, char **argv)
+{
+    return run(&td_attention_naive,
+               "Times attention with the score matrix in memory, on random queries, keys and values." NOTES
+               "  tandem attention --batch 8 --seq 256,1024 --head-dim 32\n"
+               "  tandem attention --seq 1024 --dtype bf16 --json",
+               argc, argv);
+}
+
+td_status td_command_flash(int argc, char **argv)
+{
+    return run(&td_attention_flash,
+               "Times FlashAttention-2, which never holds the score matrix, on random queries, keys and "
+               "values." NOTES "  tandem flash --batch 8 --seq 512,1024,2048 --causal\n"
+               "  tandem flash --device cuda --heads 16 --seq 16384 --dtype bf16 --causal",
+               argc, argv);
 }

@@ -1,6 +1,7 @@
-#include "cli/parallel.h"
-
+/* `tandem ddp` and `tandem shard`. */
 #include "base/check.h"
+#include "bench/ranks.h"
+#include "cli/commands.h"
 #include "cli/model.h"
 #include "cli/options.h"
 #include "cli/output.h"
@@ -11,6 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/** The end of each doc, up to the lines of its examples. */
+#define NOTES                                                                                                \
+    "\vEach rank has its own batch. Times are medians over a rank's steps. `without' is the step without "   \
+    "communication, on all ranks at the same time. `exposed' = step - without. `collectives' is the sum of " \
+    "the times of a step's collectives. `hidden' is the part of it before the end of the backward pass. "    \
+    "`tail' is the time from the end of the backward pass to the end of the last collective. "               \
+    "`collectives', `hidden' and `tail' are measured in separate steps.\n\nExamples:\n"
 
 /* The default sizes of buckets in MiB: PyTorch's, and the fastest on GPUs with 16-bit gradients. Measured
  * with this program on two H100s in windows (xl, batch 2 a rank, context 128, NCCL 2.28.3, November 2026):
@@ -90,7 +99,6 @@ static const struct argp argp_of_pass = {
     .options = of_pass, .parser = td_pass_parse, .children = steps_child};
 
 typedef struct arguments {
-    const td_parallel *parallel;
     td_common common;
     td_ranks_options ranks;
     td_bench_ranks_config config;
@@ -437,19 +445,16 @@ cleanup:
     return status;
 }
 
-td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
+static td_status run(bool sharded, const char *doc, int argc, char **argv)
 {
     const struct argp_child children[] = {{&td_model_argp, 0, NULL, 1},
                                           {&td_ranks_argp, 0, NULL, 5},
                                           {&td_common_argp, 0, NULL, 6},
                                           {&argp_of_pass, 0, NULL, 0},
                                           {0}};
-    const struct argp argp = {.options = parallel->sharded ? of_shard : of_ddp,
-                              .parser = parse,
-                              .doc = parallel->doc,
-                              .children = children};
-    arguments args = {.parallel = parallel,
-                      .common = {.device = "cpu"},
+    const struct argp argp = {
+        .options = sharded ? of_shard : of_ddp, .parser = parse, .doc = doc, .children = children};
+    arguments args = {.common = {.device = "cpu"},
                       .model = {.option = "small"},
                       .config = {.model = {.batch = 2,
                                            .context = 128,
@@ -459,7 +464,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
                                  .hyper = {.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025)},
                                  .strategy = TD_DDP_BUCKETED,
                                  .bucket_mb = USUAL_MB,
-                                 .state = parallel->sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE},
+                                 .state = sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE},
                       .pass = {.warmup = 5, .steps = 10, .most_steps = TD_BENCH_MOST_STEPS}};
     td_status status = TD_OK;
     td_ranks ranks = {.dev = NULL};
@@ -484,4 +489,29 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
 cleanup:
     td_bench_ranks_result_destroy(result);
     return td_ranks_end(argv[0], &ranks, status);
+}
+
+td_status td_command_ddp(int argc, char **argv)
+{
+    return run(false,
+               "Times training steps of several ranks, which average their gradients. Start the ranks with "
+               "mpirun, srun, torchrun, or a loop that sets RANK and WORLD_SIZE." NOTES
+               "  mpirun -n 2 tandem ddp --strategy bucketed --bucket-mb 25\n"
+               "  mpirun -n 2 tandem ddp --device cuda --size xl --batch 2 --json\n"
+               "  tandem ddp --strategy naive --steps 5\n"
+               "  tandem ddp --strategy flat --optimizer sgd --dtype bf16",
+               argc, argv);
+}
+
+td_status td_command_shard(int argc, char **argv)
+{
+    return run(true,
+               "Times training steps of several ranks and shows their memory. Each rank has a part of the "
+               "optimizer's state, or a part of weights, gradients and state. Start the ranks with mpirun, "
+               "srun, torchrun, or a loop that sets RANK and WORLD_SIZE." NOTES
+               "  mpirun -n 2 tandem shard --kind flat --bucket-mb 25\n"
+               "  mpirun -n 2 tandem shard --device cuda --size xl --batch 2 --json\n"
+               "  tandem shard --kind tensors --strategy naive --steps 5\n"
+               "  tandem shard --kind full --prefetch 2 --dtype bf16_mixed",
+               argc, argv);
 }
