@@ -445,6 +445,10 @@ TD_TEST(lists_that_differ_are_named_on_every_rank)
     snprintf(words, sizeof words, "rank %d has f32 [2, 2] with a gradient of f32", (int)info.ranks - 1);
     td_assert_refused(try_wrap(&p, TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT, words);
     toy_make(&p.model, false, 1);
+    p.model.tensors[1].uses += odd;
+    td_assert_refused(try_wrap(&p, TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT,
+                      "used 2 times, where rank 0 has f32");
+    toy_make(&p.model, false, 1);
     td_assert_refused(try_wrap(&p, odd ? TD_DDP_NAIVE : TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT,
                       "has 0, where rank 0 has 1");
 }

@@ -111,7 +111,7 @@ static void check_totals(const td_memory_recording *recording, size_t device_pea
             allocated -= event->bytes;
         if (event->action == TD_MEMORY_LIVE) {
             check_place(entries, i);
-            if (strstr(event->label, "rope.")) /* both tables of angles */
+            if (strstr(event->label, "rope.") || strstr(event->label, "attn.work")) /* "rope.": two tables */
                 assert_int_equal(entry->category, TD_MEMORY_SCRATCH);
             live += event->bytes;
         }
@@ -304,7 +304,9 @@ static void a_block_saves_what_accounting_says(void **state)
                               : config.model.keep == TD_KEEP_INPUTS      ? want.input
                                                                          : want.attention;
         size_t sum = 0;
+        char name[16];
 
+        snprintf(name, sizeof name, "layers.%d.", (int)layer);
         td_assert_ok(td_memory_block_of(recording, layer, &block));
         assert_int_equal(block.saved_bytes, saved);
         assert_int_equal(block.residual_bytes, 4 * 64 * 64 * 4);
@@ -314,6 +316,7 @@ static void a_block_saves_what_accounting_says(void **state)
         for (int64_t i = 0; i < block.saved && i < TD_MEMORY_CONTRIBUTORS; i++) {
             assert_true(i == 0 || block.largest[i].bytes <= block.largest[i - 1].bytes);
             assert_int_equal(block.largest[i].category, TD_MEMORY_ACTIVATIONS);
+            assert_ptr_equal(strstr(block.largest[i].name, name), block.largest[i].name);
             sum += block.largest[i].bytes;
         }
         assert_true(sum <= block.saved_bytes && (block.saved > 5 || sum == block.saved_bytes));

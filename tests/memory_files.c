@@ -18,16 +18,20 @@ static const td_memory_config tiny = {
     .pass = TD_MEMORY_STEP,
     .time = TD_UPDATE_AFTER};
 
+enum { BEFORE = 1000 }; /* bytes on the device that are not of the recording */
+
 static td_memory_recording *recording;
 
 static int record(void **unused)
 {
     td_device *dev;
+    void *before;
 
     (void)unused;
-    if (td_device_open("cpu", &dev) != TD_OK)
+    if (td_device_open("cpu", &dev) != TD_OK || td_device_alloc(dev, BEFORE, &before) != TD_OK)
         return -1;
     const td_status status = td_memory_record(dev, &tiny, &recording);
+    (void)td_device_free(dev, before);
     td_device_close(dev); /* a recording does not need its device */
     return status == TD_OK ? 0 : -1;
 }
@@ -97,6 +101,7 @@ TD_TEST(events_are_the_entries)
     char *text = file_read(file_path, &bytes);
     cJSON *all = cJSON_ParseWithLength(text, bytes);
     assert_non_null(all);
+    assert_true(number(all, "base_bytes") == BEFORE);
     assert_true(number(all, "peak_bytes") == (double)summary.peak_bytes);
     assert_true(number(all, "live_peak_bytes") == (double)summary.whole.live_bytes);
     assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(all, "phases")), TD_MEMORY_PHASES);
@@ -114,7 +119,7 @@ TD_TEST(events_are_the_entries)
         assert_true(number(event, "address") == (double)(uintptr_t)entry->event.address);
         assert_true(number(event, "bytes") == (double)entry->event.bytes);
         assert_true(number(event, "live_bytes") == (double)entry->live_bytes);
-        assert_true(number(event, "allocated_bytes") == (double)entry->event.current_bytes);
+        assert_true(number(event, "allocated_bytes") == (double)entry->event.current_bytes - BEFORE);
         assert_true(entry->pair < 0 ? cJSON_IsNull(pair) : pair->valuedouble == (double)entry->pair);
     }
     assert_int_equal(i, count);
@@ -127,22 +132,23 @@ TD_TEST(events_are_the_entries)
 TD_TEST(a_recording_by_hand_is_written)
 {
     enum { MIB = 1 << 20 };
-    static char memory[100]; /* only its address is used */
+    static const size_t block = (size_t)3 << 30; /* in a pickle a positive number of 5 bytes */
+    static char memory[100];                     /* only its address is used */
     static const char texts[] = "\0a\0a/\"x";
     const char *labels[] = {texts, texts + 1, texts + 3};
     td_memory_entry entries[] = {
         {.event = {.action = TD_MEMORY_ALLOC,
                    .address = memory,
-                   .bytes = 60 * MIB,
-                   .current_bytes = 60 * MIB,
+                   .bytes = block,
+                   .current_bytes = block,
                    .label = labels[1]}},
         {.event = {.action = TD_MEMORY_LIVE,
                    .address = memory + 8,
                    .bytes = 20 * MIB,
-                   .current_bytes = 60 * MIB,
+                   .current_bytes = block,
                    .label = labels[2]}},
-        {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = 60 * MIB, .label = labels[0]}},
-        {.event = {.action = TD_MEMORY_FREE, .address = memory, .bytes = 60 * MIB, .label = labels[0]}}};
+        {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = block, .label = labels[0]}},
+        {.event = {.action = TD_MEMORY_FREE, .address = memory, .bytes = block, .label = labels[0]}}};
     td_memory_recording by_hand = {.device = "cuda:1",
                                    .index = 1,
                                    .entries = entries,
@@ -161,8 +167,11 @@ TD_TEST(a_recording_by_hand_is_written)
      * end. */
     assert_int_equal(td_memory_snapshot_events(&by_hand), 6);
     td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
-    td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
     char *text = file_read(file_path, &bytes);
+    assert_non_null(memmem(text, bytes, "\x8a\x05\0\0\0\xc0\0", 7));
+    free(text);
+    td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
+    text = file_read(file_path, &bytes);
     assert_non_null(strstr(text, ">peak 20.0 MiB<"));
     free(text);
     td_assert_ok(td_memory_write_events(&by_hand, file_path));

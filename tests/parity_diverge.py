@@ -93,7 +93,8 @@ class Diverge(unittest.TestCase):
         with patch("sys.path", paths), fake:
             status, text = self.said("--ranks", "2", "--threads", "1", "--until", "loss", here=False)
         self.assertEqual(status, 1, text)
-        self.assertIn("The first of rank 1: layers.1.ffn.output\n", text)
+        # the others: logits on both ranks, and the loss, which is judged from these logits
+        self.assertIn("; 3 are outside the rule. The first of rank 1: layers.1.ffn.output\n", text)
         self.assertIn("about 1.001 times the truth", text)
 
     def test_ranks_update_with_the_average(self):

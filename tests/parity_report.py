@@ -381,6 +381,9 @@ class Pages(unittest.TestCase):
         report.write({"scale": self.module}, records, self.folder)
         self.assertIn("**fails** (1 failed of 2)", (self.folder / "README.md").read_text())
         self.assertIn("o: NaN at 3 elements", (self.folder / "scale.md").read_text())
+        error = {"max_abs": 0.0}
+        judged, unjudged = record(error=error), record(error=error, message="not judged: torch_eager is oom")
+        self.assertEqual(report.verdict([judged, unjudged]), "holds (1 ok, 1 not judged)")
 
 
 def wanted(old, new, **options):

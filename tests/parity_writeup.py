@@ -14,7 +14,7 @@ from parity.bench import page as bench
 from parity.core import handouts, report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, noisy
-from parity.core.document import Html, Markdown
+from parity.core.document import Html, Markdown, Section
 from parity.core.record import FILE, RecordError
 from parity.core.report import Page
 from parity.core.view import Records
@@ -144,8 +144,15 @@ class Answers(unittest.TestCase):
     def test_peaks_of_memory_belong_to_their_side_and_dtype(self):
         peaks = {("c", "f32", 512): 100.0, ("c", "bf16_mixed", 512): 150.0}
         peaks |= {("torch_eager", "f32", 512): 110.0, ("torch_eager", "bf16_mixed", 512): 108.0}
+        peaks |= {("c", "f32", 256): 50.0, ("c", "bf16_mixed", 256): 60.0}
+        peaks |= {("torch_eager", "f32", 256): 40.0, ("torch_eager", "bf16_mixed", 256): 30.0}
         records = self.peaks(peaks, ("inference", "forward", "step"))
-        _, values = self.answers(memory.report, records)
+        for record in records:
+            record["values"] = {"live": record["peak_mib"] * 2**20}
+        sections, values = self.answers(memory.report, records)
+        section = sections["memory_profiling (c)"]
+        said = " ".join([*section.answer, *section.notes])
+        self.assertIn("There C's peak rises by 20 % and PyTorch's falls by 25 %", said)
         f32, mixed = (values["memory_profiling (c)"][name] for name in ("wide", "low"))
         self.assertEqual((f32["c_inference"], mixed["c_inference"]), (100.0, 150.0))
         self.assertEqual((f32["torch_eager_step"], mixed["torch_eager_step"]), (110.0, 108.0))
@@ -269,15 +276,38 @@ class Answers(unittest.TestCase):
         error = {"max_abs": 3.0, "outputs": {name: {"max_abs": far} for name, far in outputs.items()}}
         self.assertEqual(apart_of({"error": error}), 0.2)
 
+    def test_the_rest_of_a_peak_is_what_no_column_has(self):
+        case = dict(size="xl", dtype="f32", ranks=2, shard="whole", batch=2, context=128)
+        case |= dict(d_model=8, d_ff=8, layers=1, heads=1, vocab=8)
+        parts = dict(parameters=1, gradients=2, optimizer_state=3, buffers=4, activations=99, peak=15)
+        mib = {f"{name}_mib": [float(most), 0.0] for name, most in parts.items()}
+        records = [dict(impl=impl, status="ok", case=case, memory=mib) for impl in ("c_gloo", "torch_ddp")]
+        page = unittest.mock.Mock()
+        shard.report_memory(page, records)
+        self.assertEqual([row.get("rest (MiB)") for row in page.table.call_args.args[0]], [None, 5.0, 5.0])
+
+    def test_the_machine_that_answers_all_parts_is_preferred(self):
+        rows = ("memory_profiling (a)", "memory_profiling (b)")
+        machines = {name: writeup.Machine(name, []) for name in ("cpu", "h100")}
+        found = {
+            row: [
+                writeup.Found(Section(row, "", complete=name == "cpu" or row == rows[0]), machine, "memory")
+                for name, machine in machines.items()
+            ]
+            for row in rows
+        }
+        self.assertEqual([of.machine.name for of in writeup.choose(found, rows).values()], ["cpu", "cpu"])
+
     def test_the_row_with_the_largest_error_of_c_is_told(self):
-        far = {"a": (3e-7, 1e-7), "b": (1e-7, 2e-7)}  # of C and PyTorch
+        # of C and PyTorch
+        far = {("a", "f32"): (3e-7, 1e-7), ("b", "f32"): (1e-7, 2e-7), ("a", "bf16"): (3e-3, 1e-3)}
         records = [
-            dict(impl=impl, status="ok", case={"size": size}, error={"max_abs": error})
-            for size, errors in far.items()
+            dict(impl=impl, status="ok", case={"size": size, "dtype": dtype}, error={"max_abs": error})
+            for (size, dtype), errors in far.items()
             for impl, error in zip(("c_gloo", "torch"), errors, strict=True)
         ]
         page = unittest.mock.Mock()
-        report_proofs(page, records, "proofs", ("model",))
+        report_proofs(page, records, "proofs", ("model", "dtype"))
         told = page.say.call_args.kwargs
         self.assertEqual((told["worst"], told["behind"]), ({"mine": 3e-7, "theirs": 1e-7}, 1))
 

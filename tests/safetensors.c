@@ -185,7 +185,8 @@ TD_TEST(other_writers_files_are_read)
     file_write_tensors(
         file_path,
         "\t\n{ \"b\" : {\"data_offsets\" : [ 2 , 6 ] ,\n\"shape\":[ ],\t\"dtype\":\"\\u00463\\u0032\"},\r"
-        "\"\\u00e4\\u20AC\\ud83d\\uDE42\\/\\b\\f\\n\\r\\t\\\"\\\\\":{\"dtype\":\"U8\",\"shape\":[2],"
+        "\"\\u00e4\\u07ff\\u0800\\uFFFF\\ud800\\udc00\\ud83d\\uDE42\\/"
+        "\\b\\f\\n\\r\\t\\\"\\\\\":{\"dtype\":\"U8\",\"shape\":[2],"
         "\"data_offsets\":[0,2]},"
         "\"e\":{\"dtype\":\"F64\",\"shape\":[0,9],\"data_offsets\":[2,2]},"
         "\"\":{\"dtype\":\"F64\",\"shape\":[0,9223372036854775807],\"data_offsets\":[6,6]},"
@@ -197,7 +198,11 @@ TD_TEST(other_writers_files_are_read)
     assert_int_equal(tensor_of(file, "b").rank, 0);
     assert_int_equal(tensor_of(file, "e").bytes, 0);
     assert_int_equal(tensor_of(file, "").shape[1], INT64_MAX);
-    assert_int_equal(tensor_of(file, "\xc3\xa4\xe2\x82\xac\xf0\x9f\x99\x82/\b\f\n\r\t\"\\").bytes, 2);
+    assert_int_equal(
+        tensor_of(file,
+                  "\xc3\xa4\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf\xf0\x90\x80\x80\xf0\x9f\x99\x82/\b\f\n\r\t\"\\")
+            .bytes,
+        2);
     td_safetensors_close(file);
 }
 

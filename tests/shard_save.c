@@ -110,7 +110,12 @@ static void leave(bool joined)
 static const shard_setting settings[] = {
     {.name = "whole", .kind = TD_SHARD_TENSORS, .adamw = true},
     {.name = "tensors", .kind = TD_SHARD_TENSORS, .adamw = true, .precision = TD_PRECISION_BF16_MIXED},
-    {.name = "flat", .kind = TD_SHARD_FLAT, .bucket_mb = 0.008, .adamw = true, .two_groups = true},
+    {.name = "flat, weights of 2 bytes",
+     .kind = TD_SHARD_FLAT,
+     .bucket_mb = 0.008,
+     .adamw = true,
+     .precision = TD_PRECISION_BF16,
+     .two_groups = true},
     {.name = "flat in 16 bits",
      .kind = TD_SHARD_FLAT,
      .bucket_mb = 0.01,
