@@ -310,11 +310,7 @@ static td_status count_flops(td_device *dev, const td_bench_config *config, td_b
     const double micro_batches = (double)micro_batches_of(config);
     const bool backward = config->mode >= TD_BENCH_BACKWARD;
     const td_model_size *size = &config->model.size;
-    const td_account_model model = {.d_model = size->d_model,
-                                    .d_ff = size->d_ff,
-                                    .layers = size->layers,
-                                    .heads = size->heads,
-                                    .vocab = size->vocab};
+    const td_account_model model = {size->d_model, size->d_ff, size->layers, size->heads, size->vocab};
     const int64_t batch = config->model.batch, context = config->model.context;
     const td_attention_impl *attention;
     td_attention_traits traits;

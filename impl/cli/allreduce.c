@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/dtype.h"
+#include "base/names.h"
 #include "base/rng.h"
 #include "base/stats.h"
 #include "cli/commands.h"
@@ -60,17 +61,6 @@ static void take_sizes(const struct argp_state *state, const char *option, const
         args->sizes[i] *= unit;
 }
 
-static void take_name(const struct argp_state *state, const char *option, const char *arg,
-                      const char *const *names, int count, const char *all, int *out)
-{
-    for (int i = 0; i < count; i++)
-        if (strcmp(arg, names[i]) == 0) {
-            *out = i;
-            return;
-        }
-    argp_error(state, "--%s: '%s' needs to be %s", option, arg, all);
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     static const char *const types[] = {"f64", "f32", "f16", "bf16", "i64"};
@@ -89,11 +79,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         take_sizes(state, "bytes", arg, 1, args);
         return 0;
     case KEY_DTYPE:
-        take_name(state, "dtype", arg, types, 5, "f32, f64, f16, bf16 or i64", &value);
+        if (td_names_find("dtype", types, sizeof *types, 5, arg, &value) != TD_OK)
+            argp_error(state, "--dtype: '%s' needs to be f32, f64, f16, bf16 or i64", arg);
         args->type = (td_comm_type)value;
         return 0;
     case KEY_REDUCTION:
-        take_name(state, "reduction", arg, reductions, 3, "sum, average or max", &value);
+        if (td_names_find("reduction", reductions, sizeof *reductions, 3, arg, &value) != TD_OK)
+            argp_error(state, "--reduction: '%s' needs to be sum, average or max", arg);
         args->reduction = (td_reduction)value;
         return 0;
     case KEY_OUT_OF_PLACE:
