@@ -446,6 +446,26 @@ class Documents(unittest.TestCase):
         self.assertIn("| xl | 3.00 | 1, 0.0\u00a0% |\n| 2.7B | 5.00 | 1, 0.0\u00a0% |\n", old)
         self.assertIn("[the answer](WRITEUP.md#mixed_precision_accumulation)", old)
         self.assertNotIn("| sum |", old)
+        records.append(common | dict(case={"size": "10B"}, ms=statistics([9.0])))
+        (self.folder / "h100" / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+        self.write()
+        new, old = ((self.folder / f"{name}.md").read_text() for name in writeup.NAMES.values())
+        self.assertIn("| 10B | 9.00 |", new)
+        self.assertNotIn("10B", old)
+
+    def test_an_answer_names_the_card_that_has_what_it_lacks(self):
+        def answer(page, records):
+            page.section("naive_ddp")
+            page.table(records.wide(["n"], "ms"), "times")
+            for n in (8, 9):
+                page.lacks(f"n of {n}") if n not in records.values("n") else None
+
+        self.modules = {"ddp": types.SimpleNamespace(report=answer)}
+        for folder, counts in (("cpu", [8]), ("h100", [1, 2, 3]), ("h100x2", [1]), ("h200", [9])):
+            self.machine(folder, counts)
+        self.assertEqual(self.chosen(), "h100")
+        named = re.findall(r"Another card has it: \[(\w+)\]", (self.folder / "WRITEUP.md").read_text())
+        self.assertEqual(named, ["h200"])
 
     def test_a_command_for_what_is_missing_selects_cases_of_its_id(self):
         for name, (module, _) in handouts.COMMANDS.items():

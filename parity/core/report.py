@@ -24,7 +24,7 @@ from parity.core.sides import explained, sides_note
 from parity.core.tables import Table, columns_of, has, titles_of
 from parity.core.view import COUNTED, Records
 
-FEW = 3  # modules of a machine with one page
+FEW = 4  # modules of a machine with one page
 
 
 class ReportError(ParityError):

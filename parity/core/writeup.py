@@ -66,6 +66,7 @@ class Found:
     section: Section
     machine: Machine
     module: str
+    elsewhere: tuple["Found", ...] = ()  # which have something that this section lacks
 
     def key(self) -> tuple:
         """The larger, the better, by the rule above. Machines that are joined have all that each of them has."""
@@ -130,6 +131,8 @@ def write(modules: Mapping[str, ModuleType], options: Namespace) -> list[Path]:
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
     years = [options.edition or NEWEST] if out or options.edition else list(NAMES)
     chosen = {OLDEST: choose(found, HANDOUTS[OLDEST])}
+    for row, of in chosen[OLDEST].items():
+        chosen[OLDEST][row] = of and replace(of, section=without_10b(of.section))
     if NEWEST in years:
         asked = [replace(m, records=[*filter(handouts.is_asked, m.records)]) for m in there]
         other, wrong = sections_of(asked, modules)
@@ -180,8 +183,14 @@ def choose(found: Mapping[str, Sequence[Found]], rows: Iterable[str]) -> dict[st
             same = complete and of.machine.name == last.get(name)
             return joined, of.machine.name in whole[name], same, complete, *others
 
-        chosen[row] = max(found.get(row, ()), key=key, default=None)
-        last[name] = chosen[row] and chosen[row].machine.name
+        best = chosen[row] = max(found.get(row, ()), key=key, default=None)
+        last[name] = best and best.machine.name
+        lacks = [what for what in best.section.lacks if not OF_2025.search(what)] if best else []
+        on_gpus = (of for of in found.get(row, ()) if of.machine.rank() > CPU and of.machine.home is None)
+        others = (of for of in on_gpus if of.machine.name != last[name])
+        if lacks and best.machine.rank() > CPU:
+            elsewhere = (of for of in others if not set(lacks) <= set(of.section.lacks))
+            chosen[row] = replace(best, elsewhere=tuple(elsewhere))
     return chosen
 
 
@@ -248,6 +257,8 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     section, machine = found.section, found.machine
     document.text(f"*{section.question}*" if document.form == "md" else section.question)
     document.section(section, f"{row}: {section.question}", found.module, fold=True)
+    for of in found.elsewhere:
+        document.link("Another card has it:", of.machine.name, of.machine.place(of.module, of.section))
     case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
     mine = [record for record in mine if record["deliverable"] == case] or mine
     device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""
@@ -257,6 +268,18 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     folder = (machine.home or machine).name
     place = machine.place(found.module, section)
     document.link(f"{name}; {builds_of(mine)}. {measured}.", f"The page of {folder}", place)
+
+
+def without_10b(section: Section) -> Section:
+    """A section of the handout of 2025, which does not have that size."""
+    blocks = []
+    for of in section.blocks:
+        if isinstance(of, Tabled):
+            table = copy(of.table)
+            table.rows = [cells for cells in table.rows if "10B" not in map(str, cells)]
+            of = replace(of, table=table)
+        blocks.append(of)
+    return replace(section, blocks=blocks)
 
 
 def renamed(section: Section) -> Section:
