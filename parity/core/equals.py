@@ -6,6 +6,7 @@ error of such a sum grows with the root of the sum of its squared partial sums, 
 arXiv 2107.01604).
 """
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,12 +80,17 @@ class Sequential(TorchDispatchMode):
         if a.numel() * b.shape[2] > LARGE:
             return self.large(a, b, order)
         total = torch.zeros(batch, m, b.shape[2], device=a.device)
+        terms = torch.tensor(order, dtype=torch.int64, device=a.device)
+        right = b.permute(1, 0, 2)[terms].unsqueeze(-2).unbind()
         rows = m if a.is_cuda else max(1, BLOCK // max(1, batch * b.shape[2]))
         for first in range(0, m, rows):
             part = slice(first, first + rows)
-            acc, left = total[:, part], a[:, part]
-            for j in order:
-                acc.addcmul_(left[:, :, j : j + 1], b[:, j : j + 1, :])
+            acc, left = total[:, part], a[:, part].permute(2, 0, 1)[terms].unsqueeze(-1).unbind()
+            if a.is_cuda or not k:
+                for pair in zip(left, right, strict=True):
+                    acc.addcmul_(*pair)
+            else:  # one after the other there
+                torch._foreach_addcmul_([acc] * k, left, right)
         return total
 
     def large(self, a: torch.Tensor, b: torch.Tensor, order: list[int]) -> torch.Tensor:
@@ -118,6 +124,8 @@ class Sequential(TorchDispatchMode):
             return x.sum(-1)
         terms = x.movedim(-1, 0).contiguous()
         order = self.order(count)
+        if terms.numel() > count and not x.is_cuda:  # numpy adds one row after the other
+            return torch.from_numpy(np.add.reduce(terms[torch.tensor(order)].numpy(), axis=0))
         acc = terms[order[0]].clone()
         for j in order[1:]:
             acc += terms[j]

@@ -241,6 +241,8 @@ class Measurement:
         names = [] if self.c.ranks is None else [f"rank {self.c.ranks.rank}"]
         tf32 = self.case.get("dtype") == "tf32" and self.reference != "torch_tf32"
         for index in range(count):
+            if names:
+                self.c.ranks.wanted = count - index
             seed = seed_of(self.case.name, f"equal {index}", *names)
             with Sequential(seed, tf32=tf32, truncates=self.device.torch.type == "cuda") as mode:
                 found.append({name: _copy(value) for name, value in call().items()})

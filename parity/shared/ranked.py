@@ -286,15 +286,18 @@ def draw_batches(case, draw, steps):
 
 def by_turns(c, alone):
     """A case's "equal", where one process computes the answers of all ranks: alone() lists them, on each rank with its
-    sums in another order. So each call of this is one of a rank's own turn, and all ranks get what it found."""
+    sums in another order. So each call of this is one of a rank's own turn, and all ranks get what it found. After the
+    first turn ranks compute no more than the judge still wants."""
     found, devices = [], {}
 
     def equal():
         if not found:
-            mine = [{name: torch.as_tensor(value) for name, value in of.items()} for of in alone()]
-            devices.update((name, value.device) for name, value in mine[0].items())
+            mine = []
+            if not devices or c.ranks.rank < c.ranks.wanted:
+                mine = [{name: torch.as_tensor(value) for name, value in of.items()} for of in alone()]
+                devices.update((name, value.device) for name, value in mine[0].items())
             mine = [{name: value.cpu() for name, value in of.items()} for of in mine]
-            found.extend(of_ranks[c.ranks.rank] for of_ranks in c.ranks.gathered(mine))
+            found.extend(of_ranks[c.ranks.rank] for of_ranks in c.ranks.gathered(mine) if of_ranks)
         return {name: value.to(devices[name]) for name, value in found.pop().items()}
 
     return equal
