@@ -9,8 +9,10 @@ import ctypes
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 import types
 import unittest
@@ -262,8 +264,39 @@ class InThisProcess:
         pass
 
 
+def a_rank(source, arguments, how, ends):
+    """In a process of a server that has imported PyTorch and its compiler, which takes most of a rank's time."""
+    os.setsid()
+    os.chdir(how["cwd"])
+    os.environ |= how["env"]
+    sys.dont_write_bytecode = True
+    for number, end in enumerate(ends):
+        os.dup2(end.fileno(), number)
+    sys.argv, sys.stdin = ["-c", *arguments], os.fdopen(0)
+    exec(compile(source, "examinee", "exec"), {"__name__": "__main__"})
+
+
+def forked(command, **how):
+    """In the place of subprocess.Popen."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "parity_judge_folders"])
+    (given, mine), (answers, its) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    arguments = command[command.index("-c") + 1 :]
+    process = context.Process(target=a_rank, args=(arguments[0], arguments[1:], how, (given, its)))
+    process.start()
+    given.close(), its.close()
+    stdin, stdout = os.fdopen(os.dup(mine.fileno()), "w"), os.fdopen(os.dup(answers.fileno()))
+    mine.close(), answers.close()
+    return types.SimpleNamespace(pid=process.pid, stdin=stdin, stdout=stdout, wait=process.join)
+
+
 def started(folder, *how, ranks, processes=right.Processes, **more):
-    return InThisProcess(folder) if ranks == 1 else processes(folder, *how, ranks=ranks, **more)
+    if ranks == 1:
+        return InThisProcess(folder)
+    with mock.patch.object(
+        right, "subprocess", types.SimpleNamespace(**vars(subprocess) | {"Popen": forked})
+    ):
+        return processes(folder, *how, ranks=ranks, **more)
 
 
 def adapters_of(text):
