@@ -99,8 +99,9 @@ memory|gradients|0.1 * weights|no optimizer stage|
 memory|first.context|last.context||At context 10 tensors
 memory|first.context|last.context||a training step takes
 memory|first.c_forward|1.2 * first.c_forward_tensors||also reserves
-memory|wide.context|short_wide.context||at context 10 from
-memory|wide.context|short_wide.context||PyTorch's changes there
+memory|wide.context|short_wide.context||At context 10 a step's peak
+memory|wide.context|short_wide.context||There the peak of a forward pass
+memory|wide.context|short_wide.context||`context 10` a step's tensors
 memory|short_low.torch_eager_forward|short_wide.torch_eager_forward||rises at
 memory|low.torch_eager_forward|wide.torch_eager_forward|falls from|
 memory|low.c_inference_tensors|wide.c_inference_tensors||C's inference rises
@@ -114,6 +115,7 @@ shard|c.whole.reused|1||gradients reuse
 shard|torch.whole.rest - torch.tensors.rest|0.9 * torch.whole.parameters||as much as all gradients
 shard|held|results|Yes, within the error|10 of 1 results hold
 shard|ranks * total|0.99 * whole|Sharding by|
+shard|whole_held|0.99 * whole|frees them, too|
 trace|earlier.apart|0.05|match|differ by
 trace|slowed|0.1||profiler shows
 trace|mine.both|mine.kernel|the same|`10`

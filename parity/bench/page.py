@@ -234,9 +234,12 @@ def report_precision(page, warm):
         rows.append(row)
         if clean(base) and clean(record):
             found.setdefault((case["pass"], impl), []).append(row)
+    warmups = {r["case"]["size"]: r["case"]["warmup"] for r in bf16.only(context=context, impl=list(BOTH)).records}
+    few = [f"of {size} {count}" for size, count in warmups.items() if count < max(warmups.values())]
     page.note(
         f"Batch 4, context {context}, means in ms; the device is waited for after each phase. f32: without TF32. "
-        "whole: forward alone, or a step with its optimizer."
+        f"whole: forward alone, or a step with its optimizer. Warm-up steps: {max(warmups.values(), default=0)}"
+        f"{', in bf16 ' * bool(few)}{' and '.join(few)}."
     )
     order = [f"{what}{end}" for what in passes for end in (" f32", " bf16", ", f32 / bf16")]
     units = {name: "ms" for name in order if "/" not in name}
@@ -312,6 +315,7 @@ def said_of(records, others):
     mine, best = (fastest(usable[size], impls) for impls in (ORDER[:3], COMPILED))
     eager, compiled = usable[size]["torch_eager"], usable[size].get("torch_compile")
     told |= {"c": ms_of(mine), "best": ms_of(best), "c_differ": differing(best, mine)}
+    told["update_differs"] = told["c_differ"] == ["update (after, along)"]
     told["differ"] = [of for of in differing(compiled, eager) if not of.startswith("compilation")]
     told["course"] = "torch_compile_course" in usable[size] or None
     told["small"] = small if least != size else None

@@ -10,6 +10,8 @@ from parity.core.cards import card_of, peak_of
 NOISY = 0.20  # std / mean from which on no sentence is formed
 # Bytes that AdamW moves for a parameter of f32: weight, gradient and two moments are read, three are written.
 ADAMW_BYTES = 28
+# Sides of ranks, whose settings do not state attention.
+RANKED = ("c_nccl", "torch_ddp", "torch_zero", "torch_fsdp")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ def traits(record: Mapping) -> dict[str, str]:
     found = {name.replace("keep", "kept activations"): word for name, word in found.items()}
     if record["impl"].startswith("torch"):
         found.setdefault("update", "after")
+    if record["impl"].startswith(RANKED) and config:
+        mine = record["impl"].startswith("c_") or config.get("compiled")
+        found.setdefault("attention", "fused" if mine else "scores")
     captured = config.get("graph", config.get("captured", False))
     found["capture"] = "one CUDA graph" if captured else "queued"
     found |= {"compilation": "yes" if config["compiled"] else "no"} if "compiled" in config else {}

@@ -30,6 +30,10 @@ OF_2025 = re.compile(r"of the \d+ rows that are asked for")
 IS_XL = f"{XL} is the xl of 2026. "
 CPU = 1  # the rank of a CPU's folder
 MISSING = "What the answers lack"
+NO_STEP = (
+    "10B has its forward pass alone, without gradients: in f32 a step needs 16 bytes for each of 12.8e9 weights, "
+    "more than the card has. Forward and backward passes without the optimizer were not run."
+)
 RULE = (
     "Each answer is of one machine: the first that measured everything the question asks for, in the order H100 "
     "(the handout's GPU), H200, CPU; folders of several GPUs have the order of their cards. A machine that answers all "
@@ -258,7 +262,8 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     document.text(f"*{section.question}*" if document.form == "md" else section.question)
     document.section(section, f"{row}: {section.question}", found.module, fold=True)
     for of in found.elsewhere:
-        document.link("Another card has it:", of.machine.name, of.machine.place(of.module, of.section))
+        has = " ".join(["Another card has it.", *of.section.answer[:1]])
+        document.link(has, of.machine.name, of.machine.place(of.module, of.section))
     case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
     mine = [record for record in mine if record["deliverable"] == case] or mine
     device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""
@@ -318,7 +323,8 @@ def renamed(section: Section) -> Section:
     ran = any(cells[1:3] == ["2048", "step"] and cells[3][0].isdigit() for cells in shown)
     if row in ("memory_profiling (b)", "memory_profiling (c)") and not ran:
         lacks.append(f"context 2048 but for inference; `{command_of(row)}` measures it on a card with 141 GB")
-    said = {"answer": [*map(words, section.answer)], "notes": [*map(words, section.notes)]}
+    notes = [*map(words, section.notes), *([NO_STEP] if row in handouts.NOT_10B and not lacks_10b else [])]
+    said = {"answer": [*map(words, section.answer)], "notes": notes}
     return replace(section, blocks=[*map(block, section.blocks)], lacks=lacks, complete=not lacks, **said)
 
 
