@@ -551,6 +551,23 @@ class Equals(unittest.TestCase):
         wrong[7] = 0
         self.assertIn("a row is off as a whole", verdict(wrong, right, truth, equals=equals).complaints[0])
 
+    def test_a_row_of_zeros_that_is_noisy_in_16_bits(self):
+        truth = normal("rows", F32, 64, 32).double()
+        truth[7] *= 1e-3
+        noise = torch.full((64, 1), 0.01)
+        for share, said in (
+            (0.3, "1 rows are 0, and PyTorch's are not"),
+            (0.9, ""),
+        ):  # 0.9: nobody knows the row
+            noise[7] = share
+            right, *equals = (
+                (truth * (1 + noise * normal(f"noise {i}", F32, 64, 32))).to(BF16) for i in range(4)
+            )
+            wrong = right.clone()
+            wrong[7] = 0
+            found = verdict(wrong, right, truth, equals=equals).complaints
+            self.assertIn(said, found[0]) if said else self.assertEqual(found, [])
+
     def test_a_row_of_zeros_in_16_bits_may_hold_what_f32_rounds(self):
         truth = normal("rows", F32, 64, 32).double()
         truth[0] = 0

@@ -234,7 +234,9 @@ def report_precision(page, warm):
         rows.append(row)
         if clean(base) and clean(record):
             found.setdefault((case["pass"], impl), []).append(row)
-    warmups = {r["case"]["size"]: r["case"]["warmup"] for r in bf16.only(context=context, impl=list(BOTH)).records}
+    warmups = {
+        r["case"]["size"]: r["case"]["warmup"] for r in bf16.only(context=context, impl=list(BOTH)).records
+    }
     few = [f"of {size} {count}" for size, count in warmups.items() if count < max(warmups.values())]
     page.note(
         f"Batch 4, context {context}, means in ms; the device is waited for after each phase. f32: without TF32. "

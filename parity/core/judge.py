@@ -18,6 +18,7 @@ import torch
 
 from parity.core.allowance import (
     LEANING_NUMBERS,
+    LONG_ROW,
     RARE,
     Allowance,
     Orders,
@@ -279,6 +280,10 @@ def _parity(value: torch.Tensor, truth: torch.Tensor, known: Measure, apart: flo
         over.append(f"{count} of {share.numel()} elements are off by more than is allowed")
     if allowed.rows is not None and not bool((off.square().mean(-1).sqrt() <= allowed.rows).all()):
         over.append("a row is off as a whole")
+    elif len(known.orders) and exact.dim() > 1 and exact.shape[-1] >= LONG_ROW:
+        unlike = known.orders.off.square().mean(0).sum(-1) < exact.square().sum(-1) / 4
+        empty = int(((mine == 0).all(-1) & unlike).sum())
+        over += [f"{empty} rows are 0, and PyTorch's are not"] * bool(empty)
     if not over and value.dtype.itemsize < 4 and value.numel() >= LEANING_NUMBERS and exact.any():
         common, most = leaning(mine, exact, known.orders, apart)
         if not abs(common) <= most:

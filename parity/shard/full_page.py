@@ -33,7 +33,11 @@ def report(page, records):
         told |= largest["case"] | memory_of(largest) | {"noisy": noisy(largest) or None}
         base = next((r for r in parts if whole_peak(r) and same_shape(r, largest)), None)
         if base:
-            told |= {"peak": max(largest["memory"]["peak_mib"]), "whole_peak": whole_peak(base), "whole_held": held(base)}
+            told |= {
+                "peak": max(largest["memory"]["peak_mib"]),
+                "whole_peak": whole_peak(base),
+                "whole_held": held(base),
+            }
         else:
             page.lacks("the peak of a step without sharding")
         if noisy(largest):
