@@ -224,14 +224,17 @@ def report_compiled(page, grid):
 
 def compared(grid):
     """Of the longest length of one head size, and of all shapes in the mean."""
-    gains, longest = {phase: [] for phase in PASSES}, {}
+    gains, longest, backs = {phase: [] for phase in PASSES}, {}, {}  # passes are sorted: backward first
     for (seq, head_dim, phase), sides in sorted(by_case(grid, ("seq", "head_dim", "pass")).items()):
         gain = Comparison.of(sides.get("torch_compile"), sides.get("torch_eager"))
         if gain:
             gains[phase].append(gain.ratio)
-            if phase == "forward":
+            if phase == "backward":
+                backs[seq, head_dim] = gain
+            else:
                 fused = Comparison.of(sides.get("c_flash"), sides.get("c"))
-                longest[head_dim] = {"seq": seq, "head_dim": head_dim, "gain": gain, "fused": fused}
+                found = {"seq": seq, "head_dim": head_dim, "gain": gain, "fused": fused}
+                longest[head_dim] = found | {"back": backs.get((seq, head_dim))}
     found = longest.get(HEAD_DIM) or next(iter(longest.values()), {})
     found |= {f"{phase}_count": len(ratios) for phase, ratios in gains.items()}
     return found | {f"{phase}_mean": geomean(ratios) for phase, ratios in gains.items()}

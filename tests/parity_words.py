@@ -78,7 +78,7 @@ bench|most.size|small.size||and 1 ms for
 bench|ends.c#length|1||, and that of
 bench|ends.torch_eager#length|1||, and that of
 bench|ends.torch_eager.0.forward, f32 / bf16|1|takes longer|
-bench|ends.torch_eager.0.forward, f32 / bf16|1.1|waits for launches|
+bench|ends.torch_eager.0.forward, f32 / bf16|1.1|probably waits for|
 ddp|held|results|Yes: all 1 results hold.|10 of 1 results hold
 ddp|flat.step|naive.step|lowers|raises
 ddp|flat.collectives|naive.collectives|fixed cost|

@@ -32,7 +32,7 @@ CPU = 1  # the rank of a CPU's folder
 MISSING = "What the answers lack"
 NO_STEP = (
     "10B has its forward pass alone, without gradients: in f32 a step needs 16 bytes for each of 12.8e9 weights, "
-    "more than the card has. Forward and backward passes without the optimizer were not run."
+    "in bf16_mixed 14, more than the card has. Forward and backward passes without the optimizer were not run."
 )
 RULE = (
     "Each answer is of one machine: the first that measured everything the question asks for, in the order H100 "
@@ -262,7 +262,8 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     document.text(f"*{section.question}*" if document.form == "md" else section.question)
     document.section(section, f"{row}: {section.question}", found.module, fold=True)
     for of in found.elsewhere:
-        has = " ".join(["Another card has it.", *of.section.answer[:1]])
+        card = report.machine_of(of.machine.records, "plain")
+        has = " ".join([f"Another card has it ({card}).", *of.section.answer[:2]])
         document.link(has, of.machine.name, of.machine.place(of.module, of.section))
     case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
     mine = [record for record in mine if record["deliverable"] == case] or mine
@@ -340,6 +341,11 @@ def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> Non
     rows = []
     for row, found in chosen.items():
         what = "; ".join(found.section.lacks) if found else "everything"
+        what += (
+            f" ({', '.join(of.machine.name for of in found.elsewhere)} has it)"
+            if found and found.elsewhere
+            else ""
+        )
         if what:
             rows.append({"id": row, "machine": found.machine.name if found else "", "what": what})
     document.heading(1, MISSING)
