@@ -364,6 +364,10 @@ class Answers(unittest.TestCase):
             numbers, {"step": 10.0, "ideal": 7.0, "exposed_ms": 3.0, "waits_ms": 1.5, "stretch": 1.5}
         )
 
+    def test_the_harness_is_blamed_for_its_own_time_alone(self):
+        for time, held in (("2026-11-26T06:15:49Z", True), ("2026-11-29T00:00:00Z", None)):
+            self.assertEqual(bench.held_weights([{"time": time}]), held)
+
     def test_numbers_of_gpus_are_compared_on_one_kind_of_gpu(self):
         keys = dict(collective="all_reduce", bytes=2**30, dtype="f32", reduction="sum", calls=1, warmup=5)
 

@@ -250,7 +250,7 @@ def quick_start(c, ranks=1):
 
 
 def initial_state(case, normal):
-    """Weights of the course's spread, from draw.normal or draw.quickly. Those of the norms are random too, not 1."""
+    """Weights of the course's spread, by draw.normal or draw.quickly. A norm's weights are random too, not 1."""
     with torch.device("meta"):
         model = ref.Transformer(*sizes_of(case))
     state = {}
