@@ -110,6 +110,7 @@ static void leave(bool joined)
 static const shard_setting settings[] = {
     {.name = "whole", .kind = TD_SHARD_TENSORS, .adamw = true},
     {.name = "tensors", .kind = TD_SHARD_TENSORS, .adamw = true, .precision = TD_PRECISION_BF16_MIXED},
+    {.name = "flat", .kind = TD_SHARD_FLAT, .bucket_mb = 0.008, .adamw = true, .two_groups = true},
     {.name = "flat, weights of 2 bytes",
      .kind = TD_SHARD_FLAT,
      .bucket_mb = 0.008,
@@ -238,7 +239,7 @@ TD_BODY(any_number_of_ranks_reads_a_file)
             check_numbers_of_ranks(i, 2, 1);
         return;
     }
-    for (int i = 1; i < SETTINGS; i += 1 + (i == 2)) /* tensors, flat, full */
+    for (int i = 1; i < SETTINGS; i += 1 + 2 * (i == 2)) /* tensors, flat, full */
         for (int32_t to = 3; to <= all_info.ranks; to++)
             check_numbers_of_ranks(i, 2, to);
     check_numbers_of_ranks(2, all_info.ranks, 2);
