@@ -1,6 +1,7 @@
 """Attention with the score matrix materialised, beside compiled and fused attention: answers, times, memory."""
 
 import itertools
+import re
 from statistics import median
 
 import torch
@@ -150,6 +151,10 @@ def report_grid(page, timed):
     page.table(grid_rows(timed, more), "times", order, dict.fromkeys(times, "ms"), expected=20)
 
 
+# Of the allocator's error.
+ASKED = re.compile(
+    r"allocate (\S+ GiB).*capacity of (\S+ GiB).*memory (\S+ GiB) is allocated by PyTorch, and (\S+ GiB) is reserved"
+)
 KEPT = {"before backward": "saved_mib", "arithmetic": "account_mib"}
 
 
@@ -161,6 +166,8 @@ def report_ends(page, timed):
         matrix = values.get("matrix_mib")
         row = {"seq": record["case"]["seq"], "pass": phase, "status": record["status"], "peak": peak}
         row |= {"all matrices": values.get(f"{phase}_peak_mib"), "matrix": matrix}
+        if failed := ASKED.search(record.get("message", "")):
+            row["error"] = "asked for {}; of {} it held {}, and {} in unused blocks".format(*failed.groups())
         rows.append(row | {"peak / matrix": peak / matrix if peak and matrix else None})
     page.note(
         f"Eager PyTorch, head_dim {HEAD_DIM}: the peak of a call, and the matrices of scores that the formula writes "
@@ -175,8 +182,11 @@ def answer(page, timed):
     seqs = [seq for seq in timed.values("seq") if {(seq, phase) for phase in PASSES} <= set(clean)]
     forward = timed.only(head_dim=HEAD_DIM, **{"pass": "forward"})
     theirs, mine = ({row["seq"]: row for row in valued(forward, impl)} for impl in SIDES[::-1])
-    ended = timed.only(impl="torch_eager").where(lambda r: r["status"] in ("oom", "error"))
-    last = max(set(theirs) & set(mine), default=None)
+    ended = timed.only(impl="torch_eager").where(lambda r: r["status"] == "oom")
+    lost = min(ended.values("seq"), default=0)
+    if not lost:
+        page.lacks("a length at which memory ends")
+    last = max((set(theirs) & set(mine)) - {lost}, default=None)
     kept = theirs.get(last, {})
     told = {name: kept.get(key) for name, key in (("end", "end_80_gib"), ("saved", "saved_mib"))}
     peak = eager.value("peak_mib", impl="torch_eager", seq=last, **{"pass": "backward"}) if last else None
@@ -184,7 +194,10 @@ def answer(page, timed):
         **told,
         **{phase: clean.get((seqs[-1], phase)) if seqs else None for phase in PASSES},
         seq=seqs[-1] if seqs else None,
-        lost=min(ended.values("seq"), default=0),
+        lost=lost,
+        lost_matrix=BATCH * lost**2 * 4 / 2**30,
+        ends_in="forward" if "forward" in ended.only(seq=lost).values("pass") else "backward",
+        **{f"lost_{r['case']['pass']}": ms_of(r) for r in timed.only(impl="c", seq=lost).records},
         last=last,
         flash=mine.get(last, {}).get("flash_mib"),
         batch=BATCH,

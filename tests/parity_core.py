@@ -194,6 +194,15 @@ class Clock(unittest.TestCase):
         timing = clock.time_sides({"c": side}, warmup=0, repeats=3)["c"]
         self.assertEqual(timing.samples, [2.0, 2.0, 2.0])
 
+    def test_kept_outputs_hold_nothing_for_a_backward_pass(self):
+        weight = torch.ones(3, requires_grad=True)
+        side = Side(lambda: {"y": weight.exp(), "count": 1})
+        outputs = clock.time_sides({"torch_eager": side}, warmup=0, repeats=2)["torch_eager"].outputs
+        self.assertFalse(
+            outputs["y"].requires_grad, "what autograd keeps would count as the next call's memory"
+        )
+        self.assertEqual(outputs["count"], 1)
+
     def test_repetitions_fit_the_budget(self):
         def repetitions(ms, **options):
             return len(clock.time_sides({"c": Side(lambda: self.pass_ms(ms))}, **options)["c"].samples)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from parity.core.case import Side
 from parity.core.device import Cpu, Device, DeviceLost
@@ -117,7 +118,8 @@ def _round(sides, timings, calling, device: Device, together: int, keep=False, o
             last = []
             call = (lambda side=side, last=last: last.append(side.call())) if outputs else side.call
             sample, queue_ms = device.timed_ms(call, together)
-            timing.outputs = dict(last[-1] or {}) if last else {}
+            timing.outputs = _detached(last[-1] or {}) if last else {}
+            last.clear()
             if side.answer is not None:  # at once, because sides may share a buffer
                 timing.outputs = side.answer()
         except DeviceLost:
@@ -135,3 +137,10 @@ def _round(sides, timings, calling, device: Device, together: int, keep=False, o
         if keep:
             timing.samples.append(sample)
     return (time.perf_counter_ns() - started) / 1e9
+
+
+def _detached(outputs: Mapping) -> dict:
+    """Without the tensors that autograd keeps for a backward pass: they would count as memory of the next call."""
+    return {
+        name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in outputs.items()
+    }

@@ -22,13 +22,15 @@ RAGGED = (
     dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
 )
 SEQS = {"cpu": [256, 1024], "cuda": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]}
+END = 32768  # tokens, at which a GPU's memory does not hold the formula's matrices; one head size
 
 
 def handout_grid(profile, device):
     """The points of the handout's grid that a profile times: of the quick one on a CPU a quarter."""
     head_dims = [64] if (profile, device) == ("quick", "cpu") else HEAD_DIMS
     seqs = SEQS["full" if profile == "full" else device]
-    return grid(seq=seqs, head_dim=head_dims, phase=PASSES)
+    end = grid(seq=[END], head_dim=[HEAD_DIM], phase=PASSES) if (profile, device) == ("full", "cuda") else []
+    return [*grid(seq=seqs, head_dim=head_dims, phase=PASSES), *end]
 
 
 def matrix_bytes(seq):
