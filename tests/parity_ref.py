@@ -6,6 +6,8 @@ import unittest
 import torch
 import torch.nn.functional as F
 
+from parity.bench.drivers import COURSE_EPS
+from parity.shared.model import ADAMW
 from ref import accounting, attention, bench, ddp, flash, memory, ops, precision, trace, transformer
 
 
@@ -134,6 +136,16 @@ class RefTest(unittest.TestCase):
             optimizer.step()
             p, m, v = ops.adamw_step(p, theirs.grad, m, v, step, lr=0.1, weight_decay=0.1, variant="torch")
         self.same([p], [theirs.data])
+
+    def test_timed_sides_have_one_formula_in_the_step_that_is_judged(self):
+        p, g = normal("p", 100), 1e-7 * normal("g", 100)
+        how = dict(lr=0.1, weight_decay=0.0)
+        zero = torch.zeros(100, dtype=torch.float64)
+        course, torchs = (
+            ops.adamw_step(p, g, zero, zero, 1, variant=variant, eps=eps, **how)[0]
+            for variant, eps in (("course2025", COURSE_EPS), ("torch", ADAMW["eps"]))
+        )
+        self.same([course], [torchs])
 
     def test_adamw_of_the_course(self):
         for variant in ("course2025", "course2026"):

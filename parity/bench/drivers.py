@@ -27,6 +27,9 @@ WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
 # Timed steps are judged by their last loss and weights. With 1e-3 right sides part within ten steps: mixed
 # precision of PyTorch is then off float64 by up to 8 % in the loss, as C's is (H200, 5 draws of `small`).
 LEARNING_RATE = 1e-5
+# The judged step is an optimizer's first. There the course's AdamW divides eps by sqrt(1 - beta2), so 1e-8 is 3e-7, as
+# large as gradients of long contexts, and torch.optim's does not. With this eps both are one formula.
+COURSE_EPS = ADAMW["eps"] * (1 - ADAMW["beta2"]) ** 0.5
 # Of the cases that measure what warm-up changes: the handout's, and in bf16 a context that no other case has.
 COLD = (("f32", WHOLE_CONTEXT), ("bf16_mixed", 384))
 
@@ -65,7 +68,10 @@ class CDriver(Driver):
         self.c = c.side(impl)
         super().__init__(case, self.c.on, impl, state, ids, targets)
         until = {} if self.training else {"until": "forward"}
-        hyper = {"kind": "adamw", "adamw": {"variant": "course2025", **ADAMW, "lr": LEARNING_RATE}}
+        hyper = {
+            "kind": "adamw",
+            "adamw": {"variant": "course2025", **ADAMW, "lr": LEARNING_RATE, "eps": COURSE_EPS},
+        }
         how = {"hyper": hyper} | until
         self.model = TandemTrainer(case, self.c, self.switches["attention"], self.switches, **how)
         self.logits = None
@@ -147,7 +153,7 @@ class TorchDriver(Driver):
         )
         self.trainer.times = self.times
         for group in self.trainer.optimizer.param_groups if self.training else ():
-            group["lr"] = LEARNING_RATE
+            group |= {"lr": LEARNING_RATE} | ({"eps": COURSE_EPS} if "variant" in group else {})
 
     def open_whole(self):
         before = self.on.held_by_torch()
