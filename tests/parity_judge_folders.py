@@ -394,6 +394,21 @@ WRONG_RANKS = {
         "get_sharded_optimizer, course, adamw",
         "state of a rank: is 'of 496 of 496 weights'",
     ),
+    "options of a group are dropped": (
+        "ZeroRedundancyOptimizer(params,",
+        "ZeroRedundancyOptimizer([p for g in params for p in (g['params'] if isinstance(g, dict) else [g])],",
+        "get_sharded_optimizer, course, parameter groups",
+        "p.fc4",
+    ),
+    "a new learning rate is not heard": (
+        "    return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
+        "    made = ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)\n"
+        "    for g in made.param_groups:\n        g.setdefault('was', how['lr'])\n"
+        "    made.register_step_pre_hook(lambda *_: [g.update(lr=g['was']) for g in made.param_groups].clear())\n"
+        "    return made",
+        "get_sharded_optimizer, beyond, a learning rate that changes",
+        "p.fc1",
+    ),
     "nobody waits for the broadcast": (
         "    return ZeroRedundancyOptimizer(",
         "    broadcast, done = dist.broadcast, type('', (), {'wait': lambda self: True})()\n"

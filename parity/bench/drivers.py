@@ -27,8 +27,8 @@ WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
 # Timed steps are judged by their last loss and weights. With 1e-3 right sides part within ten steps: mixed
 # precision of PyTorch is then off float64 by up to 8 % in the loss, as C's is (H200, 5 draws of `small`).
 LEARNING_RATE = 1e-5
-# The judged step is an optimizer's first. There the course's AdamW divides eps by sqrt(1 - beta2), so 1e-8 is 3e-7, as
-# large as gradients of long contexts, and torch.optim's does not. With this eps both are one formula.
+# The judged step is an optimizer's first. There the course's AdamW divides eps by sqrt(1 - beta2), and
+# torch.optim's does not: 1e-8 is 3e-7, as large as gradients of long contexts. With this eps both agree.
 COURSE_EPS = ADAMW["eps"] * (1 - ADAMW["beta2"]) ** 0.5
 # Of the cases that measure what warm-up changes: the handout's, and in bf16 a context that no other case has.
 COLD = (("f32", WHOLE_CONTEXT), ("bf16_mixed", 384))

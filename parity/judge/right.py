@@ -48,13 +48,15 @@ BEYOND = {
     "bf16": {"dtype": "bf16"},
 }
 TRAIN = dict(ranks=2, steps=3, optimizer="sgd", micro=1, unused=False, compute=None, bucket_mb=0.0016)
-TRAIN |= dict(width=16, timed=False)
+TRAIN |= dict(width=16, timed=False, groups=False, schedule=False)
 TIMED = dict(steps=25, width=512, bucket_mb=1.0, timed=True)
 TRAINING = {
     ("course", "sgd"): ("", {}),
     ("course", "adamw"): ("", {"optimizer": "adamw"}),
+    ("course", "parameter groups"): ("get_sharded", {"groups": True}),
     ("course", "compute in f16"): ("get_fsdp", {"compute": "float16"}),
     ("beyond", "three ranks"): ("", {"ranks": 3}),
+    ("beyond", "a learning rate that changes"): ("get_sharded", {"schedule": True}),
     ("beyond", "parameters without gradient"): ("get_ddp", {"unused": True}),
     ("beyond", "two backward passes"): ("get_ddp|get_fsdp", {"micro": 2}),
     ("times", "a step, sgd"): ("get_ddp", TIMED),
