@@ -398,7 +398,7 @@ WRONG_RANKS = {
         "ZeroRedundancyOptimizer(params,",
         "ZeroRedundancyOptimizer([p for g in params for p in (g['params'] if isinstance(g, dict) else [g])],",
         "get_sharded_optimizer, course, parameter groups",
-        "p.fc4",
+        "p.fc1",
     ),
     "a new learning rate is not heard": (
         "    return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",

@@ -362,10 +362,10 @@ def loss_of(model, x, *where):
 
 
 def groups_of(request, module):
-    """The parameters, or two groups of them of which one has options of its own."""
+    """The parameters, or two groups of them of which one has options of its own. The first group has an odd number."""
     head, rest = [], []
     for name, parameter in module.named_parameters():
-        (head if name == "fc4.weight" else rest).append(parameter)
+        (head if name in ("fc1.weight", "fc4.weight") else rest).append(parameter)
     return (
         [{"params": rest}, {"params": head, "lr": 0.02, "weight_decay": 0.5}]
         if request["groups"]
