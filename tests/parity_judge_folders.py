@@ -182,6 +182,18 @@ WRONG_ATTENTION = {
         "without a mask",
         "times the truth",
     ),
+    "the maximum starts at 0": (
+        "ctx.is_causal = is_causal",
+        "ctx.is_causal = is_causal\n        o = o * ((q @ k.mT).amax(-1, keepdim=True) > -500)",
+        "far below",
+        "o: rel_l2",
+    ),
+    "probabilities are kept on ctx": (
+        "ctx.is_causal = is_causal",
+        "ctx.is_causal = is_causal\n        ctx.kept = [q[:, i : i + 64] @ k.mT for i in range(0, q.shape[1], 64)]",
+        "course, memory",
+        "memory: is 'grows with the square",
+    ),
     "scores are stored": (
         "ctx.is_causal = is_causal",
         "ctx.is_causal, ctx.scores = is_causal, q @ k.mT",

@@ -39,7 +39,9 @@ RANKED = ("get_ddp", "get_ddp_individual_parameters", "get_ddp_bucketed", "get_s
 # batch, seq, head_dim. Ascending: the first that fails is shown.
 # Few numbers, so that many orders of summation say what is allowed.
 SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 32, 32), (1, 128, 16), (1, 32, 64), (1, 32, 128))
-ATTEND = dict(batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32", std=1)
+ATTEND = dict(
+    batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32", std=1, apart=0.0
+)
 BEYOND = {
     "a length that 16 does not divide": {"seq": 37},
     "q and k of other lengths": {"seq_k": 64},
@@ -69,6 +71,7 @@ REST_S = 10.0  # for the other ranks to answer, once one has failed
 IDLE = 0.01  # of the time that is waited: a rank that used less of a processor does nothing
 # The standard deviation of scores that overflow an exp() without the maximum; exp() multiplies their errors.
 LARGE, LARGE_WITHIN = 40, 1e-4
+APART = 4.5  # added to q and subtracted from k: exp() of each score is 0 without the maximum
 FIRST, FIRST_ROUNDINGS = "dq of the first query", 32
 EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}
 EXPECTED |= {"memory": "grows with the length", "after the wrap": "rank 0's weights", "ranks": "equal bits"}
@@ -93,6 +96,7 @@ def cases(seed: int, device: torch.device):
             keys = dict(batch=batch, seq=seq, head_dim=head_dim, causal=causal)
             yield case(level="course", what="causal" if causal else "without a mask", **ATTEND | keys)
         yield case(level="course", what="large scores", **ATTEND | {"std": LARGE})
+        yield case(level="course", what="scores far below 0", **ATTEND | {"apart": APART})
         yield Case(adapter, level="course", what="memory", call="memory", seed=seed, seq=512)
         for what, keys in BEYOND.items():
             yield case(level="beyond", what=what, **ATTEND | keys)
@@ -255,7 +259,11 @@ class Theirs:
             u = 2.0**-10 if case.dtype == "tf32" else torch.finfo(tensors["q"].dtype).eps
             rules = {FIRST: within(max_abs=FIRST_ROUNDINGS * u)}
             rules |= {"lse": within(rel_l2=1e-4)} if case.dtype == "bf16" else {}
-            rules |= {"*": within(rel_l2=LARGE_WITHIN)} if (case.std, case.dtype) == (LARGE, "f32") else {}
+            rules |= (
+                {"*": within(rel_l2=LARGE_WITHIN)}
+                if case.dtype == "f32" and (case.std == LARGE or case.apart)
+                else {}
+            )
         elif case.level == "times":
             rules = {"*": within(rel_l2=clocked.near(case))}
         elif case.get("compute"):
@@ -276,7 +284,9 @@ class Theirs:
         shapes = {"q": case.seq, "k": case.seq_k or case.seq, "v": case.seq_k or case.seq, "do": case.seq}
         std = {"q": case.get("std", 1)}
         sizes = {name: (case.batch, seq, case.head_dim) for name, seq in shapes.items()}
-        x = {n: draw.normal(n, size, case.dtype, std=std.get(n, 1)) for n, size in sizes.items()}
+        mean = {"q": case.get("apart", 0.0), "k": -case.get("apart", 0.0)}
+        how = {n: dict(std=std.get(n, 1), mean=mean.get(n, 0.0)) for n in sizes}
+        x = {n: draw.normal(n, size, case.dtype, **how[n]) for n, size in sizes.items()}
 
         def formula(x):
             if (case.dtype, x["q"].dtype) == ("tf32", torch.float32):
