@@ -148,7 +148,13 @@ def report_grid(page, timed):
     order = ["seq", "head_dim", *times, "forward c, % of the bound"]
     order += [f"{side} {what} (MiB)" for side in SIDES for what in KEPT]
     page.note(f"Batch {BATCH}, no head dimension, no mask, f32. Memory is what is kept when backward begins.")
-    page.table(grid_rows(timed, more), "times", order, dict.fromkeys(times, "ms"), expected=20)
+    rows = grid_rows(timed, more)
+    page.table(rows, "times", order, dict.fromkeys(times, "ms"), expected=asked_rows(rows))
+
+
+def asked_rows(rows):
+    """The handout's grid has 20; the length at which memory ends is ours."""
+    return 20 + sum(row["seq"] == attend.END for row in rows)
 
 
 # Of the allocator's error.
@@ -226,7 +232,7 @@ def report_compiled(page, grid):
     missing = [f"{row['seq']:,} x {row['head_dim']}" for row in rows if not asked <= row.keys()]
     if missing:
         page.lacks(f"compiled or fused attention of {', '.join(missing)} (tokens x head_dim)")
-    page.table(rows, "compiled", order, dict.fromkeys(times, "ms"), expected=20)
+    page.table(rows, "compiled", order, dict.fromkeys(times, "ms"), expected=asked_rows(rows))
     curves = grid.only(head_dim=HEAD_DIM)
     title = f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32"
     plot_passes(page, curves, title, "compiled_time")

@@ -140,9 +140,8 @@ def memory(adapters, request, x, device):
     apply, sizes = getattr(adapters, request["adapter"])().apply, []
     for seq in (request["seq"], 2 * request["seq"]):
         q, k, v = (torch.randn(1, seq, 16, device=device, requires_grad=True) for _ in range(3))
-        apply(
-            *(x[:, :16] for x in (q, k, v)), False
-        )  # in place of a longer call's outputs, if a class keeps them
+        # A class may keep the outputs of its last call: let them be small.
+        apply(*(x[:, :16] for x in (q, k, v)), False)
         before = held_numbers()
         with Calls() as calls:
             o = apply(q, k, v, False)
@@ -368,15 +367,12 @@ def loss_of(model, x, *where):
 
 
 def groups_of(request, module):
-    """The parameters, or two groups of them of which one has options of its own. The first group has an odd number."""
-    head, rest = [], []
-    for name, parameter in module.named_parameters():
-        (head if name in ("fc1.weight", "fc4.weight") else rest).append(parameter)
-    return (
-        [{"params": rest}, {"params": head, "lr": 0.02, "weight_decay": 0.5}]
-        if request["groups"]
-        else [*rest, *head]
-    )
+    """The parameters in their order, or two groups: an odd number of them, and two with options of their own."""
+    if not request["groups"]:
+        return [*module.parameters()]
+    other = {name: p for name, p in module.named_parameters() if name in ("fc1.weight", "fc4.weight")}
+    rest = [p for name, p in module.named_parameters() if name not in other]
+    return [{"params": rest}, {"params": [*other.values()], "lr": 0.02, "weight_decay": 0.5}]
 
 
 def scheduled(request, optimizer):
@@ -394,10 +390,8 @@ def alone(request, x, package, compute=None):
         narrow = {name: parameter.to(compute) for name, parameter in model.named_parameters()}
         return torch.func.functional_call(model, narrow, x)
 
-    optimizer, ranks = (
-        make(groups_of(request, model), **how),
-        range(1 if request["one_batch"] else request["ranks"]),
-    )
+    optimizer = make(groups_of(request, model), **how)
+    ranks = range(1 if request["one_batch"] else request["ranks"])
     for step in range(request["steps"]):
         optimizer.zero_grad()
         for micro in range(request["micro"]):

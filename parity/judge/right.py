@@ -39,9 +39,8 @@ RANKED = ("get_ddp", "get_ddp_individual_parameters", "get_ddp_bucketed", "get_s
 # batch, seq, head_dim. Ascending: the first that fails is shown.
 # Few numbers, so that many orders of summation say what is allowed.
 SIZES = ((1, 16, 16), (2, 16, 16), (1, 32, 16), (2, 32, 32), (1, 128, 16), (1, 32, 64), (1, 32, 128))
-ATTEND = dict(
-    batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32", std=1, apart=0.0
-)
+ATTEND = dict(batch=2, seq=32, seq_k=0, head_dim=32, causal=False, strided=False, dtype="f32", std=1)
+ATTEND |= dict(apart=0.0)
 BEYOND = {
     "a length that 16 does not divide": {"seq": 37},
     "q and k of other lengths": {"seq_k": 64},
@@ -96,7 +95,8 @@ def cases(seed: int, device: torch.device):
             keys = dict(batch=batch, seq=seq, head_dim=head_dim, causal=causal)
             yield case(level="course", what="causal" if causal else "without a mask", **ATTEND | keys)
         yield case(level="course", what="large scores", **ATTEND | {"std": LARGE})
-        yield case(level="course", what="scores far below 0", **ATTEND | {"apart": APART})
+        if adapter == ATTENTION[0]:  # TF32, which a Triton function may use, was not tried with such scores
+            yield case(level="course", what="scores far below 0", **ATTEND | {"apart": APART})
         yield Case(adapter, level="course", what="memory", call="memory", seed=seed, seq=512)
         for what, keys in BEYOND.items():
             yield case(level="beyond", what=what, **ATTEND | keys)
@@ -259,11 +259,8 @@ class Theirs:
             u = 2.0**-10 if case.dtype == "tf32" else torch.finfo(tensors["q"].dtype).eps
             rules = {FIRST: within(max_abs=FIRST_ROUNDINGS * u)}
             rules |= {"lse": within(rel_l2=1e-4)} if case.dtype == "bf16" else {}
-            rules |= (
-                {"*": within(rel_l2=LARGE_WITHIN)}
-                if case.dtype == "f32" and (case.std == LARGE or case.apart)
-                else {}
-            )
+            far = case.dtype == "f32" and (case.std == LARGE or case.apart)
+            rules |= {"*": within(rel_l2=LARGE_WITHIN)} if far else {}
         elif case.level == "times":
             rules = {"*": within(rel_l2=clocked.near(case))}
         elif case.get("compute"):
