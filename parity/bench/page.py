@@ -386,7 +386,9 @@ def report_checkpoints(page, records):
     told |= {"other": len(found) > 1, "torch": said.get("torch_checkpoint"), "asked": asked, "lost": lost}
     room = re.search(r"no room for (\d+) bytes .*: (\d+) bytes", (base or {}).get("message", ""))
     told["asked_mib"] = sum(map(int, room.groups())) / MIB if room else None
-    told |= {"next": change_of(found), "held": held_weights([base] if base else [])}
+    told["next"] = change_of(found)
+    if base is None:
+        page.lacks("a step that keeps all activations")
     page.say(**told, **arithmetic(found))
     page.method("checkpoints")
 
