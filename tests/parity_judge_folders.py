@@ -144,6 +144,59 @@ def ddp_bucketed_on_train_batch_start(model, optimizer):
 def fsdp_gather_full_params(model):
     return model.gather_full_parameters()
 """
+# A kernel in TF32 on this processor. Triton's reads f32 without its last bits; others round them.
+TF32 = (
+    HEAD
+    + """
+def read(x):
+    return (x.contiguous().view(torch.int32) + HALF & ~0x1FFF).view(torch.float32)
+
+
+def product(a, b):
+    return (read(a)[..., None] * read(b)[..., None, :, :]).sum(-2)
+
+
+def scores(q, k, causal):
+    return product(q, k.mT) / q.shape[-1] ** 0.5 + torch.full((len(k[0]),) * 2, -torch.inf if causal else 0).triu(1)
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        s = scores(q, k, is_causal)
+        top = s.amax(-1, keepdim=True)
+        p = (s - top).exp()
+        total = p.sum(-1, keepdim=True)
+        o, ctx.causal = product(p, v) / total, is_causal
+        ctx.save_for_backward(q, k, v, o, (top + total.log())[..., 0])
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, o, lse = ctx.saved_tensors
+        p = (scores(q, k, ctx.causal) - lse[..., None]).exp()
+        ds = p * (product(do, v.mT) - (o * do).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        return product(ds, k), product(ds.mT, q), product(p.mT, do), None
+
+
+def get_flashattention_autograd_function_triton():
+    return Attention
+"""
+)
+WRONG_TF32 = [
+    (
+        "s.amax(-1, keepdim=True)",
+        "torch.zeros(1)",
+        "large|far",
+        "wrong .*large(.|\n)*o: NaN(.|\n)*wrong .* far",
+    ),
+    (
+        "product(ds.mT, q)",
+        "product(ds.mT, q) * 4",
+        "course, causal",
+        "dtype tf32 .*\n    dk: [^;]*; all are about [34][.]\\d* times the truth\n",
+    ),
+]
 # What a submission changes: (text, replacement) of the adapters, and what must be said of which kind of case.
 LEAVES = "return dq, dk, dv, None"
 WRONG_ATTENTION = {
@@ -333,6 +386,17 @@ class AttentionZoo(unittest.TestCase):
         verdicts = {r["verdict"] for (adapter, _), r in records.items() if "pytorch" in adapter}
         self.assertEqual(verdicts, {"right"}, said)
         self.assertIn("not there  get_flashattention_autograd_function_triton", said)
+
+    def test_products_in_tf32(self):
+        for half in ("0", "0x1000"):
+            with self.subTest(half), here():
+                text, only = TF32.replace("HALF", half), "course, (without|causal|large|scores)"
+                status, said, _ = judged(text, "--only", only)
+                self.assertEqual((status, said.count("as TF32 ")), (0, 4), said)
+                for old, new, what, words in WRONG_TF32:
+                    status, said, _ = judged(text.replace(old, new), "--only", what)
+                    self.assertEqual(status, 1, said)
+                    self.assertRegex(said, words)
 
     def test_the_first_causal_row_s_gradient_is_0_but_for_rounding(self):
         for seed in ("1", "2", "4", "5"):

@@ -351,7 +351,9 @@ def _within(rule: Rule, value: torch.Tensor, target: torch.Tensor) -> str:
     mine = _errors(value.double()[finite], target[finite])
     limits = {"rel_l2": rule.rel_l2, "max_abs": rule.max_abs}
     over = {key: limit for key, limit in limits.items() if limit is not None and not mine[key] <= limit}
-    return "; ".join(f"{key} {mine[key]:.3g} exceeds {limit:.3g}" for key, limit in over.items())
+    words = [f"{key} {mine[key]:.3g} exceeds {limit:.3g}" for key, limit in over.items()]
+    pattern = _pattern(value.double(), target, torch.zeros_like(target, dtype=torch.bool)) if over else ""
+    return "; ".join([*words, pattern] if pattern else words)
 
 
 def _amid(name: str, value, reference, other, other_name: str) -> str:
