@@ -292,10 +292,10 @@ class Theirs:
             u = 2.0**-10 if case.dtype == "tf32" else torch.finfo(tensors["q"].dtype).eps
             rules = {FIRST: within(max_abs=FIRST_ROUNDINGS * u)}
             rules |= {"lse": within(rel_l2=1e-4)} if case.dtype == "bf16" else {}
-            if case.dtype == "tf32":
-                rules |= as_tf32(case, tensors, formula(exact))
             if far(case):
                 rules |= {"*": within(rel_l2=FAR_WITHIN[case.dtype])}
+            elif case.dtype == "tf32":
+                rules |= as_tf32(case, tensors, formula(exact))
         elif case.level == "times":
             rules = {"*": within(rel_l2=clocked.near(case))}
         elif case.get("compute"):
@@ -411,7 +411,7 @@ def judged(measure: Callable, group: Iterable[Case]) -> tuple[str, dict]:
 
 
 def held(record: Mapping) -> bool:
-    """What was not judged, because PyTorch's side failed, does not hold."""
+    """A case that was not judged, because PyTorch's side failed, does not hold."""
     return record["status"] == "ok" and not record.get("message")
 
 
