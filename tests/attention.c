@@ -65,6 +65,37 @@ TD_TEST(refuses_a_score_matrix_that_no_machine_could_hold)
                       "bytes of the scores");
 }
 
+#define SHAPE(d, ...)                                                                                        \
+    {                                                                                                        \
+        .batch = 1, .heads = 3, .seq = 4, .head_dim = d, __VA_ARGS__                                         \
+    }
+
+TD_TEST(refuses_shapes_that_contradict_themselves)
+{
+    static const float t[8];
+    const struct {
+        td_attention_shape shape;
+        const char *words;
+    } cases[] = {
+        {SHAPE(8, .dtype = TD_BF16, .tf32 = true), "tf32 is set, but dtype is bf16"},
+        {SHAPE(8, .dtype = TD_F32, .grad_pitch = 23),
+         "grad_pitch is 23, needs 0 or at least heads * head_dim, 24"},
+        {SHAPE(8, .dtype = TD_F32, .grad_pitch = 24, .cos = t), "sin is NULL, needs cos and sin or neither"},
+        {SHAPE(8, .dtype = TD_F32, .grad_pitch = 24, .sin = t), "cos is NULL, needs cos and sin or neither"},
+        {SHAPE(8, .dtype = TD_F32, .cos = t, .sin = t), "an even head_dim, not 0 and 8"},
+        {SHAPE(7, .dtype = TD_F32, .grad_pitch = 24, .cos = t, .sin = t), "an even head_dim, not 24 and 7"},
+    };
+    td_attention_shape s = SHAPE(8, .dtype = TD_F32, .grad_pitch = 24);
+    td_attention_sizes sizes;
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        td_assert_refused(td_attention_naive_sizes(*state, &cases[i].shape, &sizes), TD_BAD_ARGUMENT,
+                          cases[i].words);
+    td_assert_ok(td_attention_naive_sizes(*state, &s, &sizes));
+    td_assert_refused(td_attention_naive_backward(*state, &s, &s, &s, &s, &s, &s, &s, &s, &s, &s, NULL),
+                      TD_UNSUPPORTED, "gradients of this shape cannot be slices of rows");
+}
+
 TD_TEST(says_what_it_is)
 {
     td_attention_traits traits;

@@ -3,6 +3,7 @@
 #include "comm/backend.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
+#include "comm/launch.h"
 #include "support/compare.h"
 #include "support/control_rank.h"
 #include "support/fault.h"
@@ -752,6 +753,37 @@ TD_TEST(arguments_are_checked)
     td_assert_refused(td_comm_barrier(comm), TD_RANK_FAILED, "rank 0 gave up: first");
     td_assert_refused(td_comm_close(comm), TD_RANK_FAILED, "rank 0 gave up: first");
     td_device_close(dev);
+}
+
+static const char *const *launched; /* name, value, ... */
+
+static char *launched_with(const char *name)
+{
+    for (const char *const *at = launched; *at; at += 2)
+        if (strcmp(*at, name) == 0)
+            return (char *)at[1];
+    return NULL;
+}
+
+#define SRUN(rank, node, tasks)                                                                              \
+    "SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", "4", "SLURM_NODEID", node, "SLURM_STEP_TASKS_PER_NODE",    \
+        tasks
+
+TD_TEST(launchers_that_contradict_themselves_are_refused)
+{
+    static const char *const refused_with[][13] = {{SRUN("3", "2", "2,2")},
+                                                   {SRUN("3", "1", "2,x")},
+                                                   {SRUN("3", "1", "2,0")},
+                                                   {SRUN("3", "0", "4"), "RANK", "0", "WORLD_SIZE", "1"}};
+    static const char *const words[] = {"is '2,2', needs a list of numbers with node 0 in it",
+                                        "is '2,x', needs a list", "is '2,0', needs a list",
+                                        "WORLD_SIZE say rank 0 of 1, SLURM_PROCID and SLURM_STEP_NUM_TASKS"};
+    td_launch launch;
+
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        launched = refused_with[i];
+        td_assert_refused(td_launch_read(launched_with, &launch), TD_BAD_ARGUMENT, words[i]);
+    }
 }
 
 TD_MAIN("comm's refusals", NULL, NULL)

@@ -401,7 +401,7 @@ TD_TEST(micro_batches_add_up_in_f32)
     td_trial_close(wide);
 }
 
-TD_TEST(what_a_device_lacks_is_refused)
+TD_TEST(impossible_models_are_refused)
 {
     td_transformer_config config = base;
     td_transformer *model;
@@ -420,6 +420,10 @@ TD_TEST(what_a_device_lacks_is_refused)
         td_train_create(dev, &(td_train_config){.model = config, .hyper = adamw, .capture = true}, &train),
         TD_UNSUPPORTED, "cpu has no streams and no graphs");
     assert_null(train);
+    config.size.vocab = INT64_MAX / config.size.d_model - 100; /* one such table fits, two do not */
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
+                      "parameters are more than");
+    td_assert_refused(td_transformer_load(NULL, "/no such file"), TD_BAD_ARGUMENT, "model is NULL");
     td_device_close(dev);
 }
 

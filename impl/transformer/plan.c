@@ -91,7 +91,6 @@ static td_status check_config(const td_transformer_config *config)
              size->layers, UINT16_MAX); /* td_use.layer */
     TD_CHECK(size->heads >= 1, "size.heads is %" PRId64 ", needs at least 1", size->heads);
     TD_CHECK(size->vocab >= 1, "size.vocab is %" PRId64 ", needs at least 1", size->vocab);
-    TD_CHECK(config->batch >= 1, "batch is %" PRId64 ", needs at least 1", config->batch);
     TD_CHECK(config->context >= 1, "context is %" PRId64 ", needs at least 1", config->context);
     TD_CHECK(size->d_model % size->heads == 0, "size.heads is %" PRId64 ", needs to divide d_model %" PRId64,
              size->heads, size->d_model);
@@ -440,7 +439,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
 
     plan.spared[TD_T_SAVED] = plan.spared[TD_T_O] = plan.config.keep == TD_KEEP_ATTENTION;
     const td_attention_shape largest = td_plan_attention_shape(&plan, config->batch, config->context);
-    TD_TRY(plan.attend->sizes(dev, &largest, &attention));
+    TD_TRY(plan.attend->sizes(dev, &largest, &attention)); /* refuses a batch below 1 */
     plan.packs = attention.packs;
     TD_TRY(record(&plan));
     td_recording_together(plan.recording, together);
