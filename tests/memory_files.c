@@ -104,8 +104,15 @@ TD_TEST(events_are_the_entries)
     assert_true(number(all, "base_bytes") == BEFORE);
     assert_true(number(all, "peak_bytes") == (double)summary.peak_bytes);
     assert_true(number(all, "live_peak_bytes") == (double)summary.whole.live_bytes);
-    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(all, "phases")), TD_MEMORY_PHASES);
-    int64_t i = 0;
+    int64_t i = 0, at = 0;
+    for (const cJSON *phase = cJSON_GetObjectItem(all, "phases")->child; phase; phase = phase->next, at++) {
+        assert_string_equal(string(phase, "name"), td_memory_phase_name((td_memory_phase)at));
+        assert_true(number(phase, "first") == (double)summary.phases[at].first);
+        assert_true(number(phase, "end") == (double)summary.phases[at].end);
+        assert_true(number(phase, "begin_ns") == (double)summary.phases[at].begin_ns);
+        assert_true(number(phase, "end_ns") == (double)summary.phases[at].end_ns);
+    }
+    assert_int_equal(at, TD_MEMORY_PHASES);
     for (const cJSON *event = cJSON_GetObjectItem(all, "events")->child; event; event = event->next, i++) {
         const td_memory_entry *entry = &entries[i];
         const cJSON *pair = cJSON_GetObjectItem(event, "pair");
@@ -118,6 +125,7 @@ TD_TEST(events_are_the_entries)
         assert_string_equal(string(event, "phase"), td_memory_phase_name(entry->phase));
         assert_true(number(event, "address") == (double)(uintptr_t)entry->event.address);
         assert_true(number(event, "bytes") == (double)entry->event.bytes);
+        assert_true(number(event, "time_ns") == (double)entry->event.time_ns);
         assert_true(number(event, "live_bytes") == (double)entry->live_bytes);
         assert_true(number(event, "allocated_bytes") == (double)entry->event.current_bytes - BEFORE);
         assert_true(entry->pair < 0 ? cJSON_IsNull(pair) : pair->valuedouble == (double)entry->pair);

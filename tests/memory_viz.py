@@ -4,6 +4,8 @@ Run by CTest as  python memory_viz.py PATH_OF_TANDEM  with the Python that has P
 """
 
 import base64
+import collections
+import itertools
 import json
 import pickle
 import pickletools
@@ -11,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -31,11 +34,79 @@ OPCODES = set(
     LONG_BINPUT LONG_BINGET""".split()
 )
 MOST_AT_ONCE = 1000  # items of a batch: the viewer passes them as arguments on its stack
-CATEGORIES = {"weights", "gradients", "optimizer state", "activations", "scratch", "unknown"}
-# events in a snapshot for each of our events
-ACTIONS = {"alloc": 1, "free": 1, "live": 1, "dead": 2, "oom": 0}
+COLOURS = ("#4477aa", "#ee6677", "#ccbb44", "#228833", "#aaaaaa")
+CATEGORIES = ("weights", "gradients", "optimizer state", "activations", "scratch")
+# What a tensor's name says; the first rule that fits.
+RULES = (
+    (r"\.weight(\.high|\.low)?$", "weights"),
+    (r"\.weight\.grad$", "gradients"),
+    (r"\.exp_avg(_sq)?$", "optimizer state"),
+    (r"\.grad$|(^|\.)(ids|targets|work|step)$|^rope\.", "scratch"),
+    ("", "activations"),
+)
 
 tandem = ""
+
+
+def frames_of(label):
+    parts = label.split("/")
+    frames = [{"filename": "/".join(parts[:i]), "line": 0, "name": part} for i, part in enumerate(parts)]
+    return frames[::-1] if label else []
+
+
+def trace_of(events):
+    """(time_ns, event of the snapshot without its time) of every event."""
+    words = {"alloc": ["segment_alloc"], "live": ["alloc"], "dead": ["free_requested", "free_completed"]}
+    first = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": "unknown"}
+    found = [(events["phases"][0]["begin_ns"], first)]
+    for event in events["events"]:
+        of = {"addr": event["address"], "size": event["bytes"], "stream": 0, "category": event["category"]}
+        of["frames"] = frames_of(event["label"])
+        found += [(event["time_ns"], {"action": word} | of) for word in words[event["action"]]]
+    return found
+
+
+def block_of(address, size, label=None):
+    state = "inactive" if label is None else "active_allocated"
+    of = {"address": address, "size": size, "requested_size": 0 if label is None else size}
+    return of | {"state": state, "frames": frames_of(label or "")}
+
+
+def snapshot_of(events, trace):
+    """The whole snapshot of a recording whose blocks all exist at the end."""
+    left = sorted((e for e in events if e["pair"] is None and e["bytes"]), key=lambda e: e["address"])
+    segments = []
+    for segment in (e for e in left if e["action"] == "alloc"):
+        begin, size = segment["address"], segment["bytes"]
+        inside = [e for e in left if e["action"] == "live" and begin <= e["address"] < begin + size]
+        blocks, at, sums = [], begin, ("allocated_size", "active_size", "requested_size")
+        for e in inside:
+            blocks += [block_of(at, e["address"] - at), block_of(e["address"], e["bytes"], e["label"])]
+            at = e["address"] + e["bytes"]
+        blocks.append(block_of(at, begin + size - at))
+        of = {"device": 0, "stream": 0, "segment_pool_id": (0, 0), "is_expandable": False}
+        of |= {"address": begin, "total_size": size, "frames": frames_of(segment["label"])}
+        of |= dict.fromkeys(sums, sum(e["bytes"] for e in inside))
+        of |= {"segment_type": "large" if size > 2**20 else "small"}
+        segments.append(of | {"blocks": [block for block in blocks if block["size"]]})
+    more = {"allocator_settings": {}, "external_annotations": []}
+    return {"segments": segments, "device_traces": [trace]} | more
+
+
+def columns_of(rows, column):
+    """Of each column of the picture: live bytes by category, and allocated bytes, as the last event with the most live
+    bytes left them."""
+    found, now, live, i = [], (0, 0, {}), collections.Counter(), 0
+    for at in range(880):
+        chosen, allocated = now, now[1]
+        while i < len(rows) and column(i) == at:
+            live[rows[i]["category"]] += {"live": 1, "dead": -1}.get(rows[i]["action"], 0) * rows[i]["bytes"]
+            now = rows[i]["live_bytes"], rows[i]["allocated_bytes"], live.copy()
+            if now[0] >= chosen[0]:
+                chosen, allocated = now, max(allocated, now[1])
+            i += 1
+        found.append(([chosen[2].get(category, 0) for category in CATEGORIES], allocated))
+    return found
 
 
 class VizTest(unittest.TestCase):
@@ -45,6 +116,7 @@ class VizTest(unittest.TestCase):
         cls.texts = {}
         for name, way in WAYS.items():
             files = ["--snapshot", cls.path(name, "pickle"), "--events", cls.path(name, "json")]
+            files += ["--timeline", cls.path(name, "svg")]
             done = subprocess.run(
                 [tandem, "memory", *MODEL, *way, *files], capture_output=True, text=True, timeout=300
             )
@@ -64,11 +136,9 @@ class VizTest(unittest.TestCase):
 
     def test_pytorch_counts_the_events_that_we_count(self):
         for name, events, snapshot in self.each():
-            wanted = 1 + sum(ACTIONS[event["action"]] for event in events["events"])
-            (said,) = re.findall(r"^(\d+) events, (\d+) in a snapshot$", self.texts[name], re.MULTILINE)
-            self.assertEqual((int(said[0]), int(said[1])), (len(events["events"]), wanted))
-            counted = re.findall(r"^(\d+) entries$", _memory_viz.trace(snapshot), re.MULTILINE)
-            self.assertEqual(counted, [str(wanted)])
+            count = len(snapshot["device_traces"][0])
+            self.assertIn(f"\n{len(events['events'])} events, {count} in a snapshot\n", self.texts[name])
+            self.assertIn(f"\n{count} entries\n", _memory_viz.trace(snapshot))
 
     def test_trace_plot_makes_a_page_that_holds_the_snapshot(self):
         for _, _, snapshot in self.each():
@@ -102,56 +172,67 @@ class VizTest(unittest.TestCase):
                 elif op.name not in ("PROTO", "LONG_BINPUT", "STOP"):
                     items += 1
 
-    def test_replaying_it_gives_the_peak(self):
+    def test_the_snapshot_is_the_events(self):
         for _, events, snapshot in self.each():
-            (trace,) = snapshot["device_traces"]
-            live, alive, peak, segments = 0, {}, 0, {}
-            for event in trace:
-                if event["action"] == "segment_alloc":
-                    segments[event["addr"]] = event["size"]
-                if event["action"] == "alloc":
-                    self.assertNotIn(event["addr"], alive)
-                    alive[event["addr"]] = event["size"]
-                    live += event["size"]
-                if event["action"] == "free_completed":
-                    self.assertEqual(alive.pop(event["addr"]), event["size"])
-                    live -= event["size"]
-                peak = max(peak, live)
-            self.assertEqual(peak, events["live_peak_bytes"])
-            self.assertEqual(sum(segments.values()), events["peak_bytes"])
-            self.check_segments(snapshot["segments"], segments, alive)
+            trace, wanted = snapshot["device_traces"][0], trace_of(events)
+            epochs = [e.pop("time_us") * 1000 - at for e, (at, _) in zip(trace, wanted, strict=True)]
+            self.assertLess(max(epochs) - min(epochs), 1000)  # one clock, in whole microseconds
+            self.assertLess(abs(min(epochs) + wanted[0][0] - time.time_ns()), 3600 * 10**9)
+            self.assertEqual(snapshot, snapshot_of(events["events"], [event for _, event in wanted]))
+            for frame in itertools.chain(*(event["frames"] for event in trace)):
+                self.assertTrue(_memory_viz._frame_filter(frame["name"], frame["filename"]))
 
-    def check_segments(self, found, segments, alive):
-        """The segments must be the blocks that exist at the end. Live and free parts must cover each of them."""
-        self.assertEqual({segment["address"]: segment["total_size"] for segment in found}, segments)
-        blocks = {}
-        for segment in found:
-            at, active = segment["address"], 0
-            for block in segment["blocks"]:
-                self.assertEqual(block["address"], at)
-                at += block["size"]
-                if block["state"] == "active_allocated":
-                    blocks[block["address"]] = block["size"]
-                    active += block["size"]
-                    self.assertTrue(block["frames"])
-            self.assertEqual(at, segment["address"] + segment["total_size"])
-            self.assertEqual(active, segment["allocated_size"])
-        self.assertEqual(blocks, alive)
+    def test_the_picture_is_the_events(self):
+        for name, events, _ in self.each():
+            picture, rows = self.path(name, "svg").read_text(), events["events"]
+            peak, most = events["live_peak_bytes"], 1.03 * events["peak_bytes"]
 
-    def test_events_carry_categories_and_labels(self):
-        for _, events, snapshot in self.each():
-            (trace,) = snapshot["device_traces"]
-            # the viewer reads categories only if the first event has one
-            self.assertEqual(trace[0]["category"], "unknown")
-            self.assertLessEqual({event["category"] for event in trace}, CATEGORIES)
-            times = [event["time_us"] for event in trace]
-            self.assertEqual(times, sorted(times))
-            labels = {event["label"] for event in events["events"]}
-            frames = {"/".join(reversed([frame["name"] for frame in event["frames"]])) for event in trace[1:]}
-            self.assertEqual(frames, labels)
-            for event in trace[1:]:
-                for frame in event["frames"]:
-                    self.assertTrue(_memory_viz._frame_filter(frame["name"], frame["filename"]))
+            def near(found, bytes, at, most=most):
+                self.assertLess(abs(float(found) - (34 + 370 * (1 - bytes / most))), 0.06, at)
+
+            def column(i, rows=rows):
+                return int(i / len(rows) * 880)
+
+            self.assertIn(f"<title>memory of one pass: {events['pass']}, on cpu</title>", picture)
+            columns = columns_of(rows, column)
+            bands = re.findall(r'<path fill="(#\w+)" d="M70 404.0([^"]*)Z"', picture)
+            self.assertEqual(tuple(colour for colour, _ in bands), COLOURS)
+            places = [(70 + at, 1) for at in range(880)] + [(950 - at, -1) for at in range(880)]
+            for k, (_, path) in enumerate(bands):
+                edge = re.findall(r"L(\d+) ([\d.]+)h(-?1)", path)
+                self.assertEqual([(int(x), int(way)) for x, _, way in edge], places)
+                for at, (live, _) in enumerate(columns):
+                    near(edge[at][1], sum(live[: k + 1]), (k, at))
+                    near(edge[-1 - at][1], sum(live[:k]), (k, at))
+            (line,) = re.findall(r'stroke-dasharray="5 3" d="M70 [\d.]+(L[^"]*)"', picture)
+            for at, y in enumerate(re.findall(r"L\d+ ([\d.]+)h1", line)):
+                near(y, columns[at][1], at)
+            x = 70 + column(max(range(len(rows)), key=lambda i: rows[i]["live_bytes"]))
+            words = f'cx="{x}" cy="([\\d.]+)" r="4"/>\n<text x="{x + (-8 if x > 510 else 8)}" y="[\\d.]+" '
+            words += f'text-anchor="{"end" if x > 510 else "start"}">peak {peak / 2**20:.1f} MiB<'
+            (y,) = re.findall(words, picture)
+            near(y, peak, "peak")
+            ticks = re.findall(r'<text x="64" y="([\d.]+)" text-anchor="end">([\d.]+)</text>', picture)
+            name, unit = ("MiB", 2**20) if most >= 2**22 else ("KiB", 2**10)
+            self.assertIn(f">{name}</text>", picture)
+            for y, value in ticks:
+                near(float(y) - 4, float(value) * unit, value)
+            self.assertTrue(4 <= len(ticks) <= 9 and float(ticks[-1][1]) * unit > 0.7 * most, ticks)
+            legend = re.findall(r'height="12" fill="(#\w+)"/>\n<text [^>]*>([^<]+)<', picture)
+            self.assertEqual(legend, [*zip(COLOURS, CATEGORIES, strict=True)])
+            found = r'<rect x="(\d+)" y="14" width="(\d+)" [^>]*>\n<text x="(\d+)"[^>]*>(\w+)<'
+            ends = [(70 + column(of["first"]), 70 + column(of["end"]), of["name"]) for of in events["phases"]]
+            wanted = [(str(x), str(end - x), str((x + end) // 2), word) for x, end, word in ends if end > x]
+            self.assertEqual(re.findall(found, picture), wanted)
+
+    def test_names_have_their_categories(self):
+        for name, events, _ in self.each():
+            live = [event for event in events["events"] if event["action"] == "live"]
+            words = {event["label"].rpartition("/")[2]: event["category"] for event in live}
+            for word, category in words.items():
+                self.assertEqual(category, next(of for rule, of in RULES if re.search(rule, word)), word)
+            low, high = ([w[: -len(end)] for w in words if w.endswith(end)] for end in (".low", ".high"))
+            self.assertEqual((low, len(low)), (high, (40 * 7 + 1) * (name == "forward")))
 
 
 if __name__ == "__main__":

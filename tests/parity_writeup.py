@@ -67,6 +67,7 @@ class Comparisons(unittest.TestCase):
                 timed("c", [1.0], tflops=800.0) | {"case": {"op": "gemm", "dtype": "bf16"}},
                 timed("c", [1.0], tflops=400.0) | {"case": {"op": "gemm", "dtype": "bf16"}},
                 timed("c", [1.0], gb_s=4000.0) | {"case": {"op": "copy", "dtype": "f32"}},
+                timed("c", [1.0], gb_s=3000.0) | {"case": {"op": "copy", "dtype": "f32"}},
             ]
         )
         record = timed("c", [1.0], tflops=400.0) | {"case": {"dtype": "bf16_mixed"}}
