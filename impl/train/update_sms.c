@@ -29,9 +29,9 @@ static const struct {
 enum { LEAST_16 = 12, MOST = 28, MOST_OF_LONG = 40, CLUSTER = 4 };
 
 /* All updates run during the backward pass. It was tried to keep the updates of a third or a quarter of the
- * layers for the next forward pass, with 8 to 20 SMs in both passes. The best of ten such steps takes, relative
- * to this one (H200, batch 4, context 512, bf16_mixed, 29 November 2026): small 0.993, medium 1.019, large
- * 1.028, xl 1.012, 2.7B 0.998. Two runs of one step differ by up to 0.01. */
+ * layers for the next forward pass, with 8 to 20 SMs in both passes. The best of ten such steps takes,
+ * relative to this one (H200, batch 4, context 512, bf16_mixed, 29 November 2026): small 0.993, medium 1.019,
+ * large 1.028, xl 1.012, 2.7B 0.998. Two runs of one step differ by up to 0.01. */
 
 /** The update is long if it takes longer than the GEMMs even on so many SMs. */
 enum { LONG = 132 };
