@@ -755,34 +755,30 @@ TD_TEST(arguments_are_checked)
     td_device_close(dev);
 }
 
-static const char *const *launched; /* name, value, ... */
+static const char *const *launched; /* the values of names[] in launched_with */
 
 static char *launched_with(const char *name)
 {
-    for (const char *const *at = launched; *at; at += 2)
-        if (strcmp(*at, name) == 0)
-            return (char *)at[1];
+    static const char *const names[] = {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_PROCID",
+                                        "SLURM_STEP_NUM_TASKS",      "RANK",         "WORLD_SIZE"};
+
+    for (int i = 0; i < 6; i++)
+        if (strcmp(names[i], name) == 0)
+            return (char *)launched[i];
     return NULL;
 }
 
-#define SRUN(rank, node, tasks)                                                                              \
-    "SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", "4", "SLURM_NODEID", node, "SLURM_STEP_TASKS_PER_NODE",    \
-        tasks
-
 TD_TEST(launchers_that_contradict_themselves_are_refused)
 {
-    static const char *const refused_with[][13] = {{SRUN("3", "2", "2,2")},
-                                                   {SRUN("3", "1", "2,x")},
-                                                   {SRUN("3", "1", "2,0")},
-                                                   {SRUN("3", "0", "4"), "RANK", "0", "WORLD_SIZE", "1"}};
-    static const char *const words[] = {"is '2,2', needs a list of numbers with node 0 in it",
-                                        "is '2,x', needs a list", "is '2,0', needs a list",
-                                        "WORLD_SIZE say rank 0 of 1, SLURM_PROCID and SLURM_STEP_NUM_TASKS"};
+    static const char *const cases[][7] = {
+        {"2,2", "2", "3", "4", NULL, NULL, "is '2,2', needs a list of numbers with node 2 in it"},
+        {"2,0", "1", "3", "4", NULL, NULL, "is '2,0', needs a list"},
+        {"4", "0", "3", "4", "0", "1", "say rank 0 of 1, SLURM_PROCID and SLURM_STEP_NUM_TASKS"}};
     td_launch launch;
 
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        launched = refused_with[i];
-        td_assert_refused(td_launch_read(launched_with, &launch), TD_BAD_ARGUMENT, words[i]);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        launched = cases[i];
+        td_assert_refused(td_launch_read(launched_with, &launch), TD_BAD_ARGUMENT, cases[i][6]);
     }
 }
 

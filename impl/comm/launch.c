@@ -38,7 +38,7 @@ static td_status read_tasks(td_launch_lookup get, const char *name, int32_t *out
     if (!text)
         return TD_OK;
     TD_TRY(read_number(get, "SLURM_NODEID", &node));
-    while (node >= 0) {
+    for (int32_t left = node; left >= 0;) {
         int times = 1, used = 0;
 
         TD_CHECK(sscanf(at, "%d%n", &tasks, &used) == 1 && tasks > 0,
@@ -48,7 +48,7 @@ static td_status read_tasks(td_launch_lookup get, const char *name, int32_t *out
         if (sscanf(at, "(x%d)%n", &times, &used) == 1)
             at += used;
         at += *at == ',';
-        node -= times > 0 ? times : 1;
+        left -= times > 0 ? times : 1;
     }
     *out = tasks;
 cleanup:
