@@ -202,6 +202,10 @@ TD_TEST(ranges_are_of_whole_parameters)
     ROW(config.group_count, 1, "groups of the optimizer: rank 1 has 1, where rank 0 has 2")                  \
     ROW(groups[1].range.begin, 65, "a hash of the groups' ranges and hyperparameters: rank 1 has")           \
     ROW(groups[1].range.end, 127, "a hash of the groups' ranges and hyperparameters: rank 1 has")            \
+    ROW(groups[1].hyper.kind, TD_OPTIMIZER_SGD, "a hash of the groups' ranges and hyperparameters: rank 1")  \
+    ROW(groups[1].hyper.sgd.lr, 0.25, "a hash of the groups' ranges and hyperparameters: rank 1 has")        \
+    ROW(groups[1].hyper.adamw.variant, TD_ADAMW_COURSE2026,                                                  \
+        "a hash of the groups' ranges and hyperparameters: rank 1 has")                                      \
     ROW(groups[1].hyper.adamw.lr, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")       \
     ROW(groups[1].hyper.adamw.beta1, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")    \
     ROW(groups[1].hyper.adamw.beta2, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")    \
@@ -258,9 +262,10 @@ TD_TEST(trainers_that_differ_are_named)
  * ends the communicator, so each case has a separate one. */
 TD_TEST(steps_that_differ_are_refused)
 {
-    enum { RATE, ONE_GROUP, SHAPE, SHORT, INIT, RESET, CASES };
-    static const char *const names[CASES] = {"rate", "group", "shape", "short", "init", "reset"};
-    static const char *const others[CASES] = {"lr", "lr", "batch x seq", "batch x seq", "seeds,", "seeds,"};
+    enum { RATE, ONE_GROUP, HYPER, SHAPE, SHORT, INIT, RESET, CASES };
+    static const char *const names[CASES] = {"rate", "group", "hyper", "shape", "short", "init", "reset"};
+    static const char *const others[CASES] = {"lr",          "lr",     "hyperparameters", "batch x seq",
+                                              "batch x seq", "seeds,", "seeds,"};
 
     for (int i = 0; i < CASES; i++)
         for (int parts = 0; parts < 2; parts++) { /* with one micro-batch, and with two */
@@ -285,7 +290,9 @@ TD_TEST(steps_that_differ_are_refused)
             td_assert_ok(td_train_set(train, &config.hyper));
             step(train, 1, info.rank);
             config.hyper.adamw.lr /= 2;
-            if (info.rank == 1 && i == RATE)
+            config.hyper.adamw.lr *= i == HYPER ? 2 : 1;
+            config.hyper.adamw.beta2 = i == HYPER ? 0.5 : config.hyper.adamw.beta2;
+            if (info.rank == 1 && (i == RATE || i == HYPER))
                 td_assert_ok(td_train_set(train, &config.hyper));
             if (info.rank == 1 && i == ONE_GROUP)
                 td_assert_ok(td_optimizer_set(td_train_optimizer(train), 0, &config.hyper));

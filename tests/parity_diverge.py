@@ -4,13 +4,15 @@ import contextlib
 import io
 import re
 import sys
+import types
 import unittest
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from rich.console import Console
 
-from parity.core.command import main
+from parity.core.command import _parser, main
 from parity.core.measure import measure_case
 from parity.shared import diverge
 from tandem.library import Library, default_library
@@ -98,11 +100,46 @@ class Diverge(unittest.TestCase):
         self.assertIn("about 1.001 times the truth", text)
 
     def test_ranks_update_with_the_average(self):
-        way = ["--ranks", "2", "--threads", "1", "--until", "update", "--optimizer", "sgd", "--all"]
-        status, text = self.said(*way, here=False)
-        self.assertEqual(status, 0, text)
-        errors = re.findall(r"layers.0.ln1.output +(C \S+ +PyTorch \S+)", text)
-        self.assertNotEqual(*errors, "both ranks have the same tokens")
+        for way in (["--optimizer", "sgd"], ["--shard", "tensors", "--dtype", "bf16_mixed"]):
+            status, text = self.said("--ranks", "2", "--threads", "1", "--all", *way, here=False)
+            self.assertEqual(status, 0, text)
+            errors = re.findall(r"layers.0.ln1.output +(C \S+ +PyTorch \S+)", text)
+            self.assertNotEqual(*errors, "both ranks have the same tokens")
+
+    def test_what_is_said_of_ranks(self):
+        of_ranks, out = [], io.StringIO()
+        for rank, used in enumerate([(0.25, 1.5, 0.75), (0.125, 1.25, 1)]):
+            sides = [
+                {
+                    name: {"used": u, "rel_l2": u + k, "max_abs": u + 9 * k}
+                    for name, u in zip("abc", used, strict=True)
+                }
+                for k in (1, 2)
+            ]
+            of_ranks.append(
+                ({"error": {"outputs": sides[0]}, "message": f"b: why {rank}; c: also"}, sides[1])
+            )
+        options = types.SimpleNamespace(size="tiny", dtype="f32", all=True)
+        self.assertEqual(diverge.say(of_ranks, options, Console(file=out, soft_wrap=True)), 1)
+        wanted = """rank 0 a C 1.25e+00 PyTorch 2.25e+00 25.0% of what is allowed rank 1 a C 1.12e+00 PyTorch
+            2.12e+00 12.5% of what is allowed rank 0 b C 2.50e+00 PyTorch 3.50e+00 150.0% of what is allowed <--
+            rank 1 b C 2.25e+00 PyTorch 3.25e+00 125.0% of what is allowed <-- rank 0 c C 1.75e+00 PyTorch
+            2.75e+00 75.0% of what is allowed rank 1 c C 2.00e+00 PyTorch 3.00e+00 100.0% of what is allowed
+            tiny in f32: 3 outputs; 1 is outside the rule. The first of rank 0: b C rel_l2 2.5, largest error 10.5
+            PyTorch rel_l2 3.5, largest error 19.5 why 0 the output before it: a"""
+        self.assertEqual(out.getvalue().split(), wanted.split())
+
+    def test_a_case_has_the_options(self):
+        keys = dict(layers=5, batch=3, context=7, dtype="bf16", attention="naive", keep="all", seed=9)
+        keys |= dict(optimizer="sgd", until="backward", ranks=4, strategy="flat", shard="full")
+        way = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+        case = diverge.case_of(_parser().parse_args(["diverge", *way, "--backend", "mpi"]))
+        self.assertEqual([{key: case.get(key) for key in keys}, *case.config], [keys, "c_mpi"])
+        case = diverge.case_of(_parser().parse_args("diverge --checkpoint 3 --until loss".split()))
+        how = dict(keep="inputs", checkpoint_layers=3, update="none")
+        self.assertEqual(
+            [{key: case[key] for key in how}, case.config["c"]], [how, diverge.c_switches(**how)]
+        )
 
     def test_what_cannot_run_is_said(self):
         self.assertEqual(self.said("--dtype", "tf32")[0], 2)

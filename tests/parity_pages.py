@@ -20,7 +20,7 @@ from parity.bench import page as bench_page
 from parity.core import grid, plot, report, sweep, words
 from parity.core.clock import statistics
 from parity.core.command import main
-from parity.core.document import Figure, Tabled, Text
+from parity.core.document import Figure, Tabled
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.tables import PREAMBLE, Table
@@ -236,18 +236,6 @@ class Drawn(Apart):
         self.assertEqual(run.returncode, 0, run.stdout[-2000:])
         over = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide", run.stdout)]
         self.assertLess(max(over, default=0.0), 5.0)
-
-    def test_times_of_ranks_name_their_batch_and_context(self):
-        of_ranks = [section for page in self.pages if page.module in RANKED for section in page.sections]
-        timed = [section for section in of_ranks if re.search("benchmarking|accounting", section.row)]
-        self.assertGreater(len(timed), 6)
-        for section in timed:
-            if any(isinstance(block, Tabled) for block in section.blocks):
-                texts = (
-                    block for block in section.blocks if isinstance(block, Text) and block.kind == "small"
-                )
-                said = " ".join(block.words for block in texts)
-                self.assertRegex(said, r"(?i)batch \d+ a rank, context \d+", section.row)
 
     def test_parts_of_a_picture_do_not_overlap(self):
         found = self.pictures(self.pages)

@@ -21,7 +21,7 @@ from parity.core.view import Records
 from parity.ddp import page as ddp
 from parity.shard import full_page
 from parity.shard import page as shard
-from parity.shared.pages import apart_of, report_proofs
+from parity.shared.pages import report_proofs
 
 
 def timed(impl, samples, **more):
@@ -142,23 +142,6 @@ class Answers(unittest.TestCase):
             for what in passes
         ]
 
-    def test_peaks_of_memory_belong_to_their_side_and_dtype(self):
-        peaks = {("c", "f32", 512): 100.0, ("c", "bf16_mixed", 512): 150.0}
-        peaks |= {("torch_eager", "f32", 512): 110.0, ("torch_eager", "bf16_mixed", 512): 108.0}
-        peaks |= {("c", "f32", 256): 50.0, ("c", "bf16_mixed", 256): 60.0}
-        peaks |= {("torch_eager", "f32", 256): 40.0, ("torch_eager", "bf16_mixed", 256): 30.0}
-        records = self.peaks(peaks, ("inference", "forward", "step"))
-        for record in records:
-            record["values"] = {"live": record["peak_mib"] * 2**20}
-        sections, values = self.answers(memory.report, records)
-        section = sections["memory_profiling (c)"]
-        said = " ".join([*section.answer, *section.notes])
-        self.assertIn("a step's peak rises by 20 % in C and falls by 25 % in PyTorch", said)
-        f32, mixed = (values["memory_profiling (c)"][name] for name in ("wide", "low"))
-        self.assertEqual((f32["c_inference"], mixed["c_inference"]), (100.0, 150.0))
-        self.assertEqual((f32["torch_eager_step"], mixed["torch_eager_step"]), (110.0, 108.0))
-        self.assertEqual(values["memory_profiling (b)"]["last"]["c_step"], f32["c_step"])
-
     def test_a_peak_at_the_end_of_a_phase_is_in_it(self):
         (step,) = self.peaks({("c", "f32", 512): 3.0}, ("step",))
         step["values"] = {"live": 3 * 2**20}
@@ -264,28 +247,6 @@ class Answers(unittest.TestCase):
         self.assertTrue(traces.complete)  # a trace of the overlap was recorded
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
         self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [4])
-
-    def test_a_peak_changes_by_the_difference_of_both(self):
-        found = {
-            k: {"peak_mib": peak, "values": {"inputs_mib": inputs}}
-            for k, peak, inputs in ((1, 100.0, 28.0), (2, 90.0, 20.0))
-        }
-        self.assertEqual(bench.change_of(found), {"k": 2, "predicted": -8.0, "measured": -10.0})
-
-    def test_a_proof_is_about_weights(self):
-        outputs = {"losses": 3.0, "ranks_apart": 0.0, "weight.a": 0.1, "update.b": 0.2}
-        error = {"max_abs": 3.0, "outputs": {name: {"max_abs": far} for name, far in outputs.items()}}
-        self.assertEqual(apart_of({"error": error}), 0.2)
-
-    def test_the_rest_of_a_peak_is_what_no_column_has(self):
-        case = dict(size="xl", dtype="f32", ranks=2, shard="whole", batch=2, context=128)
-        case |= dict(d_model=8, d_ff=8, layers=1, heads=1, vocab=8)
-        parts = dict(parameters=1, gradients=2, optimizer_state=3, buffers=4, activations=99, peak=15)
-        mib = {f"{name}_mib": [float(most), 0.0] for name, most in parts.items()}
-        records = [dict(impl=impl, status="ok", case=case, memory=mib) for impl in ("c_gloo", "torch_ddp")]
-        page = unittest.mock.Mock()
-        shard.report_memory(page, records)
-        self.assertEqual([row.get("rest (MiB)") for row in page.table.call_args.args[0]], [None, 5.0, 5.0])
 
     def test_the_machine_that_answers_all_parts_is_preferred(self):
         rows = ("memory_profiling (a)", "memory_profiling (b)")
