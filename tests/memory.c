@@ -242,26 +242,6 @@ static const td_cases recordings = {.group = "events add up",
 
 /* ---- contents of a recording ---- */
 
-/* A recording has no blocks that existed before, and they do not change its numbers. */
-TD_TEST(others_blocks_do_not_count)
-{
-    td_memory_recording *alone = record(&tiny);
-    const td_memory_summary first = summary_of(alone);
-    void *block;
-
-    td_assert_ok(td_device_alloc(dev, 12345, &block));
-    td_memory_recording *beside = record(&tiny);
-    const td_memory_summary second = summary_of(beside);
-    assert_int_equal(first.base_bytes, 0);
-    assert_int_equal(second.base_bytes, 12345);
-    assert_int_equal(second.peak_bytes, first.peak_bytes);
-    assert_int_equal(second.whole.live_bytes, first.whole.live_bytes);
-    assert_int_equal(second.whole.allocated_bytes, first.whole.allocated_bytes);
-    td_assert_ok(td_device_free(dev, block));
-    td_memory_recording_destroy(alone);
-    td_memory_recording_destroy(beside);
-}
-
 /* The tensors that a block saves have the bytes that accounting computes, with each tensor rounded up to
  * TD_ALIGNMENT. */
 static void a_block_saves_what_accounting_says(void **state)

@@ -7,6 +7,7 @@
 #include "support/test.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 
 static const td_memory_config tiny = {
     .model = {.size = {.d_model = 8, .d_ff = 12, .layers = 30, .heads = 2, .vocab = 11},
@@ -105,6 +106,7 @@ TD_TEST(events_are_the_entries)
     assert_true(number(all, "peak_bytes") == (double)summary.peak_bytes);
     assert_true(number(all, "live_peak_bytes") == (double)summary.whole.live_bytes);
     int64_t i = 0, at = 0;
+    double peak = 0;
     for (const cJSON *phase = cJSON_GetObjectItem(all, "phases")->child; phase; phase = phase->next, at++) {
         assert_string_equal(string(phase, "name"), td_memory_phase_name((td_memory_phase)at));
         assert_true(number(phase, "first") == (double)summary.phases[at].first);
@@ -128,9 +130,11 @@ TD_TEST(events_are_the_entries)
         assert_true(number(event, "time_ns") == (double)entry->event.time_ns);
         assert_true(number(event, "live_bytes") == (double)entry->live_bytes);
         assert_true(number(event, "allocated_bytes") == (double)entry->event.current_bytes - BEFORE);
+        peak = fmax(peak, number(event, "allocated_bytes"));
         assert_true(entry->pair < 0 ? cJSON_IsNull(pair) : pair->valuedouble == (double)entry->pair);
     }
     assert_int_equal(i, count);
+    assert_true(peak == number(all, "peak_bytes"));
     cJSON_Delete(all);
     free(text);
 }
@@ -168,15 +172,14 @@ TD_TEST(a_recording_by_hand_is_written)
     by_hand.summary.phases[0] = (td_memory_span){.end = by_hand.count, .begin_ns = 1, .end_ns = 2};
     for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
         by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};
+    entries[3].event.time_ns = 77000;
     td_assert_ok(td_memory_replay(&by_hand));
-    assert_int_equal(by_hand.summary.whole.live_bytes, 20 * MIB);
-    assert_int_equal(by_hand.summary.whole.end_bytes, 0);
-    /* Events: one of the snapshot, the segment, the tensor, two for the tensor's end, and the segment's
-     * end. */
-    assert_int_equal(td_memory_snapshot_events(&by_hand), 6);
     td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
-    char *text = file_read(file_path, &bytes);
+    char *text = file_read(file_path, &bytes), *at = text;
     assert_non_null(memmem(text, bytes, "\x8a\x05\0\0\0\xc0\0", 7));
+    /* The block and its tensor end at one time: two events of the tensor's end, then one of the segment's. */
+    for (int i = 0; i < 3; i++)
+        assert_non_null((at = memmem(at + 1, (size_t)(text + bytes - at - 1), "J\x4d\0\0\0", 5)));
     free(text);
     td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
     text = file_read(file_path, &bytes);
@@ -186,7 +189,6 @@ TD_TEST(a_recording_by_hand_is_written)
     text = file_read(file_path, &bytes);
     cJSON *all = cJSON_ParseWithLength(text, bytes);
     const cJSON *events = cJSON_GetObjectItem(all, "events");
-    assert_int_equal(cJSON_GetArraySize(events), 4);
     assert_string_equal(string(cJSON_GetArrayItem(events, 1), "label"), "a/\"x");
     assert_string_equal(string(cJSON_GetArrayItem(events, 2), "action"), "oom");
     assert_true(number(cJSON_GetArrayItem(events, 1), "pair") == 3);

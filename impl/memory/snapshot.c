@@ -197,7 +197,7 @@ static void put_frames(snapshot *s, const td_memory_entry *entry)
     *memo = store(&s->p) + 1;
 }
 
-static void put_event(snapshot *s, const char *action, const td_memory_entry *entry)
+static void put_event(snapshot *s, const char *action, const td_memory_entry *entry, int64_t time_ns)
 {
     begin_dict(&s->p);
     put_word(&s->p, "action");
@@ -205,7 +205,7 @@ static void put_event(snapshot *s, const char *action, const td_memory_entry *en
     put_field(&s->p, "addr", (uintptr_t)entry->event.address);
     put_field(&s->p, "size", entry->event.bytes);
     put_field(&s->p, "stream", 0);
-    put_field(&s->p, "time_us", (uint64_t)(entry->event.time_ns + s->recording->epoch_ns) / 1000);
+    put_field(&s->p, "time_us", (uint64_t)(time_ns + s->recording->epoch_ns) / 1000);
     put_word(&s->p, "frames");
     put_frames(s, entry);
     put_word(&s->p, "category");
@@ -251,7 +251,7 @@ static int64_t put_entry(snapshot *s, const td_memory_recording *recording, int6
         for (int j = 0; (inside || k == i) && j < 2 && actions[action][j]; j++, count++)
             if (s) {
                 next_item(&s->p, count);
-                put_event(s, actions[action][j], of);
+                put_event(s, actions[action][j], of, entry->event.time_ns);
             }
     }
     return count;
