@@ -430,8 +430,7 @@ TD_TEST(wrong_marks_are_refused)
     ROW(tensors[1].shape[1], 4, "rank %d has f32 [2, 4] with a gradient of f32 in 8 grad_elements")          \
     ROW(tensors[1].dtype, TD_BF16, "rank %d has bf16 [2, 3] with a gradient of f32")                         \
     ROW(tensors[1].grad_dtype, TD_BF16, "rank %d has f32 [2, 3] with a gradient of bf16")                    \
-    ROW(tensors[1].grad_elements, 7,                                                                         \
-        "with a gradient of f32 in 7 grad_elements, used 2 times, where rank 0")                             \
+    ROW(tensors[1].grad_elements, 7, "of f32 in 7 grad_elements, used 2 times, where rank 0")                \
     ROW(tensors[1].uses, 3, "used 3 times, where rank 0 has f32 [2, 3] with a gradient of f32 in 6")         \
     ROW(tensors[1].frozen, true, "rank %d has f32 [2, 3], frozen, where rank 0 has f32 [2, 3] with")         \
     ROW(config.count, 1, "tensors: rank %d has 1, where rank 0 has 2")                                       \

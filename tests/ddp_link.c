@@ -204,14 +204,12 @@ TD_TEST(ranges_are_of_whole_parameters)
     ROW(groups[1].range.end, 127, "a hash of the groups' ranges and hyperparameters: rank 1 has")            \
     ROW(groups[1].hyper.kind, TD_OPTIMIZER_SGD, "a hash of the groups' ranges and hyperparameters: rank 1")  \
     ROW(groups[1].hyper.sgd.lr, 0.25, "a hash of the groups' ranges and hyperparameters: rank 1 has")        \
-    ROW(groups[1].hyper.adamw.variant, TD_ADAMW_COURSE2026,                                                  \
-        "a hash of the groups' ranges and hyperparameters: rank 1 has")                                      \
+    ROW(groups[1].hyper.adamw.variant, TD_ADAMW_COURSE2026, "ranges and hyperparameters: rank 1 has")        \
     ROW(groups[1].hyper.adamw.lr, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")       \
     ROW(groups[1].hyper.adamw.beta1, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")    \
     ROW(groups[1].hyper.adamw.beta2, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")    \
     ROW(groups[1].hyper.adamw.eps, 0.5, "a hash of the groups' ranges and hyperparameters: rank 1 has")      \
-    ROW(groups[1].hyper.adamw.weight_decay, 0.5,                                                             \
-        "a hash of the groups' ranges and hyperparameters: rank 1 has")                                      \
+    ROW(groups[1].hyper.adamw.weight_decay, 0.5, "ranges and hyperparameters: rank 1 has")                   \
     ROW(steps, 1, "steps so far: rank 1 has 1, where rank 0 has 0")
 
 TD_TEST(trainers_that_differ_are_named)

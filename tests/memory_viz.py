@@ -224,6 +224,8 @@ class VizTest(unittest.TestCase):
             ends = [(70 + column(of["first"]), 70 + column(of["end"]), of["name"]) for of in events["phases"]]
             wanted = [(str(x), str(end - x), str((x + end) // 2), word) for x, end, word in ends if end > x]
             self.assertEqual(re.findall(found, picture), wanted)
+            fills = ["e6ebf2", "f3f3f3", "e6ebf2", "f3f3f3"][: len(wanted)]
+            self.assertEqual(re.findall(r' y="14" [^>]*fill="#(\w+)"', picture), fills)
 
     def test_names_have_their_categories(self):
         for name, events, _ in self.each():

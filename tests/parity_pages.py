@@ -17,15 +17,17 @@ from unittest.mock import MagicMock, patch
 from parity import bench, memory, trace
 from parity.bench import classes, drivers
 from parity.bench import page as bench_page
-from parity.core import grid, plot, report, sweep, words
+from parity.core import Case, grid, plot, report, sweep, words
 from parity.core.clock import statistics
 from parity.core.command import main
 from parity.core.document import Figure, Tabled
+from parity.core.measure import measure_case
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.tables import PREAMBLE, Table
 from parity.core.view import Records
 from parity.shared.model import TandemTrainer
+from tandem.library import Library, default_library
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
 NEWEST = load(COMMITTED).newest()
@@ -257,6 +259,21 @@ class Memory(unittest.TestCase):
             if peak:
                 needs = memory.peaks_case("cuda", *key).needs_bytes / 2**20
                 self.assertTrue(peak <= needs <= 1.05 * peak, f"{key}: {needs:.0f} for {peak:.0f} MiB")
+
+    def test_a_record_has_what_was_recorded(self):
+        keys = dict(d_model=48, d_ff=100, layers=2, heads=3, vocab=57, batch=2, context=32, dtype="f32")
+        how = dict(measure="memory", seconds=5, in_turn=True, config=memory.config_of("f32"), size="tiny")
+        case = Case("memory_profiling", part="peaks", **how, **keys, **{"pass": "step"})
+        block, mib, names = 4 * 48**2 + 3 * 48 * 100, 2**20, memory.CATEGORIES
+        weights = 4 * (2 * (57 * 48 + block) + 5 * 48)
+        for found in measure_case(memory, case, Library(default_library()), budget=0.0)[:2]:
+            values, most = found["values"], max(found["series"]["live_mib"]) * mib
+            live, blocks = ([values[f"{of} {name}"] for name in names] for of in ("live", "blocks"))
+            said = [values[name] for name in ("largest 1 name", "largest 1", "largest 1 count", "residual")]
+            said += [values["block gradients"], values["live"], most, sum(blocks), live[0], live[2]]
+            wanted = ["layers.*.ffn.gate_up", 2 * 32 * 200 * 4, 2, 2 * 32 * 48 * 4, 4 * (block + 2 * 48)]
+            wanted += [sum(live), sum(live), found["peak_mib"] * mib, weights, 2 * weights]
+            self.assertEqual(said, wanted)
 
 
 class BenchOnAGpu(unittest.TestCase):
