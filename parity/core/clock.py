@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from parity.core.case import Side
-from parity.core.device import Cpu, Device, DeviceLost
+from parity.core.device import Cpu, Device
 
 WARMUP = 2
 FEWEST, MOST = 5, 200
@@ -122,8 +122,6 @@ def _round(sides, timings, calling, device: Device, together: int, keep=False, o
             last.clear()
             if side.answer is not None:  # at once, because sides may share a buffer
                 timing.outputs = side.answer()
-        except DeviceLost:
-            raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep
             # Its traceback would keep the side's tensors alive.
             timing.failure = error.with_traceback(None)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from parity.core import sweep, verdict
 from parity.core.case import MEASURES, ParityError
-from parity.core.device import kind_of
+from parity.core.device import DeviceLost, kind_of
 from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load, prune
 from parity.core.worker import Settings, Worker, WorkerError
 from tandem.library import ROOT, default_library
@@ -43,7 +43,7 @@ def main(package: str, arguments: list[str] | None = None) -> int:
         _give_up_on_stdout()
     except SystemExit:  # how rich takes it that nobody reads standard output any more, with status 1
         pass
-    except Exception:  # 1 has a meaning: a case failed, something got worse
+    except (Exception, DeviceLost):  # 1 has a meaning: a case failed, something got worse
         traceback.print_exc()
     except KeyboardInterrupt:
         words = "interrupted: every finished case is recorded, the same command goes on from there"

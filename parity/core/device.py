@@ -32,8 +32,9 @@ class DeviceError(RuntimeError):
     """The machine has no such device; the message says what it has."""
 
 
-class DeviceLost(RuntimeError):
-    """The GPU's context is broken, as after an access to unmapped memory: only a new process helps."""
+class DeviceLost(BaseException):
+    """The GPU's context is broken, as after an access to unmapped memory: only a new process helps. It is no failure of
+    a side, so what catches these lets it pass."""
 
 
 class Cpu(library.Cpu):

@@ -13,7 +13,7 @@ import torch
 
 from parity.core import clock, memory
 from parity.core.case import Case, Outputs, Side, is_judged, seed_of
-from parity.core.device import Cpu, Device, DeviceLost
+from parity.core.device import Cpu, Device
 from parity.core.draw import Draw
 from parity.core.equals import Sequential
 from parity.core.judge import EPS, ProtocolError, judge, rule_of, timed_complaints
@@ -196,8 +196,6 @@ class Measurement:
             if any(len(calls) > 1 for calls in judged.values()):
                 later = judge(last, truth, self.rules, self.reference, eps, *orders)
                 verdicts |= {impl: later[impl] for impl, found in verdicts.items() if found.passed}
-        except DeviceLost:
-            raise
         except Exception as error:  # the truth failed, or the module broke the protocol
             for impl in filter(is_judged, alive):
                 alive[impl].end(error)
@@ -283,8 +281,6 @@ class Measurement:
             self.draw.change(True)
         try:
             self._judge_timed(sorted(timed, key=lambda part: is_judged(part.impl)))
-        except DeviceLost:
-            raise
         except Exception as error:  # the truth failed
             for part in timed:
                 part.message = f"not judged: {status_of(error)[1]}" if is_judged(part.impl) else part.message
@@ -376,8 +372,6 @@ class Measurement:
         try:
             act()
             self.device.synchronize()
-        except DeviceLost:
-            raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep
             part.end(error)
             self.device.check_alive()
@@ -429,8 +423,6 @@ def measure_case(
             run.give_up(given_up or {})
             run.run(budget)
             records = run.records()
-        except DeviceLost:
-            raise
         except Exception as error:  # before there were sides to blame
             status, message = status_of(error)
             records = [{"impl": "c", "status": status, "message": message}]
