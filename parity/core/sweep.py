@@ -12,7 +12,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 
 from rich.console import Console
@@ -20,12 +20,10 @@ from rich.status import Status
 from rich.text import Text
 
 from parity.core.case import BAD, MEASURES, Case, ParityError, is_judged
-from parity.core.comparison import geomean
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
 from parity.core.ranks import runs_ranks
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
-from parity.core.view import number
 from parity.core.worker import Settings, Worker
 
 PROFILES = ("quick", "standard", "full")
@@ -244,13 +242,6 @@ class _Tally:
     done: int = 0
     bad: int = 0
     seconds: float = 0.0
-    ratios: list[float] = field(default_factory=list)  # C's time over that of the side it alternated with
-
-    def words(self) -> str:
-        found = [f"{self.bad} failed" if self.bad else "all hold"]
-        if self.ratios:
-            found.append(f"C takes {geomean(self.ratios):.2f} times PyTorch's time")
-        return ", ".join(found)
 
 
 class _Watch(contextlib.AbstractContextManager):
@@ -289,15 +280,14 @@ class _Watch(contextlib.AbstractContextManager):
         tally.done += 1
         tally.bad += bad
         tally.seconds += time.monotonic() - self.begun
-        ratios = (number(record, "ratio") for record in records)
-        tally.ratios += [ratio for ratio in ratios if ratio is not None]
         if bad or self.verbose:
             line = f"[{self.done}/{len(self.expected)}] {item.name}: {'; '.join(map(_summary, records))}"
             self.console.print(line, style="red" if bad else None)
         if tally.done == tally.total:
             left = f"; about {duration(self._left())} left" if self.done < len(self.expected) else ""
-            words = f"{tally.words()}, {duration(tally.seconds)}{left}"
-            self.console.print(f"{item.module:<12} {tally.total:>4} cases: {words}")
+            words = f"{tally.bad} failed" if tally.bad else "all hold"
+            line = f"{item.module:<12} {tally.total:>4} cases: {words}, {duration(tally.seconds)}{left}"
+            self.console.print(line)
 
     def _left(self) -> float:
         """The expected time of the rest, corrected by how the finished ones did."""
