@@ -141,7 +141,8 @@ class RecordFiles(unittest.TestCase):
                     self.record(2, build=dict(version="1", commit="<!--", library="l")),
                     'build.commit is "<!--", needs letters',
                 ),
-                (self.record(2, more=2**63), "more is 9223372036854775808, needs to be less than 2"),
+                (self.record(2, others=2**63), "others is 9223372036854775808, needs a number"),
+                (self.record(2, more="\ud800"), "is not JSON: .*surrogates not allowed"),
             ):
                 with self.assertRaisesRegex(RecordError, words):
                     file.append([self.record(3), record])

@@ -532,15 +532,14 @@ class Sweeps(unittest.TestCase):
             ("series", {"count": 1}, "series.count is 1, needs a list"),
             ("sides", 0, "sides is 0, needs a whole number of at least 1"),
             ("threads", 1.5, "threads is 1.5, needs a whole number"),
-            ("peak_mib", 2**70, "peak_mib is 1180591620717411303424, needs to be less than 2^63"),
-            ("message", "\ud800", 'message is "\\ud800", which is no Unicode'),
+            ("peak_mib", 2**70, "peak_mib is 1180591620717411303424, needs a number"),
+            ("message", "\ud800", "it is not JSON: 'utf-8' codec can't encode"),
         ]
         lines = [(json.dumps(good | {key: value}), words) for key, value, words in wrong]
         lines += [
-            ("[" * 100_000, "it nests deeper than 16"),
-            (json.dumps(good | {"more": eval("[" * 16 + "]" * 16)}), "it nests deeper than 16"),
-            (json.dumps(good).replace('"c"', "NaN"), "impl is nan, needs to be finite"),
-            (json.dumps(good)[:-1] + ', "peak_mib": 1e999}', "peak_mib is inf, needs to be finite"),
+            ("[" * 100_000, "it nests too deep"),
+            (json.dumps(good).replace('"c"', "NaN"), "it is not JSON: Out of range"),
+            (json.dumps(good)[:-1] + ', "peak_mib": 1e999}', "it is not JSON: Out of range"),
             ("[1]", "it is [1], needs an object"),
             ('{"module": "m"}', "it has no deliverable"),
         ]

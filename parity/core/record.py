@@ -30,7 +30,7 @@ from parity.core.case import ParityError, case_name
 from parity.core.device import Cpu, Device
 from parity.core.files import write_whole
 from parity.core.identity import build_of, host, is_here
-from parity.core.schema import SchemaError, check, disagreement, parse
+from parity.core.schema import SchemaError, disagreement, parse
 from tandem.library import Library
 
 FILE = "records.jsonl"
@@ -214,13 +214,12 @@ class RecordFile(contextlib.AbstractContextManager):
 
     def append(self, records: Iterable[Mapping]) -> None:
         """Adds all of them or, with RecordError, none."""
-        records = [_finite(record) for record in records]
-        for record in records:
-            try:
-                check(record)
-            except SchemaError as error:
-                raise RecordError(f"{self.path}: no reader would take a record: {error}: {record}") from error
-        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+        texts = [json.dumps(_finite(record)).encode() for record in records]
+        try:
+            records = [*map(parse, texts)]
+        except SchemaError as error:
+            raise RecordError(f"{self.path}: no reader would take a record: {error}: {texts}") from error
+        lines = b"".join(text + b"\n" for text in texts)
         before = os.fstat(self._file).st_size
         try:
             written = 0
