@@ -3,7 +3,6 @@
 import itertools
 import re
 import subprocess
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from parity.core.cards import card_of
 from parity.core.case import is_judged
 from parity.core.comparison import differing
 from parity.core.identity import sources_of
-from parity.core.record import UNTRIED
+from parity.core.record import UNTRIED, grouped
 from parity.core.view import number
 from parity.judge.numbers import COUNTS, MODEL, PASSES, WORDS, Bounds, Row, judge
 from parity.shared.model import SIZES
@@ -40,13 +39,6 @@ def where_of(record: Mapping, whole: bool = False) -> str:
     case = {} if whole else record["case"]
     words = [f"{key}={value}" for key, value in case.items() if "size" not in case or key not in MODEL]
     return " ".join([record["folder"], record["deliverable"], record["impl"], *words])
-
-
-def grouped(records: Iterable[Mapping], by: Callable[[Mapping], Hashable]) -> list[list[Mapping]]:
-    found: dict[Hashable, list[Mapping]] = defaultdict(list)
-    for record in records:
-        found[by(record)].append(record)
-    return [*found.values()]
 
 
 def case_of(record: Mapping) -> Hashable:
@@ -112,7 +104,7 @@ def categories(records: Sequence[Mapping]) -> Findings:
         weights, before, then = (memory[f"{k}_mib"][0] for k in ("parameters", "made", "before_update"))
         if before < 0.9 * then and before > 1.5 * weights:
             yield record, f"before the first step {before:.0f} MiB are held, the weights are {weights:.0f}"
-    for group in grouped(found, pass_of):
+    for group in grouped(found, pass_of).values():
         low, least = min((r["memory"]["activations_mib"][0], r["impl"]) for r in group)
         for record in group:
             if (mine := record["memory"]["activations_mib"][0]) > 4 * low:
@@ -149,7 +141,7 @@ def order(records: Sequence[Mapping]) -> Findings:
             return value if axis != "size" else [*SIZES].index(value) if value in SIZES else -1
 
         having = [record for record in measured(records, name) if at(record) >= 0]
-        for group in grouped(having, lambda r, axis=axis: setting(r, axis)):
+        for group in grouped(having, lambda r, axis=axis: setting(r, axis)).values():
             for less, more in itertools.pairwise(sorted(group, key=at)):
                 low, high = number(less, name), number(more, name)
                 noise = less["ms"]["std"] + more["ms"]["std"] if name == "ms" else 0.0
@@ -161,7 +153,7 @@ def order(records: Sequence[Mapping]) -> Findings:
 def twice(records: Sequence[Mapping]) -> Findings:
     """Two values for one configuration: in two deliverables, two folders or two processes."""
     for name in AGREE:
-        for group in grouped(measured(records, name), setting):
+        for group in grouped(measured(records, name), setting).values():
             values = {f"{r['folder']} {r['deliverable']}": number(r, name) for r in group}
             apart = max(values.values()) > (1 + AGREE[name]) * min(values.values())
             if apart or len({r["folder"] for r in group}) > 1:
@@ -195,7 +187,7 @@ def statuses(records: Sequence[Mapping]) -> Findings:
 
 def samples(records: Sequence[Mapping]) -> Findings:
     """Too few samples for a median, or a spread that needs the range in words."""
-    for group in grouped(measured(records, "ms"), lambda r: where_of(r, True)):
+    for group in grouped(measured(records, "ms"), lambda r: where_of(r, True)).values():
         few = [r["ms"]["n"] for r in group if r["ms"]["n"] < FEW]
         most = UNSTEADY[group[0].get("device", "cpu")]
         wide = [r["ms"]["std"] / r["ms"]["mean"] for r in group if r["ms"]["std"] > most * r["ms"]["mean"]]
@@ -209,7 +201,7 @@ def samples(records: Sequence[Mapping]) -> Findings:
 def likes(records: Sequence[Mapping]) -> Findings:
     """Two sides of PyTorch in one case that differ in more than one setting."""
     theirs = [r for r in records if not is_judged(r["impl"]) and r.get("config")]
-    for run in grouped(theirs, case_of):
+    for run in grouped(theirs, case_of).values():
         for mine, other in itertools.combinations(sorted(run, key=lambda r: r["impl"]), 2):
             differ = differing(mine, other)
             if len(differ) > 1:
@@ -219,7 +211,7 @@ def likes(records: Sequence[Mapping]) -> Findings:
 def gaps(records: Sequence[Mapping]) -> Findings:
     """A size and context that a grid of others leaves out."""
     having = [r for r in records if {"size", "context"} <= r["case"].keys()]
-    for group in grouped(having, lambda r: (where_of(r, True), setting(r, "size", "context"))):
+    for group in grouped(having, lambda r: (where_of(r, True), setting(r, "size", "context"))).values():
         there = {(r["case"]["size"], r["case"]["context"]) for r in group}
         sizes, contexts = map(set, zip(*there, strict=True))
         lacks = {*itertools.product(sizes, contexts)} - there
@@ -230,7 +222,7 @@ def gaps(records: Sequence[Mapping]) -> Findings:
 
 def references(records: Sequence[Mapping]) -> Findings:
     """An average over PyTorch's errors is not over all cases if some have none."""
-    for group in grouped(records, lambda r: (r["folder"], r["deliverable"])):
+    for group in grouped(records, lambda r: (r["folder"], r["deliverable"])).values():
         theirs = {(case_of(r), r["impl"]) for r in group if r.get("error", {}).get("rel_l2")}
         mine = [r for r in group if r["impl"] == "c" and r.get("error", {}).get("rel_l2") is not None]
         lacks = [r for r in mine if (case_of(r), r.get("reference", "torch_eager")) not in theirs]
@@ -253,7 +245,7 @@ def ages(records: Sequence[Mapping], dates: Callable[[str, Sequence[str]], str |
     built = [record for record in records if "build" in record]
     files = {name: sources_of(f"parity.{name}").values() for name in {r["module"] for r in built}}
     paths = {name: [f"impl/{name}", *(str(f.relative_to(ROOT)) for f in of)] for name, of in files.items()}
-    for group in grouped(built, lambda r: (r["folder"], r["module"], r["build"]["commit"])):
+    for group in grouped(built, lambda r: (r["folder"], r["module"], r["build"]["commit"])).values():
         commit = group[0]["build"]["commit"]
         date = dates(commit, paths[group[0]["module"]])
         if date:

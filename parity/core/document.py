@@ -59,8 +59,7 @@ class Section:
     question: str
     answer: list[str] = field(default_factory=list)
     blocks: list[Text | Tabled | Figure] = field(default_factory=list)
-    complete: bool = True  # whether everything that the question asks for was measured
-    lacks: list[str] = field(default_factory=list)  # what was not
+    lacks: list[str] = field(default_factory=list)  # what the question asks for and was not measured
     notes: list[str] = field(default_factory=list)  # sentences beyond those that the question asks for
 
     def rows(self) -> int:

@@ -19,9 +19,10 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,11 +69,8 @@ class Loaded:
 
     def leave_out_contradictions(self, path: Path) -> None:
         """Sides of one run whose numbers contradict each other; nobody knows which is right."""
-        runs: dict[tuple, list[dict]] = {}
-        for record in self.records:
-            if "ms" in record:
-                runs.setdefault((*key_of(record)[:2], record.get("time")), []).append(record)
-        wrong = []
+        timed = (record for record in self.records if "ms" in record)
+        runs, wrong = grouped(timed, lambda record: (*key_of(record)[:2], record.get("time"))), []
         for mine, theirs in (pair for run in runs.values() for pair in itertools.permutations(run, 2)):
             if words := disagreement(mine, theirs):
                 who = f"{' '.join(key_of(mine))}: left out with {theirs['impl']}"
@@ -96,12 +94,17 @@ class Loaded:
         return found
 
 
-def by_case(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
-    """{(module, case): its records in order}."""
-    found: dict[tuple[str, str], list[dict]] = {}
-    for record in records:
-        found.setdefault(key_of(record)[:2], []).append(record)
+def grouped(items: Iterable, by: Callable[[Any], Hashable]) -> dict[Any, list]:
+    """{what `by` says of an item: all such items in order}."""
+    found: dict[Any, list] = {}
+    for item in items:
+        found.setdefault(by(item), []).append(item)
     return found
+
+
+def by_case(records: Iterable[Mapping]) -> dict[tuple[str, str], list[dict]]:
+    """{(module, case): its records in order}."""
+    return grouped(records, lambda record: key_of(record)[:2])
 
 
 def newest_run(records: Sequence[dict]) -> list[dict]:

@@ -72,7 +72,6 @@ class Page:
 
     def lacks(self, what: str) -> None:
         """Something that the section's question asks for and that was not measured here."""
-        self._now.complete = False
         self._now.lacks.append(what)
 
     def table(

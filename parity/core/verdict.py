@@ -9,7 +9,7 @@ from rich.console import Console
 
 from parity.core.case import BAD, is_judged
 from parity.core.comparison import geomean, quotient
-from parity.core.record import key_of
+from parity.core.record import by_case
 from parity.core.sweep import Item, lowest_floor, places
 from parity.core.view import number
 
@@ -26,14 +26,11 @@ class Row:
 
 def say(items: Sequence[Item], newest: Sequence[Mapping], console: Console, pages: Path | None = None) -> int:
     """Prints a line a module, the worst case, where the pages are, and at the end what failed. Returns how many."""
-    records = defaultdict(list)
-    for record in newest:
-        records[key_of(record)[:2]].append(record)
-    place = places(items)
+    records, place = by_case(newest), places(items)
     rows: dict[str, Row] = defaultdict(Row)
     whole, bad, unjudged = Row(), [], Counter()
     for item in sorted(items, key=lambda item: place(item.module)):
-        found = records[item.module, item.case.name]
+        found = records.get((item.module, item.case.name), [])
         failed = [record for record in found if record["status"] in BAD]
         bad += [(item, record) for record in failed]
         mine = [record for record in found if is_judged(record["impl"]) and record["status"] == "ok"]

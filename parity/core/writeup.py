@@ -74,7 +74,7 @@ class Found:
 
     def key(self) -> tuple:
         """The larger, the better, by the rule above. Machines that are joined have all that each of them has."""
-        joined, complete = self.machine.home is not None, self.section.complete
+        joined, complete = self.machine.home is not None, not self.section.lacks
         rows, sentences = self.section.rows(), len(self.section.answer) + len(self.section.notes)
         partly = (0, 0) if complete else (rows - len(self.section.lacks), sentences)
         return joined, complete, *partly, self.machine.rank(), rows
@@ -175,7 +175,7 @@ def choose(found: Mapping[str, Sequence[Found]], rows: Iterable[str]) -> dict[st
     """Of each row the best answer. A machine that answers all parts of an id is preferred for each part."""
     rows, whole = [*rows], {}
     for row in rows:
-        names = {of.machine.name for of in found.get(row, ()) if of.section.complete}
+        names = {of.machine.name for of in found.get(row, ()) if not of.section.lacks}
         whole[deliverable_of(row)] = whole.get(deliverable_of(row), names) & names
 
     chosen, last = {}, {}  # last: the machine of the part before, by id
@@ -326,7 +326,7 @@ def renamed(section: Section) -> Section:
         lacks.append(f"context 2048 but for inference; `{command_of(row)}` measures it on a card with 141 GB")
     notes = [*map(words, section.notes), *([NO_STEP] if row in handouts.NOT_10B and not lacks_10b else [])]
     said = {"answer": [*map(words, section.answer)], "notes": notes}
-    return replace(section, blocks=[*map(block, section.blocks)], lacks=lacks, complete=not lacks, **said)
+    return replace(section, blocks=[*map(block, section.blocks)], lacks=lacks, **said)
 
 
 def builds_of(records: Sequence[Mapping]) -> str:
@@ -373,7 +373,7 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
             folder = of.machine.name
             head = f"[{folder}]({folder}/README.md)"
             if line.get(head) == "":
-                words = "yes" if of.section.complete else "part"
+                words = "part" if of.section.lacks else "yes"
                 line[head] = f"[{words}]({of.machine.place(of.module, of.section)})"
         lines.append(line)
     document.table(Table(lines))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from parity.core.cards import CARDS, Card, impossible
 from parity.core.case import ParityError, is_judged
 from parity.core.folder import folder_of
-from parity.core.record import FILE, load
+from parity.core.record import FILE, grouped, load
 from parity.core.tables import Table
 from parity.shared.model import SIZES, extents
 from tandem.library import DTYPES
@@ -205,11 +205,8 @@ def judge(rows: Sequence[Row], bounds: Bounds) -> None:
     _digits([row for row in timed if len(row.digits) >= DIGITS])
 
 
-def _groups(rows: Iterable[Row], *names: str) -> list[list[Row]]:
-    found: dict[tuple, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row.without(*names)].append(row)
-    return [*found.values()]
+def _groups(rows: Iterable[Row], *names: str) -> Iterable[list[Row]]:
+    return grouped(rows, lambda row: row.without(*names)).values()
 
 
 def _noise(*rows: Row) -> float:

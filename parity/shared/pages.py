@@ -5,6 +5,7 @@ from typing import Any
 
 from parity.core.case import is_judged
 from parity.core.comparison import geomean, noisy
+from parity.core.record import grouped
 from parity.core.view import count, number
 
 MIB = 2**20
@@ -28,12 +29,9 @@ def valued(records, impl="c", **keys) -> list[dict]:
 def errors_by(records, keys: Sequence[str]) -> list[dict]:
     """A row for each combination of the case keys: how many cases; the largest relative error of each side; C's errors
     over those of its reference; and the largest share of the allowed error that C uses."""
-    groups: dict[tuple, list[dict]] = {}
-    for record in records.records:
-        if "error" in record and all(key in record["case"] for key in keys):
-            groups.setdefault(tuple(record["case"][key] for key in keys), []).append(record)
+    judged = (r for r in records.records if "error" in r and all(key in r["case"] for key in keys))
     rows = []
-    for combination, group in groups.items():
+    for combination, group in grouped(judged, lambda r: tuple(r["case"][key] for key in keys)).items():
         subset = type(records)(group)
         row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))}
         for impl in subset.impls():
