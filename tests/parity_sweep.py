@@ -271,24 +271,6 @@ class Sweeps(unittest.TestCase):
             "C was built as fake1 (tandem 0.0.1, commit 0123456789 with changes): 2 results; fake2", page
         )
 
-    def test_results_from_before_builds_were_named(self):
-        one = ("run", "--module", "scale", "--case", "count=1[57],")
-        self.main(*one)
-        records = [json.loads(line) for line in self.records.read_text().splitlines()]
-        for record in records:
-            for key in ("build", "host", "config"):
-                record.pop(key, None)
-        self.records.write_text("".join(json.dumps(record) + "\n" for record in records))
-        self.main("report")
-        page = (self.reports / "local/scale.md").read_text()
-        self.assertIn(
-            "4 of 4 results are from before results named their build, configuration and host", page
-        )
-        self.log.write_text("")
-        self.main(*one, "--keep")
-        self.assertEqual(self.runs(), [])
-        self.assertEqual((self.main(*one)[0], len(self.runs())), (0, 2))
-
     def test_another_configuration_is_measured_again(self):
         one = ("run", "--module", "scale", "--case", "count=1[57],")
         self.main(*one)

@@ -53,9 +53,7 @@ def run(options: Namespace, console: Console) -> int:
         f"{BAND:.0%}, errors may grow by a factor of {GROWTH:g}"
     )
     if not same_machine:
-        unnamed = None in places[0] | places[1]
-        why = "records that name no host may be of any" if unnamed else "the machines differ"
-        console.print(f"{why}: times are compared as ratios to PyTorch's only")
+        console.print("the machines differ: times are compared as ratios to PyTorch's only")
     for move in found:
         # Missing cases are counted below. They would hide the rest, as in a run of one module.
         if move.kind != "missing" or options.missing:
@@ -123,9 +121,9 @@ def _status(before: Mapping, after: Mapping) -> Iterable:
 
 
 def _config(before: Mapping, after: Mapping) -> Iterable:
-    """Switches that differ; records that name no build have none."""
+    """Switches that differ."""
     was, now = before.get("config", {}), after.get("config", {})
-    if "build" in before and "build" in after and was != now:
+    if was != now:
         names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
         switches = ([f"{n} {json.dumps(of[n])}" for n in names if n in of] for of in (was, now))
         yield "other config", *map(", ".join, switches), False

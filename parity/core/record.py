@@ -117,8 +117,7 @@ def newest_run(records: Sequence[dict]) -> list[dict]:
 def _with_measured(record: dict, before: Mapping) -> dict:
     """The record, with the times and the memory of `before` that were not measured again."""
     asked = record.get("measure", "").split()
-    same = before.get("machine") == record.get("machine")
-    same = same and ("build" not in before or before.get("config") == record.get("config"))
+    same = all(before.get(key) == record.get(key) for key in ("machine", "config"))
     if not asked or not same or not record["status"] == before["status"] == "ok":
         return record
     lacks = (name for measure, names in MEASURED.items() if measure not in asked for name in names)
@@ -297,12 +296,11 @@ class Finished:
             return False
 
         def fits(record: Mapping) -> bool:
-            same_config = "build" not in record or record.get("config") == case.config.get(record["impl"])
             return (
                 record["status"] in FINISHED
                 and record.get("threads") == threads
                 and is_here(record, here, keep)
-                and same_config
+                and record.get("config") == case.config.get(record["impl"])
                 and set(case.measure) <= set(record.get("measure", "").split())
                 and (record["status"] != "ok" or is_timed(record))
             )

@@ -369,11 +369,8 @@ def builds_of(records: Sequence[Mapping]) -> Iterable[str]:
         yield f"C was built as {'; '.join(f'{words}: {count} results' for words, count in builds.items())}."
     earlier = [record["earlier"].get("build") for record in records if "earlier" in record]
     if earlier:
-        words = sorted({_build(build) for build in earlier if build}) or ["before results named their build"]
+        words = sorted({_build(build) for build in earlier if build})
         yield f"Times and memory of {len(earlier)} results are from earlier runs: {'; '.join(words)}."
-    before = sum("build" not in record for record in records)
-    if before:
-        yield f"{before} of {len(records)} results are from before results named their build, configuration and host."
 
 
 def _build(build: Mapping) -> str:

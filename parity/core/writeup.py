@@ -334,7 +334,7 @@ def builds_of(records: Sequence[Mapping]) -> str:
     built = sorted((r for r in records if "build" in r), key=lambda r: r.get("time", ""))
     commits = [*dict.fromkeys(report.commit_of(record["build"], 10) for record in built)]
     commits = ["commit not recorded" if commit == "unknown" else commit for commit in commits]
-    return f"tandem {', '.join(commits)}" if commits else "tandem from before records named a build"
+    return f"tandem {', '.join(commits or ['commit not recorded'])}"
 
 
 def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
