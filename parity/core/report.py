@@ -90,11 +90,10 @@ class Page:
             return
         rows = [{column: row.get(column) for column in there} for row in rows]
         titles = titles_of(columns or there)
-        if COUNTED in there and "ms" in (units or {}).values():
+        if COUNTED in there and any((units or {}).get(column) == "ms" for column in there):
             titles[COUNTED] = titles.pop(COUNTED, COUNTED)
         if "noisy" in there:
             titles["noisy"] = titles.pop("noisy", "noisy")
-        units, digits = ({k: v for k, v in (of or {}).items() if k in there} for of in (units, digits))
         tabled = Tabled(name, Table(rows, titles, units, digits), asked=bool(self._now.row) and not more)
         if more:
             self.more.append((self._now.question, tabled))

@@ -47,10 +47,7 @@ class Table:
         rows = list(rows)
         there = columns_of(rows)
         titles = titles_of(there if columns is None else columns)
-        unknown = {*(units or ()), *(digits or ())} - set(titles) - set(there)
         names = [name for name in titles if name in there]
-        if unknown:
-            raise ValueError(f"units or digits for {', '.join(sorted(unknown))}, which is no column")
         self.titles = [f"{titles[n]} ({units[n]})" if units and n in units else titles[n] for n in names]
         self.digits = [(digits or {}).get(name, DIGITS) for name in names]
         self.rows = [[row.get(name) if has(row, name) else None for name in names] for row in rows]
