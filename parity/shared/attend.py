@@ -62,22 +62,11 @@ def inputs(case, draw):
     return q, k, v, draw.normal("dout", queries, case.dtype)
 
 
-def judged(case, draw, c, way, tensors, *saved):
-    """C's forward and backward into poisoned outputs. `saved`: name, shape and dtype of what forward saves."""
-    q, k, v, dout = tensors
-    desc = c.struct("td_attention_shape", case)
-    sizes = c.value(f"{WAYS[way]}_sizes", c.device, desc)
-    o, *grads = (draw.poisoned(x.shape, case.dtype) for x in (q, q, k, v))
-    kept = draw.poisoned(*saved[1:]) if saved else c.work(sizes.saved)
-    outputs = {"o": o} | dict(zip(saved[:1], [kept], strict=False)) | dict(zip(GRADIENTS, grads, strict=True))
-    forward_work, backward_work = c.work(sizes.forward_work), c.work(sizes.backward_work)
-
-    def call():
-        getattr(c, f"{WAYS[way]}_forward")(c.device, desc, q, k, v, o, kept, forward_work)
-        getattr(c, f"{WAYS[way]}_backward")(c.device, desc, q, k, v, o, dout, kept, *grads, backward_work)
-        return outputs
-
-    return call
+def judged(case, draw, c, way, tensors, name, shape, dtype):
+    """C's forward and backward into poisoned outputs. Name, shape and dtype are of what forward saves."""
+    tandem = TandemAttention(case, c, way, tensors, empty=lambda x: draw.poisoned(x.shape, case.dtype))
+    tandem.blocks["saved"] = draw.poisoned(shape, dtype)
+    return lambda: tandem.forward() | {name: tandem.blocks["saved"]} | tandem.backward()
 
 
 def error_sides(case, call, formula, tensors):
@@ -172,10 +161,11 @@ def sampled(case, tensors, rows=8):
 
 class TandemAttention:
     """C's forward and backward, to be timed and weighed. Blocks are allocated at the first call and kept until the side
-    is closed; `fleeting`: until the call ends, so that sides can take turns which each need most of the memory."""
+    is closed; `fleeting`: until the call ends, so that sides can take turns which each need most of the memory.
+    `empty` makes each output."""
 
-    def __init__(self, case, c, way, tensors, fleeting=False):
-        self.c, self.prefix, self.fleeting = c, WAYS[way], fleeting
+    def __init__(self, case, c, way, tensors, fleeting=False, empty=torch.empty_like):
+        self.c, self.prefix, self.fleeting, self.empty = c, WAYS[way], fleeting, empty
         self.q, self.k, self.v, self.dout = tensors
         self.desc = c.struct("td_attention_shape", case)
         self.sizes = c.value(f"{self.prefix}_sizes", c.device, self.desc)
@@ -194,7 +184,7 @@ class TandemAttention:
         return Side(call, before=before, close=self.close, **options)
 
     def forward(self):
-        self.o = torch.empty_like(self.q)
+        self.o = self.empty(self.q)
         saved, work = self.block("saved"), self.block("forward_work")
         forward = getattr(self.c, f"{self.prefix}_forward")
         forward(self.c.device, self.desc, self.q, self.k, self.v, self.o, saved, work)
@@ -202,7 +192,7 @@ class TandemAttention:
 
     def backward(self):
         inputs = (self.q, self.k, self.v)
-        grads = [torch.empty_like(x) for x in inputs]
+        grads = [*map(self.empty, inputs)]
         saved, work = self.block("saved"), self.block("backward_work")
         backward = getattr(self.c, f"{self.prefix}_backward")
         backward(self.c.device, self.desc, *inputs, self.o, self.dout, saved, *grads, work)
