@@ -13,6 +13,7 @@ from parity.core import Case, Side, equal, grid
 from parity.core.comparison import clean, same_place
 from parity.shared.model import (
     c_switches,
+    draw_batch,
     empty_model,
     extents,
     initial_state,
@@ -255,14 +256,12 @@ def eager_side(case, draw, c, steps):
     made, found = {}, {}
 
     def open():
-        tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
-        ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         model = empty_model(case, draw.device)
         with torch.no_grad():
             for p in model.parameters():
                 p.normal_(0.0, 0.02)
         autocast = case.dtype == "bf16_mixed"
-        made["profiler"] = ref.Profiler(model, ids, targets, autocast, c.on.synchronize)
+        made["profiler"] = ref.Profiler(model, *draw_batch(case, draw), autocast, c.on.synchronize)
 
     def call():
         found["values"] = torch_values(made["profiler"].run(case.warmup, steps), c)

@@ -7,7 +7,7 @@ from parity.bench import classes
 from parity.bench.drivers import COLD, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
 from parity.bench.page import report
 from parity.core import Case, grid
-from parity.shared.model import c_switches, extents, initial_state, timed_rules, torch_switches
+from parity.shared.model import c_switches, draw_batch, extents, initial_state, timed_rules, torch_switches
 from parity.shared.pages import MIB
 from ref.transformer import SIZES
 
@@ -273,7 +273,7 @@ def eager_seconds(size, mode="step"):
 def run(case, draw, c):
     cpu = draw.device.type == "cpu"
     state = initial_state(case, draw.normal if cpu else draw.quickly)
-    batch = (state, *inputs(case, draw))
+    batch = (state, *draw_batch(case, draw))
     if "part" in case:
         drivers = {impl: driver_of(case, c, impl, batch) for impl in case.config}
         return classes.run(case, drivers, c)
@@ -285,11 +285,6 @@ def run(case, draw, c):
 
 def driver_of(case, c, impl, batch):
     return (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
-
-
-def inputs(case, draw):
-    tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def model_flops(case, c):

@@ -23,6 +23,7 @@ from parity.shared.model import (
     TandemTrainer,
     autocast,
     c_switches,
+    draw_batch,
     extents,
     initial_state,
     state_dict,
@@ -71,8 +72,7 @@ def tensor_of(name):
 def run(case, draw, c):
     state = initial_state(case, draw.normal)
     rank = c.ranks.rank if c.ranks else 0
-    tokens = draw.integers(f"tokens {rank}", (case.batch, case.context + 1), high=case.vocab)
-    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    batch = draw_batch(case, draw, f"tokens {rank}")
     (side,) = case.config
     mine = c.ranks.session if c.ranks else c
     outputs = Outputs(mine, case, {name: weight.shape for name, weight in state.items()})

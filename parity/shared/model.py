@@ -237,6 +237,21 @@ def torch_adamw(model):
     return ref.AdamW(model.parameters(), variant="course2025", **torch_options())
 
 
+def draw_batch(case, draw, name="tokens"):
+    """Token ids and the tokens that follow them, of all micro-batches of a step."""
+    sequences, seq = case.batch * case.get("micro_batches", 1), case.get("seq", case.context)
+    return ids_and_targets(draw.integers(name, (sequences, seq + 1), high=case.vocab))
+
+
+def ids_and_targets(tokens):
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def updates(state, weights, dtype=torch.float32):
+    """How far each weight moved."""
+    return {f"update.{name}": (weights[name].double() - state[name].double()).to(dtype) for name in state}
+
+
 @contextlib.contextmanager
 def quick_start(c, ranks=1):
     """While C draws its own weights for a GPU, it uses all threads of the host, shared by the ranks."""

@@ -12,12 +12,14 @@ from parity.shared.model import (
     TandemTrainer,
     autocast,
     c_switches,
+    draw_batch,
     initial_state,
     moved,
     state_dict,
     timed_rules,
     torch_model,
     torch_options,
+    updates,
 )
 from ref import ddp as ref
 from ref import shard, transformer
@@ -274,14 +276,10 @@ def alone(case, state, batches, dtype=None):
 
 def draw_batches(case, draw, steps):
     """Of each step and rank, with all micro-batches."""
-    found, sequences = [], case.batch * case.get("micro_batches", 1)
-    for step in range(steps):
-        tokens = [
-            draw.integers(f"tokens {step} {rank}", (sequences, case.context + 1), high=case.vocab)
-            for rank in range(case.ranks)
-        ]
-        found.append([(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens])
-    return found
+    return [
+        [draw_batch(case, draw, f"tokens {step} {rank}") for rank in range(case.ranks)]
+        for step in range(steps)
+    ]
 
 
 def by_turns(c, alone):
@@ -314,8 +312,7 @@ def judged_by_one(c, sides, in_one, rules=None):
 
 def outputs_of(state, losses, weights, c=None, dtype=torch.float32):
     """What every proof compares, and how far each weight moved."""
-    moved = {f"update.{name}": (weights[name].double() - state[name].double()).to(dtype) for name in state}
-    return losses_and_apart(losses, weights, c, dtype) | moved
+    return losses_and_apart(losses, weights, c, dtype) | updates(state, weights, dtype)
 
 
 def losses_and_apart(losses, weights, c, dtype):

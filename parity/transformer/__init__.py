@@ -12,13 +12,16 @@ from parity.shared.model import (
     TandemTrainer,
     autocast,
     c_switches,
+    draw_batch,
     extents,
+    ids_and_targets,
     initial_state,
     state_dict,
     torch_adamw,
     torch_model,
     torch_options,
     torch_switches,
+    updates,
 )
 from parity.transformer import rules
 from parity.transformer.page import report
@@ -127,16 +130,11 @@ def run(case, draw, c):
     return one_step(case, draw, c) if case.get("pass") == "step" else exactness(case, draw, c)
 
 
-def drawn_batches(case, draw, steps, sequences):
-    tokens = (draw.integers(f"tokens {i}", (sequences, case.seq + 1), high=case.vocab) for i in range(steps))
-    return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
-
-
 def exactness(case, draw, c):
     """Logits, loss and gradients of the first step, and for f32 the weights after the last one."""
     # The CPU would draw the largest model for as long as everything else takes.
     state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
-    batches = drawn_batches(case, draw, case.steps, case.batch)
+    batches = [draw_batch(case, draw, f"tokens {i}") for i in range(case.steps)]
     model = TandemTrainer(case, c, case.attention, case.config["c"])
     kept = {"grad": {}, "weight": {}}
     gradients_by_rule = case.steps == 1 and not case.in_turn
@@ -213,11 +211,10 @@ def one_step(case, draw, c):
     each weight moved. AdamW's first step moves a weight fully even if rounding decides the sign of its gradient. So
     updates are held to the truth's within UPDATES_WITHIN."""
     state = initial_state(case, draw.normal)
-    (batch,) = drawn_batches(case, draw, 1, case.batch)
+    batch = draw_batch(case, draw, "tokens 0")
 
     def outputs_of(logits, loss, moments, weights):
-        moved = {name: weights[name].float() - state[name].float() for name in state}
-        return {"logits": logits, "loss": loss} | named("moment", moments) | named("update", moved)
+        return {"logits": logits, "loss": loss} | named("moment", moments) | updates(state, weights)
 
     def tandem(impl, session):
         model = TandemTrainer(case, session, case.attention, case.config[impl])
@@ -253,7 +250,7 @@ def several_steps(case, draw, c):
     """The losses of some whole steps, and how far each weight moved."""
     state = initial_state(case, draw.normal)
     micros = case.get("micro_batches", 1)
-    batches = drawn_batches(case, draw, case.steps, micros * case.batch)
+    batches = [draw_batch(case, draw, f"tokens {i}") for i in range(case.steps)]
     adamw = ADAMW | {"variant": "course2025"} | {key: case[key] for key in ADAMW if key in case}
     hyper = {"kind": case.optimizer, "adamw": adamw, "sgd": {"lr": case.lr}}
     model = TandemTrainer(case, c, case.attention, case.config["c"], hyper=hyper)
@@ -262,8 +259,7 @@ def several_steps(case, draw, c):
         model.config.groups, model.config.group_count = groups, len(groups)
 
     def outputs_of(losses, weights, dtype):
-        moved = {name: (weights[name].double() - state[name].double()).to(dtype) for name in state}
-        return {"losses": torch.tensor(losses, dtype=dtype)} | named("update", moved)
+        return {"losses": torch.tensor(losses, dtype=dtype)} | updates(state, weights, dtype)
 
     def tandem():
         model.begin(state)
@@ -371,7 +367,7 @@ def train(case, draw, c):
     state = initial_state(case, draw.normal)
     starts = draw.integers("starts", (case.steps, case.batch), high=len(text) - case.context).cpu()
     windows = text[starts[:, :, None] + torch.arange(case.context + 1)].to(draw.device)
-    batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in windows]
+    batches = [*map(ids_and_targets, windows)]
     curves = {}
     mixed = case.dtype == "bf16_mixed"
 
