@@ -300,7 +300,7 @@ class BenchOnAGpu(unittest.TestCase):
         c.side.return_value = c
         c.struct = lambda kind, case=None, **fields: fields
         gpu, cpu = (
-            bench.whole("small", "bf16_mixed"),
+            bench.whole("small"),
             bench.step("small", 128, "f32", "step", warmup=5, repeats=10),
         )
         for case, impl, switches in (
@@ -329,7 +329,7 @@ class BenchOnAGpu(unittest.TestCase):
         c = MagicMock()
         c.side.return_value = c
         c.struct = lambda kind, case=None, **fields: fields
-        case = bench.whole("small", "bf16_mixed", mode="inference")
+        case = bench.whole("small", mode="inference")
         course = ["torch_eager", "torch_eager_attention", "torch_compile_course"]
         impls = ["c", *course, "torch_compile", "c_graph", "torch_compile_graph"]
         self.assertEqual(list(case.config), impls)
@@ -358,7 +358,7 @@ class BenchOnAGpu(unittest.TestCase):
             self.assertAlmostEqual(found[name], ms)
 
     def test_pytorch_s_side_asks_c_for_nothing(self):
-        case = bench.whole("small", "bf16_mixed")
+        case = bench.whole("small")
         c = SimpleNamespace(on=SimpleNamespace())  # it has neither structs nor a session
         drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
         self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)

@@ -22,6 +22,7 @@ CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed": 4e14}
 EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
+BOTH = ("c", "torch_eager")
 WHOLE_STEPS = 4
 COLD_STEPS = max(WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
@@ -63,13 +64,13 @@ def cases(profile, device):
 def gpu_cases(profile):
     """Whole steps and forward passes against compiled PyTorch, the handout's grid of phases, and first steps."""
     if profile != "full":
-        yield whole("small", "bf16_mixed")
+        yield whole("small")
         yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed")
         yield cold("small", *COLD[0])
         yield checkpoints("small", 512, 1, "cuda")
         return
     for keys in grid(mode=["step", "inference"], size=GPU_SIZES):
-        yield whole(**keys, dtype="bf16_mixed")
+        yield whole(**keys)
     yield by_class("2.7B")
     for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
         yield checkpoints(*keys, "cuda", stage=1)
@@ -114,7 +115,7 @@ def keys_of(size, context, dtype, mode, **more):
 
 def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     """Phase by phase, on a CPU; `compiled`: torch.compile's step as well."""
-    impls = ["c", "torch_eager", *(["torch_compile"] if compiled else [])]
+    impls = [*BOTH, *(["torch_compile"] if compiled else [])]
     deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
     numel = extents(size)[1]
     element = 2 if dtype == "bf16" else 4
@@ -134,74 +135,48 @@ def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
     )
 
 
+def on_gpu(deliverable, size, context, dtype, mode, impls, steps, warmup, held=20, compiling=0.0, **how):
+    """A case whose sides run so many steps one after the other, each with `held` bytes for a weight."""
+    numel, both = extents(size)[1], sum(step_seconds(size, context, dtype, mode))
+    seconds = OVERHEAD_S + compiling + numel / 2e9 + steps * both * len(impls) / 2
+    config = configs(impls, "cuda", dtype, mode, how.pop("timed", "phases"))
+    how |= dict(in_turn=True, seconds=seconds, config=config, needs_bytes=numel * held)
+    return Case(deliverable, **how, **keys_of(size, context, dtype, mode, warmup=warmup))
+
+
 def gpu_step(size, context, dtype, stage=0, warmup=None, mode="step"):
-    """Phase by phase, on a GPU: ten timed steps after 5 warm-up steps, or after fewer if a step is long."""
-    numel = extents(size)[1]
-    mine, theirs = step_seconds(size, context, dtype, mode)
+    """Phase by phase: ten timed steps after 5 warm-up steps, or after fewer if a step is long."""
+    _, theirs = step_seconds(size, context, dtype, mode)
     warmup, repeats = warmup or (5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1), 10
-    impls = ["c", "torch_eager"]
-    return Case(
-        "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script",
-        measure="time memory",
-        repeats=repeats,
-        seconds=OVERHEAD_S + numel / 2e9 + (warmup + repeats + 2) * (mine + theirs),
-        in_turn=True,
-        again=impls if theirs == eager_seconds(size) else (),  # launches take longer than kernels
-        config=configs(impls, "cuda", dtype, mode),
-        stage=stage,
-        needs_bytes=numel * (20 if mode == "step" else 10),
-        **keys_of(size, context, dtype, mode, warmup=warmup),
-    )
+    deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
+    how = dict(measure="time memory", repeats=repeats, held=20 if mode == "step" else 10, stage=stage)
+    how["again"] = BOTH if theirs == eager_seconds(size) else ()  # launches take longer than kernels
+    return on_gpu(deliverable, size, context, dtype, mode, BOTH, warmup + repeats + 2, warmup, **how)
 
 
 def cold(size, dtype, context):
     """The first steps of a process. The page forms runs of ten steps after 0 or more warm-up steps from them."""
-    numel = extents(size)[1]
-    return Case(
-        "benchmarking_script",
-        measure="time",
-        repeats=COLD_STEPS,
-        seconds=OVERHEAD_S + numel / 2e9 + COLD_STEPS * sum(step_seconds(size, context, dtype)),
-        alone=True,
-        in_turn=True,
-        config=configs(["c", "torch_eager"], "cuda", dtype, "step"),
-        stage=2,
-        needs_bytes=numel * 20,
-        **keys_of(size, context, dtype, "step", warmup=0),
-    )
+    how = dict(measure="time", repeats=COLD_STEPS, alone=True, stage=2)
+    return on_gpu("benchmarking_script", size, context, dtype, "step", BOTH, COLD_STEPS, 0, **how)
 
 
-def whole(size, dtype, mode="step"):
+def whole(size, mode="step"):
     """Steps, or with "inference" forward passes, that nothing waits for between two readings of the clock."""
-    numel = extents(size)[1]
     training = mode == "step"
-    mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, mode)
-    steps = 7 * WHOLE_STEPS + 8
     course = ["torch_eager", "torch_eager_attention", *(["torch_eager_fused"] if training else [])]
     queued = ["c", *course, "torch_compile_course", "torch_compile"]
-    captured = ["c_graph", *(["c_graph_overlap"] if training else [])]
-    captured += ["torch_compile_graph"] if dtype == "bf16_mixed" else []
-    return Case(
-        "torch_compile",
-        measure="time memory" if training else "time",
-        repeats=7,
-        together=WHOLE_STEPS,
-        in_turn=True,
-        config=configs([*queued, *captured], "cuda", dtype, mode, timed="whole"),
-        stage=-2 if training else -1,
-        seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 1.2 + steps * (5 * mine + 4 * theirs),
-        needs_bytes=numel * (20 if training else 12),
-        **keys_of(size, WHOLE_CONTEXT, dtype, mode, warmup=2),
-    )
+    impls = [*queued, "c_graph", *(["c_graph_overlap"] if training else []), "torch_compile_graph"]
+    how = dict(measure="time memory" if training else "time", repeats=7, together=WHOLE_STEPS, timed="whole")
+    how |= dict(stage=-2 if training else -1, held=20 if training else 12, compiling=1.2 * SIZES[size][2])
+    steps = 7 * WHOLE_STEPS + 8
+    return on_gpu("torch_compile", size, WHOLE_CONTEXT, "bf16_mixed", mode, impls, steps, 2, **how)
 
 
 def by_class(size):
     """Captured steps by class of kernels: C's with the update after the backward pass and during it, and PyTorch's."""
-    numel = extents(size)[1]
-    config = configs(["c_graph", "c_graph_overlap", "torch_compile_graph"], "cuda", "bf16_mixed", "step")
-    how = dict(measure="memory", seconds=40.0, in_turn=True, config=config, stage=-1, needs_bytes=numel * 20)
-    keys = keys_of(size, WHOLE_CONTEXT, "bf16_mixed", "step", warmup=3)
-    return Case("torch_compile", part="classes", **how, **keys)
+    impls = ["c_graph", "c_graph_overlap", "torch_compile_graph"]
+    how = dict(part="classes", measure="memory", stage=-1, compiling=30.0)
+    return on_gpu("torch_compile", size, WHOLE_CONTEXT, "bf16_mixed", "step", impls, 12, 3, **how)
 
 
 def checkpoints(size, context, layers, device, stage=0):
