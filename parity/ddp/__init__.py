@@ -19,17 +19,14 @@ IMPL = "torch_ddp"
 TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
 TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide
 TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
-LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 LAPTOP_MB = (1, 4, 25)
 XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("f32", "adamw", (1, 10, 25, 100, 1000)),
     ("bf16", "sgd", (25, 100, 200)),
     ("bf16_mixed", "adamw", (25, 100, 200)),
 )
-XL_BYTES = 45 * 2**30
 # 2026's xl, and its usual context.
 NEW_XL = dict(batch=2, context=512, ranks=2, dtype="f32", optimizer="adamw")
-NEW_XL_BYTES = 90 * 2**30
 BENCH_STEPS = {"cpu": 10, "cuda": 5}
 USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 100, "bf16_mixed": 100}  # the program's, but on a laptop
 
@@ -62,16 +59,11 @@ def cases(profile, device):
 
 def timed_case(device, profile, **keys):
     """The usual bucket has PyTorch's other steps too, but not in the quick profile: compiling takes long."""
-    if device == "cuda":
-        how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=needs_of(keys["size"]))
-    else:
-        how = dict(seconds=4.0 * keys["ranks"], repeats=5 if profile == "quick" else 10)
-    config = ranked.configs(device, IMPL, keys["dtype"])
+    config, how = ranked.configs(device, IMPL, keys["dtype"]), ranked.timed(device, profile, keys)
     if profile != "quick" and keys.get("bucket_mb") == usual_mb(device, keys["dtype"]):
         config |= at_its_best(device, keys["dtype"])
         how["seconds"] += 30.0 if device == "cuda" else 20.0  # of compiling
-    warmup = 5 if device == "cuda" else 3
-    return Case(TIMES[keys["strategy"]], measure="time", warmup=warmup, **keys, **how, config=config)
+    return Case(TIMES[keys["strategy"]], **how, **keys, config=config)
 
 
 def at_its_best(device, dtype):
@@ -84,10 +76,8 @@ def at_its_best(device, dtype):
 
 
 def communication_case(device, **keys):
-    need = needs_of(keys["size"])
-    how = dict(seconds=10.0, in_turn=True, needs_bytes=need) if device == "cuda" else dict(seconds=3.0)
-    config = ranked.switches_of(device, keys["dtype"])
-    return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, config=config)
+    how = dict(seconds=10.0 if device == "cuda" else 3.0, config=ranked.switches_of(device, keys["dtype"]))
+    return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, **ranked.in_turn(device, keys))
 
 
 def toy_case(**keys):
@@ -99,7 +89,7 @@ def laptop_ways(profile):
     sizes = [USUAL_MB["cpu"]] if profile == "quick" else LAPTOP_MB
     for ranks in (2, 4) if profile == "full" else (2,):
         for strategy, way in ways(sizes):
-            yield LAPTOP | way | dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
+            yield ranked.LAPTOP | way | dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
 
 
 def xl_ways(profile):
@@ -112,10 +102,6 @@ def xl_ways(profile):
     if profile == "full":
         for strategy in STRATEGIES[:3]:  # 2026 has no buckets
             yield {"size": "2.7B"} | extents("2.7B")[0] | NEW_XL | {"strategy": strategy}
-
-
-def needs_of(size):
-    return NEW_XL_BYTES if size == "2.7B" else XL_BYTES
 
 
 def ways(sizes, strategies=STRATEGIES):

@@ -23,11 +23,8 @@ ACCOUNTING = "optimizer_state_sharding_accounting"
 TOY_STEPS, SAMPLES = 10, 32
 TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 BUCKET_MB = 25
-LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 LAPTOP_MB = 4  # of the cases that count sent bytes: several calls a step
 XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
-XL_BYTES = 45 * 2**30
-NEW_XL_BYTES = 90 * 2**30
 # AdamW divides by the root of a mean square: if a gradient is noise, so is its update. So updates are held to
 # float64's as a whole. The largest error of PyTorch is 1.2e-4; one weight that is not updated is more.
 UPDATES_WITHIN = 1e-3
@@ -56,10 +53,8 @@ def cases(profile, device):
 def laptop_cases(profile):
     for ranks in (2, 4) if profile == "full" else (2,):
         for shard in KINDS:
-            keys = LAPTOP | ways(shard, BUCKET_MB) | dict(ranks=ranks, dtype="f32", optimizer="adamw")
-            repeats = 5 if profile == "quick" else 10
-            how = dict(measure="time", seconds=4.0 * ranks, repeats=repeats, config=configs_of("cpu"))
-            yield Case(ACCOUNTING, warmup=3, **keys, **how)
+            keys = ranked.LAPTOP | ways(shard, BUCKET_MB) | dict(ranks=ranks, dtype="f32", optimizer="adamw")
+            yield Case(ACCOUNTING, **ranked.timed("cpu", profile, keys), **keys, config=configs_of("cpu"))
 
 
 def xl_cases(profile):
@@ -68,24 +63,23 @@ def xl_cases(profile):
         whole = {ranked.whole_of(side): switches for side, switches in mine.items()}
         for mb, shard in product(sizes if ranks == 2 else sizes[:1], KINDS):
             config = configs_of("cuda", dtype, shard) | whole
-            keys = dict(warmup=5, dtype=dtype) | xl_size() | ways(shard, mb) | dict(ranks=ranks)
-            how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, config=config)
-            yield Case(ACCOUNTING, **keys, optimizer="adamw", **how, needs_bytes=XL_BYTES)
-            if (profile, ranks, dtype) == ("full", 2, "f32"):
-                keys |= xl_size("2.7B")
-                yield Case(ACCOUNTING, **keys, optimizer="adamw", **how, needs_bytes=NEW_XL_BYTES)
+            for size in ("xl", "2.7B") if (profile, ranks, dtype) == ("full", 2, "f32") else ("xl",):
+                keys = (
+                    {"dtype": dtype} | xl_size(size) | ways(shard, mb) | dict(ranks=ranks, optimizer="adamw")
+                )
+                yield Case(ACCOUNTING, **ranked.timed("cuda", profile, keys), **keys, config=config)
 
 
 def memory_cases(profile, device):
     """Where memory goes, and what is sent: with state that every rank has, and split both ways."""
     gpu = device == "cuda"
-    kinds = [(xl_size(), dtype, XL_BYTES) for dtype in XL_WAYS] if gpu else [(LAPTOP, "f32", 0)]
-    kinds += [(xl_size("2.7B"), "f32", NEW_XL_BYTES)] if gpu and profile == "full" else []
+    kinds = [(xl_size(), dtype) for dtype in XL_WAYS] if gpu else [(ranked.LAPTOP, "f32")]
+    kinds += [(xl_size("2.7B"), "f32")] if gpu and profile == "full" else []
     counts = (2, 4) if profile == "full" and not gpu else (2,)
-    for ranks, (size, dtype, need), shard in product(counts, kinds, STATES):
+    for ranks, (size, dtype), shard in product(counts, kinds, STATES):
         keys = size | ways(shard, BUCKET_MB if gpu else LAPTOP_MB)
         keys |= dict(ranks=ranks, dtype=dtype, optimizer="adamw", part="memory")
-        how = dict(seconds=20.0 if gpu else ranks, in_turn=gpu, needs_bytes=need)
+        how = dict(seconds=20.0 if gpu else ranks) | ranked.in_turn(device, keys)
         # What a step's operations find there: graphs have memory of CUDA's own.
         config = configs_of(device, dtype, shard, queued=True)
         yield Case(ACCOUNTING, config=config, **keys, **how)

@@ -13,6 +13,7 @@ from parity.shared.model import (
     autocast,
     c_switches,
     draw_batch,
+    extents,
     initial_state,
     moved,
     state_dict,
@@ -31,6 +32,8 @@ XL_RANKS = {"full": (2, 4, 8), "standard": (2,), "quick": (2,)}  # GPUs of the t
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
 NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
 NCCL_CTAS_FLAT = {False: 16, True: 24}  # td_shard_nccl_ctas
+LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
+XL_BYTES = {"xl": 45 * 2**30, "2.7B": 90 * 2**30}  # that a side needs, by size
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
@@ -54,6 +57,18 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
 def configs(device, impl, dtype="f32", queued=False, shard=None):
     """The switches of C's sides and of `impl`."""
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
+
+
+def in_turn(device, keys):
+    """On GPUs one side after the other."""
+    return dict(in_turn=device == "cuda", needs_bytes=XL_BYTES.get(keys["size"], 0))
+
+
+def timed(device, profile, keys):
+    """How steps of these keys are timed."""
+    gpu, few = device == "cuda", (profile, device) == ("quick", "cpu")
+    how = dict(measure="time", warmup=5 if gpu else 3, repeats=5 if few else 10)
+    return how | dict(seconds=20.0 if gpu else 4.0 * keys["ranks"]) | in_turn(device, keys)
 
 
 def options_alone(deliverable, device, impl, **keys):
