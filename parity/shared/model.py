@@ -11,6 +11,7 @@ import os
 import torch
 
 from parity.core import DTYPES, NAMES, Drawn, sampled, within
+from ref import ddp
 from ref import transformer as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
@@ -225,6 +226,30 @@ def autocast(case, device):
 def torch_options(adamw=ADAMW):
     options = {name: adamw[name] for name in ("lr", "eps", "weight_decay")}
     return options | {"betas": (adamw["beta1"], adamw["beta2"])}
+
+
+def clip(case, parameters):
+    if "clip" in case:
+        torch.nn.utils.clip_grad_norm_(parameters, case.clip)
+
+
+def trained_alone(case, state, batches, optimizer_of, dtype=None):
+    """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
+    model = torch_model(case, state, dtype)
+    optimizer = optimizer_of(case, ddp.trained(model))
+    device = next(model.parameters()).device
+    losses, micros = [], case.get("micro_batches", 1)
+
+    def loss_of(ids, targets):
+        with contextlib.nullcontext() if dtype else autocast(case, device):
+            parts = zip(ids.chunk(micros), targets.chunk(micros), strict=True)
+            return sum(ref.cross_entropy(model(i), t) for i, t in parts) / micros
+
+    for batch in batches:
+        losses.append(ddp.average_alone(model, (loss_of(*of_rank) for of_rank in batch)))
+        clip(case, model.parameters())
+        optimizer.step()
+    return losses, model.state_dict()
 
 
 def forget(optimizer):

@@ -12,6 +12,7 @@ from parity.shared.model import (
     TandemTrainer,
     autocast,
     c_switches,
+    clip,
     draw_batch,
     extents,
     initial_state,
@@ -20,6 +21,7 @@ from parity.shared.model import (
     timed_rules,
     torch_model,
     torch_options,
+    trained_alone,
     updates,
 )
 from ref import ddp as ref
@@ -265,30 +267,6 @@ def optimizer_of(case, parameters, fused=True):
     return torch.optim.AdamW(parameters, fused=fused, **torch_options())
 
 
-def clip(case, parameters):
-    if "clip" in case:
-        torch.nn.utils.clip_grad_norm_(parameters, case.clip)
-
-
-def alone(case, state, batches, dtype=None):
-    """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
-    model = torch_model(case, state, dtype)
-    optimizer = optimizer_of(case, ref.trained(model))
-    device = next(model.parameters()).device
-    losses, micros = [], case.get("micro_batches", 1)
-
-    def loss_of(ids, targets):
-        with contextlib.nullcontext() if dtype else autocast(case, device):
-            parts = zip(ids.chunk(micros), targets.chunk(micros), strict=True)
-            return sum(transformer.cross_entropy(model(i), t) for i, t in parts) / micros
-
-    for batch in batches:
-        losses.append(ref.average_alone(model, (loss_of(*of_rank) for of_rank in batch)))
-        clip(case, model.parameters())
-        optimizer.step()
-    return losses, model.state_dict()
-
-
 def draw_batches(case, draw, steps):
     """Of each step and rank, with all micro-batches."""
     return [
@@ -365,7 +343,7 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
         return outputs_of(state, losses, weights, c)
 
     def in_one(dtype=None):
-        losses, weights = alone(case, state, batches, dtype)
+        losses, weights = trained_alone(case, state, batches, optimizer_of, dtype)
         of_ranks = zip(*losses, strict=True)
         return [outputs_of(state, found, weights, dtype=dtype or torch.float32) for found in of_ranks]
 
@@ -447,7 +425,8 @@ def timed_step(case, draw, c, optimizer=None):
 
     def truth():
         """In turn models are large, and f64 might not fit."""
-        losses, weights = alone(case, state, batches, None if case.in_turn else torch.float64)
+        dtype = None if case.in_turn else torch.float64
+        losses, weights = trained_alone(case, state, batches, optimizer_of, dtype)
         samples = {name: sampled(weight) for name, weight in weights.items()}
         loss = torch.tensor([float(losses[0][c.ranks.rank])], device=draw.device)
         return {"loss": loss} | moved(state, samples)

@@ -1,6 +1,7 @@
 """The model in C and in PyTorch from the same weights: logits, gradients, trained weights, and a training run."""
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from parity.shared.model import (
     torch_model,
     torch_options,
     torch_switches,
+    trained_alone,
     updates,
 )
 from parity.transformer import rules
@@ -249,7 +251,6 @@ def one_step(case, draw, c):
 def several_steps(case, draw, c):
     """The losses of some whole steps, and how far each weight moved."""
     state = initial_state(case, draw.normal)
-    micros = case.get("micro_batches", 1)
     batches = [draw_batch(case, draw, f"tokens {i}") for i in range(case.steps)]
     adamw = ADAMW | {"variant": "course2025"} | {key: case[key] for key in ADAMW if key in case}
     hyper = {"kind": case.optimizer, "adamw": adamw, "sgd": {"lr": case.lr}}
@@ -270,21 +271,9 @@ def several_steps(case, draw, c):
         return outputs_of(losses, state_dict(c, model.model), torch.float32)
 
     def by_torch(dtype=torch.float32):
-        theirs = torch_model(case, state, dtype)
-        optimizer = torch_optimizer(case, theirs, adamw)
-        losses = []
-        for batch in batches:
-            optimizer.zero_grad()
-            parts = zip(*(tensor.chunk(micros) for tensor in batch), strict=True)
-            losses.append(0.0)
-            for ids, targets in parts:
-                loss = ref.cross_entropy(theirs(ids), targets) / micros
-                loss.backward()
-                losses[-1] += float(loss.detach())
-            if "clip" in case:
-                torch.nn.utils.clip_grad_norm_(theirs.parameters(), case.clip)
-            optimizer.step()
-        return outputs_of(losses, theirs.state_dict(), dtype)
+        of_one_rank, optimizer = [[batch] for batch in batches], partial(torch_optimizer, adamw=adamw)
+        losses, weights = trained_alone(case, state, of_one_rank, optimizer, dtype)
+        return outputs_of([loss for (loss,) in losses], weights, dtype)
 
     return {
         "c": Side(tandem, open=model.open, close=model.close),
@@ -308,11 +297,11 @@ def groups_of(case, c, config):
     return groups
 
 
-def torch_optimizer(case, model, adamw):
+def torch_optimizer(case, parameters, adamw):
     if case.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=case.lr)
-    norms = [p for p in model.parameters() if p.dim() == 1]
-    others = [p for p in model.parameters() if p.dim() > 1]
+        return torch.optim.SGD(parameters, lr=case.lr)
+    norms = [p for p in parameters if p.dim() == 1]
+    others = [p for p in parameters if p.dim() > 1]
     groups = [{"params": others}, {"params": norms, "weight_decay": case.decay_of_norms}]
     return ref.AdamW(groups, variant=adamw["variant"], **torch_options(adamw))
 
