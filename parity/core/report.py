@@ -204,17 +204,15 @@ def write(
             document = _page_of(page, folder, of_module(records, name), of_module(gone, name))
             if single:
                 whole.append(document.whole())
-                (folder / f"{name}.md").unlink(missing_ok=True)
             else:
                 written.append(write_whole(folder / f"{name}.md", document.whole()))
             written += document.files
-            for stale in set(folder.glob(f"{name}_*.svg")) - set(document.files):
-                stale.unlink()
+        here = not only and (folder / FILE).exists()
+        pruned = [name for name in modules if here and not of_module(records, name)]
+        for name in (*pages, *pruned):
+            for stale in {folder / f"{name}.md", *folder.glob(f"{name}_*.svg")} - {*written}:
+                stale.unlink(missing_ok=True)
         if not only:
-            for name in modules if (folder / "records.jsonl").exists() else ():
-                if not of_module(records, name):  # they were pruned
-                    for stale in (folder / f"{name}.md", *folder.glob(f"{name}_*.svg")):
-                        stale.unlink(missing_ok=True)
             index = _index(pages, records, single)
             written.append(write_whole(folder / "README.md", "\n".join([index, *whole])))
     except OSError as error:

@@ -90,10 +90,10 @@ class Records:
                 row["noisy"] = ", ".join(filter(None, [row.get("noisy"), record["impl"]]))
             lost = record["status"] if record["status"] != "ok" else None
             row[record["impl"]] = lost if found is None else found
-        ranks = {key: {word: rank for rank, word in enumerate(self.values(key))} for key in keys}
+        orders = [[None, *self.values(key)] for key in keys]
 
         def place(combination: tuple) -> list[int]:
-            return [ranks[key].get(word, -1) for key, word in zip(keys, combination, strict=True)]
+            return [order.index(word) for order, word in zip(orders, combination, strict=True)]
 
         ratios = {f"{impl} / {base}": impl for impl in filter(is_judged, self.impls()) if base}
         for row in rows.values():
