@@ -294,7 +294,6 @@ def report_answer(page, single):
         mpi=ms("c_mpi", few, 1, 100),
         few=few,
         many=many if many != few else None,
-        ranks=[f"`{n}`" for n in ranks],
         steps=[ms("torch_gloo", n, 10)[10] for n in ranks],
         gpus=gpus,
         above=above,

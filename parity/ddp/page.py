@@ -135,9 +135,9 @@ def values_of(steps, strategy):
     if not found:
         return None
     values = min((r["values"] for r in found), key=lambda v: v["step"])
-    shares = {f"{name}_share": values[name] / values["step"] for name in ("exposed", "collectives")}
     theirs = theirs_of(steps, strategy)
-    found = values | shares | {"hidden": hidden(values), "theirs": min(map(ms_of, theirs), default=None)}
+    found = values | {"hidden": hidden(values), "theirs": min(map(ms_of, theirs), default=None)}
+    found["collectives_share"] = values["collectives"] / values["step"]
     found["apart"] = updates_apart(values)
     apart = [Comparison.of(*pair) for pair in product(theirs, theirs_of(steps, "naive"))]
     found["spread"] = max((r["ms"]["std"] / r["ms"]["mean"] for r in theirs), default=None)
