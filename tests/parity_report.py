@@ -395,7 +395,7 @@ class Comparisons(unittest.TestCase):
             (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
         out = io.StringIO()
         console = Console(file=out, markup=False, soft_wrap=True)
-        status = compare.run(wanted(self.folder / "old", self.folder / "new" / FILE, **options), console)
+        status = compare.main(wanted(self.folder / "old", self.folder / "new" / FILE, **options), console)
         return status, out.getvalue()
 
     def test_the_same_is_no_worse(self):
@@ -457,7 +457,7 @@ class Comparisons(unittest.TestCase):
             old.write_text(json.dumps(timed("c", 1.0, host=HOST)))
             new.write_text(json.dumps(now))
             out = io.StringIO()
-            status = compare.run(wanted(old, new), Console(file=out, markup=False))
+            status = compare.main(wanted(old, new), Console(file=out, markup=False))
             self.assertEqual(status, 1 if same else 0, more)
             self.assertEqual("compared as ratios" in out.getvalue(), not same)
         gpu = dict(device="cuda")
@@ -522,10 +522,10 @@ class Comparisons(unittest.TestCase):
 
     def test_nothing_to_compare(self):
         with self.assertRaisesRegex(compare.CompareError, "no record file"):
-            compare.run(wanted(self.folder, self.folder), Console(file=io.StringIO()))
+            compare.main(wanted(self.folder, self.folder), Console(file=io.StringIO()))
         (self.folder / FILE).write_text("")
         with self.assertRaisesRegex(compare.CompareError, "holds no records"):
-            compare.run(wanted(self.folder, self.folder), Console(file=io.StringIO()))
+            compare.main(wanted(self.folder, self.folder), Console(file=io.StringIO()))
 
 
 class Numbers(unittest.TestCase):

@@ -109,12 +109,6 @@ def write_up(package: str, options: argparse.Namespace, console: Console) -> int
     return _say(console, writeup.write(sweep.discover(package), options))
 
 
-def compare_records(package: str, options: argparse.Namespace, console: Console) -> int:
-    from parity.core import compare
-
-    return compare.run(options, console)
-
-
 def prune_records(package: str, options: argparse.Namespace, console: Console) -> int:
     listed = sweep.listed(sweep.discover(package))
     wanted, write = lambda record: sweep.is_listed(record, listed), not options.dry_run
@@ -154,10 +148,10 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
 
 
 def main_of(module: str) -> Callable:
-    """A command that is a module of the package."""
+    """A command that is a module of its own."""
 
     def command(package: str, options: argparse.Namespace, console: Console) -> int:
-        return importlib.import_module(f"{package}.{module}").main(options, console)
+        return importlib.import_module(module).main(options, console)
 
     return command
 
@@ -254,14 +248,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", "write one document there, not to reports/", type=Path, metavar="FILE")
 
     words = "what moved between two runs; exits 1 if something got worse"
-    add, flag = command("compare", compare_records, words, modules)
+    add, flag = command("compare", main_of("parity.core.compare"), words, modules)
     add("old", "a folder of reports/ or a record file", type=Path, metavar="OLD")
     add("new", type=Path, metavar="NEW")
     flag("--common", "cases that NEW lacks are no matter")
     flag("--missing", "name the cases that NEW lacks, which are otherwise only counted")
 
     words = "the first operation of a training step whose output is wrong; exits 1 if there is one"
-    add, flag = command("diverge", main_of("shared.diverge"), words, where)
+    add, flag = command("diverge", main_of("parity.shared.diverge"), words, where)
     count = _number("at least 1", lambda n: n >= 1, int)
     add("--size", "tiny, laptop, or a size of the handout (default: %(default)s)", default="tiny")
     add("--layers", "in place of the size's own", type=count)
@@ -281,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--all", "print every output, in the order of the step")
 
     words = "somebody else's implementation, or their numbers; exits 1 if something is wrong or refused"
-    add, flag = command("judge", main_of("judge"), words, where, folders)
+    add, flag = command("judge", main_of("parity.judge"), words, where, folders)
     add("folder", "a solution of the course, with tests/adapters.py", nargs="?", type=Path, metavar="FOLDER")
     add("--python", "their interpreter, such as 'uv run python' (default: this one)", default=sys.executable)
     positive = _number("to be above 0 and finite", lambda n: 0 < n < math.inf)
@@ -298,7 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", "write them there as a page of Markdown", type=Path, metavar="FILE")
 
     words = "what the records contradict; exits 1 if parity/audit/known.csv does not explain it"
-    add, flag = command("audit", main_of("audit"), words, folders)
+    add, flag = command("audit", main_of("parity.audit"), words, folders)
     flag("--all", "print the known findings as well, with their reasons")
     add("--library", "libtandem.so, for bounds (default: that of the preset, if it is built)", type=Path)
 

@@ -38,7 +38,7 @@ class Move:
     worse: bool
 
 
-def run(options: Namespace, console: Console) -> int:
+def main(options: Namespace, console: Console) -> int:
     """Prints what moved, faults first; 1 if something got worse, else 0. `common`: what NEW lacks is no matter;
     `missing`: it is named case by case."""
     old, new = options.old, options.new
