@@ -10,7 +10,7 @@ from parity.core.tables import Table
 DIMENSIONS = ("d_model", "d_ff", "layers", "heads", "vocab")  # a size names them
 
 
-def compared(mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> tuple[list[dict], list[str]]:
+def write(document: Markdown, mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> None:
     """The rows of equal configuration, and the other cases with why they are not compared."""
     others = {key_of(record): record for record in theirs}
     rows, left = [], []
@@ -28,11 +28,6 @@ def compared(mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> t
             both = Comparison.of(record, other, anywhere=True)
             times = {"yours": both.mine, name: both.theirs}
             rows.append({"side": record["impl"], "case": case, **times, f"yours / {name}": both.ratio})
-    return rows, left
-
-
-def write(document: Markdown, mine: Iterable[Mapping], theirs: Iterable[Mapping], name: str) -> None:
-    rows, left = compared(mine, theirs, name)
     if rows:
         document.text(f"Beside {name}, in ms:")
         document.table(Table(rows), fold=True)
