@@ -6,7 +6,7 @@ from contextlib import closing
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import autocast, c_switches, empty_model, extents, torch_switches, train_options
+from parity.shared.model import autocast, c_switches, extents, noise_model, torch_switches, train_options
 from parity.shared.pages import MIB, extent, tabled
 from ref import memory as ref
 
@@ -100,7 +100,7 @@ def sizes(case, draw, c):
             return found | {"ffn": forward["ffn.hidden"], "logits": forward["logits"]}
 
     def eager():
-        found = ref.sizes(model_of(case, draw.device), tokens)
+        found = ref.sizes(noise_model(case, draw.device), tokens)
         return {name: found[name] for name in ("residual", "scores", "ffn", "logits")}
 
     return {"c": tandem, "torch_eager": eager, "rule": {"*": equal()}}
@@ -162,15 +162,6 @@ class Recording:
         return values
 
 
-def model_of(case, device):
-    """A model on the device. The values of its weights change no size."""
-    model = empty_model(case, device)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(0.01)
-    return model
-
-
 def peaks(case, draw, c):
     sides = {impl: tandem_side(case, c, impl, draw.device) for impl in WAYS}
     return sides | {"torch_eager": eager_side(case, draw)}
@@ -193,7 +184,7 @@ def eager_side(case, draw):
     def open():
         tokens = torch.zeros((case.batch, case.context), dtype=torch.int64, device=draw.device)
         mixed = case.dtype == "bf16_mixed"
-        made["pass"] = ref.Recorded(model_of(case, draw.device), tokens, tokens, autocast=mixed)
+        made["pass"] = ref.Recorded(noise_model(case, draw.device), tokens, tokens, autocast=mixed)
         if case["pass"] == "step":
             made["pass"].settle()
 

@@ -14,9 +14,9 @@ from parity.core.comparison import clean, same_place
 from parity.shared.model import (
     c_switches,
     draw_batch,
-    empty_model,
     extents,
     initial_state,
+    noise_model,
     quick_start,
     torch_model,
     torch_switches,
@@ -256,12 +256,8 @@ def eager_side(case, draw, c, steps):
     made, found = {}, {}
 
     def open():
-        model = empty_model(case, draw.device)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.normal_(0.0, 0.02)
-        autocast = case.dtype == "bf16_mixed"
-        made["profiler"] = ref.Profiler(model, *draw_batch(case, draw), autocast, c.on.synchronize)
+        how = (*draw_batch(case, draw), case.dtype == "bf16_mixed", c.on.synchronize)
+        made["profiler"] = ref.Profiler(noise_model(case, draw.device), *how)
 
     def call():
         found["values"] = torch_values(made["profiler"].run(case.warmup, steps), c)

@@ -192,6 +192,15 @@ def empty_model(case, device, dtype=None, **options):
     return model.to(dtype or DTYPES[case.dtype]).to_empty(device=device)
 
 
+@torch.no_grad()
+def noise_model(case, device):
+    """PyTorch's model, whose weights are noise that the device draws: for passes whose values do not matter."""
+    model = empty_model(case, device)
+    for p in model.parameters():
+        p.normal_(0.0, 0.02)
+    return model
+
+
 def torch_model(case, state, dtype=None, **options):
     """PyTorch's model with these weights, on their device."""
     model = empty_model(case, next(iter(state.values())).device, dtype, **options)
