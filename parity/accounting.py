@@ -1,8 +1,8 @@
 """The arithmetic of the write-up: C's formulas against PyTorch's counts on a model that is never allocated."""
 
 from parity.core import Case, Side, equal, grid, within
-from parity.shared.model import extents
 from parity.shared.pages import valued
+from parity.shared.sizes import extents
 from ref import accounting as ref
 from ref.transformer import SIZES
 

@@ -6,11 +6,11 @@ from contextlib import closing
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import autocast, c_switches, extents, noise_model, torch_switches, train_options
+from parity.shared.model import autocast, c_switches, noise_model, torch_switches, train_options
 from parity.shared.pages import MIB, extent, tabled
+from parity.shared.sizes import BATCH, extents, keys_of
 from ref import memory as ref
 
-BATCH = 4
 CONTEXTS = [128, 256, 512]
 LONGEST = 2048  # of the handout of 2026, for the size that it calls xl
 POINTS = 200  # of a timeline in a record
@@ -64,12 +64,7 @@ def peaks_case(device, size, dtype, context, what):
         config=config_of(dtype),
         needs_bytes=int(needs[what]),
         part="peaks",
-        size=size,
-        **shape,
-        batch=BATCH,
-        context=context,
-        dtype=dtype,
-        **{"pass": what},
+        **keys_of(size, context, dtype, what),
     )
 
 
@@ -79,9 +74,9 @@ def config_of(dtype):
 
 def block_case(size, context):
     """What one block keeps, of a model of one layer: the whole model does not fit at this context."""
-    keys = extents(size)[0] | {"layers": 1, "batch": BATCH, "context": context, "dtype": "f32"}
+    keys = keys_of(size, context, "f32", "forward") | {"layers": 1}
     how = dict(measure="memory", seconds=5, in_turn=True, config=config_of("f32"))
-    return Case("memory_profiling", **how, part="block", size=size, **keys, **{"pass": "forward"})
+    return Case("memory_profiling", **how, part="block", **keys)
 
 
 def run(case, draw, c):

@@ -14,7 +14,6 @@ from parity.core.comparison import clean, same_place
 from parity.shared.model import (
     c_switches,
     draw_batch,
-    extents,
     initial_state,
     noise_model,
     quick_start,
@@ -23,10 +22,10 @@ from parity.shared.model import (
     train_options,
 )
 from parity.shared.pages import by_case, extent, on_gpu, tabled
+from parity.shared.sizes import BATCH, extents, keys_of
 from ref import trace as ref
 from ref.transformer import SIZES
 
-BATCH = 4
 CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 5e10, "cuda": 5e13}  # FLOP/s to expect
 KERNELS, FEW_KERNELS = 16, 5  # of a record, for each of SCOPES; of an older record
@@ -81,13 +80,7 @@ def profile_case(device, size, context, batch=BATCH):
         config=config,
         needs_bytes=numel * 18 + scores,
         part="profile",
-        size=size,
-        **shape,
-        batch=batch,
-        context=context,
-        dtype="f32",
-        warmup=2 if device == "cuda" else 1,
-        **{"pass": "step"},
+        **keys_of(size, context, "f32", "step", batch, warmup=2 if device == "cuda" else 1),
     )
 
 

@@ -13,7 +13,7 @@ from parity.core.identity import sources_of
 from parity.core.record import UNTRIED, grouped
 from parity.core.view import number
 from parity.judge.numbers import COUNTS, MODEL, PASSES, WORDS, Bounds, Row, judge
-from parity.shared.model import SIZES
+from parity.shared.sizes import SIZES
 from tandem.library import ROOT
 
 AXES = ("context", "seq", "bytes", "size")

@@ -7,13 +7,13 @@ from parity.bench import classes
 from parity.bench.drivers import COLD, WARMUPS, WHOLE_CONTEXT, CDriver, TorchDriver
 from parity.bench.page import report
 from parity.core import Case, grid
-from parity.shared.model import c_switches, draw_batch, extents, initial_state, timed_rules, torch_switches
+from parity.shared.model import c_switches, draw_batch, initial_state, timed_rules, torch_switches
 from parity.shared.pages import MIB
+from parity.shared.sizes import BATCH, extents, keys_of
 from ref.transformer import SIZES
 
 __all__ = ["cases", "report", "run"]
 
-BATCH = 4
 KEPT = {"c_keep_all": {"keep": "all"}, "c_keep_most": {"keep": "most"}, "c_checkpoint": {"keep": "inputs"}}
 LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on there are fewer of warm-up
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
@@ -106,11 +106,6 @@ def switches(impl, device, dtype, mode, timed):
 
 def configs(impls, device, dtype, mode, timed="phases"):
     return {impl: switches(impl, device, dtype, mode, timed) for impl in impls}
-
-
-def keys_of(size, context, dtype, mode, **more):
-    shape = {"size": size} | extents(size)[0]
-    return shape | dict(batch=BATCH, context=context, dtype=dtype) | more | {"pass": mode}
 
 
 def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):

@@ -11,8 +11,8 @@ from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, clean, differing, ms_of
 from parity.core.tables import Spread
 from parity.core.view import number
-from parity.shared.model import extents
 from parity.shared.pages import MIB, by_case, extent, mark, on_gpu
+from parity.shared.sizes import extents
 
 COMPILED = ("torch_compile", "torch_compile_graph")
 COURSE = ("torch_eager_attention", "torch_eager_fused", "torch_compile_course")

@@ -10,7 +10,7 @@ from parity.core import Case, Side, equal
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
 from parity.shared import ranked
 from parity.shared.bench_ranks import BenchRanks, gradient_bytes
-from parity.shared.model import extents
+from parity.shared.sizes import extents
 from ref import ddp as ref
 
 __all__ = ["cases", "report", "run"]

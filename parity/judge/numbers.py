@@ -21,7 +21,7 @@ from parity.core.case import ParityError, is_judged
 from parity.core.folder import folder_of
 from parity.core.record import FILE, grouped, load
 from parity.core.tables import Table
-from parity.shared.model import SIZES, extents
+from parity.shared.sizes import SIZES, extents
 from tandem.library import DTYPES
 
 CACHE = 128 * 2**20  # more than the L2 of any card here

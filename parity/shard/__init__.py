@@ -9,7 +9,7 @@ from parity.core import Case, Side, within
 from parity.shard import full, memory
 from parity.shard.page import report
 from parity.shared import ranked
-from parity.shared.model import extents
+from parity.shared.sizes import extents
 from ref import ddp as toys
 from ref import shard as ref
 

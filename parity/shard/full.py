@@ -8,7 +8,8 @@ import torch
 
 from parity.core import DTYPES, Case, Side
 from parity.shared import ranked
-from parity.shared.model import extents, quick_start
+from parity.shared.model import quick_start
+from parity.shared.sizes import extents
 from ref import ddp, shard
 from tandem.fsdp import FullyShardedDataParallel
 

@@ -19,17 +19,16 @@ from parity.core.ranks import Group, missing
 from parity.core.worker import Settings, Worker
 from parity.shared.model import (
     ADAMW,
-    SIZES,
     TandemTrainer,
     autocast,
     c_switches,
     draw_batch,
-    extents,
     initial_state,
     state_dict,
     torch_model,
 )
 from parity.shared.ranked import SGD_LR, RankTrainer
+from parity.shared.sizes import SIZES, extents
 from ref import ops, transformer
 from tandem.library import default_library
 

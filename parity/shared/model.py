@@ -15,16 +15,6 @@ from ref import ddp
 from ref import transformer as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
-SIZES = {size: (*extents, 10_000) for size, extents in ref.SIZES.items()}
-SIZES["8B"] = (4096, 11008, 34, 32, 151_936)  # of the 2026 leaderboard
-SIZES["laptop"] = (256, 1024, 4, 4, 2000)  # trains in milliseconds on two cores
-
-
-def extents(size):
-    """The keys of a case that say how large the model of this name is, and how many weights it has but the norms'."""
-    d_model, d_ff, layers, heads, vocab = SIZES[size]
-    keys = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=vocab)
-    return keys, 2 * vocab * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
 
 
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):

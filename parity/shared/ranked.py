@@ -14,7 +14,6 @@ from parity.shared.model import (
     c_switches,
     clip,
     draw_batch,
-    extents,
     initial_state,
     moved,
     state_dict,
@@ -24,6 +23,7 @@ from parity.shared.model import (
     trained_alone,
     updates,
 )
+from parity.shared.sizes import extents
 from ref import ddp as ref
 from ref import shard, transformer
 

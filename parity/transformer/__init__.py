@@ -14,7 +14,6 @@ from parity.shared.model import (
     autocast,
     c_switches,
     draw_batch,
-    extents,
     ids_and_targets,
     initial_state,
     state_dict,
@@ -25,6 +24,7 @@ from parity.shared.model import (
     trained_alone,
     updates,
 )
+from parity.shared.sizes import extents
 from parity.transformer import rules
 from parity.transformer.page import report
 from ref import transformer as ref
