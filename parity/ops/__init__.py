@@ -193,9 +193,8 @@ def timed_updates(gpu, quick):
     yield operation("global_norm", measure="error time", seconds=3, count=count, dtype="bf16")
 
 
-def operation(op, measure="error", seconds=0.1, repeats=None, needs_bytes=0, **keys):
-    how = dict(measure=measure, seconds=seconds, repeats=repeats, needs_bytes=needs_bytes)
-    return Case("operations", **how, op=op, **keys)
+def operation(op, seconds=0.1, **keys):
+    return Case("operations", seconds=seconds, op=op, **keys)
 
 
 def timed(op, measure="error time", **keys):
