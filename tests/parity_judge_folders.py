@@ -265,6 +265,31 @@ WRONG_ATTENTION = {
         "without a mask",
         "o: rel_l2",
     ),
+    "the first call of a shape is wrong": (
+        "        return o\n",
+        "        COUNT.append(q.shape)\n        return o if COUNT.count(q.shape) > 1 else 2 * o\n",
+        "without a mask",
+        "first call: is .o is unlike",
+    ),
+    "a graph keeps the gradient of its first backward pass": (
+        "is_causal = ctx.is_causal",
+        "is_causal = ctx.is_causal\n        ctx.do = do = getattr(ctx, 'do', do)",
+        "two backward passes",
+        "dv: rel_l2",
+    ),
+    "the gradient is read like the output": (
+        "is_causal = ctx.is_causal",
+        "is_causal = ctx.is_causal\n        do = do.as_strided(o.shape, o.stride())",
+        "not contiguous",
+        "dv: rel_l2",
+    ),
+    "a later tile of keys is not rescaled": (
+        "        return o\n",
+        "        s = q @ k.mT\n"
+        "        return o * (1 + (s[..., 128:].amax(-1) > 50 + s[..., :128].amax(-1))[..., None])\n",
+        "large scores",
+        "o: rel_l2",
+    ),
     "scores overflow": (
         "        return o\n",
         "        return o + 0 * (q @ k.mT / q.shape[-1] ** 0.5).exp().sum()\n",
@@ -409,7 +434,7 @@ class AttentionZoo(unittest.TestCase):
             with self.subTest(name):
                 self.assertIn(text, ATTENTION)
                 with here():
-                    status, said, _ = judged(ATTENTION.replace(text, new), "--only", what)
+                    status, said, _ = judged(ATTENTION.replace(text, new), "--only", what, strict=True)
                 self.assertEqual(status, 1, said)
                 self.assertRegex(said, words)
 
@@ -485,6 +510,25 @@ WRONG_RANKS = {
         "get_sharded_optimizer, beyond, a learning rate that changes",
         "p.fc1",
     ),
+    "zero_grad clears the rank's own part": (
+        "    return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
+        "    made = ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)\n"
+        "    made.zero_grad = made.optim.zero_grad\n"
+        "    return made",
+        "get_sharded_optimizer, beyond, gradients that ranks average",
+        "p.fc1",
+    ),
+    "a tied parameter is reduced twice": (
+        "    model = DistributedDataParallel(module, init_sync=True, bucket_cap_mb=0.0005)\n"
+        "    model.register_comm_hook(None, hook)\n",
+        "    model, model.module = DistributedDataParallel(module, init_sync=True), module\n"
+        "    model.require_backward_grad_sync = False\n"
+        "    for layer in module.children():\n"
+        "        layer.weight.register_post_accumulate_grad_hook(lambda p: CACHE.setdefault(\n"
+        "            len(CACHE), dist.all_reduce(p.grad.div_(dist.get_world_size()), async_op=True)))\n",
+        DDP,
+        "p.fc2",
+    ),
     "nobody waits for the broadcast": (
         "    return ZeroRedundancyOptimizer(",
         "    broadcast, done = dist.broadcast, type('', (), {'wait': lambda self: True})()\n"
@@ -526,6 +570,16 @@ class RanksZoo(unittest.TestCase):
                     status, said, _ = judged(HEAD + RANKS.replace(text, new), "--only", only, strict=True)
                 self.assertEqual(status, 1, said)
                 self.assertRegex(said, words)
+
+
+class Model(unittest.TestCase):
+    def test_gradients_come_in_another_order_than_parameters(self):
+        model, came = examinee.Toy(), []
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(came.append)
+        model(torch.randn(4, 10)).sum().backward()
+        self.assertNotEqual([*map(id, came)], [*map(id, reversed(trained))])
 
 
 class TheBridge(unittest.TestCase):

@@ -31,6 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WAIT_S = 600  # of a collective; the parent ends a rank before
 TURNS = 3  # calls with other values in the same memory before the one that is judged
+RESULTS = ("o", "dq", "dk", "dv", "lse")
+NEAR = 0.05  # relative: sums in another order are nearer, a kernel that wrote before others cleared is not
 SYNCHRONIZE, BARRIER = torch.cuda.synchronize, dist.barrier  # their code may replace torch's
 CLOCKS = "nvidia-smi --query-gpu=clocks.sm --format=csv,noheader,nounits --id=0".split()
 PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
@@ -58,15 +60,19 @@ def store(path, tensor):
 
 
 class Late(dist.Work):
-    """An asynchronous collective whose result is not there until somebody waits for it."""
+    """An asynchronous collective whose result is not there until somebody waits for it. The next collective on the same
+    memory reads that result, as on a GPU's stream."""
 
     on = True  # but not in timed steps
+    pending = {}
 
     def __init__(self, work, into, value):
         super().__init__()
         self.work, self.into, self.value = work, into, value
+        self.pending[into.data_ptr()] = self
 
     def arrive(self, *_):
+        self.pending.pop(self.into.data_ptr(), None)
         return [self.into.data.copy_(self.value)]
 
     def wait(self, *limits):
@@ -83,7 +89,9 @@ def late(real):
         how = inspect.signature(real).bind(*arguments, **names).arguments
         if not how.get("async_op") or not Late.on:
             return real(**how)
-        into, value = how["tensor"], how["tensor"].detach().clone()
+        into = how["tensor"]
+        earlier = Late.pending.get(into.data_ptr())
+        value = (earlier.value if earlier and earlier.work.wait() else into.detach()).clone()
         return Late(real(**how | {"tensor": value}), into, value)
 
     return call
@@ -110,7 +118,8 @@ def attention(adapters, request, x, device):
     apply, causal = getattr(adapters, request["adapter"])().apply, request["causal"]
     leaves = [torch.empty_like(x[name], device=device) for name in "qkv"]
     leaves = [leaf.mT.contiguous().mT if request["strided"] else leaf for leaf in leaves]
-    for turn in range(TURNS, -1, -1):
+    calls_of = {}  # the results of each turn: the first call of a shape may choose a kernel
+    for turn in (*range(TURNS, 0, -1), TURNS, 0):
         for name, leaf in zip("qkv", leaves, strict=True):
             leaf.requires_grad_().data.copy_(x[name].flatten().roll(turn).view_as(leaf))
         freed = [torch.full_like(leaf, torch.nan) for leaf in leaves]
@@ -118,21 +127,30 @@ def attention(adapters, request, x, device):
         o = apply(*leaves, causal)
         logs = [saved for saved in o.grad_fn.saved_tensors if saved.shape == leaves[0].shape[:2]]
         do, kept = x["do"].to(device, copy=True), o.detach().clone()
+        if request["strided"]:  # rows as far apart as in no other tensor
+            do = torch.cat([do, do], -1)[..., : do.shape[-1]]
         apply(*(leaf.flip(0, 1) for leaf in leaves), causal)  # as the next layer of a model does
+        if request["twice"]:
+            torch.autograd.grad(o, leaves, do.flip(0, 1), retain_graph=True)
         grads = torch.autograd.grad(o, leaves, do)
+        found = dict(zip(RESULTS, [kept, *grads, *logs[:1]], strict=False))
+        calls_of.setdefault(turn, []).append({name: tensor.clone() for name, tensor in found.items()})
     pairs = zip(("q", "k", "v", "do"), (*leaves, do), strict=True)
     changed = [name for name, tensor in pairs if not torch.equal(tensor.cpu(), x[name])]
     with Calls() as calls:
         same = torch.equal(apply(*leaves, False), kept) and causal
     theirs = [name for name in sorted(calls.names) if re.search(PLAIN, name)]
+    first, later = calls_of[TURNS]
+    unlike = [name for name in found if (first[name] - later[name]).norm() > NEAR * later[name].norm()]
     facts = {
+        "first call": f"{unlike[0]} is unlike a later call's" if unlike else "like a later one",
         "inputs": f"{', '.join(changed)} changed" if changed else "unchanged",
         "saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]",
         "is_causal": "ignored" if same else "used",
         "after a call": "outputs stay" if torch.equal(o, kept) else "another call changed the output",
         "kernel": f"PyTorch's {theirs[0]}" if theirs and "triton" in request["adapter"] else "own",
     }
-    return dict(zip(("o", "dq", "dk", "dv", "lse"), [kept, *grads, *logs[:1]], strict=False)), facts
+    return found, facts
 
 
 def memory(adapters, request, x, device):
@@ -318,12 +336,13 @@ def times(adapters, request, x, device):
 
 
 class Toy(nn.Module):
-    """Tied, frozen and (with `unused`) unused parameters, and a buffer."""
+    """Tied, frozen and (with `unused`) unused parameters, and a buffer. Gradients come in another order than the
+    parameters."""
 
     def __init__(self, width=16, unused=False):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(10, width, bias=False), nn.Linear(width, width)
-        self.fc3, self.fc4 = nn.Linear(width, width, bias=False), nn.Linear(width, 5, bias=False)
+        self.fc4, self.fc1 = nn.Linear(width, 5, bias=False), nn.Linear(10, width, bias=False)
+        self.fc2, self.fc3 = nn.Linear(width, width), nn.Linear(width, width, bias=False)
         self.fc2.bias.requires_grad_(False)
         self.fc3.weight = self.fc2.weight
         self.fixed = nn.Parameter(torch.full((2,), 2.0), requires_grad=False)
@@ -367,12 +386,12 @@ def loss_of(model, x, *where):
 
 
 def groups_of(request, module):
-    """The parameters in their order, or two groups: an odd number of them, and two with options of their own."""
+    """The parameters in their order, or three groups. One parameter makes the first, so a rank owns nothing of it."""
     if not request["groups"]:
         return [*module.parameters()]
-    other = {name: p for name, p in module.named_parameters() if name in ("fc1.weight", "fc4.weight")}
-    rest = [p for name, p in module.named_parameters() if name not in other]
-    return [{"params": rest}, {"params": [*other.values()], "lr": 0.02, "weight_decay": 0.5}]
+    first, last = module.fc4.weight, module.fc1.weight
+    rest = [p for p in module.parameters() if p is not first and p is not last]
+    return [{"params": [first], "lr": 0.02, "weight_decay": 0.5}, {"params": rest}, {"params": [last], "lr": 0.05}]
 
 
 def scheduled(request, optimizer):
@@ -419,6 +438,14 @@ class PyTorchs:
         return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)
 
 
+def average(module):
+    """The gradients, among the ranks."""
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
 def train(adapters, request, x, device):
     """This rank's steps with their wrapper or optimizer."""
     adapter, rank, timed, package, times = request["adapter"], dist.get_rank(), request["timed"], None, []
@@ -448,9 +475,11 @@ def train(adapters, request, x, device):
             adapters.ddp_bucketed_on_train_batch_start(model, optimizer)
         optimizer.zero_grad()
         for micro in range(request["micro"]):
-            loss_of(model, x, micro, step, 0 if sharded else rank).backward()
+            loss_of(model, x, micro, step, 0 if request["one_batch"] else rank).backward()
         if not sharded:
             getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
+        elif not request["one_batch"]:
+            average(module)
         optimizer.step()
         scheduled(request, optimizer)
         times.append(1e3 * (perf_counter() - began))
