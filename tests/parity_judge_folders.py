@@ -302,6 +302,12 @@ WRONG_ATTENTION = {
         "course, without a mask",
         "head_dim 128",
     ),
+    "a causal mask has all keys of all queries": (
+        "ctx.is_causal = is_causal",
+        "ctx.is_causal = is_causal\n        is_causal and torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()",
+        "course, memory",
+        "memory: is 'grows with the square",
+    ),
     "the output's gradient is scaled in place": (
         "is_causal = ctx.is_causal",
         "is_causal = ctx.is_causal\n        do.mul_(1.5)",
@@ -519,13 +525,14 @@ WRONG_RANKS = {
         "p.fc1",
     ),
     "a tied parameter is reduced twice": (
-        "    model = DistributedDataParallel(module, init_sync=True, bucket_cap_mb=0.0005)\n"
-        "    model.register_comm_hook(None, hook)\n",
-        "    model, model.module = DistributedDataParallel(module, init_sync=True), module\n"
+        "    return model\n\n\ndef ddp_on_after_backward(model, optimizer):\n",
         "    model.require_backward_grad_sync = False\n"
         "    for layer in module.children():\n"
-        "        layer.weight.register_post_accumulate_grad_hook(lambda p: CACHE.setdefault(\n"
-        "            len(CACHE), dist.all_reduce(p.grad.div_(dist.get_world_size()), async_op=True)))\n",
+        "        layer.weight.register_post_accumulate_grad_hook(\n"
+        "            lambda p: CACHE.update({len(CACHE): dist.all_reduce(p.grad, async_op=True)}))\n"
+        "    return model\n\n\ndef ddp_on_after_backward(model, optimizer):\n"
+        "    for work in CACHE.values():\n        work.wait()\n"
+        "    for p in model.parameters():\n        p.grad = None if p.grad is None else p.grad / dist.get_world_size()\n",
         DDP,
         "p.fc2",
     ),
@@ -542,6 +549,12 @@ WRONG_RANKS = {
         "    module.whole = [p.detach().clone() for p in module.parameters()]\n    for layer in module.modules():",
         "get_fsdp, course, sgd",
         "weights of a rank: is 'of [0-9]+ of 5888 weights'",
+    ),
+    "a frozen weight is trained": (
+        "    return module\n\n\ndef fsdp_on",
+        "    return module.requires_grad_()\n\n\ndef fsdp_on",
+        "get_fsdp, beyond, tied",
+        "p.linear4",
     ),
     "norms are not averaged": (
         "dist.all_reduce(parameter.grad)",

@@ -162,7 +162,7 @@ def memory(adapters, request, x, device):
         apply(*(x[:, :16] for x in (q, k, v)), False)
         before = held_numbers()
         with Calls() as calls:
-            o = apply(q, k, v, False)
+            o = apply(q, k, v, True)
         kept = 4 * (held_numbers() - before)  # also outside saved_tensors
         sizes.append(calls.largest + kept + sum(saved.nbytes for saved in o.grad_fn.saved_tensors))
         del o
@@ -356,26 +356,32 @@ class Toy(nn.Module):
 
 
 class Language(nn.Module):
-    """A model of linear, embedding and norm layers: PyTorch's, or the classes of `package`, as the course has them."""
+    """A model of linear, embedding and norm layers: PyTorch's, or the classes of `package`, as the course has them.
+    `tied`: with a tied and a frozen parameter."""
 
-    def __init__(self, package=None):
+    def __init__(self, package=None, tied=False):
         super().__init__()
         linear = package.Linear if package else lambda d_in, d_out: nn.Linear(d_in, d_out, bias=False)
         embedding = (package or nn).Embedding
         norm = package.RMSNorm if package else lambda d_model: nn.RMSNorm(d_model, eps=1e-5)
         self.embedding, self.norm1, self.linear1 = embedding(48, 32), norm(32), linear(32, 64)
         self.norm2, self.linear2, self.head = norm(64), linear(64, 32), linear(32, 5)
+        self.tied = tied
+        if tied:
+            self.linear3, self.linear4 = linear(32, 64), linear(64, 32)
+            self.linear3.weight = self.linear1.weight
+            self.linear4.weight.requires_grad_(False)
 
     def forward(self, x):
         x = F.silu(self.linear1(self.norm1(self.embedding(x))))
-        return self.head(self.linear2(self.norm2(x)))
+        x = self.linear2(self.norm2(x))
+        return self.head(x + self.linear4(F.silu(self.linear3(x))) if self.tied else x)
 
 
 def model_of(request, x, package=None):
     """The model with the weights that x has, in their dtype."""
-    model = (
-        Language(package) if request["adapter"] == "get_fsdp" else Toy(request["width"], request["unused"])
-    )
+    full = request["adapter"] == "get_fsdp"
+    model = Language(package, request["tied"]) if full else Toy(request["width"], request["unused"])
     for name, parameter in model.named_parameters():
         parameter.data = x[f"w.{name}"].clone() if f"w.{name}" in x else parameter.data
     return model.to(x["y"].dtype) if "y" in x else model
@@ -454,7 +460,7 @@ def train(adapters, request, x, device):
         package = importlib.import_module("cs336_basics.model") if full else None
     module, make = model_of(request, x, package), getattr(adapters, adapter)
     (cls, how), compute = OPTIMIZERS[request["optimizer"]], request["compute"]
-    total = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or full)
     before, state_before, facts = held_numbers(), state_numbers(), {}
     if sharded:
         model, optimizer = module, make(groups_of(request, module), cls, **how)
