@@ -304,7 +304,8 @@ WRONG_ATTENTION = {
     ),
     "a causal mask has all keys of all queries": (
         "ctx.is_causal = is_causal",
-        "ctx.is_causal = is_causal\n        is_causal and torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()",
+        "ctx.is_causal = is_causal\n"
+        "        is_causal and torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()",
         "course, memory",
         "memory: is 'grows with the square",
     ),
@@ -532,7 +533,8 @@ WRONG_RANKS = {
         "            lambda p: CACHE.update({len(CACHE): dist.all_reduce(p.grad, async_op=True)}))\n"
         "    return model\n\n\ndef ddp_on_after_backward(model, optimizer):\n"
         "    for work in CACHE.values():\n        work.wait()\n"
-        "    for p in model.parameters():\n        p.grad = None if p.grad is None else p.grad / dist.get_world_size()\n",
+        "    for p in model.parameters():\n"
+        "        p.grad = None if p.grad is None else p.grad / dist.get_world_size()\n",
         DDP,
         "p.fc2",
     ),

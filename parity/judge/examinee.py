@@ -59,20 +59,22 @@ def store(path, tensor):
     return path, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
+PENDING = {}  # by address: the last collective that nobody has waited for
+
+
 class Late(dist.Work):
     """An asynchronous collective whose result is not there until somebody waits for it. The next collective on the same
     memory reads that result, as on a GPU's stream."""
 
     on = True  # but not in timed steps
-    pending = {}
 
     def __init__(self, work, into, value):
         super().__init__()
         self.work, self.into, self.value = work, into, value
-        self.pending[into.data_ptr()] = self
+        PENDING[into.data_ptr()] = self
 
     def arrive(self, *_):
-        self.pending.pop(self.into.data_ptr(), None)
+        PENDING.pop(self.into.data_ptr(), None)
         return [self.into.data.copy_(self.value)]
 
     def wait(self, *limits):
@@ -90,7 +92,7 @@ def late(real):
         if not how.get("async_op") or not Late.on:
             return real(**how)
         into = how["tensor"]
-        earlier = Late.pending.get(into.data_ptr())
+        earlier = PENDING.get(into.data_ptr())
         value = (earlier.value if earlier and earlier.work.wait() else into.detach()).clone()
         return Late(real(**how | {"tensor": value}), into, value)
 
@@ -397,7 +399,11 @@ def groups_of(request, module):
         return [*module.parameters()]
     first, last = module.fc4.weight, module.fc1.weight
     rest = [p for p in module.parameters() if p is not first and p is not last]
-    return [{"params": [first], "lr": 0.02, "weight_decay": 0.5}, {"params": rest}, {"params": [last], "lr": 0.05}]
+    return [
+        {"params": [first], "lr": 0.02, "weight_decay": 0.5},
+        {"params": rest},
+        {"params": [last], "lr": 0.05},
+    ]
 
 
 def scheduled(request, optimizer):

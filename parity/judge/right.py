@@ -81,7 +81,11 @@ APART = 4.5  # added to q and subtracted from k: exp() of each score is 0 withou
 FIRST, FIRST_ROUNDINGS = "dq of the first query", 32
 EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}
 EXPECTED |= {"memory": "grows with the length", "after the wrap": "rank 0's weights", "ranks": "equal bits"}
-EXPECTED |= {"first call": "like a later one", "timed calls": "like PyTorch's", "after a call": "outputs stay"}
+EXPECTED |= {
+    "first call": "like a later one",
+    "timed calls": "like PyTorch's",
+    "after a call": "outputs stay",
+}
 EXPECTED |= {"weights of a rank": "its part", "state of a rank": "its part"}
 # (the function and what the finding says, what may have caused it)
 HINTS = (
