@@ -552,12 +552,6 @@ WRONG_RANKS = {
         "get_fsdp, course, sgd",
         "weights of a rank: is 'of [0-9]+ of 5888 weights'",
     ),
-    "a frozen weight is trained": (
-        "    return module\n\n\ndef fsdp_on",
-        "    return module.requires_grad_()\n\n\ndef fsdp_on",
-        "get_fsdp, beyond, tied",
-        "p.linear4",
-    ),
     "norms are not averaged": (
         "dist.all_reduce(parameter.grad)",
         "pass",
@@ -600,11 +594,17 @@ class Model(unittest.TestCase):
 class TheBridge(unittest.TestCase):
     def test_it_is_right_in_both_editions(self):
         with here():
-            only = "" if ALL else "pytorch, course, causal|bucketed, course, sgd"
+            only = "" if ALL else "pytorch, course, causal|bucketed, course, sgd|fsdp, beyond, tied"
             status, said, records = judged(BRIDGE, "--only", only)
         self.assertEqual(status, 0, said)
         self.assertEqual({r["verdict"] for r in records.values()}, {"right"}, said)
-        self.assertEqual(len({key[0] for key in records}), 7 if ALL else 2)
+        self.assertEqual(len({key[0] for key in records}), 7 if ALL else 3)
+
+    def test_a_frozen_weight_that_is_trained_is_found(self):
+        trains = "get_fsdp = lambda module, *how: FullyShardedDataParallel(module.requires_grad_(), *how)\n"
+        with here():
+            status, said, _ = judged(BRIDGE + trains, "--only", "fsdp, beyond, tied", strict=True)
+        self.assertEqual(status, 1, said)
 
 
 SLOW = """
