@@ -350,6 +350,13 @@ TD_BODY(what_does_not_fit_is_refused)
     td_assert_refused(td_shard_save(shard_comm, other, path), TD_UNSUPPORTED,
                       "no rank updates the element 64");
     td_train_destroy(other);
+    config.groups = odd ? &some : NULL;
+    config.group_count = 0; /* rank 1 updates nothing */
+    td_assert_ok(td_train_create(shard_dev, &config, &other));
+    td_assert_ok(td_train_init(other, 7));
+    td_assert_ok(td_shard_save(shard_comm, other, other_path));
+    td_assert_ok(td_shard_restore(shard_comm, other, other_path));
+    td_train_destroy(other);
 
     /* After all of that both trainers are unchanged. */
     assert_file_is(file, bytes, &t);
