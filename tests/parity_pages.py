@@ -24,7 +24,7 @@ from parity.core.document import Figure, Tabled
 from parity.core.measure import measure_case
 from parity.core.record import FILE, load
 from parity.core.report import Page
-from parity.core.tables import PREAMBLE, Table
+from parity.core.tables import PREAMBLE, Spread, Table
 from parity.core.view import Records
 from parity.shared.model import TandemTrainer
 from tandem.library import Library, default_library
@@ -294,6 +294,11 @@ class BenchOnAGpu(unittest.TestCase):
         cold = {(dtype, size, context) for dtype, context in bench.COLD for size in sizes}
         self.assertEqual(found, cells | cold)
         self.assertEqual({case.repeats for case in steps if case.warmup == 0}, {15})
+
+    def test_steps_are_steady_if_all_means_are_there_and_near(self):
+        near, far = [Spread(10.0, 0.5), Spread(10.4, 0.1)], Spread(11.0, 0.1)
+        found = [bench_page.steady(means) for means in (near, [*near, None], [*near, far], [None])]
+        self.assertEqual(found, [True, None, None, None])
 
     def test_sides_run_with_the_switches_that_their_records_name(self):
         c = MagicMock()
