@@ -605,6 +605,7 @@ class TheBridge(unittest.TestCase):
         with here():
             status, said, _ = judged(BRIDGE + trains, "--only", "fsdp, beyond, tied", strict=True)
         self.assertEqual(status, 1, said)
+        self.assertRegex(said, "wrong +get_fsdp, beyond, tied(.|\n)*p.embedding")
 
 
 SLOW = """
