@@ -45,7 +45,7 @@ def run(case, draw, c):
     if "nan" in case:
         scores = (case.batch, case.heads, case.seq, case.seq)
         return attend.nan_sides(case, draw, c, "naive", "p", scores, case.dtype, block=0)
-    return timed_sides(case, draw, c) if "time" in case.measure else error_sides(case, draw, c)
+    return timed_sides(case, draw, c) if "pass" in case else error_sides(case, draw, c)
 
 
 def error_sides(case, draw, c):

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
-from parity import bench, memory, trace
+from parity import attention, bench, memory, trace
 from parity.bench import classes, drivers
 from parity.bench import page as bench_page
 from parity.core import Case, grid, plot, report, sweep, words
 from parity.core.clock import statistics
 from parity.core.command import main
 from parity.core.document import Figure, Tabled
+from parity.core.draw import Draw
 from parity.core.measure import measure_case
 from parity.core.record import FILE, load
 from parity.core.report import Page
@@ -259,6 +260,11 @@ class Memory(unittest.TestCase):
             if peak:
                 needs = memory.peaks_case("cuda", *key).needs_bytes / 2**20
                 self.assertTrue(peak <= needs <= 1.05 * peak, f"{key}: {needs:.0f} for {peak:.0f} MiB")
+
+    def test_the_memory_of_attention_is_measured_alone(self):
+        with Library(default_library()).open() as c:
+            for item in sweep.select({"attention": attention}, "quick", measures=["memory"]):
+                self.assertIn("torch_compile", attention.run(item.case, Draw(item.name), c))
 
     def test_a_record_has_what_was_recorded(self):
         keys = dict(d_model=48, d_ff=100, layers=2, heads=3, vocab=57, batch=2, context=32, dtype="f32")
