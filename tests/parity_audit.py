@@ -4,12 +4,16 @@ import argparse
 import copy
 import io
 import re
+import shutil
+import tempfile
 import unittest
+from pathlib import Path
 
 from rich.console import Console
 
 from parity import audit
 from parity.audit import checks
+from parity.core.record import RecordError
 from parity.judge.numbers import Bounds
 from tandem.library import ROOT, Library, default_library
 
@@ -331,6 +335,14 @@ class Audit(unittest.TestCase):
         status = audit.main(options, Console(file=text, soft_wrap=True))
         self.assertEqual(status, 0, text.getvalue())
         self.assertIn(" 0 findings are not known", text.getvalue())
+        with tempfile.TemporaryDirectory() as own:  # the known findings are not of these records
+            options.reports = Path(own)
+            with self.assertRaisesRegex(RecordError, f"no records.jsonl in {own}/.*: nothing to audit"):
+                audit.main(options, Console(file=text))
+            Path(own, "mine").mkdir()
+            shutil.copy(ROOT / "reports/h100x4/records.jsonl", Path(own, "mine"))
+            self.assertEqual(audit.main(options, Console(file=text, soft_wrap=True)), 1)
+        self.assertRegex(text.getvalue(), "audit: 32 results; [1-9].* findings are not known; known: none")
 
 
 if __name__ == "__main__":

@@ -614,8 +614,8 @@ class Sweeps(unittest.TestCase):
                 self.assertIn(words, err.getvalue())
         for arguments, words in (
             (("run", "--module", "nothing"), "no module nothing; there are: early, scale, trouble"),
-            (("run", "--case", "nothing"), "no case that matches 'nothing'"),
             (("run", "--case", "("), "is no regular expression"),
+            (("run", "--module", "scale", "--case", "q"), "no case for --module scale, --case 'q'\n"),
             (("report",), "no records in"),
             (("report", "--machine", "elsewhere"), "no records in"),
         ):

@@ -9,11 +9,12 @@ from collections import Counter
 from pathlib import Path
 
 from parity.audit.checks import Found, audit, changed
-from parity.core.record import FILE, load
+from parity.core.record import FILE, RecordError, load
 from parity.judge.numbers import Bounds
 from tandem.library import Library, default_library
 
 KNOWN = Path(__file__).with_name("known.csv")
+REPORTS = Path(__file__).parents[2] / "reports"  # known.csv is of the records there
 
 
 def explain(found, known):
@@ -31,9 +32,11 @@ def explain(found, known):
 
 def main(options, console) -> int:
     """The exit status: 1 if a finding is not known, or a row of known.csv has no finding."""
-    with KNOWN.open(newline="") as file:
-        known = [*csv.DictReader(file)]
     paths = [path for path in sorted(options.reports.glob(f"*/{FILE}")) if path.parent.name[:5] != "local"]
+    if not paths:
+        raise RecordError(f"no {FILE} in {options.reports}/*: nothing to audit")
+    with KNOWN.open(newline="") as file:
+        known = [*csv.DictReader(file)] if options.reports.samefile(REPORTS) else []
     loaded = {path.parent.name: load(path) for path in paths}
     records = [r | {"folder": name} for name, of in loaded.items() for r in of.newest()]
     refused = [Found("record", name, words) for name, of in loaded.items() for words in of.warnings]
@@ -58,7 +61,7 @@ def main(options, console) -> int:
             console.print(f"{KNOWN.name} has a row without a finding, remove it: {words}")
         elif options.all:
             console.print("\n    ".join([words, *(f"{f.where}: {f.words}" for f in findings)]))
-    words = ", ".join(f"{count} {mend}" for mend, count in mends.items())
+    words = ", ".join(f"{count} {mend}" for mend, count in mends.items()) or "none"
     console.print(f"audit: {len(records)} results; {len(left)} findings are not known; known: {words}")
     for check, why in unchecked.items():
         console.print(f"audit: {check} was not checked: {why}")

@@ -101,7 +101,9 @@ def select(
             case.measure = tuple(measure for measure in case.measure if measure in asked)
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]
     if not items:
-        raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
+        words = [f"--module {name}" for name in only] + [f"--case {regex!r}"] * bool(regex)
+        words += [f"--measure {measure}" for measure in measures if {*measures} != {*MEASURES}]
+        raise SelectionError(f"profile {profile} has no case for {', '.join(words)}")
     place = places(items)
 
     def order(item: Item) -> tuple[int, int, int]:
