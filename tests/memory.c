@@ -93,6 +93,7 @@ static void check_totals(const td_memory_recording *recording, size_t device_pea
     const td_memory_summary summary = summary_of(recording);
     const td_memory_entry *entries;
     size_t allocated = 0, peak = 0, live = 0, live_peak = 0, planned = 0, composed = 0;
+    size_t blocks[TD_MEMORY_CATEGORIES] = {0};
     int64_t count;
 
     td_assert_ok(td_memory_entries(recording, &entries, &count));
@@ -105,8 +106,10 @@ static void check_totals(const td_memory_recording *recording, size_t device_pea
         assert_int_equal(event->sequence, i);
         assert_true(i == 0 ||
                     (event->time_ns >= entries[i - 1].event.time_ns && entry->phase >= entries[i - 1].phase));
-        if (event->action == TD_MEMORY_ALLOC)
+        if (event->action == TD_MEMORY_ALLOC) {
             allocated += event->bytes;
+            blocks[entry->category] += event->bytes;
+        }
         if (event->action == TD_MEMORY_FREE)
             allocated -= event->bytes;
         if (event->action == TD_MEMORY_LIVE) {
@@ -129,9 +132,12 @@ static void check_totals(const td_memory_recording *recording, size_t device_pea
     assert_int_equal(peak, summary.whole.allocated_bytes);
     assert_int_equal(live_peak, summary.whole.live_bytes);
     for (int i = 0; i < TD_MEMORY_CATEGORIES; i++) {
+        if (i <= TD_MEMORY_OPTIMIZER_STATE && blocks[i] > 0) /* transient gradients share a block */
+            assert_int_equal(blocks[i], summary.allocated[i]);
         planned += summary.allocated[i];
         composed += summary.whole.by_category[i];
     }
+    assert_true(blocks[TD_MEMORY_WEIGHTS] > 0 && blocks[TD_MEMORY_ACTIVATIONS] > 0);
     assert_int_equal(planned, peak);
     assert_int_equal(composed, live_peak);
 }
@@ -290,6 +296,7 @@ static void a_block_saves_what_accounting_says(void **state)
         }
         assert_true(sum <= block.saved_bytes && (block.saved > 5 || sum == block.saved_bytes));
     }
+    td_assert_refused(td_memory_block_of(recording, 3, &block), TD_BAD_ARGUMENT, "layer is 3, needs 0 to 2");
     td_memory_recording_destroy(recording);
 }
 
@@ -429,8 +436,10 @@ TD_TEST(invented_recordings_are_replayed)
         }
         entries[i].event.current_bytes = states[i + 1].allocated + BASE;
     }
-    while (entries[phases[1] - 1].event.action != TD_MEMORY_DEAD || pairs[phases[1] - 1] < 0)
-        phases[2] = ++phases[1]; /* the empty phase comes after the end of a tensor */
+    /* The empty phase comes after the end of a tensor and before the begin of another. */
+    while (entries[phases[1] - 1].event.action != TD_MEMORY_DEAD || pairs[phases[1] - 1] < 0 ||
+           entries[phases[1]].event.action != TD_MEMORY_LIVE)
+        phases[2] = ++phases[1];
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
         recording.summary.phases[phase] = (td_memory_span){
             .first = phases[phase], .end = phases[phase + 1], .begin_ns = 5 - phase, .end_ns = phase % 3};

@@ -139,6 +139,36 @@ TD_TEST(events_are_the_entries)
     free(text);
 }
 
+/* The numbers and the unit of the axis, for blocks on both sides of each change of unit. */
+static void check_axis(td_memory_recording *by_hand)
+{
+    static const struct {
+        double bytes;
+        const char *axis;
+    } cases[] = {{8190 / 1.03, " 0 1 2 3 4 5 6 7 KiB"},
+                 {8200 / 1.03, " 0 2 4 6 8 KiB"},
+                 {4194000 / 1.03, " 0 1000 2000 3000 4000 KiB"},
+                 {4195000 / 1.03, " 0 1 2 3 4 MiB"},
+                 {4294960000 / 1.03, " 0 1000 2000 3000 4000 MiB"},
+                 {4294970000 / 1.03, " 0 1 2 3 4 GiB"}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char axis[256] = "";
+        size_t bytes;
+
+        by_hand->summary.whole.allocated_bytes = (size_t)ceil(cases[i].bytes);
+        by_hand->summary.whole.live_bytes = 0;
+        td_assert_ok(td_memory_write_timeline(by_hand, file_path));
+        char *text = file_read(file_path, &bytes);
+        for (const char *at = text; (at = strstr(at, "<text x=\"64\""));) {
+            at = strchr(at, '>') + 1;
+            snprintf(axis + strlen(axis), sizeof axis - strlen(axis), " %.*s", (int)strcspn(at, "<"), at);
+        }
+        assert_string_equal(axis, cases[i].axis);
+        free(text);
+    }
+}
+
 /* Events that no pass has: a block that is freed before its tensor, an allocation that failed, a missing
  * label, a label with characters of JSON, and another GPU than the first. */
 TD_TEST(a_recording_by_hand_is_written)
@@ -177,6 +207,9 @@ TD_TEST(a_recording_by_hand_is_written)
     td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
     char *text = file_read(file_path, &bytes), *at = text;
     assert_non_null(memmem(text, bytes, "\x8a\x05\0\0\0\xc0\0", 7));
+    at = memmem(text, bytes, "device_traces", 13);
+    assert_memory_equal(at + 13 + 5, "](]](", 5); /* after the key's number: the first GPU's events, none */
+    at = text;
     /* The block and its tensor end at one time: two events of the tensor's end, then one of the segment's. */
     for (int i = 0; i < 3; i++)
         assert_non_null((at = memmem(at + 1, (size_t)(text + bytes - at - 1), "J\x4d\0\0\0", 5)));
@@ -185,6 +218,7 @@ TD_TEST(a_recording_by_hand_is_written)
     text = file_read(file_path, &bytes);
     assert_non_null(strstr(text, ">peak 20.0 MiB<"));
     free(text);
+    check_axis(&by_hand);
     td_assert_ok(td_memory_write_events(&by_hand, file_path));
     text = file_read(file_path, &bytes);
     cJSON *all = cJSON_ParseWithLength(text, bytes);
@@ -192,6 +226,7 @@ TD_TEST(a_recording_by_hand_is_written)
     assert_string_equal(string(cJSON_GetArrayItem(events, 1), "label"), "a/\"x");
     assert_string_equal(string(cJSON_GetArrayItem(events, 2), "action"), "oom");
     assert_true(number(cJSON_GetArrayItem(events, 1), "pair") == 3);
+    assert_true(number(cJSON_GetArrayItem(events, 3), "pair") == 0);
     cJSON_Delete(all);
     free(text);
 
@@ -199,6 +234,7 @@ TD_TEST(a_recording_by_hand_is_written)
     by_hand.count = 0;
     by_hand.summary = (td_memory_summary){.base_bytes = 0};
     td_assert_ok(td_memory_replay(&by_hand));
+    assert_int_equal(by_hand.summary.whole.allocated_bytes, 0);
     td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
     text = file_read(file_path, &bytes);
     assert_null(strstr(text, "nan"));

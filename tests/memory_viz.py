@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 from pathlib import Path
 
 from torch.cuda import _memory_viz
@@ -185,6 +186,7 @@ class VizTest(unittest.TestCase):
     def test_the_picture_is_the_events(self):
         for name, events, _ in self.each():
             picture, rows = self.path(name, "svg").read_text(), events["events"]
+            xml.etree.ElementTree.fromstring(picture)  # refuses what is no XML
             peak, most = events["live_peak_bytes"], 1.03 * events["peak_bytes"]
 
             def near(found, bytes, at, most=most):

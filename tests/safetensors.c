@@ -56,7 +56,8 @@ static const td_stored stored[] = {
 };
 enum { STORED = sizeof stored / sizeof *stored, STORED_BYTES = 8 + 24 + 16 + 8 + 24 + 8 + 6 + 4 + 4 + 5 + 7 };
 
-static const td_stored_text metadata[] = {{"format", "pt"}, {"quote \"", "line\nand \\ \xe2\x82\xac"}};
+static const td_stored_text metadata[] = {{"format", "pt"},
+                                          {"quote \"", "line\nand \\ \xe2\x82\xac \x1f\x10"}};
 
 /* Writes data in pieces of `piece` bytes. */
 static td_status write_stored(int64_t piece)
@@ -483,6 +484,40 @@ TD_TEST(a_file_is_committed_whole_and_once)
     assert_int_equal(td_safetensors_count(file), 1);
     td_safetensors_close(file);
     td_safetensors_writer_destroy(NULL);
+}
+
+/* What happens in the folder between the begin of a file and its commit. */
+static void lay_a_folder(void)
+{
+    unlink(file_path);
+    assert_int_equal(mkdir(file_path, 0700), 0);
+}
+
+static void write_another(void)
+{
+    file_at_rename = NULL;
+    td_assert_ok(write_stored(100));
+}
+
+TD_TEST(a_commit_reaches_the_disk_before_the_name_and_then_the_folder)
+{
+    const td_stored tensor = {.name = "a", .dtype = "U8"};
+    td_safetensors_writer *writer;
+
+    file_calls_fail = true;
+    td_fault_at(0);
+    td_assert_ok(write_stored(100));
+    file_calls_fail = false;
+    assert_non_null(strstr(file_calls, " write fsync close renameat openat fsync close"));
+    file_at_rename = write_another; /* it removes files that no writer has locked */
+    td_assert_ok(write_stored(100));
+    td_assert_ok(td_safetensors_writer_create(file_path, 1, &tensor, 0, NULL, &writer));
+    td_assert_ok(td_safetensors_write(writer, "a", 1));
+    lay_a_folder();
+    td_assert_refused(td_safetensors_commit(writer), TD_IO_ERROR, "not a regular file");
+    td_safetensors_writer_destroy(writer);
+    assert_int_equal(rmdir(file_path), 0);
+    assert_int_equal(file_count(), 0);
 }
 
 TD_TEST(permissions_follow_the_umask)

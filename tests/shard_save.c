@@ -36,7 +36,7 @@ ssize_t __wrap_pwrite(int file, const void *data, size_t bytes, off_t at)
         interrupted = true;
         return -1;
     }
-    return __real_pwrite(file, data, bytes > 1000 ? bytes / 2 : bytes, at); /* a partial write */
+    return __real_pwrite(file, data, bytes > 64 ? bytes / 2 : bytes, at); /* a partial write */
 }
 
 #define FAULT(when, type, name, parameters, arguments)                                                       \
@@ -133,7 +133,10 @@ enum { SETTINGS = sizeof settings / sizeof *settings };
 
 static shard_trainer open_trainer(int i)
 {
-    return shard_open_trainer(&settings[i], i > 0);
+    const shard_trainer t = shard_open_trainer(&settings[i], i > 0);
+
+    td_assert_ok(td_train_set_metadata(t.train, 1, &(td_stored_text){"position", "17"}));
+    return t;
 }
 
 /* The file must equal the file of the trainer's state. All ranks compare. */
@@ -273,9 +276,17 @@ TD_BODY(a_failure_is_told_to_all_and_leaves_the_old_file)
     }
     td_assert_refused(td_shard_save(shard_comm, t.train, "no-such-folder/file"), TD_IO_ERROR,
                       "rank 0: cannot write 'no-such-folder/file'");
-    /* On rank 1 the path is another file than rank 0's. */
-    td_assert_refused(td_shard_save(shard_comm, t.train, all_info.rank == 1 ? "elsewhere" : path),
-                      TD_UNSUPPORTED, "rank 1: 'elsewhere.");
+    /* On rank 1 the path is another file than rank 0's: first none, then one with the name of rank 0's. */
+    pid_t mine = getpid(), all[2];
+    char name[64];
+    td_assert_ok(td_comm_exchange(all_ranks, &mine, sizeof mine, all));
+    snprintf(name, sizeof name, "elsewhere.%ld-0.partial", (long)all[0]);
+    for (int i = 0; i < 2; i++) {
+        td_assert_refused(td_shard_save(shard_comm, t.train, all_info.rank == 1 ? "elsewhere" : path),
+                          TD_UNSUPPORTED, "rank 1: 'elsewhere.");
+        file_write(name, "", 0);
+    }
+    unlink(name);
     assert_true(file_is(path, file, bytes));
     td_assert_ok(td_comm_barrier(shard_comm)); /* after it rank 0 has removed its unfinished file */
     assert_false(is_left());
@@ -300,6 +311,24 @@ TD_BODY(a_rank_may_take_as_long_as_its_disk)
     td_assert_ok(td_shard_restore(shard_comm, t.train, path));
     shard_close_trainer(&t);
     leave(joined);
+}
+
+/* Rank 1 makes no call. Rank 0 waits for it as long as the options say. */
+TD_BODY(a_rank_that_does_not_come_is_named)
+{
+    for (int restores = 0; restores < 2; restores++) {
+        const bool joined = join_within(2, 0.2);
+        shard_trainer t = open_trainer(0);
+
+        if (all_info.rank == 0)
+            td_assert_refused((restores ? td_shard_restore : td_shard_save)(shard_comm, t.train, path),
+                              TD_RANK_FAILED, ") is late, its last call");
+        td_assert_ok(td_comm_barrier(all_ranks));
+        shard_close_trainer(&t);
+        if (joined)
+            assert_int_equal(td_comm_close(shard_comm), TD_RANK_FAILED);
+        leave(false);
+    }
 }
 
 TD_BODY(what_does_not_fit_is_refused)
@@ -331,6 +360,13 @@ TD_BODY(what_does_not_fit_is_refused)
     td_assert_ok(td_train_init(other, 7));
     td_assert_refused(td_shard_save(shard_comm, odd ? other : whole.train, path), TD_BAD_ARGUMENT,
                       "d_ff: rank 1 has 24, where rank 0 has 20");
+    td_train_destroy(other);
+    config = shard_config_of(&settings[0]);
+    config.gain = 0.5f; /* as DDP's */
+    td_assert_ok(td_train_create(shard_dev, &config, &other));
+    td_assert_ok(td_train_init(other, 7));
+    td_assert_refused(td_shard_save(shard_comm, odd ? other : whole.train, path), TD_BAD_ARGUMENT,
+                      "steps so far: rank 1 has 0, where rank 0 has 1");
     td_train_destroy(other);
 
     config = shard_config_of(&settings[0]);
@@ -470,6 +506,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_go_on_from_a_file_with_the_same_bits),
         cmocka_unit_test(a_failure_is_told_to_all_and_leaves_the_old_file),
         cmocka_unit_test(a_rank_may_take_as_long_as_its_disk),
+        cmocka_unit_test(a_rank_that_does_not_come_is_named),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(after_a_failed_read_no_rank_has_weights),
     };

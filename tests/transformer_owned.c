@@ -1,6 +1,7 @@
 /* A model has some of its weights, and a link brings the others and takes their gradients. It must compute
  * the bits of a model with all weights. */
 #include "base/check.h"
+#include "base/safetensors.h"
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
@@ -349,6 +350,50 @@ TD_BODY(what_needs_all_weights_refuses_a_part)
     td_device_close(dev);
 }
 
+/* A file must have the extents of each of the model's tensors, and all digits of its theta. */
+TD_BODY(files_of_other_models_are_refused)
+{
+    td_transformer_config config = {.size = ODD, .batch = 1, .context = 4, .attention = "naive"};
+    static const char zeros[4096];
+    td_safetensors_writer *writer;
+    td_transformer *model, *other;
+    td_safetensors *file;
+    td_stored tensors[32];
+    td_device *dev;
+    char words[128];
+
+    td_assert_ok(td_device_open("cpu", &dev));
+    config.rope_theta = 10000.125;
+    td_assert_ok(td_transformer_create(dev, &config, &model));
+    config.rope_theta = 10000.1250001;
+    td_assert_ok(td_transformer_create(dev, &config, &other));
+    td_assert_ok(td_transformer_init(model, 1));
+    td_assert_ok(td_transformer_save(model, file_path));
+    td_assert_refused(td_transformer_load(other, file_path), TD_BAD_ARGUMENT, "rope_theta 10000.125, this");
+    td_assert_ok(td_transformer_forward(model, (const int64_t[]){0, 1, 2, 3}, 1, 4, NULL));
+    td_assert_ok(td_transformer_load(model, file_path));
+    td_assert_refused(td_transformer_loss(model, (const int64_t[]){0, 1, 2, 3}, NULL), TD_BAD_STATE,
+                      "no forward came before");
+    td_assert_ok(td_safetensors_open(file_path, &file));
+    const int64_t count = td_safetensors_count(file);
+    for (int64_t i = 0; i < count; i++)
+        td_assert_ok(td_safetensors_tensor(file, i, &tensors[i]));
+    for (int64_t i = 0; i < count; i++) {
+        tensors[i].shape[tensors[i].rank++] = 1;
+        td_assert_ok(td_safetensors_writer_create(file_path, count, tensors, 0, NULL, &writer));
+        for (int64_t k = 0; k < count; k++)
+            td_assert_ok(td_safetensors_write(writer, zeros, tensors[k].bytes));
+        td_assert_ok(td_safetensors_commit(writer));
+        td_safetensors_writer_destroy(writer);
+        snprintf(words, sizeof words, "tensor '%s' has %d extents", tensors[i].name, (int)tensors[i].rank--);
+        td_assert_refused(td_transformer_load(model, file_path), TD_BAD_ARGUMENT, words);
+    }
+    td_safetensors_close(file);
+    td_transformer_destroy(model);
+    td_transformer_destroy(other);
+    td_device_close(dev);
+}
+
 TD_BODY(gradients_of_a_place_share_memory)
 {
     td_range owned[] = {{0, 200}, {300, 400}};
@@ -420,10 +465,11 @@ static const td_cases memory = {
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_needs_all_weights_refuses_a_part),
+                                       cmocka_unit_test(files_of_other_models_are_refused),
                                        cmocka_unit_test(gradients_of_a_place_share_memory)};
 
     td_assert_ok(td_cpu_set_threads(1));
     return td_run_cases(&steps, NULL, NULL) + td_run_cases(&memory, NULL, NULL) +
            td_run_cases(&by_range, file_folder_make, file_folder_remove) +
-           td_run_group("refusals", 2, tests, file_folder_make, file_folder_remove);
+           td_run_group("refusals", 3, tests, file_folder_make, file_folder_remove);
 }

@@ -12,12 +12,19 @@
 
 bool file_calls_fail;
 int file_interruptions, file_small_steps;
+char file_calls[2048];
+void (*file_at_rename)(void);
 
 /* ---- calls that fail ---- */
 
 static bool fails(const char *name)
 {
-    return file_calls_fail && td_fault(name);
+    const size_t used = strlen(file_calls);
+
+    if (!file_calls_fail)
+        return false;
+    snprintf(file_calls + used, sizeof file_calls - used, " %s", name);
+    return td_fault(name);
 }
 
 #define ALLOCATION(name, parameters, arguments)                                                              \
@@ -106,6 +113,8 @@ int __wrap_openat(int from, const char *path, int flags, mode_t mode)
 
 int __wrap_renameat(int from_folder, const char *from, int to_folder, const char *to)
 {
+    if (file_at_rename)
+        file_at_rename();
     return fails("renameat") ? refuse(EACCES) : __real_renameat(from_folder, from, to_folder, to);
 }
 
@@ -139,6 +148,7 @@ int file_folder_make(void **unused)
     (void)unused;
     file_calls_fail = false;
     file_interruptions = file_small_steps = 0;
+    file_calls[0] = '\0';
     strcpy(folder + strlen(folder) - 6, "XXXXXX");
     if (!mkdtemp(folder))
         return -1;

@@ -28,6 +28,10 @@ void file_write_tensors(const char *path, const char *header, size_t data);
 extern bool file_calls_fail;
 extern int file_interruptions, file_small_steps;
 
+/* The first counted calls of a test, each after a space; and what is called before a rename, if not NULL. */
+extern char file_calls[2048];
+extern void (*file_at_rename)(void);
+
 /* A kind of file: `write` writes it to `path`; a complete file begins and ends with these texts, and has more
  * bytes than `least`. */
 typedef struct file_kind {
