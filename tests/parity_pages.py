@@ -2,14 +2,18 @@
 the committed records and invented records of a GPU. A seeded choice removes and damages some of them."""
 
 import contextlib
+import copy
 import io
 import itertools
+import json
 import random
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
@@ -32,6 +36,7 @@ from tandem.library import Library, default_library
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
 NEWEST = load(COMMITTED).newest()
+WRITTEN = Path(__file__).resolve().parent / "files" / "pages.md"
 MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists
 phases""".split()
 TRIALS = 12
@@ -77,7 +82,7 @@ class PagesTest(unittest.TestCase):
                 ]
             for trial in range(TRIALS):
                 with self.subTest(module=name, trial=trial):
-                    self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
+                    self.write(module, name, thinned(mine, random.Random(f"{name} {trial}")))
 
     def test_every_page_is_written_from_the_records_of_every_profile(self):
         for name, module in sweep.discover("parity").items():
@@ -99,18 +104,7 @@ class PagesTest(unittest.TestCase):
                         self.assertEqual(section.lacks, [], f"{name}, {section.row}")
                 for trial in range(TRIALS // 4):
                     with self.subTest(module=name, profile=profile, device=device, trial=trial):
-                        self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
-
-    def thinned(self, records, rng):
-        """Returns some of the records or all. A fifth of them has no number."""
-        count = rng.choice([1, 2, 5, len(records) // 2, len(records)])
-        kept = [dict(record) for record in rng.sample(records, min(count, len(records)))]
-        for record in kept:
-            if rng.random() < 0.2:
-                record["status"], record["message"] = rng.choice(["oom", "not run", "error"]), "spoiled"
-                for key in MEASURED:
-                    record.pop(key, None)
-        return kept
+                        self.write(module, name, thinned(mine, random.Random(f"{name} {trial}")))
 
     def write(self, module, name, records):
         page = Page(name, "NVIDIA H100")
@@ -153,6 +147,71 @@ class Committed(unittest.TestCase):
             for old, new in zip(*map(str.splitlines, texts), strict=True):
                 self.assertEqual(old, new, f"{path}: python -m parity report and writeup renew it")
             self.assertTrue(all(abs(a - b) < 0.01 for a, b in zip(*numbers, strict=True)), path)
+
+
+class Invented(unittest.TestCase):
+    """Pages and write-ups of invented records, of which some are noisy or have no number, are those that
+    `python tests/parity_pages.py renew` wrote."""
+
+    def test_pages_are_as_they_were(self):
+        for old, new in zip(WRITTEN.read_text().splitlines(), written().splitlines(), strict=True):
+            self.assertEqual(old, new, f"{WRITTEN}: python tests/parity_pages.py renew")
+
+
+def written():
+    """The text of all pages with few rows of each table, and a number for the content of each picture."""
+    modules, render, texts = sweep.discover("parity"), Table._md, []
+
+    def few(table):
+        shown = copy.copy(table)
+        shown.rows = table.rows[:: max(1, len(table.rows) // 5)]
+        return render(shown)
+
+    def content(kind):
+        def told(content, **how):  # the last digits depend on the processor
+            return DECIMAL.sub(lambda found: f"{float(found[0]):.4g}", json.dumps([kind, str(content), how]))
+
+        return told
+
+    kinds = {kind: content(kind) for kind in ("curves", "stack", "timeline", "bars")}
+    draw = patch.multiple(plot, save=lambda drawn, form: drawn.encode(), **kinds)
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with patch.object(Table, "_md", few), draw, quiet, tempfile.TemporaryDirectory() as folder:
+        reports = Path(folder)
+        for machine in ("cpu", "h100", "h200x2"):
+            rng, records = random.Random(machine), []
+            for name, module in modules.items():
+                mine = [record for record in NEWEST if record["module"] == name]
+                if name not in ("accounting", "precision"):
+                    mine = all_invented(name, module, "full", "cpu" if machine == "cpu" else "cuda")
+                records += [record | {"machine": machine} for record in thinned(mine, rng, 0.75)]
+            report.write(modules, records, reports / machine, gone=records[:9], single=machine == "h200x2")
+            (reports / machine / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+        main("parity", ["writeup", "--reports", folder])
+        for path in sorted(reports.rglob("*.*")):
+            if path.suffix == ".svg":
+                texts.append(f"{path.name}: {zlib.crc32(path.read_bytes())}\n")
+            elif path.suffix == ".md" and path.parent.name not in ("cpu", "h200x2"):
+                texts.append(path.read_text())
+    return "".join(texts)
+
+
+def thinned(records, rng, share=None):
+    """A share of the records, else a few, half or all, each with its origin. A tenth has no number, a tenth is
+    noisy."""
+    count = int(share * len(records)) if share else rng.choice([1, 2, 5, len(records) // 2, len(records)])
+    kept = [dict(record) for record in rng.sample(records, min(count, len(records)))]
+    for i, record in enumerate(kept):
+        record["time"] = f"2026-01-{1 + i % 28:02}T00:00:00"
+        record["build"] = {"library": "lib", "version": "1", "commit": 40 * "c", "dirty": i % 7 == 0}
+        chance = rng.random()
+        if chance < 0.1:
+            record["status"], record["message"] = rng.choice(["oom", "not run", "error", "failed"]), "spoiled"
+            for key in MEASURED:
+                record.pop(key, None)
+        elif chance < 0.2 and "ms" in record:
+            record |= {"ms": statistics([1.0, 3.0]), "samples": [1.0, 3.0]}
+    return kept
 
 
 class Apart(unittest.TestCase):
@@ -280,6 +339,13 @@ class Memory(unittest.TestCase):
             wanted = ["layers.*.ffn.gate_up", 2 * 32 * 200 * 4, 2, 2 * 32 * 48 * 4, 4 * (block + 2 * 48)]
             wanted += [sum(live), sum(live), found["peak_mib"] * mib, weights, 2 * weights]
             self.assertEqual(said, wanted)
+
+    def test_the_sizes_of_both_sides_agree(self):
+        case = next(case for case in memory.cases("quick", "cpu") if case.part == "sizes")
+        found = measure_case(memory, case, Library(default_library()), budget=0.0)
+        self.assertEqual(
+            [(record["impl"], record["status"]) for record in found], [("c", "ok"), ("torch_eager", "ok")]
+        )
 
 
 class BenchOnAGpu(unittest.TestCase):
@@ -470,4 +536,6 @@ def invented(module, case, impl, gpu=True):
 
 
 if __name__ == "__main__":
+    if "renew" in sys.argv:
+        sys.exit(not WRITTEN.write_text(written()))
     unittest.main()

@@ -10,9 +10,13 @@ from pathlib import Path
 import parity_double
 from parity_double.fakes import trouble
 
+from parity import shard
 from parity.core import ranks
 from parity.core.case import Case
 from parity.core.worker import Settings, Worker
+from parity.shared.bench_ranks import elements_of
+from ref import shard as ref
+from tandem.library import default_library
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKES = "parity_double.fakes.trouble"
@@ -93,6 +97,37 @@ class Groups(unittest.TestCase):
             hosts = {ranks.rank_variables(rank, 4)["NCCL_HOSTID"] for rank in range(4)}
         self.assertEqual(len(hosts), 4)
         self.assertNotIn("NCCL_HOSTID", ranks.rank_variables(0, 4))
+
+
+class Memory(unittest.TestCase):
+    """On a CPU the bytes of two ranks are exact: each rank's tensors, and what C says of fully sharded weights."""
+
+    def test_each_rank_has_its_share(self):
+        cases = {case.shard: case for case in shard.cases("quick", "cpu") if case.get("part") == "memory"}
+        elements, parts = elements_of(cases["tensors"]), ("parameters", "gradients", "optimizer_state")
+        counts = [count for count, _ in elements]
+        with Worker(Settings(default_library(), 1, 0.01)) as worker:
+            found = [
+                record for kind in ("tensors", "full") for record in worker.run("parity.shard", cases[kind])
+            ]
+        for record in found:
+            self.assertEqual(record["status"], "ok", record.get("message"))
+            memory = {key: [round(mib * 2**20) for mib in of] for key, of in record["memory"].items()}
+
+            def total(*names, memory=memory):
+                return [sum(of) for of in zip(*(memory[f"{name}_mib"] for name in names), strict=True)]
+
+            if record["impl"].startswith("c"):
+                wanted = [total(*parts, "activations", "buffers")] * 4
+                self.assertGreater(record["collective_bytes"], 4 * sum(counts))
+            else:
+                wanted = [total("parameters"), total(*parts), total(*parts), total(*parts, "activations")]
+            self.assertEqual([total(at) for at in ("made", "before_update", "after_update", "peak")], wanted)
+            if record["case"]["shard"] == "tensors":
+                shares = [[4 * sum(counts)] * 2, [8 * load for load in ref.loads(counts, 2)]]
+                self.assertEqual([total("parameters"), total("optimizer_state")], shares)
+            for part in parts if "values" in record else ():
+                self.assertAlmostEqual(total(part)[1] / record["values"][f"predicted {part}"], 1, delta=1e-3)
 
 
 class Combined(unittest.TestCase):

@@ -271,26 +271,6 @@ class Answers(unittest.TestCase):
         told = page.say.call_args.kwargs
         self.assertEqual((told["worst"], told["behind"]), ({"mine": 3e-7, "theirs": 1e-7}, 1))
 
-    def test_a_row_that_spreads_is_marked_and_says_nothing(self):
-        case = dict(
-            size="xl", dtype="f32", ranks=2, bucket_mb=25, shard="flat", warmup=5, batch=2, context=128
-        )
-        sides = {"c_nccl": [3.0, 3.1], "c_nccl_whole": [4.0, 9.0], "torch_zero": [6.0, 6.1]}
-        name = "optimizer_state_sharding_accounting"
-        for wild in (True, False):
-            records = [
-                {"deliverable": name, "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
-                for impl, samples in (sides | ({} if wild else {"c_nccl_whole": [4.0, 4.1]})).items()
-            ]
-            row = f"{name} (b)"
-            section, values = (found[row] for found in self.answers(shard.report, records))
-            table = next(block.table for block in section.blocks if hasattr(block, "table"))
-            self.assertEqual("noisy" in table.titles, wild)
-            counted = table.rows[0][table.titles.index("n, spread")]
-            self.assertEqual(str(counted), "2, 54.4 %" if wild else "2, 2.3 %")
-            self.assertEqual(bool(section.answer), not wild)
-            self.assertEqual(values["flat"] and values["flat"].verdict, None if wild else "faster")
-
     def test_sharded_steps_stand_next_to_others_of_their_run(self):
         case = dict(size="xl", dtype="f32", ranks=2, bucket_mb=25, batch=2, context=128)
         sides = {"c_nccl": [3.0], "c_nccl_whole": [4.0], "torch_zero": [6.0]}

@@ -275,6 +275,47 @@ TD_TEST(lists_that_differ_are_refused)
     }
 }
 
+/* Each number of a tensor that ranks compare: another value on rank 1, of a tensor added after a step. */
+#define FIELDS(ROW)                                                                                          \
+    ROW(tensors[1].elements, 7, "tensors[1]: elements: rank 1 has 7, where rank 0 has 8")                    \
+    ROW(tensors[1].dtype, TD_BF16, "tensors[1]: dtype: rank 1 has 3, where rank 0 has 1")                    \
+    ROW(tensors[1].grad_dtype, TD_F16, "tensors[1]: grad_dtype: rank 1 has 2, where rank 0 has 3")           \
+    ROW(tensors[1].grad, NULL, "tensors[1]: grad_dtype: rank 1 has 0, where rank 0 has 3")                   \
+    ROW(together, 2, "tensors[2]: group: rank 1 has 1, where rank 0 has 2")
+
+TD_TEST(numbers_that_differ_are_named)
+{
+    static const td_field rows[] = {FIELDS(TD_FIELD)};
+    static float zeros[8];
+
+    for (int i = 0; i < (int)(sizeof rows / sizeof *rows); i++) {
+        const td_hyperparameters hyper = {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.5};
+        const td_shard_tensor one = {
+            .elements = 8, .dtype = TD_F32, .grad_dtype = TD_BF16, .data = zeros, .grad = zeros};
+        td_shard_tensor tensors[] = {one, one, one};
+        td_comm *other = td_ranks_other(dev, comm, rows[i].field);
+        const bool differs = info.rank == 1;
+        int64_t together = 1;
+        td_shard_list *list;
+        int row = 0;
+
+        if (!other)
+            return;
+        FIELDS(TD_FIELD_SET)
+        if (tensors[1].dtype == TD_BF16)
+            tensors[1].grad_dtype = TD_BF16;
+        td_assert_ok(td_shard_list_create(dev, other, &list));
+        td_assert_ok(td_shard_list_add(list, 1, tensors, &hyper));
+        td_assert_ok(td_shard_list_step(list, 1));
+        td_assert_ok(td_shard_list_add(list, together, tensors + 1, &hyper));
+        if (together == 1)
+            td_assert_ok(td_shard_list_add(list, 1, tensors + 2, &hyper));
+        td_assert_refused(td_shard_list_step(list, 1), TD_BAD_ARGUMENT, rows[i].words);
+        td_shard_list_destroy(list);
+        (void)td_comm_close(other);
+    }
+}
+
 TD_TEST(what_is_wrong_is_named)
 {
     bed *b = open_bed(false);

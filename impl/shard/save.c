@@ -239,7 +239,7 @@ cleanup:
 
 /* ---- restoring ---- */
 
-/** *hash = a hash of the begin of each tensor, which two files of different runs do not share. Their names were
+/** *hash = a hash of the begin of each tensor, which two files of different runs do not share. All names were
  * checked. */
 static td_status hash_file(const td_safetensors *file, uint64_t *hash)
 {
