@@ -128,6 +128,12 @@ class Diverge(unittest.TestCase):
             tiny in f32: 3 outputs; 1 is outside the rule. The first of rank 0: b C rel_l2 2.5, largest error 10.5
             PyTorch rel_l2 3.5, largest error 19.5 why 0 the output before it: a"""
         self.assertEqual(out.getvalue().split(), wanted.split())
+        for mine, _ in of_ranks:
+            mine["error"]["outputs"]["b"]["used"] = 0.5
+        self.assertEqual(diverge.say(of_ranks, options, Console(file=out, soft_wrap=True)), 0)
+        self.assertIn(
+            "all are within the rule. The largest error is 100% of what is allowed: c\n", out.getvalue()
+        )
 
     def test_a_case_has_the_options(self):
         keys = dict(layers=5, batch=3, context=7, dtype="bf16", attention="naive", keep="all", seed=9)
