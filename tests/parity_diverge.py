@@ -135,6 +135,19 @@ class Diverge(unittest.TestCase):
             "all are within the rule. The largest error is 100% of what is allowed: c\n", out.getvalue()
         )
 
+    def test_the_side_that_failed_is_named(self):
+        given = []
+
+        def records_of(case, settings):
+            given.append(settings)
+            lost = dict(impl="torch_eager", status="oom", message="no room")
+            return [[dict(impl="c", status="ok"), lost]]
+
+        with patch.object(diverge, "records_of", records_of):
+            status, text = self.said("--threads", "3", here=False)
+        self.assertEqual((status, given[0].threads), (2, 3))
+        self.assertIn("torch_eager is oom: no room", text)
+
     def test_a_case_has_the_options(self):
         keys = dict(layers=5, batch=3, context=7, dtype="bf16", attention="naive", keep="all", seed=9)
         keys |= dict(optimizer="sgd", until="backward", ranks=4, strategy="flat", shard="full")

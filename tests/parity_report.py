@@ -378,6 +378,9 @@ class Pages(unittest.TestCase):
         error = {"max_abs": 0.0}
         judged, unjudged = record(error=error), record(error=error, message="not judged: torch_eager is oom")
         self.assertEqual(report.verdict([judged, unjudged]), "holds (1 ok, 1 not judged)")
+        self.assertEqual(
+            report.verdict([record(status="oom"), record(status="not run")]), "no result (1 not run, 1 oom)"
+        )
         for bad in ("failed", "error"):
             found = report.verdict([judged, record(status=bad, message="o: NaN")])
             self.assertEqual(found, f"**fails** (1 {bad} of 2)")
