@@ -9,7 +9,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
-from parity import comm, memory, trace
+from parity import comm, memory
 from parity.bench import page as bench
 from parity.core import handouts, report, sweep, words, writeup
 from parity.core.clock import statistics
@@ -176,39 +176,6 @@ class Answers(unittest.TestCase):
             self.assertEqual((found["context"], found["saved"]), (2048, 16) if asked else (512, 4))
             self.assertEqual(found["gradients"], 2)
             self.assertEqual(not sections["memory_profiling (f)"].lacks, asked)
-
-    def test_the_profiler_is_compared_with_the_benchmark(self):
-        def profile(size, context, impl, **values):
-            layers = {"small": 12, "xl": 48}[size]
-            case = dict(
-                part="profile", size=size, layers=layers, d_model=64, heads=2, batch=4, context=context
-            )
-            case |= {"dtype": "f32", "pass": "step"}
-            values |= {f"{scope} ms matmul": 3.0 for scope in trace.SCOPES} | {"optimizer busy": 1.0}
-            for scope in trace.SCOPES:
-                values |= trace.numbered(scope, [("sgemm", "matmul", 0.9, 7.0)])
-            return dict(deliverable="nsys_profile", impl=impl, status="ok", case=case, values=values)
-
-        cells = [("small", 512), ("small", 1024), ("xl", 512)]
-        times = {"forward timer": 99.0, "forward window": 100.0}
-        profiles = [profile(*cell, impl, **times) for cell in cells for impl in ("c", "torch_eager")]
-        lost = profile("xl", 1024, "torch_eager") | {"status": "oom", "values": {}}
-        phases = {"forward": {"mean": 104.0}}
-        timed_cases = [r["case"] for r in profiles if r["impl"] == "torch_eager"]
-        others = [
-            timed("torch_eager", [300.0], deliverable="benchmarking_script", case=case, phases=phases)
-            for case in timed_cases
-        ]
-        sections, values = self.answers(trace.report, [*profiles, lost], others)
-        earlier = values["nsys_profile (a)"]["earlier"]
-        self.assertEqual((earlier["size"], earlier["mean"], earlier["profiler"]), ("xl", 104.0, 100.0))
-        self.assertAlmostEqual(earlier["apart"], 4 / 104)
-        kernels = next(
-            block.table for block in sections["nsys_profile (b)"].blocks if hasattr(block, "table")
-        )
-        self.assertEqual({row[0] for row in kernels.rows}, {"small", "xl"})
-        _, values = self.answers(trace.report, profiles)
-        self.assertFalse(values["nsys_profile (a)"]["earlier"])
 
     def run_of(self, strategy, step, **more):
         case = dict(size="xl", dtype="f32", optimizer="adamw", ranks=2, batch=2, context=128)
