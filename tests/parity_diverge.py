@@ -144,8 +144,8 @@ class Diverge(unittest.TestCase):
             return [[dict(impl="c", status="ok"), lost]]
 
         with patch.object(diverge, "records_of", records_of):
-            status, text = self.said("--threads", "3", here=False)
-        self.assertEqual((status, given[0].threads), (2, 3))
+            status, text = self.said("--threads", "3", "--library", "other.so", here=False)
+        self.assertEqual((status, str(given[0].library), given[0].threads), (2, "other.so", 3))
         self.assertIn("torch_eager is oom: no room", text)
 
     def test_a_case_has_the_options(self):
