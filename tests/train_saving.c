@@ -205,10 +205,16 @@ TD_TEST(a_step_under_way_is_not_saved)
     td_assert_ok(td_train_forward(train, NULL));
     td_assert_ok(td_train_save(train, file_path));
 
-    /* A restored trainer has no loaded batch and no pass in progress. */
-    td_assert_ok(td_train_backward(train));
-    td_assert_ok(td_train_restore(train, file_path));
-    td_assert_ok(td_train_save(train, file_path));
+    /* A restored trainer has no loaded batch, no pass in progress, and no gradients that wait. */
+    for (int micro_batches = 1; micro_batches <= 2; micro_batches++) {
+        for (int micro = 0; micro < micro_batches; micro++) {
+            td_assert_ok(td_train_load(train, ids, targets, BATCH / 2, CONTEXT));
+            td_assert_ok(td_train_forward(train, NULL));
+            td_assert_ok(td_train_backward(train));
+        }
+        td_assert_ok(td_train_restore(train, file_path));
+        td_assert_ok(td_train_save(train, file_path));
+    }
     td_assert_refused(td_train_forward(train, NULL), TD_BAD_STATE, "no batch was loaded");
     td_assert_refused(td_train_backward(train), TD_BAD_STATE, "no batch was loaded");
     td_assert_refused(td_train_update(train), TD_BAD_STATE, "no gradients became final");

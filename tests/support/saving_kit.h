@@ -1,4 +1,4 @@
-/** Shared by tests of trainers on disk: trainers of one size, their steps, and the bits that a file must keep. */
+/** Shared by tests of trainers on disk: trainers of one size, their steps, and the bits that a file keeps. */
 #ifndef TD_TESTS_SAVING_KIT_H
 #define TD_TESTS_SAVING_KIT_H
 
