@@ -197,22 +197,33 @@ WRONG_TF32 = [
         "dtype tf32 .*\n    dk: [^;]*; all are about [34][.]\\d* times the truth\n",
     ),
 ]
+
+
+def row(*parts):
+    return parts
+
+
+def forward(change, *rest):
+    return "ctx.is_causal = is_causal", f"ctx.is_causal = is_causal\n        {change}", *rest
+
+
+def backward(change, *rest):
+    return "is_causal = ctx.is_causal", f"is_causal = ctx.is_causal\n        {change}", *rest
+
+
 # What a submission changes: (text, replacement) of the adapters, and what must be said of which kind of case.
 LEAVES = "return dq, dk, dv, None"
 WRONG_ATTENTION = {
-    "a layer's output is kept on the class": (
+    "a layer's output is kept on the class": row(
         "q, k, v, o, lse = ctx.saved_tensors\n",
         "q, k, v, o, lse = ctx.saved_tensors\n        o = Attention.o\n",
         "course, without a mask",
         "dq: ",
     ),
-    "causal is ignored in backward": (
-        "is_causal = ctx.is_causal",
-        "is_causal = False",
-        "causal",
-        "d[qkv]: rel_l2",
+    "causal is ignored in backward": row(
+        "is_causal = ctx.is_causal", "is_causal = False", "causal", "d[qkv]: rel_l2"
     ),
-    "the mask is off by one at multiples of 16": (
+    "the mask is off by one at multiples of 16": row(
         "mask, heads = None, [x[:, None].contiguous() for x in (q, k, v)]",
         "heads = [x[:, None] for x in (q, k, v)]\n"
         "        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()\n"
@@ -223,105 +234,123 @@ WRONG_ATTENTION = {
         "o: rel_l2",
     ),
     "D is left out": ("(do, q, k, v, o, lse)", "(do, q, k, v, 0 * o, lse)", "without a mask", "dq: rel_l2"),
-    "sequences of a batch are swapped": (
-        "o, lse = o[:, 0]",
-        "o, lse = o[:, 0].flip(0)",
-        "without a mask",
-        "batch 2",
+    "sequences of a batch are swapped": row(
+        "o, lse = o[:, 0]", "o, lse = o[:, 0].flip(0)", "without a mask", "batch 2"
     ),
-    "dK lacks its scale": (
-        LEAVES,
-        "return dq, dk * q.shape[-1] ** 0.5, dv, None",
-        "without a mask",
-        "times the truth",
+    "dK lacks its scale": row(
+        LEAVES, "return dq, dk * q.shape[-1] ** 0.5, dv, None", "without a mask", "times the truth"
     ),
-    "the maximum starts at 0": (
-        "ctx.is_causal = is_causal",
-        "ctx.is_causal = is_causal\n        o = o * ((q @ k.mT).amax(-1, keepdim=True) > -500)",
-        "far below",
-        "o: rel_l2",
+    "the maximum starts at 0": forward(
+        "o = o * ((q @ k.mT).amax(-1, keepdim=True) > -500)", "far below", "o: rel_l2"
     ),
-    "probabilities are kept on ctx": (
-        "ctx.is_causal = is_causal",
-        "ctx.is_causal = is_causal\n        ctx.kept = [q[:, i : i + 64] @ k.mT for i in range(0, q.shape[1], 64)]",
+    "probabilities are kept on ctx": forward(
+        "ctx.kept = [q[:, i : i + 64] @ k.mT for i in range(0, q.shape[1], 64)]",
         "course, memory",
         "memory: is 'grows with the square",
     ),
-    "scores are stored": (
+    "scores are stored": row(
         "ctx.is_causal = is_causal",
         "ctx.is_causal, ctx.scores = is_causal, q @ k.mT",
         "memory",
         "square of the length: .* KiB",
     ),
-    "the answer is cached by its address": (
+    "the answer is cached by its address": row(
         "        return o\n",
         "        return CACHE.setdefault((q.data_ptr(), k.data_ptr()), o)\n",
         "without a mask",
         "o: rel_l2",
     ),
-    "only the first call is right": (
+    "only the first call is right": row(
         "        return o\n",
         "        COUNT.append(1)\n        return o if len(COUNT) < 2 else o * 1.01\n",
         "without a mask",
         "o: rel_l2",
     ),
-    "the first call of a shape is wrong": (
+    "the first call of a shape is wrong": row(
         "        return o\n",
         "        COUNT.append(q.shape)\n        return o if COUNT.count(q.shape) > 1 else 2 * o\n",
         "without a mask",
         "first call: is .o is unlike",
     ),
-    "a graph keeps the gradient of its first backward pass": (
-        "is_causal = ctx.is_causal",
-        "is_causal = ctx.is_causal\n        ctx.do = do = getattr(ctx, 'do', do)",
-        "two backward passes",
-        "dv: rel_l2",
+    "a graph keeps the gradient of its first backward pass": backward(
+        "ctx.do = do = getattr(ctx, 'do', do)", "two backward passes", "dv: rel_l2"
     ),
-    "the gradient is read like the output": (
-        "is_causal = ctx.is_causal",
-        "is_causal = ctx.is_causal\n        do = do.as_strided(o.shape, o.stride())",
-        "not contiguous",
-        "dv: rel_l2",
+    "the gradient is read like the output": backward(
+        "do = do.as_strided(o.shape, o.stride())", "not contiguous", "dv: rel_l2"
     ),
-    "a later tile of keys is not rescaled": (
+    "a later tile of keys is not rescaled": row(
         "        return o\n",
         "        s = q @ k.mT\n"
-        "        return o * (1 + (s[..., 128:].amax(-1) > 50 + s[..., :128].amax(-1))[..., None])\n",
+        "        return o * (1 + (s[..., -128:].amax(-1) > 50 + s[..., :128].amax(-1))[..., None])\n",
         "large scores",
         "o: rel_l2",
     ),
-    "scores overflow": (
+    "scores overflow": row(
         "        return o\n",
         "        return o + 0 * (q @ k.mT / q.shape[-1] ** 0.5).exp().sum()\n",
         "large scores",
         "o: NaN at",
     ),
-    "the largest head size is wrong": (
+    "the largest head size is wrong": row(
         "        return o\n",
         "        return o * (1.01 if q.shape[2] == 128 else 1)\n",
         "course, without a mask",
         "head_dim 128",
     ),
-    "a causal mask has all keys of all queries": (
-        "ctx.is_causal = is_causal",
-        "ctx.is_causal = is_causal\n"
-        "        is_causal and torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()",
+    "a causal mask has all keys of all queries": forward(
+        "is_causal and torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()",
         "course, memory",
         "memory: is 'grows with the square",
     ),
-    "the output's gradient is scaled in place": (
-        "is_causal = ctx.is_causal",
-        "is_causal = ctx.is_causal\n        do.mul_(1.5)",
-        "without a mask",
-        "inputs: is 'do changed'",
+    "the output's gradient is scaled in place": backward(
+        "do.mul_(1.5)", "without a mask", "inputs: is 'do changed'"
     ),
-    "inputs are scaled in place": (
+    "inputs are scaled in place": row(
         "mask, heads = None",
         "q.data.mul_(1.5)\n        mask, heads = None",
         "without a mask",
         "inputs: is 'q changed'",
     ),
-    "a Triton function calls PyTorch's attention": (
+    "the mask's flag is on the class": ("ctx.is_causal", "Attention.flag", "course, causal", "dq: rel_l2"),
+    "a mask's number is not small enough": row(
+        "mask, heads = None, [x[:, None].contiguous() for x in (q, k, v)]",
+        "heads = [x[:, None] for x in (q, k, v)]\n"
+        "        mask = torch.full((q.shape[1],) * 2, -50.0).triu(1) if is_causal else None\n"
+        "        is_causal = False",
+        "large scores",
+        "causal True(.|\n)*o: rel_l2",
+    ),
+    "the fifth sequence is the first": row(
+        "o, lse = o[:, 0]",
+        "o, lse = o[torch.arange(len(o)) % 4, 0]",
+        "without a mask",
+        "batch 5 (.|\n)*o: rel_l2",
+    ),
+    "queries end with the keys": row(
+        "o, lse = o[:, 0]",
+        "o, lse = o[:, 0] * (torch.arange(o.shape[2]) < k.shape[1])[:, None]",
+        "other lengths",
+        "seq_k 32 (.|\n)*o: rel_l2",
+    ),
+    "k is read like q": row(
+        "mask, heads",
+        "k = k.as_strided(k.shape, q.stride())\n        mask, heads",
+        "not contiguous",
+        "o: rel_l2",
+    ),
+    "a gradient's batch has steps": backward(
+        "do = do if do.stride(0) else 0 * do", "not contiguous", "dv: rel_l2"
+    ),
+    "gradients in bf16 grow worse with the length": row(
+        LEAVES,
+        "return dq, dk * (1 + (k.shape[1] > 512) / 32), dv, None",
+        "bf16",
+        "seq 1024 (.|\n)*dk: rel_l2",
+    ),
+    "is_causal is True by default": row(
+        "is_causal=False", "is_causal=True", "course, causal", "is 'True by default'"
+    ),
+    "a Triton function calls PyTorch's attention": row(
         "raise NotImplementedError",
         "return Attention",
         "triton, course, without a mask",
@@ -449,83 +478,77 @@ class AttentionZoo(unittest.TestCase):
 HOOK = "    work = dist.all_reduce("
 UNWAITED = "done = torch.futures.Future()\n    done.set_result(bucket.buffer())\n    return done"
 EARLY = UNWAITED.replace("    ", "        ") + "\n" + HOOK
+ZERO, ADAMW = (
+    "ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
+    "get_sharded_optimizer, course, adamw",
+)
 DDP, ANOTHER = "get_ddp, course, sgd", "ranks: is 'rank 1 has another"
+
+
+def made(change, only, words):
+    """A row of a sharded optimizer that changes after its construction."""
+    lines = f"    made = {ZERO}\n    {change}\n    return made"
+    return f"    return {ZERO}", lines, f"get_sharded_optimizer, {only}", words
+
+
 # The same, with the cases to run in full.
 WRONG_RANKS = {
-    "the average is forgotten": (
-        "bucket.buffer().div_(dist.get_world_size())",
-        "bucket.buffer()",
-        DDP,
-        "p.fc1",
+    "the average is forgotten": row(
+        "bucket.buffer().div_(dist.get_world_size())", "bucket.buffer()", DDP, "p.fc1"
     ),
-    "nobody waits for the handle": (
-        "return work.get_future().then(lambda done: done.value()[0])",
-        UNWAITED,
-        DDP,
-        ANOTHER,
+    "nobody waits for the handle": row(
+        "return work.get_future().then(lambda done: done.value()[0])", UNWAITED, DDP, ANOTHER
     ),
     "the last bucket is lost": (HOOK, f"    if bucket.is_last():\n        {EARLY}", DDP, ANOTHER),
-    "one of three ranks goes astray": (
+    "one of three ranks goes astray": row(
         "CACHE.clear()",
         "CACHE.clear()\n    if dist.get_rank() == 1:\n        next(model.parameters()).data.mul_(2)",
         "get_ddp, beyond, three ranks",
         ANOTHER,
     ),
-    "frozen parameters are not sent": (
+    "frozen parameters are not sent": row(
         "init_sync=True, bucket_cap_mb=0.0005)",
         "init_sync=False, bucket_cap_mb=0.0005)\n    for p in module.parameters():\n"
         "        p.requires_grad and dist.broadcast(p.data, 0)",
         DDP,
         "after the wrap: is .fixed is not rank 0's|after the wrap: is .fc2.bias",
     ),
-    "nothing is sent at the wrap": (
-        "init_sync=True",
-        "init_sync=False",
-        DDP,
-        "after the wrap: is .* not rank 0's",
+    "nothing is sent at the wrap": row(
+        "init_sync=True", "init_sync=False", DDP, "after the wrap: is .* not rank 0's"
     ),
-    "reduced before accumulation ends": (
+    "reduced before accumulation ends": row(
         HOOK,
         f"    if CACHE.setdefault(bucket.index(), bucket) is not bucket:\n        {EARLY}",
         "get_ddp, beyond, two backward passes",
         ANOTHER,
     ),
-    "timed steps are not reduced": (
+    "timed steps are not reduced": row(
         HOOK,
         f"    COUNT.append(1)\n    if len(COUNT) > 60:\n        {EARLY}",
         "get_ddp, (course, sgd|times)",
         ANOTHER,
     ),
-    "state is not sharded": (
+    "state is not sharded": row(
         "ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
         "cls(params, **how)",
         "get_sharded_optimizer, course, adamw",
         "state of a rank: is 'of 496 of 496 weights'",
     ),
-    "options of a group are dropped": (
+    "options of a group are dropped": row(
         "ZeroRedundancyOptimizer(params,",
         "ZeroRedundancyOptimizer([p for g in params for p in (g['params'] if isinstance(g, dict) else [g])],",
         "get_sharded_optimizer, course, parameter groups",
         "p.fc1",
     ),
-    "a new learning rate is not heard": (
-        "    return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
-        "    made = ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)\n"
-        "    for g in made.param_groups:\n        g.setdefault('was', how['lr'])\n"
-        "    made.register_step_pre_hook(lambda *_: [g.update(lr=g['was']) for g in made.param_groups].clear())\n"
-        "    return made",
-        "get_sharded_optimizer, beyond, a learning rate that changes",
+    "a new learning rate is not heard": made(
+        "made.register_step_pre_hook(lambda *_: [g.update(lr=0.05) for g in made.param_groups].clear())",
+        "beyond, a learning rate that changes",
         "p.fc1",
     ),
-    "zero_grad clears the rank's own part": (
-        "    return ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)",
-        "    made = ZeroRedundancyOptimizer(params, optimizer_class=cls, **how)\n"
-        "    made.zero_grad = made.optim.zero_grad\n"
-        "    return made",
-        "get_sharded_optimizer, beyond, gradients that ranks average",
-        "p.fc1",
+    "zero_grad clears the rank's own part": made(
+        "made.zero_grad = made.optim.zero_grad", "beyond, gradients that ranks average", "p.fc1"
     ),
-    "a tied parameter is reduced twice": (
+    "a tied parameter is reduced twice": row(
         "    return model\n\n\ndef ddp_on_after_backward(model, optimizer):\n",
         "    model.require_backward_grad_sync = False\n"
         "    for layer in module.children():\n"
@@ -538,7 +561,7 @@ WRONG_RANKS = {
         DDP,
         "p.fc2",
     ),
-    "nobody waits for the broadcast": (
+    "nobody waits for the broadcast": row(
         "    return ZeroRedundancyOptimizer(",
         "    broadcast, done = dist.broadcast, type('', (), {'wait': lambda self: True})()\n"
         "    dist.broadcast = lambda *to, **how: (CACHE.setdefault(len(CACHE), broadcast(*to, **how)), done)[1]\n"
@@ -546,17 +569,54 @@ WRONG_RANKS = {
         "get_sharded_optimizer, course, sgd",
         ANOTHER,
     ),
-    "a whole copy stays": (
+    "keywords are dropped": row(
+        "    return model\n",
+        "    forward = model.forward\n    model.forward = lambda x, **_: forward(x)\n    return model\n",
+        DDP,
+        "p.fc1",
+    ),
+    "betas are dropped": row(
+        ZERO, ZERO.replace("how)", "{n: how[n] for n in how if n != 'betas'})"), ADAMW, "p.fc1"
+    ),
+    "parameters are read twice": (ZERO, f"len([*params]) and {ZERO}", ADAMW, "fails(.|\n)*empty"),
+    "a later group is not trained": made(
+        "made.add_param_group = lambda group: None", "course, parameter groups", "p.fc1"
+    ),
+    "a closure is not called": made(
+        "step, made.step = made.step, lambda *_: step()", "beyond, a learning rate", "p.fc1"
+    ),
+    "a missing gradient is 0": made(
+        "made.register_step_pre_hook(lambda *_: [setattr(p, 'grad', torch.zeros_like(p))\n"
+        "        for g in made.param_groups for p in g['params'] if p.grad is None].clear())",
+        "beyond, parameters without",
+        "p.fixed",
+    ),
+    "the last layer stays whole": row(
+        '("Linear", "Embedding")',
+        '("Linear", "Embedding") and layer is not module.head',
+        "get_fsdp, course, sgd",
+        "weights of a rank: is 'of 39[0-9]+ of 6784 weights'",
+    ),
+    "the first gathered weights stay": row(
+        "p.full_tensor() if",
+        "CACHE.setdefault(n, p.full_tensor()) if",
+        "get_fsdp, course, sgd",
+        "p.embedding",
+    ),
+    "norms are averaged in three steps": row(
+        "    for parameter in model.parameters():",
+        "    COUNT.append(1)\n    for parameter in [*model.parameters()] * (len(COUNT) < 4):",
+        "get_fsdp, course, sgd",
+        ANOTHER + " norm",
+    ),
+    "a whole copy stays": row(
         "    for layer in module.modules():",
         "    module.whole = [p.detach().clone() for p in module.parameters()]\n    for layer in module.modules():",
         "get_fsdp, course, sgd",
-        "weights of a rank: is 'of [0-9]+ of 5888 weights'",
+        "weights of a rank: is 'of [0-9]+ of 6784 weights'",
     ),
-    "norms are not averaged": (
-        "dist.all_reduce(parameter.grad)",
-        "pass",
-        "get_fsdp, course, sgd",
-        ANOTHER + " norm",
+    "norms are not averaged": row(
+        "dist.all_reduce(parameter.grad)", "pass", "get_fsdp, course, sgd", ANOTHER + " norm"
     ),
 }
 
@@ -620,41 +680,35 @@ def later(o):
     return o
 """
 WRONG_TIMES = {  # (text, replacement), what is found of which fact
-    "the answers of later calls are kept": (
+    "the answers of later calls are kept": row(
         "        return o\n",
         "        COUNT.append(o)\n        return o if len(COUNT) < 5 else COUNT[4]\n",
         "timed calls",
         "[0-9]+ of [0-9]+ unlike PyTorch's",
     ),
-    "answers are kept by address": (
+    "answers are kept by address": row(
         "        return o\n",
         "        return CACHE.setdefault(q.data_ptr(), o)\n",
         "timed calls",
         "[0-9]+ of [0-9]+ unlike PyTorch's",
     ),
-    "later calls are 1 % off": (
+    "later calls are 1 % off": row(
         "        return o\n",
         "        COUNT.append(1)\n        return o if len(COUNT) < 5 else o * 1.01\n",
         "timed calls",
         "[0-9]+ of [0-9]+ unlike PyTorch's",
     ),
-    "a thread goes on": (
-        "        return o\n",
-        "        return later(o)\n",
-        "after a call",
-        "[0-9]+ outputs changed",
+    "a thread goes on": row(
+        "        return o\n", "        return later(o)\n", "after a call", "[0-9]+ outputs changed"
     ),
-    "a buffer is used again": (
+    "a buffer is used again": row(
         "        return o\n",
         "        COUNT.append(o)\n        return COUNT[0].data.copy_(o)\n",
         "after a call",
         "[0-9]+ outputs changed",
     ),
-    "inputs are written": (
-        "        return o\n",
-        "        v.data.add_(1)\n        return o\n",
-        "inputs",
-        "changed",
+    "inputs are written": row(
+        "        return o\n", "        v.data.add_(1)\n        return o\n", "inputs", "changed"
     ),
 }
 

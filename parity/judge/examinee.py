@@ -44,7 +44,8 @@ UNLIKE = {torch.float32: 5e-3}  # relative, from PyTorch's answer in f32; 16 bit
 PLAIN = r"scaled_dot_product|^aten\.(mm|bmm|baddbmm|\w*softmax)\."  # no forward in Triton calls these
 OPTIMIZERS = {"sgd": (torch.optim.SGD, dict(lr=0.1))}
 # With an eps of 1e-8 rounding decides the sign of a first update: one process in f32 is off by up to 5e-5.
-OPTIMIZERS["adamw"] = torch.optim.AdamW, dict(lr=0.01, weight_decay=0.1, eps=1e-4)
+ADAMW = dict(lr=0.01, weight_decay=0.1, eps=1e-4, betas=(0.8, 0.95), amsgrad=True)
+OPTIMIZERS["adamw"] = torch.optim.AdamW, ADAMW
 
 
 def load(path, dtype, shape):
@@ -118,8 +119,10 @@ class Calls(TorchDispatchMode):
 
 def attention(adapters, request, x, device):
     apply, causal = getattr(adapters, request["adapter"])().apply, request["causal"]
-    leaves = [torch.empty_like(x[name], device=device) for name in "qkv"]
-    leaves = [leaf.mT.contiguous().mT if request["strided"] else leaf for leaf in leaves]
+    # Strided: no two tensors have the same strides. Each order is its own inverse.
+    orders = ((0, 2, 1), (1, 0, 2), (2, 1, 0)) if request["strided"] else [(0, 1, 2)] * 3
+    pairs = zip("qkv", orders, strict=True)
+    leaves = [torch.empty_like(x[n], device=device).permute(o).contiguous().permute(o) for n, o in pairs]
     calls_of = {}  # the results of each turn: the first call of a shape may choose a kernel
     for turn in (*range(TURNS, 0, -1), TURNS, 0):
         for name, leaf in zip("qkv", leaves, strict=True):
@@ -130,8 +133,9 @@ def attention(adapters, request, x, device):
         logs = [saved for saved in o.grad_fn.saved_tensors if saved.shape == leaves[0].shape[:2]]
         do, kept = x["do"].to(device, copy=True), o.detach().clone()
         if request["strided"]:  # rows as far apart as in no other tensor
-            do = torch.cat([do, do], -1)[..., : do.shape[-1]]
+            do = torch.cat([do, do], -1)[:1, :, : do.shape[-1]].expand_as(do)
         apply(*(leaf.flip(0, 1) for leaf in leaves), causal)  # as the next layer of a model does
+        apply(*(leaf.flip(0, 1)[:1, :16] for leaf in leaves), not causal)
         if request["twice"]:
             torch.autograd.grad(o, leaves, do.flip(0, 1), retain_graph=True)
         grads = torch.autograd.grad(o, leaves, do)
@@ -140,7 +144,10 @@ def attention(adapters, request, x, device):
     pairs = zip(("q", "k", "v", "do"), (*leaves, do), strict=True)
     changed = [name for name, tensor in pairs if not torch.equal(tensor.cpu(), x[name])]
     with Calls() as calls:
-        same = torch.equal(apply(*leaves, False), kept) and causal
+        whole = apply(*leaves, False)
+        flag = "ignored" if causal and torch.equal(whole, kept) else "used"
+        with contextlib.suppress(TypeError):  # it may have no default
+            flag = "True by default" if (apply(*leaves) - whole).norm() > NEAR * whole.norm() else flag
     theirs = [name for name in sorted(calls.names) if re.search(PLAIN, name)]
     first, later = calls_of[TURNS]
     unlike = [name for name in found if (first[name] - later[name]).norm() > NEAR * later[name].norm()]
@@ -148,7 +155,7 @@ def attention(adapters, request, x, device):
         "first call": f"{unlike[0]} is unlike a later call's" if unlike else "like a later one",
         "inputs": f"{', '.join(changed)} changed" if changed else "unchanged",
         "saved": "one logsumexp" if len(logs) == 1 else f"{len(logs)} tensors [batch, queries]",
-        "is_causal": "ignored" if same else "used",
+        "is_causal": flag,
         "after a call": "outputs stay" if torch.equal(o, kept) else "another call changed the output",
         "kernel": f"PyTorch's {theirs[0]}" if theirs and "triton" in request["adapter"] else "own",
     }
@@ -262,9 +269,8 @@ class Clock:
         return timed | {"compiled": cached_files() - files}, (wrong, late, moved), copies
 
     def enough(self, times, seconds):
-        return len(times) >= FEWEST and (
-            settled(times) or seconds > self.request["budget"] or len(times) == MOST
-        )
+        late = seconds > self.request["budget"] or len(times) == MOST
+        return len(times) >= FEWEST and (late or settled(times))
 
 
 def spread(times):
@@ -279,10 +285,8 @@ def settled(times):
 
 def changed(found, copies):
     """Whether a bit differs."""
-    pairs = (
-        [x.detach().contiguous().view(torch.uint8) for x in pair] for pair in zip(found, copies, strict=True)
-    )
-    return not all(torch.equal(*pair) for pair in pairs)
+    bits = [[x.detach().contiguous().view(torch.uint8) for x in tensors] for tensors in (found, copies)]
+    return not all(map(torch.equal, *bits))
 
 
 def statistics_of(times, first, mhz, device):
@@ -338,8 +342,8 @@ def times(adapters, request, x, device):
 
 
 class Toy(nn.Module):
-    """Tied, frozen and (with `unused`) unused parameters, and a buffer. Gradients come in another order than the
-    parameters."""
+    """Tied and frozen parameters, a buffer and (with `unused`) parameters that one step uses. Gradients come in another
+    order than the parameters."""
 
     def __init__(self, width=16, unused=False):
         super().__init__()
@@ -350,11 +354,12 @@ class Toy(nn.Module):
         self.fixed = nn.Parameter(torch.full((2,), 2.0), requires_grad=False)
         self.register_buffer("shift", torch.linspace(-1, 1, 5))
         if unused:
-            self.spare = nn.Linear(3, 3)
+            self.spare = nn.Linear(5, 5)
 
-    def forward(self, x):
+    def forward(self, x, step=0):
         x = F.silu(self.fc2(F.silu(self.fc1(x))))  # smooth: rounding would turn a ReLU on or off
-        return self.fc4(torch.tanh(self.fc3(x))) + self.shift
+        x = self.fc4(torch.tanh(self.fc3(x))) + self.shift * (1 + step % 3)
+        return x + self.spare(x) if step == 1 and hasattr(self, "spare") else x
 
 
 class Language(nn.Module):
@@ -367,15 +372,15 @@ class Language(nn.Module):
         embedding = (package or nn).Embedding
         norm = package.RMSNorm if package else lambda d_model: nn.RMSNorm(d_model, eps=1e-5)
         self.embedding, self.norm1, self.linear1 = embedding(48, 32), norm(32), linear(32, 64)
-        self.norm2, self.linear2, self.head = norm(64), linear(64, 32), linear(32, 5)
+        self.norm2, self.linear2, self.head = norm(64), linear(64, 32), linear(32, 33)
         self.tied = tied
         if tied:
             self.linear3, self.linear4 = linear(32, 64), linear(64, 32)
             self.linear3.weight = self.linear1.weight
             self.linear4.weight.requires_grad_(False)
 
-    def forward(self, x):
-        x = F.silu(self.linear1(self.norm1(self.embedding(x))))
+    def forward(self, x, step=0):
+        x = F.silu(self.linear1(self.norm1(self.embedding(x)))) / (1 + step)
         x = self.linear2(self.norm2(x))
         return self.head(x + self.linear4(F.silu(self.linear3(x))) if self.tied else x)
 
@@ -390,26 +395,26 @@ def model_of(request, x, package=None):
 
 
 def loss_of(model, x, *where):
-    return (model(x["x"][where]).to(x["y"].dtype) - x["y"][where]).square().mean()
+    return (model(x["x"][where], step=where[1]).to(x["y"].dtype) - x["y"][where]).square().mean()
 
 
 def groups_of(request, module):
-    """The parameters in their order, or three groups. One parameter makes the first, so a rank owns nothing of it."""
+    """The parameters in their order, or two groups. One parameter makes the first, so a rank owns nothing of it."""
     if not request["groups"]:
-        return [*module.parameters()]
+        return module.parameters()
     first, last = module.fc4.weight, module.fc1.weight
     rest = [p for p in module.parameters() if p is not first and p is not last]
-    return [
-        {"params": [first], "lr": 0.02, "weight_decay": 0.5},
-        {"params": rest},
-        {"params": [last], "lr": 0.05},
-    ]
+    more = {"momentum": 0.9, "betas": (0.5, 0.9)}
+    return [{"params": [first], "lr": 0.02, "weight_decay": 0.5} | more, {"params": rest}]
 
 
-def scheduled(request, optimizer):
-    """Sets the learning rate of the next step, as PyTorch's schedulers do."""
-    for group in optimizer.param_groups if request["schedule"] else ():
-        group["lr"] *= 0.3
+def after_step(request, optimizer, module, step):
+    """A third group comes, as if a layer was frozen so far. Options change, as PyTorch's schedulers change them; the
+    next step has a learning rate of 0."""
+    if request["groups"] and not step:
+        optimizer.add_param_group({"params": [module.fc1.weight], "lr": 0.05, "weight_decay": 0.0})
+    for index, group in enumerate(optimizer.param_groups if request["schedule"] else ()):
+        group.update(lr=0.02 * step + 0.01 * index, weight_decay=0.2 * step)
 
 
 def alone(request, x, package, compute=None):
@@ -417,9 +422,9 @@ def alone(request, x, package, compute=None):
     computes with its weights."""
     model, (make, how) = model_of(request, x, package), OPTIMIZERS[request["optimizer"]]
 
-    def called(x):
+    def called(x, **more):
         narrow = {name: parameter.to(compute) for name, parameter in model.named_parameters()}
-        return torch.func.functional_call(model, narrow, x)
+        return torch.func.functional_call(model, narrow, x, more)
 
     optimizer = make(groups_of(request, model), **how)
     ranks = range(1 if request["one_batch"] else request["ranks"])
@@ -429,7 +434,7 @@ def alone(request, x, package, compute=None):
             losses = (loss_of(called if compute else model, x, micro, step, rank) for rank in ranks)
             sum(losses).div(len(ranks)).backward()
         optimizer.step()
-        scheduled(request, optimizer)
+        after_step(request, optimizer, model, step)
     return {f"p.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -485,16 +490,26 @@ def train(adapters, request, x, device):
         began = perf_counter()
         if adapter == "get_ddp_bucketed":
             adapters.ddp_bucketed_on_train_batch_start(model, optimizer)
-        optimizer.zero_grad()
-        for micro in range(request["micro"]):
-            loss_of(model, x, micro, step, 0 if request["one_batch"] else rank).backward()
+
+        def backward(step=step):
+            optimizer.zero_grad()
+            for micro in range(request["micro"]):
+                loss = loss_of(model, x, micro, step, 0 if request["one_batch"] else rank)
+                loss.backward()
+            return loss
+
+        request["closure"] or backward()
         if not sharded:
             getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
         elif not request["one_batch"]:
             average(module)
-        optimizer.step()
-        scheduled(request, optimizer)
+        optimizer.step(*[backward] * request["closure"])
+        after_step(request, optimizer, module, step)
         times.append(1e3 * (perf_counter() - began))
+        if not step:  # a checkpoint and a look at the loss
+            full and adapters.fsdp_gather_full_params(model)
+            with torch.no_grad():
+                loss_of(model, x, 0, 0, rank)
     held = {"weights": 0, "state": 0}
     if full:
         held["weights"] = sum(local(parameter).numel() for parameter in model.parameters())
@@ -502,9 +517,9 @@ def train(adapters, request, x, device):
             model.zero_grad(set_to_none=True)
             held["weights"] = max(held["weights"], total + held_numbers() - before)
     elif sharded and not timed:  # most of a wide model is one parameter
-        held["state"] = (state_numbers() - state_before) / 2
+        held["state"] = (state_numbers() - state_before) / 3  # with amsgrad
     # The course shards linear and embedding layers; an optimizer may give a rank whole parameters.
-    most = {"weights": 1.2 / dist.get_world_size(), "state": 0.75}
+    most = {"weights": 1.1 / dist.get_world_size(), "state": 0.75}
     for what, numbers in held.items():
         part = numbers <= most[what] * total
         facts[f"{what} of a rank"] = "its part" if part else f"of {numbers:g} of {total} weights"
@@ -528,9 +543,8 @@ def objects_of(*kinds):
 
 def held_numbers():
     """How many f32 numbers fill the memory of all tensors here."""
-    storages = [
-        x.untyped_storage() for x in objects_of(torch.Tensor) if type(x) in (torch.Tensor, nn.Parameter)
-    ]
+    plainly = (torch.Tensor, nn.Parameter)
+    storages = [x.untyped_storage() for x in objects_of(torch.Tensor) if type(x) in plainly]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) // 4
 
 

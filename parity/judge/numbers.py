@@ -262,9 +262,8 @@ def _digits(rows: Sequence[Row]) -> None:
             sure = same_std or any(len(row.digits) > DIGITS + 1 for row, _ in same)
             if (sure or len(same) > 1) and 2 * len(same) > len(both):
                 for row, other in same:
-                    other.unlikely.append(
-                        f"equal digits: {other.ms:g} ms as {row.where}, with another {name}"
-                    )
+                    words = f"equal digits: {other.ms:g} ms as {row.where}, with another {name}"
+                    other.unlikely.append(words)
 
 
 @functools.cache

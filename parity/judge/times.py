@@ -1,6 +1,7 @@
 """Times of somebody's attention. examinee.Clock takes them; a row of them is judged as a row of numbers.py is."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,10 +31,8 @@ L2_MIB, FEWEST, MOST = 32, 3, 1024  # of a CPU; sets of inputs
 
 
 def cases(adapter: str, device: torch.device, seed: int) -> Iterator[Case]:
-    shapes = next(
-        (found for (part, kind), found in SHAPES.items() if part in adapter and kind == device.type), ()
-    )
-    for (seq, dtype), phase in ((shape, phase) for shape in shapes for phase in PASSES):
+    shapes = [shapes for (part, kind), shapes in SHAPES.items() if part in adapter and kind == device.type]
+    for (seq, dtype), phase in itertools.product(*shapes, PASSES) if shapes else ():
         keys = dict(batch=1, heads=1, seq=seq, seq_k=0, head_dim=64, causal=True, dtype=dtype, strided=False)
         what = f"{phase}, {seq} tokens, {dtype}"
         yield Case(adapter, level="times", what=what, call="times", seed=seed, **keys, **{"pass": phase})
@@ -68,9 +67,8 @@ class Rows:
     """The rows of one run, in numbers.py's form."""
 
     def __init__(self, library: Library, device: Device, bounds: numbers.Bounds):
-        self.measure = functools.partial(
-            measure_case, flash, library=library, device=device, budget=C_BUDGET_S
-        )
+        how = dict(library=library, device=device, budget=C_BUDGET_S)
+        self.measure = functools.partial(measure_case, flash, **how)
         self.device, self.bounds, self.rows = device, bounds, []
         self.card = torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else "cpu"
         self.c_ms = functools.cache(self.c_ms)
@@ -86,9 +84,8 @@ class Rows:
         cells = {name: case[name] for name in keys if name in case} | {"ms": timed["ms"]}
         attends = "seq" in case
         cells |= {"id": "flash_benchmarking" if attends else "step", "card": self.card if attends else "cpu"}
-        row = numbers.Row(
-            adapter.removeprefix("get_").replace("flashattention_autograd_function_", ""), cells
-        )
+        name = adapter.removeprefix("get_").replace("flashattention_autograd_function_", "")
+        row = numbers.Row(name, cells)
         row.refused += [words] if words else []
         numbers.alone(row, self.bounds)
         row.std = timed["std"]  # a busy machine refuses nobody
