@@ -11,6 +11,7 @@
 #include "support/weights.h"
 
 #include <math.h>
+#include <unistd.h>
 
 enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, MOST_MICRO = 2 };
 
@@ -260,10 +261,14 @@ TD_TEST(trainers_that_differ_are_named)
  * ends the communicator, so each case has a separate one. */
 TD_TEST(steps_that_differ_are_refused)
 {
-    enum { RATE, ONE_GROUP, HYPER, SHAPE, SHORT, INIT, RESET, CASES };
-    static const char *const names[CASES] = {"rate", "group", "hyper", "shape", "short", "init", "reset"};
+    enum { RATE, ONE_GROUP, HYPER, SHAPE, SHORT, INIT, RESET, RESTORE, CASES };
+    static const char *const names[CASES] = {"rate",  "group", "hyper", "shape",
+                                             "short", "init",  "reset", "restore"};
     static const char *const others[CASES] = {"lr",          "lr",     "hyperparameters", "batch x seq",
-                                              "batch x seq", "seeds,", "seeds,"};
+                                              "batch x seq", "seeds,", "seeds,",          "seeds,"};
+    char file[40];
+
+    snprintf(file, sizeof file, "ddp-link-%d.safetensors", (int)getpid());
 
     for (int i = 0; i < CASES; i++)
         for (int parts = 0; parts < 2; parts++) { /* with one micro-batch, and with two */
@@ -282,11 +287,14 @@ TD_TEST(steps_that_differ_are_refused)
             td_assert_ok(td_train_create(dev, &config, &train));
             td_assert_ok(td_train_init(train, 7 + (uint64_t)info.rank)); /* all ranks get rank 0's weights */
             td_assert_ok(td_ddp_link_attach(link, dev, train));
-            step(train, 0, info.rank);
-            config.hyper.adamw.lr /= 2;
-            /* on all ranks, as a learning-rate schedule does */
-            td_assert_ok(td_train_set(train, &config.hyper));
-            step(train, 1, info.rank);
+            for (int n = 0; n < 2; n++) {
+                step(train, n, info.rank);
+                if (i == RESTORE && n == (info.rank == 1)) /* files of other steps */
+                    td_assert_ok(td_train_save(train, file));
+                config.hyper.adamw.lr /= n ? 1 : 2;
+                /* on all ranks, as a learning-rate schedule does */
+                td_assert_ok(td_train_set(train, &config.hyper));
+            }
             config.hyper.adamw.lr /= 2;
             config.hyper.adamw.lr *= i == HYPER ? 2 : 1;
             config.hyper.adamw.beta2 = i == HYPER ? 0.5 : config.hyper.adamw.beta2;
@@ -298,6 +306,10 @@ TD_TEST(steps_that_differ_are_refused)
                 td_assert_ok(td_train_init(train, 7));
             if (info.rank == 1 && i == RESET)
                 td_assert_ok(td_train_reset(train));
+            if (i == RESTORE) {
+                td_assert_ok(td_train_restore(train, file));
+                assert_int_equal(remove(file), 0);
+            }
             int64_t *ids = tokens_of("ids", 2, info.rank);
             td_assert_refused(td_train_step(train, ids, ids, info.rank == 1 && i == SHAPE ? 1 : BATCH,
                                             info.rank == 1 && i == SHORT ? CONTEXT / 2 : CONTEXT),
