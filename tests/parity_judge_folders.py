@@ -332,6 +332,9 @@ WRONG_ATTENTION = {
         "other lengths",
         "seq_k 32 (.|\n)*o: rel_l2",
     ),
+    "gradients are of f16": backward(
+        "do, v = do.half().float(), v.half().float()", "course, without a mask", "d[qkv]: rel_l2"
+    ),
     "k is read like q": row(
         "mask, heads",
         "k = k.as_strided(k.shape, q.stride())\n        mask, heads",
@@ -560,6 +563,38 @@ WRONG_RANKS = {
         "        p.grad = None if p.grad is None else p.grad / dist.get_world_size()\n",
         DDP,
         "p.fc2",
+    ),
+    "handles of earlier steps stay": row(
+        "    return model\n\n\ndef ddp_on_after_backward(model, optimizer):\n",
+        "    model.require_backward_grad_sync = False\n"
+        "    for p in module.parameters():\n"
+        "        p.requires_grad and p.register_post_accumulate_grad_hook(\n"
+        "            lambda p: CACHE.update({len(CACHE): (dist.all_reduce(p.grad, async_op=True), p)}))\n"
+        "    return model\n\n\ndef ddp_on_after_backward(model, optimizer):\n"
+        "    for work, p in CACHE.values():\n"
+        "        work.wait()\n"
+        "        p.grad /= dist.get_world_size()\n"
+        "    return\n",
+        "get_ddp, course, adamw",
+        "p.fc1",
+    ),
+    "a bucket without each gradient is not sent": row(
+        "def get_ddp(module):\n",
+        "def get_ddp_bucketed(module, bucket_mb):\n"
+        "    for x in module.state_dict().values():\n"
+        "        dist.broadcast(x, 0)\n"
+        "    own = [p for p in module.parameters() if p.requires_grad]\n"
+        "    module.buckets = [own] if bucket_mb == 1 else [[p] for p in own]\n"
+        "    return module\n\n\n"
+        "def ddp_bucketed_on_train_batch_start(model, optimizer):\n"
+        "    pass\n\n\n"
+        "def ddp_bucketed_on_after_backward(model, optimizer):\n"
+        "    for bucket in model.buckets:\n"
+        "        for p in bucket if all(p.grad is not None for p in bucket) else ():\n"
+        "            dist.all_reduce(p.grad.div_(dist.get_world_size()))\n\n\n"
+        "def get_ddp(module):\n",
+        "get_ddp_bucketed, beyond, parameters without",
+        ANOTHER,
     ),
     "nobody waits for the broadcast": row(
         "    return ZeroRedundancyOptimizer(",

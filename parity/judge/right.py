@@ -45,6 +45,7 @@ ATTEND |= dict(apart=0.0, twice=False, call="attention")
 LONG = dict(batch=1, seq=256)  # several tiles of keys
 # The standard deviation of scores that overflow an exp() without the maximum; exp() multiplies their errors.
 LARGE, FAR_WITHIN = 40, {"f32": 1e-4, "tf32": 0.01}
+SMALL = 2.0**-24  # of the output's gradient, as of a mean loss: 16 bits with 5 for the exponent lose it
 APART = 4.5  # added to q and subtracted from k: exp() of each score is 0 without the maximum
 CAUSAL = {"causal": True}
 ATTENDING = {
@@ -64,6 +65,7 @@ TRAIN = dict(ranks=2, steps=5, optimizer="sgd", micro=1, unused=False, compute=N
 TRAIN |= dict(width=16, timed=False, groups=False, schedule=False, tied=False, closure=False)
 TIMED = dict(steps=25, width=512, bucket_mb=1.0, timed=True)
 SCHEDULE = dict(schedule=True, groups=True, closure=True, optimizer="adamw")
+WHOLE = dict(unused=True, optimizer="adamw", bucket_mb=1.0)  # one bucket
 TRAINING = {
     ("course", "sgd"): ("", {}),
     ("course", "adamw"): ("", {"optimizer": "adamw", "bucket_mb": 0.01}),
@@ -72,7 +74,7 @@ TRAINING = {
     ("beyond", "three ranks"): ("", {"ranks": 3, "bucket_mb": 0.0001}),
     ("beyond", "a learning rate that changes"): ("get_sharded", SCHEDULE),
     ("beyond", "gradients that ranks average"): ("get_sharded", {"one_batch": False}),
-    ("beyond", "parameters without gradient"): ("get_(ddp|sharded)", {"unused": True, "optimizer": "adamw"}),
+    ("beyond", "parameters without gradient"): ("get_(ddp|sharded)", WHOLE),
     ("beyond", "tied and frozen weights"): ("get_fsdp", {"tied": True}),
     ("beyond", "two backward passes"): ("get_ddp|get_fsdp", {"micro": 2}),
     ("times", "a step, sgd"): ("get_ddp", TIMED),
@@ -325,6 +327,7 @@ class Theirs:
         sizes = {name: (case.batch, seq, case.head_dim) for name, seq in shapes.items()}
         away = case.get("apart", 0.0)
         how = {"q": dict(std=case.get("std", 1), mean=away), "k": dict(mean=-away)}
+        how |= {} if case.causal else {"do": dict(std=SMALL)}
         x = {n: draw.normal(n, size, case.dtype, **how.get(n, {})) for n, size in sizes.items()}
         if case.strided:  # of one gradient for the batch
             x["do"] = x["do"][:1].expand_as(x["do"])
