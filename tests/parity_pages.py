@@ -256,10 +256,10 @@ class Timelines(Apart):
             self.assert_apart(drawn[f"{name}_timeline"].draw())
 
     def test_a_phase_without_events_has_no_band(self):
-        bands = {"create": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.0}
+        bands = {"create": 0.03, "forward": 0.5, "backward": 1.0, "optimizer": 0.0}
         figure = plot.stack({"": ({"weights": [1.0, 2.0, 1.0]}, bands)}, x="x", y="y", title="t")
         boxes = [patch.get_bbox() for patch in figure.axes[0].patches]
-        self.assertEqual([(box.x0, box.x1) for box in boxes], [(0, 25), (25, 50), (50, 100)])
+        self.assertEqual([(box.x0, box.x1) for box in boxes], [(0, 3), (3, 50), (50, 100)])
         plot.plt.close(figure)
 
 
