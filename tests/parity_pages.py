@@ -331,6 +331,7 @@ class Memory(unittest.TestCase):
         case = Case("memory_profiling", part="peaks", **how, **keys, **{"pass": "step"})
         block, mib, names = 4 * 48**2 + 3 * 48 * 100, 2**20, memory.CATEGORIES
         weights = 4 * (2 * (57 * 48 + block) + 5 * 48)
+        self.enterContext(patch.object(memory, "POINTS", 7))  # the fullest moment of several counts
         for found in measure_case(memory, case, Library(default_library()), budget=0.0)[:2]:
             values, most = found["values"], max(found["series"]["live_mib"]) * mib
             live, blocks = ([values[f"{of} {name}"] for name in names] for of in ("live", "blocks"))
