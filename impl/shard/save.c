@@ -239,8 +239,7 @@ cleanup:
 
 /* ---- restoring ---- */
 
-/** *hash = a hash of the begin of each tensor, which two files of different runs do not share. All names were
- * checked. */
+/** *hash = a hash of the begin of each tensor, which two files of different runs do not share. */
 static td_status hash_file(const td_safetensors *file, uint64_t *hash)
 {
     td_status status = TD_OK;
@@ -253,6 +252,7 @@ static td_status hash_file(const td_safetensors *file, uint64_t *hash)
         const int64_t bytes = tensor.bytes < (int64_t)sizeof begin ? tensor.bytes : (int64_t)sizeof begin;
 
         TD_TRY(td_safetensors_read(file, i, 0, bytes, begin));
+        *hash = td_hash(*hash, tensor.name, strlen(tensor.name));
         *hash = td_hash(*hash, begin, (size_t)bytes);
     }
 cleanup:
