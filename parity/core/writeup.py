@@ -350,7 +350,7 @@ def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> Non
             rows.append({"id": row, "machine": found.machine.name if found else "", "what": what})
     document.heading(1, MISSING)
     if rows:
-        document.text("An answer is of one machine, so another machine may have measured what it lacks.")
+        document.text("Each answer has one machine's results. Another machine may have what is missing.")
         document.table(Table(rows), f"{MISSING}.", "missing")
     else:
         document.text("Nothing is missing.")
