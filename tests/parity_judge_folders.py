@@ -217,6 +217,7 @@ WRONG_ATTENTION = {
         "course, without a mask",
         "dq: ",
     ),
+    "each call leaves a tensor": forward("COUNT.append(lse)", "course, memory", "grows with each call by"),
     "causal is ignored in backward": row(
         "is_causal = ctx.is_causal", "is_causal = False", "causal", "d[qkv]: rel_l2"
     ),
@@ -476,6 +477,7 @@ class AttentionZoo(unittest.TestCase):
 
 
 HOOK = "    work = dist.all_reduce("
+WAITED = "    return work.get_future().then(lambda done: done.value()[0])"
 UNWAITED = "done = torch.futures.Future()\n    done.set_result(bucket.buffer())\n    return done"
 EARLY = UNWAITED.replace("    ", "        ") + "\n" + HOOK
 ZERO, ADAMW = (
@@ -491,14 +493,39 @@ def made(change, only, words):
     return f"    return {ZERO}", lines, f"get_sharded_optimizer, {only}", words
 
 
+def by_buckets(buckets):
+    """A row of get_ddp_bucketed, which sends a bucket only if it has all gradients."""
+    return (
+        "def get_ddp(module):\n",
+        f"""def get_ddp_bucketed(module, mb):
+    for x in module.state_dict().values():
+        dist.broadcast(x, 0)
+    own = [p for p in module.parameters() if p.requires_grad]
+    module.buckets = {buckets}
+    return module
+
+
+def ddp_bucketed_on_train_batch_start(model, optimizer):
+    pass
+
+
+def ddp_bucketed_on_after_backward(model, optimizer):
+    for bucket in model.buckets:
+        for p in bucket if all(p.grad is not None for p in bucket) else ():
+            dist.all_reduce(p.grad.div_(dist.get_world_size()))
+
+
+def get_ddp(module):
+""",
+    )
+
+
 # The same, with the cases to run in full.
 WRONG_RANKS = {
     "the average is forgotten": row(
         "bucket.buffer().div_(dist.get_world_size())", "bucket.buffer()", DDP, "p.fc1"
     ),
-    "nobody waits for the handle": row(
-        "return work.get_future().then(lambda done: done.value()[0])", UNWAITED, DDP, ANOTHER
-    ),
+    "nobody waits for the handle": row(WAITED, f"    {UNWAITED}", DDP, ANOTHER),
     "the last bucket is lost": (HOOK, f"    if bucket.is_last():\n        {EARLY}", DDP, ANOTHER),
     "one of three ranks goes astray": row(
         "CACHE.clear()",
@@ -576,22 +603,35 @@ WRONG_RANKS = {
         "p.fc1",
     ),
     "a bucket without each gradient is not sent": row(
-        "def get_ddp(module):\n",
-        "def get_ddp_bucketed(module, bucket_mb):\n"
-        "    for x in module.state_dict().values():\n"
-        "        dist.broadcast(x, 0)\n"
-        "    own = [p for p in module.parameters() if p.requires_grad]\n"
-        "    module.buckets = [own] if bucket_mb == 1 else [[p] for p in own]\n"
-        "    return module\n\n\n"
-        "def ddp_bucketed_on_train_batch_start(model, optimizer):\n"
-        "    pass\n\n\n"
-        "def ddp_bucketed_on_after_backward(model, optimizer):\n"
-        "    for bucket in model.buckets:\n"
-        "        for p in bucket if all(p.grad is not None for p in bucket) else ():\n"
-        "            dist.all_reduce(p.grad.div_(dist.get_world_size()))\n\n\n"
-        "def get_ddp(module):\n",
+        *by_buckets("[own] if mb == 1 else [[p] for p in own]"),
         "get_ddp_bucketed, beyond, parameters without",
         ANOTHER,
+    ),
+    "buckets of no size have a gradient each": row(
+        *by_buckets("[[p] for p in own]"),
+        "get_ddp_bucketed, beyond, one bucket",
+        "all-reduces: is '3 for 3 parameters'",
+    ),
+    "a bucket is sent after backward": row(
+        *by_buckets("[own]"), "get_ddp_bucketed, beyond, communication", "all-reduces: is 'after backward'"
+    ),
+    "one bucket has all gradients": row(
+        "bucket_cap_mb=0.0005",
+        "bucket_cap_mb=25",
+        "get_ddp, beyond, communication",
+        "is '1 for 3 parameters'",
+    ),
+    "backward waits for each bucket": row(
+        f"async_op=True)\n{WAITED}",
+        f"async_op=False)\n    {UNWAITED}",
+        "get_ddp, beyond, communication",
+        "is 'waited for in backward'",
+    ),
+    "gradients of earlier steps stay": row(
+        "CACHE.clear()",
+        "CACHE[len(CACHE)] = [p.grad.clone() for p in model.parameters() if p.requires_grad]",
+        DDP,
+        "after a step: is '[0-9]+ numbers more stay'",
     ),
     "nobody waits for the broadcast": row(
         "    return ZeroRedundancyOptimizer(",
@@ -616,6 +656,16 @@ WRONG_RANKS = {
     ),
     "a closure is not called": made(
         "step, made.step = made.step, lambda *_: step()", "beyond, a learning rate", "p.fc1"
+    ),
+    "a closure's loss is lost": made(
+        "step, made.step = made.step, lambda *closure: step(*closure) and None",
+        "beyond, a learning rate",
+        "a closure's loss: is 'None'",
+    ),
+    "it only acts like an optimizer": made(
+        "CACHE[0] = made\n    made = type('Plain', (), {'__getattr__': lambda self, name: getattr(CACHE[0], name)})()",
+        "course, sgd",
+        "Plain is no torch.optim.Optimizer",
     ),
     "a missing gradient is 0": made(
         "made.register_step_pre_hook(lambda *_: [setattr(p, 'grad', torch.zeros_like(p))\n"
@@ -646,6 +696,12 @@ WRONG_RANKS = {
         "    module.whole = [p.detach().clone() for p in module.parameters()]\n    for layer in module.modules():",
         "get_fsdp, course, sgd",
         "weights of a rank: is 'of [0-9]+ of 6784 weights'",
+    ),
+    "weights stay in f32": row(
+        "param_dtype=compute_dtype",
+        "param_dtype=None",
+        "get_fsdp, course, compute",
+        "computed in: is 'float32'",
     ),
     "norms are not averaged": row(
         "dist.all_reduce(parameter.grad)", "pass", "get_fsdp, course, sgd", ANOTHER + " norm"

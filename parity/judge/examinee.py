@@ -42,6 +42,7 @@ PAUSE = 0.2  # seconds after the last call: work that goes on shows in its outpu
 SETTLED = 0.01  # of the median, in which it lies with about 95 %
 UNLIKE = {torch.float32: 5e-3}  # relative, from PyTorch's answer in f32; 16 bits: 10 times as much
 PLAIN = r"scaled_dot_product|^aten\.(mm|bmm|baddbmm|\w*softmax)\."  # no forward in Triton calls these
+PROMISED = "in buckets, while backward runs"
 OPTIMIZERS = {"sgd": (torch.optim.SGD, dict(lr=0.1))}
 # With an eps of 1e-8 rounding decides the sign of a first update: one process in f32 is off by up to 5e-5.
 ADAMW = dict(lr=0.01, weight_decay=0.1, eps=1e-4, betas=(0.8, 0.95), amsgrad=True)
@@ -61,6 +62,7 @@ def store(path, tensor):
 
 
 PENDING = {}  # by address: the last collective that nobody has waited for
+CALLS = []  # of all_reduce: whether backward ran, and whether the call waited
 
 
 class Late(dist.Work):
@@ -68,6 +70,7 @@ class Late(dist.Work):
     memory reads that result, as on a GPU's stream."""
 
     on = True  # but not in timed steps and with AdamW
+    backward = False  # it runs
 
     def __init__(self, work, into, value):
         super().__init__()
@@ -75,8 +78,12 @@ class Late(dist.Work):
         PENDING[into.data_ptr()] = self
 
     def arrive(self, *_):
-        PENDING.pop(self.into.data_ptr(), None)
-        return [self.into.data.copy_(self.value)]
+        if PENDING.get(self.into.data_ptr()) is self:
+            del PENDING[self.into.data_ptr()]
+        if self.value is not None:
+            self.into.data.copy_(self.value)
+        self.value = None  # who waits twice finds what was written since
+        return [self.into.data]
 
     def wait(self, *limits):
         return self.work.wait(*limits) and bool(self.arrive())
@@ -90,6 +97,7 @@ def late(real):
 
     def call(*arguments, **names):
         how = inspect.signature(real).bind(*arguments, **names).arguments
+        CALLS.append((Late.backward, not how.get("async_op")))
         if not how.get("async_op") or not Late.on:
             return real(**how)
         into = how["tensor"]
@@ -175,6 +183,12 @@ def memory(adapters, request, x, device):
         kept = 4 * (held_numbers() - before)  # also outside saved_tensors
         sizes.append(calls.largest + kept + sum(saved.nbytes for saved in o.grad_fn.saved_tensors))
         del o
+    held = []
+    for _ in range(3):
+        torch.autograd.grad(apply(q, k, v, True).sum(), (q, k, v))
+        held.append(held_numbers())
+    if held[0] < held[1] < held[2]:
+        return {}, {"memory": f"grows with each call by {(held[2] - held[1]) / 256:.0f} KiB"}
     kib = " and ".join(f"{nbytes / 1024:.0f} KiB" for nbytes in sizes)
     words = f"grows with the square of the length: {kib} for {request['seq']} and {2 * request['seq']} tokens"
     return {}, {"memory": words if sizes[1] > 3 * sizes[0] else "grows with the length"}
@@ -244,7 +258,7 @@ class Clock:
             for mine, right in zip(found, answers, strict=False)
         )
 
-    def samples(self, apply):
+    def samples(self, apply, pause=PAUSE):
         """Statistics, what became of the calls, and the outputs of the last one, whose inputs the request names."""
         kept, times, wrong, moved, late, last = deque(), [], 0, 0, 0, False
         while not last:
@@ -263,7 +277,7 @@ class Clock:
             self.fill(turn, self.values(turn + len(self.sets)))
             late += len(kept) > KEPT and changed(*kept.popleft())
         self.wait()
-        sleep(PAUSE)
+        sleep(pause)
         late += sum(changed(*pair) for pair in kept)
         timed = statistics_of(times[1 + WARMUP : -1], times[0], mhz, self.device)
         return timed | {"compiled": cached_files() - files}, (wrong, late, moved), copies
@@ -331,7 +345,7 @@ def times(adapters, request, x, device):
     for name in request["beside"]:
         try:
             side = compiled() if name == "compiled" else {"eager": plain, "fused": fused}[name]
-            beside[name] = Clock(quick, x, device).samples(side)[0]["ms"]
+            beside[name] = Clock(quick, x, device).samples(side, pause=0)[0]["ms"]
         except Exception as error:
             beside[name] = one_line(error)
     names = ("o", "dq", "dk", "dv")
@@ -463,9 +477,23 @@ def average(module):
             parameter.grad /= dist.get_world_size()
 
 
+def communication(request, module):
+    """How a step's all-reduces, which are in CALLS, came: with several buckets, or all gradients in one."""
+    parameters = sum(p.requires_grad for p in module.parameters())
+    count = f"{len(CALLS)} for {parameters} parameters"
+    if request["bucket_mb"] is None:
+        return count if len(CALLS) >= parameters else PROMISED
+    if not any(during for during, _ in CALLS):
+        return "after backward"
+    if any(during and waits for during, waits in CALLS):
+        return "waited for in backward"
+    return count if len(CALLS) == 1 else PROMISED
+
+
 def train(adapters, request, x, device):
     """This rank's steps with their wrapper or optimizer."""
-    adapter, rank, timed, package, times = request["adapter"], dist.get_rank(), request["timed"], None, []
+    adapter, rank, timed, package = request["adapter"], dist.get_rank(), request["timed"], None
+    times, kept = [], []  # kept: numbers in memory after each step
     full, sharded = adapter == "get_fsdp", adapter == "get_sharded_optimizer"
     Late.on = not timed and request["optimizer"] == "sgd"  # a late result hides what was written before
     with contextlib.suppress(ImportError):
@@ -483,6 +511,8 @@ def train(adapters, request, x, device):
         more = {"get_ddp_bucketed": [request["bucket_mb"]], "get_fsdp": [compute and getattr(torch, compute)]}
         model = make(module, *more.get(adapter, []))
         optimizer = cls(model.parameters(), **how)
+    if not isinstance(optimizer, torch.optim.Optimizer):  # which a learning rate scheduler needs
+        raise TypeError(f"{type(optimizer).__name__} is no torch.optim.Optimizer")
     named = [] if full else module.named_parameters()
     other = [name for name, parameter in named if not torch.equal(parameter, x[f"w.{name}"])]
     facts["after the wrap"] = f"{other[0]} is not rank 0's" if other else "rank 0's weights"
@@ -496,21 +526,32 @@ def train(adapters, request, x, device):
             optimizer.zero_grad()
             for micro in range(request["micro"]):
                 loss = loss_of(model, x, micro, step, 0 if request["one_batch"] else rank)
+                Late.backward = True
                 loss.backward()
+                Late.backward = False
             return loss
 
+        CALLS.clear()
         request["closure"] or backward()
         if not sharded:
             getattr(adapters, f"{adapter[4:]}_on_after_backward")(model, optimizer)
         elif not request["one_batch"]:
             average(module)
-        optimizer.step(*[backward] * request["closure"])
+        given = optimizer.step(*[backward] * request["closure"])
+        if request["closure"] and not isinstance(given, torch.Tensor):
+            facts["a closure's loss"] = f"{given}"
         after_step(request, optimizer, module, step)
         times.append(1e3 * (perf_counter() - began))
+        if request["what"] == "sgd" and step > 1:
+            kept.append(held_numbers())
         if not step:  # a checkpoint and a look at the loss
             full and adapters.fsdp_gather_full_params(model)
             with torch.no_grad():
                 loss_of(model, x, 0, 0, rank)
+    grows = kept and kept[-3] < kept[-2] < kept[-1]
+    facts["after a step"] = f"{kept[-1] - kept[-2]} numbers more stay" if grows else "no more memory"
+    if request["what"] in ("communication", "one bucket") and CALLS:  # of PyTorch's own, Python sees none
+        facts["all-reduces"] = communication(request, module)
     held = {"weights": 0, "state": 0}
     if full:
         held["weights"] = sum(local(parameter).numel() for parameter in model.parameters())
@@ -574,6 +615,7 @@ def one_line(error):
 def main(work, rank, ranks, device):
     say = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what their code prints
+    gc.freeze()  # held_numbers() and its like need not look at what is here
     sys.path[0] = os.getcwd()
     if ranks > 1:
         torch.set_num_threads(1)

@@ -71,6 +71,8 @@ TRAINING = {
     ("course", "adamw"): ("", {"optimizer": "adamw", "bucket_mb": 0.01}),
     ("course", "parameter groups"): ("get_sharded", {"groups": True}),
     ("course", "compute in f16"): ("get_fsdp", {"compute": "float16"}),
+    ("beyond", "one bucket"): ("get_ddp_bucketed", {"bucket_mb": None}),
+    ("beyond", "communication"): ("get_ddp", {}),
     ("beyond", "three ranks"): ("", {"ranks": 3, "bucket_mb": 0.0001}),
     ("beyond", "a learning rate that changes"): ("get_sharded", SCHEDULE),
     ("beyond", "gradients that ranks average"): ("get_sharded", {"one_batch": False}),
@@ -92,6 +94,8 @@ FIRST, FIRST_ROUNDINGS = "dq of the first query", 32
 EXPECTED = {"inputs": "unchanged", "saved": "one logsumexp", "is_causal": "used", "kernel": "own"}
 EXPECTED |= {"memory": "grows with the length", "after the wrap": "rank 0's weights", "ranks": "equal bits"}
 EXPECTED |= {"first call": "like a later one", "weights of a rank": "its part", "state of a rank": "its part"}
+EXPECTED |= {"all-reduces": examinee.PROMISED, "after a step": "no more memory"}
+EXPECTED |= {"a closure's loss": "returned", "computed in": "float16"}
 EXPECTED |= {"timed calls": "like PyTorch's", "after a call": "outputs stay"}
 # (the function and what the finding says, what may have caused it)
 HINTS = (
@@ -286,6 +290,9 @@ class Theirs:
                 facts.update({name: its[name] for name in said if its[name] != EXPECTED[name]})
             device = draw.device if case.call != "train" else "cpu"
             found = {name: value.to(device, copy=True) for name, value in found.items()}
+            if off:
+                wide = all(relative(found[n] - whole[n], whole[n]) < off[n] / 10 for n in off if n in found)
+                facts["computed in"] = "float32" if wide else EXPECTED["computed in"]
             if case.call == "attention" and "lse" not in found:
                 found["lse"] = torch.full(tensors["q"].shape[:2], torch.nan)
             return facts | apart(case, found)
@@ -296,7 +303,7 @@ class Theirs:
         exact = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
         eager = "torch_tf32" if case.get("dtype") == "tf32" else "torch_eager"
         sides = {"c": theirs, eager: lambda: plain(tensors) | {name: EXPECTED[name] for name in facts}}
-        rules, equal = {}, formula
+        rules, equal, off = {}, formula, {}
         if case.call == "attention":
             if eager == "torch_eager":
                 sides["torch_fused"] = lambda: sides[eager]() | apart(case, fused(case, tensors))
@@ -314,7 +321,7 @@ class Theirs:
             # As far as one process that computes in f16 is from f32, which depends on the weights.
             whole = examinee.alone(request, exact, transformer)
             narrow = examinee.alone(request, tensors, None, getattr(torch, case.compute))
-            off = {name: relative(narrow[name] - whole[name], whole[name]) for name in whole}
+            off |= {name: relative(narrow[name] - whole[name], whole[name]) for name in whole}
             rules = {name: within(rel_l2=max(2e-4, 3 * far_off)) for name, far_off in off.items()}
         sides |= {"truth": lambda: plain(exact), "reference": eager, "rule": rules}
         return sides | {"equal": lambda: apart(case, equal(tensors))}
