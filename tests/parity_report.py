@@ -8,12 +8,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 import types
 import unittest
 import xml.etree.ElementTree
 from pathlib import Path
-from unittest import mock
 
 import torch
 from parity_core import BUILD, HOST
@@ -25,7 +23,7 @@ from parity.core.comparison import geomean
 from parity.core.document import Figure
 from parity.core.record import FILE, RecordError
 from parity.core.tables import Spread, Table, breaking, text
-from parity.core.view import COUNTED, Records
+from parity.core.view import Records
 
 torch.set_num_threads(1)  # the tensors are small
 UMASK = os.umask(0o022)
@@ -33,19 +31,6 @@ os.umask(UMASK)
 
 
 class Tables(unittest.TestCase):
-    rows = (
-        {"dtype": "f32", "ms": 1234.5678, "n": 3, "x": "oom", "ok": True},
-        {"dtype": "a|b_c", "ms": 0.0123456, "n": 4, "x": math.nan, "ok": False},
-    )
-
-    def test_markdown(self):
-        table = Table(self.rows, {"dtype": "dtype", "ms": "C", "n": "n", "x": "x", "ok": "ok"}, {"ms": "ms"})
-        self.assertEqual(
-            table.render("md"),
-            "| dtype | C (ms) | n | x | ok |\n| --- | ---: | ---: | --- | --- |\n"
-            "| f32 | 1235 | 3 | oom | yes |\n| a\\|b_c | 0.0123 | 4 |  | no |\n",
-        )
-
     def test_no_line_ends_within_a_number_and_its_unit(self):
         table = Table([{"forward (ms)": Spread(12.8, 0.016), "share": "67.2 %"}])
         for form in ("md", "html"):
@@ -55,14 +40,10 @@ class Tables(unittest.TestCase):
         self.assertIn(" (ms) &", found)
 
     def test_other_formats(self):
-        table = Table(self.rows, ["dtype", "ms"])
+        table = Table([{"dtype": "a|b_c", "ms": 0.0123456}])
         self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
         self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", table.render("latex"))
         self.assertEqual(breaking("a,b 13,328 --id"), r"a,\allowbreak{}b 13,328 -{}-id")
-
-    def test_a_mean_has_its_deviation(self):
-        table = Table([{"side": "c", "forward": Spread(834.4, 47.1)}, {"side": "d"}], units={"forward": "ms"})
-        self.assertIn("| c | 834\u00a0±\u00a047 |", table.render("md"))
 
     def test_numbers(self):
         for value, want in (
@@ -77,9 +58,6 @@ class Tables(unittest.TestCase):
             (None, ""),
         ):
             self.assertEqual(text(value), want)
-
-    def test_columns(self):
-        self.assertEqual(Table(self.rows, ["n", "absent", "dtype"]).titles, ["n", "dtype"])
 
 
 def record(impl="c", status="ok", case=None, module="scale", deliverable="scaling", **more):
@@ -113,16 +91,6 @@ class View(unittest.TestCase):
         ]
     )
 
-    def test_sides_side_by_side(self):
-        rows = self.records.wide(["dtype", "seq"], "ms", base="torch_eager")
-        self.assertEqual([*rows[0]], ["dtype", "seq", "c", "torch_eager", "c / torch_eager", COUNTED])
-        rows = [[*row.values()][:-1] for row in rows]
-        self.assertEqual(rows[0], ["f32", 128, 0.25, 1.0, 0.25])
-        self.assertEqual(rows[1], ["f32", 1024, 2.0, 4.0, 0.5])
-        self.assertEqual(rows[2], ["bf16", 128, 9.0, "oom", None])
-        with self.assertRaisesRegex(ValueError, "two cases of .* agree in dtype"):
-            self.records.wide(["dtype"], "ms")
-
     def test_numbers(self):
         self.assertEqual(self.records.value("ms", seq=1024), 2.0)
         self.assertEqual(self.records.value("peak_mib", seq=1024), 3.5)
@@ -130,17 +98,11 @@ class View(unittest.TestCase):
         self.assertTrue(math.isnan(self.records.value("ulp_max", seq=128, dtype="f32")))
         with self.assertRaisesRegex(ValueError, "name more keys"):
             self.records.value("ms", seq=128)
+        with self.assertRaisesRegex(ValueError, "two cases of .* agree in dtype; name more keys"):
+            self.records.wide(["dtype"], "ms")
         self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
         self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
         self.assertIsNone(geomean([]))
-
-    def test_ranks_are_a_key_like_others(self):
-        records = Records(timed("c", 4.0 / ranks, case={"ranks": ranks}) for ranks in (4, 1, 2))
-        self.assertEqual(
-            Table(records.wide(["ranks"], "ms")).render("md").splitlines()[2:],
-            [f"| {n} | {4 / n:.2f} | 5, 0.0\u00a0% |" for n in (1, 2, 4)],
-        )
-        self.assertEqual(records.only(ranks=2).value("ms"), 2.0)
 
     def test_selection(self):
         self.assertEqual(self.records.values("seq"), [128, 1024])
@@ -157,8 +119,6 @@ class Pages(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.module = types.SimpleNamespace(report=self.write_page)
-        rows = {"method": ["By {{ clock }}.", "With {{ care }}."]}
-        self.enterContext(mock.patch("parity.core.words.templates", return_value=rows))
 
     @staticmethod
     def write_page(page, records):
@@ -173,45 +133,9 @@ class Pages(unittest.TestCase):
         page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms", title="None")
         page.question("What is empty?")
         page.table([], "empty")
-        page.method(clock="the clock")
 
     def write(self):
         return report.write({"scale": self.module}, View.records.records, self.folder)
-
-    def test_a_page_and_the_index(self):
-        names = [path.name for path in self.write()]
-        self.assertEqual(names, ["scale.md", "scale_time.svg", "README.md"])
-        page = (self.folder / "scale.md").read_text()
-        self.assertIn(
-            "# scale\n\n*M; torch 2; measured 2026-11-21.*\n\n## scaling: How fast?\n\n*By size:*", page
-        )
-        self.assertIn("\n\n| seq | dtype | c (ms) | torch_eager | c / torch_eager |", page)
-        self.assertIn("*Sides: `c`: C, one operation after the other; `torch_eager`: PyTorch", page)
-        self.assertNotIn("What is empty?", page)  # no heading without content
-        self.assertNotIn("Nothing:", page)
-        self.assertIn("![Time, f32](scale_time.svg)", page)
-        self.assertIn(">M<", (self.folder / "scale_time.svg").read_text())
-        self.assertIn(
-            "## How it was measured\n\nBy the clock.\n\nMeasured 2026-11-21 on M; 2 threads on both", page
-        )
-        self.assertIn("## Results without a number or with a message", page)
-        index = (self.folder / "README.md").read_text()
-        self.assertIn(
-            "| [scaling](scale.md#scaling-how-fast) | How fast? | holds (1 ok, 2 measured) |", index
-        )
-
-    def test_tables_that_nobody_asks_for_are_folded_at_the_end(self):
-        def page_of(**how):
-            def write(page, records):
-                page.question("How many?")
-                page.table([{"n": n} for n in range(30)], "counts", **how)
-
-            self.module.report = write
-            self.write()
-            return (self.folder / "scale.md").read_text()
-
-        self.assertIn("| 29 |", page_of())  # however long
-        self.assertIn("## Further tables\n\n### counts\n\nHow many?\n\n<details>", page_of(more=True))
 
     def test_curves_look_like_their_implementation_and_like_no_other(self):
         looks = [plot.look(name) for name in plot.LOOKS]
@@ -234,26 +158,6 @@ class Pages(unittest.TestCase):
         with self.assertRaisesRegex(ParityError, "^picture high: Axis limits cannot be NaN or Inf"):
             high.saved("svg")
 
-    def test_a_page_names_machine_and_builds(self):
-        def page(*records):
-            report.write({"scale": self.module}, records, self.folder)
-            return (self.folder / "scale.md").read_text()
-
-        here = dict(host=HOST, build=BUILD)
-        now = timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, **here)
-        said = page(now)
-        self.assertIn(
-            "on AMD EPYC (family 26, model 2, stepping 1; avx2 avx512f; 2 cores, 32 MiB L3); 2 threads", said
-        )
-        self.assertIn("C was built as l1 (tandem 0.1.0, commit 0123456789): 1 results.", said)
-        changed = here | {"build": BUILD | {"library": "l2", "dirty": True}}
-        said = page(now, timed("c", 1.0, case={"seq": 4, "dtype": "f32"}, **changed))
-        self.assertIn(
-            "(tandem 0.1.0, commit 0123456789): 1 results; l2 (tandem 0.1.0, commit 0123456789 with", said
-        )
-        said = page(timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, device="cuda", **here))
-        self.assertIn("on M in AMD EPYC (family 26,", said)
-
     def test_text_of_records_is_shown_and_changes_nothing_else(self):
         record = timed("c", 1.0, case={"seq": 1, "dtype": "f32"}, message="not judged: a\\|b\r|c<d>")
         record["machine"] = "CPU $\\frac{x$\x01\n# Heading *<b>* of 2_000"
@@ -264,11 +168,6 @@ class Pages(unittest.TestCase):
         self.assertIn("| not judged: a\\\\\\|b \\|c\\<d> |\n", page)
         words = "".join(xml.etree.ElementTree.parse(self.folder / "scale_time.svg").getroot().itertext())
         self.assertIn("CPU $\\frac{x$ # Heading *<b>* of 2_000", words)
-
-    def test_the_same_records_give_the_same_bytes(self):
-        first = {path: path.read_bytes() for path in self.write()}
-        time.sleep(1.1)  # so that a date would differ
-        self.assertEqual({path: path.read_bytes() for path in self.write()}, first)
 
     def test_pages_of_a_module_without_records_are_removed_from_a_machine_s_folder(self):
         self.write()
@@ -532,11 +431,6 @@ class Comparisons(unittest.TestCase):
         (self.folder / FILE).write_text("")
         with self.assertRaisesRegex(compare.CompareError, "holds no records"):
             compare.main(wanted(self.folder, self.folder), Console(file=io.StringIO()))
-
-
-class Numbers(unittest.TestCase):
-    def test_a_gap_makes_no_floats_of_whole_numbers(self):
-        self.assertIn("| 5 | 64 |", Table([{"seq": 5, "d": 64}, {"d": 64}]).render("md"))
 
 
 if __name__ == "__main__":
