@@ -380,12 +380,13 @@ static void send_message(int connection, const message *m)
 TD_TEST(rank_0_refuses_invalid_messages)
 {
     enum { CASES = sizeof to_hub / sizeof *to_hub };
-    char names[CASES][32], data[MOST_BYTES];
+    char names[CASES][96], data[MOST_BYTES]; /* the same in their first 40 letters */
     rank hubs[CASES];
     int peers[CASES];
 
     for (size_t i = 0; i < CASES; i++) {
-        snprintf(names[i], sizeof names[i], "to-hub-%ld-%zu", (long)getpid(), i);
+        snprintf(names[i], sizeof names[i], "to-hub-of-a-run-whose-name-is-long-enough-%ld-%zu", (long)getpid(),
+                 i);
         hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_point){.run = names[i]}, OPEN_MS);
         start(&hubs[i]);
     }

@@ -140,8 +140,11 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(s->kind == TD_SHARD_FULL ? 0 : shard_info.rank)));
     if (t.ddp)
         td_assert_ok(td_ddp_link_attach(t.ddp, shard_dev, t.train));
-    if (t.shard)
+    if (t.shard) {
         td_assert_ok(td_shard_link_attach(t.shard, shard_dev, t.train));
+        td_assert_refused(td_shard_link_attach(t.shard, shard_dev, t.train), TD_BAD_STATE,
+                          "link was attached to a trainer already"); /* and stays as it is */
+    }
     if (t.ddp && !s->sharing)
         td_ddp_link_container(t.ddp)->sms = 0;
     if (t.shard && !s->sharing)
