@@ -56,8 +56,8 @@ for i in 0 1; do
     cat >"$work/hosts.$i" <<HOSTS
 ::1 localhost
 127.0.0.1 localhost
-127.0.1.1 host$i
-${ips[1 - i]} host$((1 - i))
+127.0.1.1 host$i.cluster host$i
+${ips[1 - i]} host$((1 - i)).cluster host$((1 - i))
 ${six[0]} both
 ${ips[0]} both
 ${six[0]} only6
@@ -136,7 +136,7 @@ meets "one host, a name with both" "0 0" TD_ADDRESS=both:29921
 meets "two hosts, IPv6" "0 1" "TD_ADDRESS=[${six[0]}]:29922"
 meets "two hosts, a name with both" "0 1" TD_ADDRESS=both:29923
 meets "two hosts, a name with IPv6" "0 1" TD_ADDRESS=only6:29924
-meets "two hosts, a name that is 127.0.1.1 on its own" "0 1" TD_ADDRESS=host0:29925
+meets "two hosts, a name that is 127.0.1.1 on its own" "0 1" TD_ADDRESS=host0.cluster:29925
 # A link-local address: ranks of one host meet. Gloo does not connect two hosts, and the errors name the
 # address.
 link=$(ip -n "${hosts[0]}" -6 -o addr show dev "$name" scope link | awk '{print $4}')

@@ -438,7 +438,7 @@ class Documents(unittest.TestCase):
         self.assertFalse((self.folder / "README.md").exists())
         with self.assertRaisesRegex(report.ReportError, "no id nothing; there are: benchmarking_script"):
             self.write(id=["nothing"])
-        with self.assertRaisesRegex(RecordError, "nothing to write of"):
+        with self.assertRaisesRegex(RecordError, "no machine h300 in .*; --machine takes: cpu$"):
             self.write(machine=["h300"])
         records = self.folder / "cpu" / "records.jsonl"
         before = records.read_bytes()

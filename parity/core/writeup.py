@@ -83,12 +83,13 @@ class Found:
 def machines_of(reports: Path, names: Sequence[str], modules: Mapping[str, ModuleType]) -> list[Machine]:
     """Those named, else all whose folder is not a local one."""
     found, listed = [], sweep.listed(modules)
-    for folder in sorted(path.parent for path in reports.glob(f"*/{FILE}")):
+    for folder in (folders := sorted(path.parent for path in reports.glob(f"*/{FILE}"))):
         if folder.name in names if names else not folder.name.startswith("local"):
             newest = load(folder / FILE).newest()
             found.append(Machine(folder.name, [r for r in newest if sweep.is_listed(r, listed)]))
     if not found:
-        raise RecordError(f"no {FILE} in {reports}/{','.join(names) or '*'}: nothing to write of")
+        wanted, there = ", ".join(names) or "that is not local", ", ".join(f.name for f in folders)
+        raise RecordError(f"no machine {wanted} in {reports}; --machine takes: {there or 'nothing yet'}")
     return found
 
 
