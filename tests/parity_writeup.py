@@ -433,7 +433,10 @@ class Documents(unittest.TestCase):
     def test_one_id_and_another_place(self):
         self.machine("cpu", [1, 2])
         out = self.folder / "elsewhere" / "one.md"
+        (out.parent / "figures").mkdir(parents=True)
+        (out.parent / "figures/of_another_answer.svg").touch()
         self.write(out=out, id=["naive_ddp"])
+        self.assertEqual(len([*out.parent.glob("figures/*.svg")]), 2)
         self.assertEqual(re.findall("^## .*", out.read_text(), re.MULTILINE), ["## naive_ddp"])
         self.assertFalse((self.folder / "README.md").exists())
         with self.assertRaisesRegex(report.ReportError, "no id nothing; there are: benchmarking_script"):
