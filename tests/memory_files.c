@@ -172,7 +172,7 @@ TD_TEST(a_recording_by_hand_is_written)
     static char memory[100];                     /* only its address is used */
     static const char texts[] = "\0a\0a/\"x";
     const char *labels[] = {texts, texts + 1, texts + 3};
-    td_memory_entry entries[] = {
+    const td_memory_entry entries[] = {
         {.event = {.action = TD_MEMORY_ALLOC,
                    .address = memory,
                    .bytes = block,
@@ -184,22 +184,34 @@ TD_TEST(a_recording_by_hand_is_written)
                    .current_bytes = block,
                    .label = labels[2]}},
         {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = block, .label = labels[0]}},
-        {.event = {.action = TD_MEMORY_FREE, .address = memory, .bytes = block, .label = labels[0]}}};
+        {.event = {.action = TD_MEMORY_FREE,
+                   .time_ns = 77000,
+                   .address = memory,
+                   .bytes = block,
+                   .label = labels[0]}}};
+    td_memory_entry played[sizeof entries / sizeof *entries];
     td_memory_recording by_hand = {.device = "cuda:1",
                                    .index = 1,
-                                   .entries = entries,
-                                   .count = sizeof entries / sizeof *entries,
+                                   .entries = played,
                                    .labels = labels,
                                    .label_count = 3};
+    char *text, *at;
     size_t bytes;
 
-    by_hand.summary.phases[0] = (td_memory_span){.end = by_hand.count, .begin_ns = 1, .end_ns = 2};
-    for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
-        by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};
-    entries[3].event.time_ns = 77000;
-    td_assert_ok(td_memory_replay(&by_hand));
-    td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
-    char *text = file_read(file_path, &bytes), *at = text;
+    for (by_hand.count = 3;; by_hand.count++) { /* the block exists at the end, then not */
+        by_hand.summary = (td_memory_summary){.phases = {{.end = by_hand.count, .begin_ns = 1, .end_ns = 2}}};
+        for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
+            by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};
+        memcpy(played, entries, sizeof entries);
+        td_assert_ok(td_memory_replay(&by_hand));
+        td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
+        text = at = file_read(file_path, &bytes);
+        if (by_hand.count == sizeof entries / sizeof *entries)
+            break;
+        at = memmem(text, bytes, "\x06\0\0\0device", 10);
+        assert_memory_equal(at + 10 + 5, "J\1\0\0", 4); /* after the key's number: the segment's GPU */
+        free(text);
+    }
     assert_non_null(memmem(text, bytes, "\x8a\x05\0\0\0\xc0\0", 7));
     at = memmem(text, bytes, "device_traces", 13);
     assert_memory_equal(at + 13 + 5, "](]](", 5); /* after the key's number: the first GPU's events, none */

@@ -8,11 +8,13 @@ import unittest.mock
 from pathlib import Path
 
 import parity_double
+import torch
 from parity_double.fakes import trouble
 
-from parity import shard
+from parity import ddp, shard
 from parity.core import ranks
 from parity.core.case import Case
+from parity.core.draw import Draw
 from parity.core.worker import Settings, Worker
 from parity.shared.bench_ranks import elements_of
 from ref import shard as ref
@@ -97,6 +99,20 @@ class Groups(unittest.TestCase):
             hosts = {ranks.rank_variables(rank, 4)["NCCL_HOSTID"] for rank in range(4)}
         self.assertEqual(len(hosts), 4)
         self.assertNotIn("NCCL_HOSTID", ranks.rank_variables(0, 4))
+
+
+class Toys(unittest.TestCase):
+    def test_ranks_begin_with_different_weights(self):
+        """So a library that sends none is noticed."""
+        case, begun = next(case for case in ddp.cases("quick", "cpu") if "model" in case), []
+        container = unittest.mock.Mock(side_effect=lambda *how: begun.append(how[-1].state_dict()) or 1 / 0)
+        with unittest.mock.patch.object(ddp, "Container", container):
+            for rank in range(2):
+                sides = ddp.toys(case, Draw("toys"), unittest.mock.Mock(**{"ranks.rank": rank}))
+                self.assertRaises(ZeroDivisionError, sides["c_gloo"])
+        self.assertFalse(
+            any(torch.equal(begun[0][name], begun[1][name]) for name in begun[0] if "weight" in name)
+        )
 
 
 class Memory(unittest.TestCase):
