@@ -385,8 +385,8 @@ TD_TEST(rank_0_refuses_invalid_messages)
     int peers[CASES];
 
     for (size_t i = 0; i < CASES; i++) {
-        snprintf(names[i], sizeof names[i], "to-hub-of-a-run-whose-name-is-long-enough-%ld-%zu", (long)getpid(),
-                 i);
+        snprintf(names[i], sizeof names[i], "to-hub-of-a-run-whose-name-is-long-enough-%ld-%zu",
+                 (long)getpid(), i);
         hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_point){.run = names[i]}, OPEN_MS);
         start(&hubs[i]);
     }

@@ -227,12 +227,8 @@ API(td_ddp_link_create)
     bed *b = open_bed();
     const td_ddp_strategy strategy = (td_ddp_strategy)choice("strategy", 4);
     const double bucket_mb = draw_bucket_mb();
-    td_ddp_link *link = (td_ddp_link *)b;
     td_comm *comm = pointer("comm", b->comm);
-    td_ddp_link **to = pointer("out", &link);
-    const td_status status = td_ddp_link_create(comm, strategy, bucket_mb, to);
-
-    API_MADE(status, to, link, td_ddp_link_destroy);
+    API_MAKES(td_ddp_link, td_ddp_link_destroy, td_ddp_link_create(comm, strategy, bucket_mb, to));
     return close_bed(b, status);
 }
 

@@ -5,8 +5,6 @@ API(td_device_open)
 {
     static const char *const names[] = {"cpu"};
     static const char *const absent[] = {"cuda:100000", "cuda:2147483647"};
-    td_device *made = (td_device *)&names;
-    td_device **to = pointer("out", &made);
     const char *name = text("name|device", 1, names);
 
     if (wrong()) {
@@ -16,8 +14,7 @@ API(td_device_open)
     } else if (name && strncmp(name, "cuda", 4) == 0) {
         possible(TD_UNSUPPORTED, "device|cuda");
     }
-    const td_status status = td_device_open(name, to);
-    API_MADE(status, to, made, td_device_close);
+    API_MAKES(td_device, td_device_close, td_device_open(name, to));
     return status;
 }
 
@@ -265,12 +262,8 @@ API_OF_NULL(td_graph_destroy)
 
 API(td_event_create)
 {
-    td_event *event = (td_event *)&event;
     td_device *device = dev();
-    td_event **to = pointer("out", &event);
-    const td_status status = td_event_create(device, to);
-
-    API_MADE(status, to, event, td_event_destroy);
+    API_MAKES(td_event, td_event_destroy, td_event_create(device, to));
     return status;
 }
 

@@ -87,7 +87,6 @@ API(td_safetensors_writer_create)
 {
     td_stored tensors[GOOD];
     td_stored_text texts[2];
-    td_safetensors_writer *made = (td_safetensors_writer *)tensors;
 
     memcpy(tensors, good, sizeof good);
     memcpy(texts, good_texts, sizeof texts);
@@ -99,9 +98,8 @@ API(td_safetensors_writer_create)
     const char *to_path = path_or_none(path_own(false));
     const td_stored *list = pointer("tensors", tensors);
     const td_stored_text *text_list = pointer("metadata", texts);
-    td_safetensors_writer **to = pointer("out", &made);
-    const td_status status = td_safetensors_writer_create(to_path, count, list, pairs, text_list, to);
-    API_MADE(status, to, made, td_safetensors_writer_destroy);
+    API_MAKES(td_safetensors_writer, td_safetensors_writer_destroy,
+              td_safetensors_writer_create(to_path, count, list, pairs, text_list, to));
     return path_done(status);
 }
 
@@ -166,7 +164,6 @@ static td_status close_file(td_status status)
 API(td_safetensors_open)
 {
     static const char *const bad[] = {NULL, "", "/", "/no/such/folder/file", "/dev/null", "/proc/self/stat"};
-    td_safetensors *made = (td_safetensors *)good;
 
     make_file();
     const char *from = path;
@@ -175,9 +172,7 @@ API(td_safetensors_open)
         impossible(TD_BAD_ARGUMENT, "path|not a safetensors file");
         impossible(TD_IO_ERROR, "cannot");
     }
-    td_safetensors **to = pointer("out", &made);
-    const td_status status = td_safetensors_open(from, to);
-    API_MADE(status, to, made, td_safetensors_close);
+    API_MAKES(td_safetensors, td_safetensors_close, td_safetensors_open(from, to));
     return close_file(status);
 }
 

@@ -23,14 +23,12 @@ API(td_memory_train_config)
 API(td_memory_record)
 {
     td_memory_config c = {.model = api_draw_model(false)};
-    td_memory_recording *recording = (td_memory_recording *)&c;
 
     c.pass = (td_memory_pass)choice("pass", 3);
     c.time = (td_update_time)choice("time", 2);
     td_device *device = dev();
-    td_memory_recording **to = pointer("out", &recording);
-    const td_status status = td_memory_record(device, pointer("config", &c), to);
-    API_MADE(status, to, recording, td_memory_recording_destroy);
+    API_MAKES(td_memory_recording, td_memory_recording_destroy,
+              td_memory_record(device, pointer("config", &c), to));
     return status;
 }
 

@@ -115,12 +115,9 @@ API(td_model_size_name)
 API(td_transformer_create)
 {
     const td_transformer_config c = api_draw_model(true);
-    td_transformer *made = (td_transformer *)&c;
     td_device *device = dev();
-    td_transformer **to = pointer("out", &made);
-    const td_status status = td_transformer_create(device, pointer("config", &c), to);
-
-    API_MADE(status, to, made, td_transformer_destroy);
+    API_MAKES(td_transformer, td_transformer_destroy,
+              td_transformer_create(device, pointer("config", &c), to));
     return status;
 }
 

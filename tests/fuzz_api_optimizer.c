@@ -176,7 +176,6 @@ static td_status close_bed(bed *b, td_status status)
 API(td_optimizer_create)
 {
     bed b = {.block = NULL};
-    td_optimizer *made = (td_optimizer *)&b;
 
     lay_out(&b);
     b.config.groups = b.groups;
@@ -186,9 +185,8 @@ API(td_optimizer_create)
     b.config.state = pointer("state", b.state);
     SPOIL(((td_piece *)(void *)(b.state + 1))->grad, "gradients", NULL);
     td_device *device = dev();
-    td_optimizer **to = pointer("out", &made);
-    const td_status status = td_optimizer_create(device, pointer("config", &b.config), to);
-    API_MADE(status, to, made, td_optimizer_destroy);
+    API_MAKES(td_optimizer, td_optimizer_destroy,
+              td_optimizer_create(device, pointer("config", &b.config), to));
     return close_bed(&b, status);
 }
 
@@ -295,7 +293,6 @@ API(td_optimizer_update)
 API(td_clip_create)
 {
     bed b = {.block = NULL};
-    td_clip *made = (td_clip *)&b;
 
     lay_out(&b);
     const float max_norm = (float)positive("max_norm");
@@ -303,9 +300,7 @@ API(td_clip_create)
     const void *weights = in_copy("weights", &b.weights, sizeof b.weights);
     td_update_state *state = pointer("state", b.state);
     td_device *device = dev();
-    td_clip **to = pointer("out", &made);
-    const td_status status = td_clip_create(device, weights, max_norm, state, to);
-    API_MADE(status, to, made, td_clip_destroy);
+    API_MAKES(td_clip, td_clip_destroy, td_clip_create(device, weights, max_norm, state, to));
     return close_bed(&b, status);
 }
 

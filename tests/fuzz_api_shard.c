@@ -194,7 +194,6 @@ API(td_shard_link_create)
     td_shard_options options = {.kind = (td_shard_kind)choice("kind", 3),
                                 .bucket_mb = td_fuzz_chance(50) ? 0 : 0.001,
                                 .prefetch = td_fuzz_below(4)};
-    td_shard_link *link = (td_shard_link *)b;
 
     SPOIL_NUMBER(options.bucket_mb, "bucket_mb", -1, NAN, INFINITY);
     SPOIL(options.prefetch, "prefetch", -1, INT64_MAX);
@@ -206,10 +205,7 @@ API(td_shard_link_create)
     const td_shard_options *from = pointer("options", &options);
     const td_train_config *of = in_copy("config", &config, sizeof config);
     td_train_config *to_own = in_out_copy("own", &own, sizeof own);
-    td_shard_link **to = pointer("out", &link);
-    const td_status status = td_shard_link_create(comm, from, of, to_own, to);
-
-    API_MADE(status, to, link, td_shard_link_destroy);
+    API_MAKES(td_shard_link, td_shard_link_destroy, td_shard_link_create(comm, from, of, to_own, to));
     return close_bed(b, status);
 }
 

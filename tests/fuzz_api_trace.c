@@ -77,12 +77,8 @@ static int64_t capacity(void)
 
 API(td_trace_begin)
 {
-    td_trace *trace = (td_trace *)&held;
     td_device *device = dev();
-    td_trace **to = pointer("out", &trace);
-    const td_status status = td_trace_begin(device, to);
-
-    API_MADE(status, to, trace, td_trace_destroy);
+    API_MAKES(td_trace, td_trace_destroy, td_trace_begin(device, to));
     return status;
 }
 

@@ -92,12 +92,8 @@ API(td_train_create)
     td_hook *const hooks = api_chain();
     const td_hook *const last = last_of(hooks);
     const td_train_config c = draw_train(hooks);
-    td_train *made = (td_train *)&c;
     td_device *device = dev();
-    td_train **to = pointer("out", &made);
-    const td_status status = td_train_create(device, pointer("config", &c), to);
-
-    API_MADE(status, to, made, td_train_destroy);
+    API_MAKES(td_train, td_train_destroy, td_train_create(device, pointer("config", &c), to));
     assert_true(!last || !last->next); /* the caller's chain is unchanged */
     return status;
 }

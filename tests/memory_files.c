@@ -190,11 +190,8 @@ TD_TEST(a_recording_by_hand_is_written)
                    .bytes = block,
                    .label = labels[0]}}};
     td_memory_entry played[sizeof entries / sizeof *entries];
-    td_memory_recording by_hand = {.device = "cuda:1",
-                                   .index = 1,
-                                   .entries = played,
-                                   .labels = labels,
-                                   .label_count = 3};
+    td_memory_recording by_hand = {
+        .device = "cuda:1", .index = 1, .entries = played, .labels = labels, .label_count = 3};
     char *text, *at;
     size_t bytes;
 

@@ -68,14 +68,16 @@
         return status;                                                                                       \
     }
 
-/* Destroys the object that a call made at `to`, if any. A refused call has set `to` to NULL. */
-#define API_MADE(status, to, made, destroy)                                                                  \
-    do {                                                                                                     \
-        if ((to) && (status) != TD_OK)                                                                       \
-            assert_null(made);                                                                               \
-        if (to)                                                                                              \
-            destroy(made);                                                                                   \
-    } while (0)
+/* const td_status status = the call, which makes an object at `to`. A refused call sets `to` to NULL. */
+#define API_MAKES(type, destroy, ...)                                                                        \
+    type *made = (type *)(void *)&made;                                                                      \
+    type **const to = pointer("out", &made);                                                                 \
+    const td_status status = __VA_ARGS__;                                                                    \
+                                                                                                             \
+    if (to && status != TD_OK)                                                                               \
+        assert_null(made);                                                                                   \
+    if (to)                                                                                                  \
+    destroy(made)
 
 void api_add(const char *name, td_status (*call)(void));
 
