@@ -314,6 +314,7 @@ class Comparisons(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("new failure: scale/scaling/seq=128,dtype=f32 c: ok -> failed: NaN", said)
         self.assertEqual(self.compare([record()], [record(status="oom")])[0], 1)
+        self.assertEqual(self.compare([record(status="oom")], [record(status="failed")])[0], 1)
         self.assertEqual(self.compare([record(status="failed")], [record()])[0], 0)
         self.assertEqual(self.compare([record(status="failed")], [record(status="error")])[0], 0)
         self.assertEqual(self.compare([record("torch_eager")], [record("torch_eager", "oom")])[0], 0)
