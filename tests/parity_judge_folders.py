@@ -660,7 +660,7 @@ WRONG_RANKS = {
     "a closure's loss is lost": made(
         "step, made.step = made.step, lambda *closure: step(*closure) and None",
         "beyond, a learning rate",
-        "a closure's loss: is 'None'",
+        "a closure's loss: is 'lost'",
     ),
     "it only acts like an optimizer": made(
         "CACHE[0] = made\n    made = type('Plain', (), {'__getattr__': lambda self, name: getattr(CACHE[0], name)})()",

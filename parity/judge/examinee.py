@@ -538,8 +538,8 @@ def train(adapters, request, x, device):
         elif not request["one_batch"]:
             average(module)
         given = optimizer.step(*[backward] * request["closure"])
-        if request["closure"] and not isinstance(given, torch.Tensor):
-            facts["a closure's loss"] = f"{given}"
+        if request["closure"] and given is None:
+            facts["a closure's loss"] = "lost"
         after_step(request, optimizer, module, step)
         times.append(1e3 * (perf_counter() - began))
         if request["what"] == "sgd" and step > 1:
