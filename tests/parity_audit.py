@@ -150,6 +150,11 @@ READ = {
         "sum",
         "exposed is 4.93 ms, waits and tail are 1.45",
     ),
+    "waits beyond what is exposed": (
+        [communication("s", RANKS | {"shard": "full"}, exposed=1.0, waits=0.9, tail=0.5, collectives=9.0)],
+        "sum",
+        "exposed is 1.00 ms, waits and tail are 1.40",
+    ),
     "V12, more exposed than sent": (
         [communication("ddp", RANKS, exposed=60.16, tail=39.1, collectives=37.7)],
         "sum",

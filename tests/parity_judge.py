@@ -194,7 +194,8 @@ class WrongAnswers(unittest.TestCase):
         self.refused(BF16, swap)
 
     def test_scale_off_by_a_thousandth(self):
-        self.refused(F32, lambda good, *_: good * 1.001, "all are about 1.001 times the truth")
+        for scale in (1.001, 0.999):
+            self.refused(F32, lambda good, *_, by=scale: good * by, f"all are about {scale} times the truth")
         # In bf16 0.1 % is less than the rounding error, so both norms miss it.
         self.refused(BF16, lambda good, *_: (good.float() * 1.01).to(BF16))
 

@@ -142,6 +142,7 @@ class RecordFiles(unittest.TestCase):
                     'build.commit is "<!--", needs letters',
                 ),
                 (self.record(2, others=2**63), "others is 9223372036854775808, needs a number"),
+                (self.record(2, values={"x": -(2**63)}), "values.x is -9223372036854775808, needs a number"),
                 (self.record(2, more="\ud800"), "is not JSON: .*surrogates not allowed"),
             ):
                 with self.assertRaisesRegex(RecordError, words):

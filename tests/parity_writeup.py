@@ -107,7 +107,8 @@ class Sentences(unittest.TestCase):
             ("f32", "f32"),
         ):
             self.assertEqual(words.number(value), want)
-        self.assertEqual((words.percent(0.283), words.percent(0.0163)), ("28 %", "1.6 %"))
+        shares = [words.percent(share) for share in (0.283, 0.0163, -1.234)]
+        self.assertEqual(shares, ["28 %", "1.6 %", "-123 %"])
         self.assertEqual((words.change(0.88), words.change(1.5)), ("falls by 12 %", "rises by 50 %"))
 
 

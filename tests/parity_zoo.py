@@ -180,6 +180,10 @@ def wrong(x, y):
     torch.mul(x, 0.25, out=y)
 
 
+def less(x, y):
+    torch.mul(x, 0.49995, out=y)
+
+
 def nothing_of_inputs_that_stay(x, y, device):
     """The truth is a tensor, so inputs cannot change between the calls: the answer of before would be right."""
     return from_the_third_call(nothing)(x, y, device) | {"truth": {"y": 0.5 * x.double()}}
@@ -257,7 +261,7 @@ def of_kept_inputs(x, first):
 TIMED = (
     (honest, "error time", "ok", ""),
     (honest, "time", "ok", ""),
-    *((from_the_third_call(act), "error time", "failed", "y") for act in (nothing, wrong, later)),
+    *((from_the_third_call(act), "error time", "failed", "y") for act in (nothing, wrong, later, less)),
     *((cheat, "error time", "failed", "y") for cheat in (kept_by_address, its_own_memory)),
     (nothing_of_inputs_that_stay, "error time", "failed", "y"),
     (never_judged, "time", "failed", "y"),
