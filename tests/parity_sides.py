@@ -9,9 +9,10 @@ import torch
 from parity_writeup import timed
 from rich.console import Console
 
-from parity.core import verdict
+from parity.core import Case, verdict
 from parity.core.allowance import SAME, Orders, allow
 from parity.core.judge import judge
+from parity.core.sweep import Item
 from parity.core.view import Records
 from parity.core.writeup import Machine
 from parity.shard import full_page
@@ -32,6 +33,15 @@ class Sides(unittest.TestCase):
             Records([record | {"case": case, "deliverable": "fsdp_accounting"} for record in records])
         )
         self.assertEqual((told["theirs"], told["compiled"]), (20.0, True))
+
+    def test_the_slowest_case_is_told(self):
+        items, records, out = [], [], io.StringIO()
+        for ms in (2.0, 4.0, 1.0):
+            items.append(Item("ops", "parity.ops", Case("operations", ms=ms)))
+            of = dict(module="ops", deliverable="operations", case=items[-1].case.keys)
+            records += [timed("c", [ms]) | of, timed("torch_eager", [2.0]) | of]
+        verdict.say(items, records, Console(file=out, soft_wrap=True))
+        self.assertIn("at worst: 2.00 times its time, ops/operations/ms=4.0 (c)", out.getvalue())
 
     def test_a_shared_gpu_is_the_last_choice(self):
         names = ["h100_shared", "cpu", "local", "h200x2", "h100"]

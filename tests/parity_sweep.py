@@ -201,9 +201,6 @@ class Sweeps(unittest.TestCase):
         self.assertRegex(table[0], r"^scale +6 of 6 +\d+\.\d\d +\d+\.\d\d$")
         self.assertRegex(table[1], r"^trouble +1 of 2$")
         self.assertRegex(table[2], r"^all +7 of 8 +\d+\.\d\d +\d+\.\d\d$")
-        self.assertRegex(
-            table[3], r"at worst: \d+\.\d\d times its time, scale/scaling/count=4096,dtype=f32 \(c\)$"
-        )
         self.assertEqual(table[4], f"tables and pictures: {pages}")
         self.assertTrue(table[5].startswith("failed: trouble/trouble/way=wrong c: y: rel_l2"))
         self.assertEqual(
