@@ -481,6 +481,8 @@ def communication(request, module):
     """How a step's all-reduces, which are in CALLS, came: with several buckets, or all gradients in one."""
     parameters = sum(p.requires_grad for p in module.parameters())
     count = f"{len(CALLS)} for {parameters} parameters"
+    if not CALLS:  # PyTorch's own, which Python does not see
+        return PROMISED
     if request["bucket_mb"] is None:
         return count if len(CALLS) >= parameters else PROMISED
     if not any(during for during, _ in CALLS):
@@ -538,8 +540,8 @@ def train(adapters, request, x, device):
         elif not request["one_batch"]:
             average(module)
         given = optimizer.step(*[backward] * request["closure"])
-        if request["closure"] and given is None:
-            facts["a closure's loss"] = "lost"
+        if request["closure"]:
+            facts["a closure's loss"] = "lost" if given is None else "returned"
         after_step(request, optimizer, module, step)
         times.append(1e3 * (perf_counter() - began))
         if request["what"] == "sgd" and step > 1:
@@ -548,9 +550,10 @@ def train(adapters, request, x, device):
             full and adapters.fsdp_gather_full_params(model)
             with torch.no_grad():
                 loss_of(model, x, 0, 0, rank)
-    grows = kept and kept[-3] < kept[-2] < kept[-1]
-    facts["after a step"] = f"{kept[-1] - kept[-2]} numbers more stay" if grows else "no more memory"
-    if request["what"] in ("communication", "one bucket") and CALLS:  # of PyTorch's own, Python sees none
+    if kept:
+        grows = kept[-3] < kept[-2] < kept[-1]
+        facts["after a step"] = f"{kept[-1] - kept[-2]} numbers more stay" if grows else "no more memory"
+    if request["what"] in ("communication", "one bucket"):
         facts["all-reduces"] = communication(request, module)
     held = {"weights": 0, "state": 0}
     if full:
