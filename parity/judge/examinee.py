@@ -481,9 +481,7 @@ def communication(request, module):
     """How a step's all-reduces, which are in CALLS, came: with several buckets, or all gradients in one."""
     parameters = sum(p.requires_grad for p in module.parameters())
     count = f"{len(CALLS)} for {parameters} parameters"
-    if not CALLS:  # PyTorch's own, which Python does not see
-        return PROMISED
-    if request["bucket_mb"] is None:
+    if request["bucket_mb"] is None or not CALLS:  # of PyTorch's own all-reduces Python sees none
         return count if len(CALLS) >= parameters else PROMISED
     if not any(during for during, _ in CALLS):
         return "after backward"
