@@ -435,7 +435,7 @@ TD_BODY(gemms_leave_sms_to_other_work)
 TD_BODY(gemms_use_measured_algorithms)
 {
     static _Alignas(256) float x[128];
-    const uint64_t measured = UINT64_C(5) << 32 | 2 << 16 | 201;
+    const uint64_t measured = UINT64_C(5) << 32 | 2 << 16; /* cluster and option */
     static const struct {
         const char *card;
         size_t version;
@@ -443,6 +443,8 @@ TD_BODY(gemms_use_measured_algorithms)
         int refuses;
         bool unaligned;
     } cases[] = {{"NVIDIA H100 80GB HBM3", 130100, 12800, 0, false},
+                 {"NVIDIA H200", 130100, 22016, 0, false},
+                 {"NVIDIA H100 80GB HBM3", 130100, 22016, 0, false},
                  {"NVIDIA H200", 130100, 12800, 0, false},
                  {"NVIDIA H100 80GB HBM3", 130200, 12800, 0, false},
                  {"NVIDIA H100 80GB HBM3", 130100, 12801, 0, false},
@@ -452,10 +454,11 @@ TD_BODY(gemms_use_measured_algorithms)
                  {"NVIDIA H100 80GB HBM3", 130100, 12800, 0, true}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const bool large = cases[i].n == 22016;
         const td_gemm_shape shape = {.batch = 1,
-                                     .m = 2048,
+                                     .m = large ? 32768 : 2048,
                                      .n = cases[i].n,
-                                     .k = 1600,
+                                     .k = large ? 4096 : 1600,
                                      .trans_b = true,
                                      .alpha = 1,
                                      .dtype = TD_BF16,
@@ -467,7 +470,7 @@ TD_BODY(gemms_use_measured_algorithms)
         assert_int_equal(open_gpu(NULL), 0);
         td_double.algorithm = 1;
         td_assert_ok(td_gemm(gpu, &shape, x + 32 * cases[i].unaligned, x, x + 64, x));
-        assert_int_equal(td_double.algorithm, i == 0 ? measured : 0);
+        assert_int_equal(td_double.algorithm, i < 2 ? measured | (i == 0 ? 201 : 197) : 0);
         assert_int_equal(close_gpu(NULL), 0);
     }
     td_double.card = NULL;

@@ -203,7 +203,8 @@ TD_TEST(checkpoints_take_what_accounting_says)
                 } else { /* block.input is subtracted below */
                     config.keep = TD_KEEP_ATTENTION;
                     config.kept_layers = 5;
-                    expected = (size->layers - 5) * block.attention + 5 * block.all + block.input;
+                    expected =
+                        (size->layers - 5) * block.attention + 5 * block.most + 2 * block.input - block.final;
                 }
                 td_assert_ok(td_transformer_plan(*state, &config, &bytes));
                 /* The last checkpoint's input counts as a boundary and as a part of its block. */
@@ -418,8 +419,9 @@ static void live_tensors_never_overlap(void **state)
         assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
         assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
     }
-    const bool kept = config.keep != TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
-    const bool again = config.keep == TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
+    const bool most = config.keep == TD_KEEP_MOST || config.keep == TD_KEEP_ATTENTION;
+    const bool kept = !most && config.use != TD_MODEL_INFERENCE;
+    const bool again = most && config.use != TD_MODEL_INFERENCE;
     const bool recomputed = s.model->plan.last_checkpoint > 0;
     assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.q"),
                      recomputed);

@@ -20,7 +20,7 @@ static const struct argp_option pass_options[] = {
     {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0,
      "with --keep inputs or attention: layers in a checkpoint (1)", 4},
     {"kept-layers", TD_KEY_KEPT_LAYERS, "N", 0,
-     "with --keep inputs or attention: the last N layers keep all and do not run again (1)", 4},
+     "with --keep inputs or attention: the last N layers do not run again (1)", 4},
     {0}};
 
 static const struct argp_option steps_options[] = {

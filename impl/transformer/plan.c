@@ -412,7 +412,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
     plan.config.keep = td_has_backward(&plan) ? config->keep : TD_KEEP_MOST;
-    plan.all_kept = plan.config.keep != TD_KEEP_MOST;
+    plan.all_kept = plan.config.keep == TD_KEEP_ALL || plan.config.keep == TD_KEEP_INPUTS;
     plan.checkpoint = config->size.layers;
     if (plan.config.keep >= TD_KEEP_INPUTS)
         plan.checkpoint = config->checkpoint_layers > 1 ? config->checkpoint_layers : 1;

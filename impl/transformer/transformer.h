@@ -60,7 +60,8 @@ typedef enum td_keep {
      * checkpoint does not run again. */
     TD_KEEP_INPUTS,
 
-    /* TD_KEEP_INPUTS, and also the outputs of attention in each layer. Attention does not run again. */
+    /* As TD_KEEP_INPUTS, and each layer keeps the outputs of attention, which does not run again. A
+     * checkpoint's activations are those of TD_KEEP_MOST, so that the last one can have more layers. */
     TD_KEEP_ATTENTION
 } td_keep;
 

@@ -20,7 +20,7 @@ ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
     """Of a step of libtandem. keep: what forward keeps for backward: "all"; "most", without the norms' outputs and
     silu(gate) up; the "inputs" of checkpoints of `checkpoint_layers` layers; or "attention": inputs and attention's
-    results. The last `kept_layers` layers keep all. gradients: "held"; "shared" by units of full sharding; or
+    results. The last `kept_layers` layers do not run again. gradients: "held"; "shared" by units of full sharding; or
     "transient", in the memory of dead activations. update: "after" the backward pass, "along" with it or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
 

@@ -75,16 +75,18 @@ static td_status load_library(library *out)
     return TD_OK;
 }
 
-/* GEMMs of a layer (batch 4, context 512, bf16) for which another algorithm than cuBLASLt's first choice
- * makes steps faster: xl 58.89 -> 58.15 ms, large 29.35 -> 29.03 (28 November 2026). Up to 75 algorithms of
- * each GEMM were timed; GEMMs of the backward pass were timed while an update ran on 20 SMs. With a table for
- * 2.7B its steps became slower (89.28 -> 89.74), so it has no rows. A number of a tile, an option
- * or a cluster may mean something else in another version of cuBLASLt.
+/* GEMMs of bf16 for which another algorithm than cuBLASLt's first choice makes steps faster. A number of a
+ * tile, an option or a cluster may mean something else in another version of cuBLASLt.
  *
- * On an H200 these rows make steps slower: xl 55.34 -> 55.80 ms, large 27.22 -> 27.30. There up to 23
- * algorithms of each of the 15 GEMMs of small and of medium were timed within whole steps, and the fastest
- * one five times in turn with the first choice: none that won four turns gained 0.3 % (29 November 2026). */
-#define MEASURED_CARD "NVIDIA H100 80GB HBM3"
+ * H100: GEMMs of a layer (batch 4, context 512): xl 58.89 -> 58.15 ms, large 29.35 -> 29.03 (28 November
+ * 2026). Up to 75 algorithms of each GEMM were timed; GEMMs of the backward pass were timed while an update
+ * ran on 20 SMs. With a table for 2.7B its steps became slower (89.28 -> 89.74), so it has no rows. On an
+ * H200 these rows make steps slower: xl 55.34 -> 55.80 ms, large 27.22 -> 27.30. There up to 23 algorithms
+ * of each of the 15 GEMMs of small and of medium were timed within whole steps, and the fastest one five
+ * times in turn with the first choice: none that won four turns gained 0.3 %.
+ *
+ * H200: GEMMs of the 8B step (context 32,768; 128 SMs in the backward pass), each repeated until the card
+ * was at its power limit: 2,308 -> 2,222 ms a step (29 November 2026). */
 enum { MEASURED_VERSION = 130100 };
 typedef struct measured {
     int64_t m, n, k;
@@ -93,7 +95,7 @@ typedef struct measured {
     uint32_t tile, option;
     uint16_t cluster;
 } measured;
-static const measured best[] = {
+static const measured on_h100[] = {
     /* xl: gradients of gate and up, qkv, o; input gradients of down, qkv, o; forward */
     {12800, 1600, 2048, true, false, 112, 112, 32, 6, 2},
     {4800, 1600, 2048, true, false, 112, 112, 32, 6, 2},
@@ -113,21 +115,52 @@ static const measured best[] = {
     {2048, 10240, 1280, false, true, 0, 0, 29, 1, 3},
     {2048, 3840, 1280, false, true, 0, 0, 29, 1, 3},
 };
+static const measured on_h200[] = {
+    /* forward: qkv, o, gate and up, down, head; the head's gradient */
+    {32768, 12288, 4096, false, true, 0, 0, 201, 2, 5},
+    {32768, 4096, 4096, false, true, 0, 0, 29, 1, 3},
+    {32768, 22016, 4096, false, true, 0, 0, 197, 2, 5},
+    {32768, 4096, 11008, false, true, 0, 0, 29, 1, 3},
+    {32768, 151936, 4096, false, true, 0, 0, 201, 2, 5},
+    {151936, 4096, 32768, true, false, 0, 0, 23, 4, 3},
+    /* input gradients of down, gate and up, o, qkv; gradients of gate and up, qkv, o */
+    {32768, 11008, 4096, false, false, 128, 128, 29, 1, 3},
+    {32768, 4096, 22016, false, false, 128, 128, 24, 7, 5},
+    {32768, 4096, 4096, false, false, 128, 128, 29, 1, 3},
+    {32768, 4096, 12288, false, false, 128, 128, 29, 1, 3},
+    {22016, 4096, 32768, true, false, 128, 128, 23, 4, 3},
+    {12288, 4096, 32768, true, false, 128, 128, 23, 4, 3},
+    {4096, 4096, 32768, true, false, 128, 128, 20, 3, 5},
+    /* forward again: qkv, o, gate and up */
+    {32768, 12288, 4096, false, true, 128, 128, 201, 2, 5},
+    {32768, 4096, 4096, false, true, 128, 128, 29, 1, 3},
+    {32768, 22016, 4096, false, true, 128, 128, 201, 2, 5},
+};
+static const struct {
+    const char *card;
+    const measured *rows;
+    size_t count;
+} tables[] = {{"NVIDIA H100 80GB HBM3", on_h100, sizeof on_h100 / sizeof *on_h100},
+              {"NVIDIA H200", on_h200, sizeof on_h200 / sizeof *on_h200}};
 
 /** The measured algorithm for the key; NULL: there is none. */
 static const measured *find_measured(const gemms *all, const key *k)
 {
     const td_gemm_shape *const s = &k->shape;
 
-    if (strcmp(all->cuda->model, MEASURED_CARD) != 0 || all->lt.GetVersion() != MEASURED_VERSION ||
-        s->batch != 1 || s->dtype != TD_BF16 || s->out_dtype != TD_BF16 || s->beta != 0 ||
-        s->lda != (s->trans_a ? s->m : s->k) || s->ldb != (s->trans_b ? s->k : s->n) || s->ldc != s->n ||
+    if (all->lt.GetVersion() != MEASURED_VERSION || s->batch != 1 || s->dtype != TD_BF16 ||
+        s->out_dtype != TD_BF16 || s->beta != 0 || s->lda != (s->trans_a ? s->m : s->k) ||
+        s->ldb != (s->trans_b ? s->k : s->n) || s->ldc != s->n ||
         (k->align_a & k->align_b & k->align_c) != TD_ALIGNMENT)
         return NULL;
-    for (size_t i = 0; i < sizeof best / sizeof *best; i++)
-        if (best[i].m == s->m && best[i].n == s->n && best[i].k == s->k && best[i].trans_a == s->trans_a &&
-            best[i].trans_b == s->trans_b && best[i].sms == k->sms)
-            return &best[i];
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
+        for (size_t i = 0; i < tables[t].count && strcmp(all->cuda->model, tables[t].card) == 0; i++) {
+            const measured *const row = &tables[t].rows[i];
+
+            if (row->m == s->m && row->n == s->n && row->k == s->k && row->trans_a == s->trans_a &&
+                row->trans_b == s->trans_b && row->sms == k->sms)
+                return row;
+        }
     return NULL;
 }
 
