@@ -96,7 +96,7 @@ NARROWED: dict[str, Mapping[str, tuple]] = {
     "torch_compile": {},
     "gradient_checkpointing": {},
     "fsdp_accounting": {},
-    **{name: {} for name in TWO_GPUS},
+    **{name: {} for name in (*TWO_GPUS, "ddp_bucketed_benchmarking")},
     "benchmarking_mixed_precision": {},
     "nsys_profile": {"size": ("small", XL), "context": (256, 512, 1024)},
     "memory_profiling": {"context": (128, 2048)},

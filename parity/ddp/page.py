@@ -21,7 +21,8 @@ TIMES = {
 }
 STRATEGIES = tuple(TIMES)
 MINE = ("c_nccl", "c_mpi", "c_gloo")
-WAY = ("size", "dtype", "optimizer", "ranks")  # what steps of one comparison have in common
+# What steps of one comparison have in common.
+WAY = ("size", "dtype", "optimizer", "ranks", "batch", "context")
 DTYPES = ("f32", "bf16", "bf16_mixed")
 ASKED_MB = (1, 10, 100, 1000)  # sizes of buckets that the handout asks for
 
@@ -69,7 +70,7 @@ def way_of(records):
     """The size, dtype, optimizer and number of ranks that the answers are of: f32, and the fewest ranks."""
     found = [record["case"] for record in records]
     case = min(found, key=lambda case: (case["dtype"] != "f32", case["ranks"]), default=None)
-    return {name: case[name] for name in (*WAY, "batch", "context")} if case else {}
+    return {name: case[name] for name in WAY} if case else {}
 
 
 def proofs(page, errors, strategy):
@@ -164,12 +165,10 @@ def report_overlap(page, steps, times):
     steps_table(page, steps, STRATEGIES[:3], "overlap")
     if not strategies["overlap"]:
         page.lacks("steps with overlap of single gradients")
-    where = ", batch {batch} a rank, context {context}".format(**steps.way) if steps.way else ""
     rows = by_strategy(times.only(ranks=min(times.values("ranks"), default=0)).records, WAY_AND_STEP)
-    if len(rows) > len(
-        by_strategy(steps.timed.only(strategy=STRATEGIES[:3]).records, STEP)
-    ):  # not the same again
-        page.note(f"All strategies and sizes of buckets with the fewest ranks{where}:")
+    told = by_strategy(steps.timed.only(strategy=STRATEGIES[:3]).records, STEP)
+    if len(rows) > len(told):  # not the same again
+        page.note("All strategies and sizes of buckets with the fewest ranks; batch: of a rank:")
         page.table(rows, "steps")
     page.say(**steps.way, **strategies)
 

@@ -90,15 +90,14 @@ def report_steps(page, times):
     page.section("optimizer_state_sharding_accounting (b)")
     timed = times.where(lambda r: "ms" in r)
     timed = type(times)([*timed.records, *unsharded(page.others, timed.only(impl="torch_zero").records)])
-    keys = dict(zip(NAMES, NAMES, strict=True)) | {"bucket_mb": "bucket (MiB)", "shard": "split"}
+    titles = {"bucket_mb": "bucket (MiB)", "shard": "split"}
+    keys = {name: name for name in (*NAMES, "batch", "context")} | titles
     sides, impls = by_case(timed, keys), timed.impls()
 
     def cells(record):
         return {f"{record['impl']} (ms)": record["ms"]["median"]}
 
     rows = tabled(timed.records, keys, cells, order=lambda key: key)
-    for record in timed.records[:1]:
-        page.note("Batch {batch} a rank, context {context}.".format(**record["case"]))
     columns = sorted({name for row in rows for name in row} - {*keys.values(), "noisy"})
     page.table(rows, "steps", [*keys.values(), *columns], expected=2)
     if not any("whole" in impl for impl in impls):
@@ -158,7 +157,5 @@ def report_sent(page, parts):
         row |= {"sent, formula (MiB)": on_the_wire(case, *sent_of(case)) / MIB, "sent (MiB)": measured / MIB}
         rows.append(row | {"times DDP's": ratio})
         told.setdefault(case["shard"], {"ratio": ratio, "calls": calls})
-    for record in parts[:1]:
-        page.note("Batch {batch} a rank, context {context}.".format(**record["case"]))
     page.table(rows, "sent", expected=3)
     page.say(**told)
