@@ -6,7 +6,7 @@ import unittest
 
 import torch
 
-from parity.core.allowance import Orders, leaning, no_measures
+from parity.core.allowance import ELEMENT, FLOOR, NORM, NORM_16, Orders, allow, leaning, no_measures, relative
 from parity.core.case import amid, equal, within
 from parity.core.draw import Draw
 from parity.core.equals import LARGE, UNIT, Sequential
@@ -416,10 +416,11 @@ class WrongAnswers(unittest.TestCase):
 
     def test_one_number_may_be_off_by_its_rounding(self):
         truth = torch.tensor([1 + 0.3e-3], dtype=torch.float64)  # 1 in f16
-        for factor, wrong in ((1.0, 0), (1.003, 1)):
+        answers = ((1.0, 0, 0), (1.0005, 0, 1), (0.9993, 0, 1), (1.0005, 0.001, 0), (1.003, 0.001, 1))
+        for factor, apart, wrong in answers:
             theirs = {"torch_eager": (truth * factor).half()}
             self.assertEqual(
-                len(no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, 0.0)), wrong
+                len(no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, apart)), wrong
             )
 
     def test_products_that_round_to_tf32_are_a_measure_of_few_numbers(self):
@@ -533,17 +534,46 @@ class Equals(unittest.TestCase):
     def test_leaning(self):
         truth = normal("t", F32, 64, 64).double()
         cut = (truth.float().view(torch.int32) >> 16 << 16).view(F32)
-        for answer, leans in ((truth, False), (1.003 * truth, True), (0.997 * truth, True), (cut, True)):
+        rows = truth * (1 + 0.01 * torch.linspace(-0.85, 1.15, 64)[:, None])  # each has its own factor
+        for answer, leans in (
+            (truth, False), (1.003 * truth, True), (0.997 * truth, True), (cut, True), (rows, False)
+        ):  # fmt: skip
             common, most = leaning(answer.to(BF16), truth, Orders([], truth))
             self.assertEqual(abs(common) > most, leans)
 
     def test_leaning_of_an_answer_that_is_less_noisy_than_the_equals(self):
         truth, noise = (normal(name, F32, 64, 64).double() for name in ("t", "noise"))
         near, far = 1.01 * truth.to(BF16).double(), 1.01 * truth + 0.02 * noise
-        equals = [(factor * truth + 0.02 * noise.roll(1)).to(BF16) for factor in (0.995, 1.005)]
-        for answer, leans in ((near, True), (far, False)):
+        equals = [
+            (truth * factor + noise.roll(1) * own).to(BF16) for factor, own in ((0.995, 0.02), (1.005, 0))
+        ]
+        amid = 1.015 * truth + 0.005 * noise
+        for answer, leans in ((near, True), (amid, True), (far, False)):
             common, most = leaning(answer.to(BF16), truth, Orders(equals, truth))
             self.assertEqual(abs(common) > most, leans)
+
+    def test_the_limit_of_an_element_is_of_its_row_and_of_all(self):
+        truth = -torch.ones(64, 64, dtype=torch.float64)
+        truth[0, 0] = 0
+        equal = truth.clone()
+        equal[40, 5] -= 0.1
+        for dtype, norm, u in ((F32, NORM, 0.0), (BF16, NORM_16, 2.0**-8)):
+            limit, off = allow(truth, [], Orders([equal] * 2, truth), dtype), 0.1 - 2 * u
+            self.assertAlmostEqual(float(limit.elements[0, 0]), FLOOR * off / 64, places=9)
+            self.assertAlmostEqual(float(limit.elements[40, 50]), ELEMENT * off / 8 + 2 * u, places=6)
+            self.assertAlmostEqual(limit.norm, norm * 0.1 / 4095**0.5 + u, places=6)
+            self.assertAlmostEqual(limit.rarely, 0.3)
+        exact = allow(truth, [], Orders([truth] * 2, truth), BF16)
+        self.assertAlmostEqual(float(exact.elements[1, 1]), 2**-7 + FLOOR * 2**-24, places=9)
+        self.assertEqual([relative(off, 0 * truth) for off in (0 * truth, truth)], [0, math.inf])
+
+    def test_the_mean_of_equals_may_be_off_as_they_differ(self):
+        one = torch.ones(1, dtype=torch.float64)
+        for off, wrong in ((0.036, False), (0.061, True)):
+            orders = Orders([one + off + 0.01 * sign for sign in (1, -1, 1, -1, 0)], one)
+            self.assertEqual(
+                "" in no_measures({"torch_eager": one.float()}, orders, one, None, 1, 0.0), wrong
+            )
 
     def test_a_small_row_in_16_bits(self):
         truth = normal("rows", F32, 64, 32).double()
