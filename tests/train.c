@@ -143,6 +143,7 @@ TD_TEST(clipping_makes_the_gradients_norm_the_largest_allowed)
             td_assert_ok(td_train_step(train, ids, targets, BATCH / micros, CONTEXT));
             td_assert_ok(td_clip_norm(td_train_clip(train), &norm));
             const td_weights weights = weights_of(train); /* its gradients are still valid */
+            assert_int_equal(weights.grad_dtype, micros > 1 ? TD_F32 : TD_BF16);
             for (int64_t i = 0; i < weights.elements; i++)
                 sum += pow(td_value_at(weights.grad_dtype, weights.grads, i), 2);
             assert_true(fabs((double)norm - sqrt(sum)) <= 1e-5 * sqrt(sum));
