@@ -421,9 +421,8 @@ class WrongAnswers(unittest.TestCase):
         answers = ((1.0, 0, 0), (1.0005, 0, 1), (0.9993, 0, 1), (1.0005, 0.001, 0), (1.003, 0.001, 1))
         for factor, apart, wrong in answers:
             theirs = {"torch_eager": (truth * factor).half()}
-            self.assertEqual(
-                len(no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, apart)), wrong
-            )
+            found = no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, apart)
+            self.assertEqual(len(found), wrong)
 
     def test_products_that_round_to_tf32_are_a_measure_of_few_numbers(self):
         v = normal("v", F32, 1, 80).double()
@@ -537,9 +536,8 @@ class Equals(unittest.TestCase):
         truth = normal("t", F32, 64, 64).double()
         cut = (truth.float().view(torch.int32) >> 16 << 16).view(F32)
         rows = truth * (1 + 0.01 * torch.linspace(-0.85, 1.15, 64)[:, None])  # each has its own factor
-        for answer, leans in (
-            (truth, False), (1.003 * truth, True), (0.997 * truth, True), (cut, True), (rows, False)
-        ):  # fmt: skip
+        answers = ((truth, False), (1.003 * truth, True), (0.997 * truth, True), (cut, True), (rows, False))
+        for answer, leans in answers:
             common, most = leaning(answer.to(BF16), truth, Orders([], truth))
             self.assertEqual(abs(common) > most, leans)
 
@@ -590,10 +588,8 @@ class Equals(unittest.TestCase):
         truth = normal("rows", F32, 64, 32).double()
         truth[7] *= 1e-3
         noise = torch.full((64, 1), 0.01)
-        for share, said in (
-            (0.3, "1 rows are 0, and PyTorch's are not"),
-            (0.9, ""),
-        ):  # 0.9: nobody knows the row
+        # 0.9: nobody knows the row.
+        for share, said in ((0.3, "1 rows are 0, and PyTorch's are not"), (0.9, "")):
             noise[7] = share
             right, *equals = (
                 (truth * (1 + noise * normal(f"noise {i}", F32, 64, 32))).to(BF16) for i in range(4)
@@ -685,9 +681,8 @@ class OtherRules(unittest.TestCase):
         truth = torch.tensor([1.0, 1000.0, 800.0], dtype=torch.float64)
         off = torch.tensor([1.0, 1000.0 + 2 * 2**-14, 800.0])
         self.assertEqual(verdict(off, off, truth).error()["ulp_max"], 2.0)
-        tiny = torch.tensor(
-            [1.0 + 2**-14, 1000.0, 800.0]
-        )  # relative to the typical element, not to the ulp of 1.0
+        # Relative to the typical element, not to the ulp of 1.0.
+        tiny = torch.tensor([1.0 + 2**-14, 1000.0, 800.0])
         self.assertEqual(verdict(tiny, tiny, truth).error()["ulp_max"], 1.0)
         zero = torch.zeros(3)
         self.assertEqual(verdict(zero, zero, zero.double()).error()["ulp_max"], 0.0)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from parity.core import compare, plot, report
 from parity.core.case import ParityError
-from parity.core.comparison import geomean
+from parity.core.comparison import differing, geomean, traits
 from parity.core.document import Figure
 from parity.core.record import FILE, RecordError
 from parity.core.tables import Spread, Table, _ems, breaking, text
@@ -426,6 +426,11 @@ class Comparisons(unittest.TestCase):
         self.assertIn(
             'other config: scale/scaling/seq=128,dtype=f32 c: keep "all", timed "whole" -> keep "most"', said
         )
+        sides = [record(config={"graph": on, "compiled": on, "compressed": on}) for on in (True, False)]
+        words = "capture (one CUDA graph, queued)", "compilation (yes, no)", "gradients sent in (bf16, f32)"
+        self.assertEqual(differing(*sides), [*words])
+        sides = [traits(record(impl, config={"graph": True})) for impl in ("c_nccl_flat", "torch_ddp")]
+        self.assertEqual([side["attention"] for side in sides], ["fused", "scores"])
 
     def test_memory(self):
         self.assertEqual(self.compare([record(peak_mib=10.0)], [record(peak_mib=12.0)])[0], 1)

@@ -106,9 +106,8 @@ TD_TEST(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
             if (micro > 0) {
                 td_assert_refused(td_train_backward(parts), TD_BAD_ARGUMENT,
                                   "has batch x seq of 1 x 10, the step's first has 2 x 10");
-                assert_true(micro > 1 ||
-                            loss_of(parts) ==
-                                first); /* the loss of the last forward pass with a backward pass */
+                /* The loss of the last forward pass with a backward pass. */
+                assert_true(micro > 1 || loss_of(parts) == first);
             }
             go_forward(parts, micro * BATCH / 3, BATCH / 3);
             td_assert_ok(td_train_backward(parts));
