@@ -125,6 +125,8 @@ static void every_mode_times_its_phases(void **state)
     const double expected =
         flops.forward_matmul + (config.mode >= TD_BENCH_BACKWARD ? flops.backward_matmul : 0);
     assert_true(s.flops_per_step == expected);
+    td_assert_ok(td_account_model_flops(&model, 2, 9, true, false, &flops));
+    assert_true(s.model_flops_per_step == flops.forward_matmul * (config.mode >= TD_BENCH_BACKWARD ? 3 : 1));
     td_assert_ok(td_bench_train_config(&config, &train));
     td_assert_ok(td_train_plan(dev, &train, &bytes));
     assert_int_equal(s.peak_bytes, bytes.model.parameters + bytes.model.gradients + bytes.model.activations +

@@ -109,8 +109,9 @@ TD_TEST(a_link_is_joined_once_before_the_first_step)
     const setting s = {.name = "once", .strategy = TD_DDP_BUCKETED};
     td_ddp_link *link, *other;
     td_train *train, *forward;
+    td_ddp_info what;
 
-    td_assert_ok(td_ddp_link_create(comm, s.strategy, 25, &link));
+    td_assert_ok(td_ddp_link_create(comm, s.strategy, 0.001, &link));
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 25, &other));
     td_train_config config = config_of(&s, td_ddp_link_hook(link));
     td_assert_ok(td_train_create(dev, &config, &train));
@@ -121,6 +122,8 @@ TD_TEST(a_link_is_joined_once_before_the_first_step)
     td_assert_ok(td_ddp_link_attach(link, dev, train));
     td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_STATE,
                       "link was attached to a trainer already");
+    td_assert_ok(td_ddp_describe(td_ddp_link_container(link), &what));
+    assert_true(what.buckets > 1 && what.ordered); /* its size and its order came from the link */
     config.hooks = NULL;
     config.until = TD_TRAIN_FORWARD;
     td_assert_ok(td_train_create(dev, &config, &forward));

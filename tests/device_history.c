@@ -201,8 +201,8 @@ TD_TEST(a_history_without_memory_changes_no_other_call)
         assert_true(alloc == TD_OK ? block != NULL : alloc == TD_NO_MEMORY && !block);
         if (begin == TD_OK) {
             events = history_of(dev).count + history_of(dev).dropped;
-            assert_int_equal(events,
-                             101); /* the block (allocated or refused) and the 100 tensors are all counted */
+            /* The block (allocated or refused) and the 100 tensors are all counted. */
+            assert_int_equal(events, 101);
         }
         if (!reached)
             assert_int_equal(history_of(dev).dropped, 0);
@@ -248,6 +248,7 @@ TD_TEST(every_listener_hears_labels_and_operations)
     td_device_begin_operation(dev, &gemm); /* no listener */
     td_device_end_operation(dev);
     td_assert_ok(td_device_push_label(dev, "outer"));
+    first.listener.next = &third.listener; /* td_device_listen sets it */
     td_device_listen(dev, &first.listener);
     td_device_listen(dev, &second.listener);
     assert_true(td_device_listened(dev));

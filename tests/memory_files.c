@@ -113,6 +113,7 @@ TD_TEST(events_are_the_entries)
         assert_true(number(phase, "end") == (double)summary.phases[at].end);
         assert_true(number(phase, "begin_ns") == (double)summary.phases[at].begin_ns);
         assert_true(number(phase, "end_ns") == (double)summary.phases[at].end_ns);
+        assert_int_equal(summary.phases[at].begin_ns > 0, summary.phases[at].end_ns > 0);
     }
     assert_int_equal(at, TD_MEMORY_PHASES);
     for (const cJSON *event = cJSON_GetObjectItem(all, "events")->child; event; event = event->next, i++) {

@@ -482,6 +482,10 @@ TD_TEST(every_event_of_a_pass_is_waited_for_once)
         td_clip_hook(clip)->next = td_optimizer_hook(optimizer);
         td_hook *hook = clipped ? td_clip_hook(clip) : td_optimizer_hook(optimizer);
         td_event *const given[] = {NULL, one, one, other, NULL}, *const waited[] = {one, other, one};
+        td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true)); /* a pass that fails leaves nothing */
+        for (int64_t i = 3; i < 5; i++)
+            td_assert_ok(td_hooks_final(hook, (td_range){10 * i, 10 * i + 10}, given[i]));
+        assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
         wait_count = normed = 0;
         td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
         for (int64_t i = 0; i < 5; i++)
@@ -626,8 +630,8 @@ TD_TEST(the_schedule_warms_up_falls_as_a_cosine_and_stays)
     static const struct {
         int64_t t;
         double lr;
-    } known[] = {{0, 0},     {1, 1 / 7.0}, {6, 6 / 7.0}, {7, 1},
-                 {14, 0.55}, {21, 0.1},    {22, 0.1},    {INT64_MAX, 0.1}};
+    } known[] = {{0, 0}, {22, 0.1},        {1, 1 / 7.0}, {6, 6 / 7.0},
+                 {7, 1}, {INT64_MAX, 0.1}, {14, 0.55},   {21, 0.1}};
     double lr;
 
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {

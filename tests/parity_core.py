@@ -293,9 +293,8 @@ class Memory(unittest.TestCase):
 
     def test_the_process_s_high_water_agrees(self):
         exact, high = self.in_a_fresh_process(exact_and_high_water)
-        self.assertEqual(
-            exact, 2 * 8 * 1024**2 * 4
-        )  # scores and probabilities; the output is made after the scores are freed
+        # Scores and probabilities; the output is made after the scores are freed.
+        self.assertEqual(exact, 2 * 8 * 1024**2 * 4)
         self.assertAlmostEqual(high / exact, 1, delta=0.1)
 
     def test_available_is_the_least_of_machine_and_group(self):
@@ -429,9 +428,8 @@ model\t\t: 99
         self.assertEqual(id_of(), id_of(library="m", commit="d"))
         self.assertNotEqual(id_of(), id_of(modules={"flash": {"cpu": "2", "cuda": ""}}))
         self.assertNotEqual(id_of(), id_of(measure=("time",)))  # times do not use the rule of errors
-        self.assertNotEqual(
-            id_of(path="parity.ops"), id_of(path="parity.ops", library="m")
-        )  # a module not named
+        # A module not named.
+        self.assertNotEqual(id_of(path="parity.ops"), id_of(path="parity.ops", library="m"))
         self.assertNotEqual(id_of(kind="cuda"), id_of(kind="cuda", library="m"))
         self.assertEqual({*identity.build_for(build, "parity.flash", "cpu", ())}, {"commit", "library", "id"})
 

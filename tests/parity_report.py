@@ -19,10 +19,10 @@ from rich.console import Console
 
 from parity.core import compare, plot, report
 from parity.core.case import ParityError
-from parity.core.comparison import geomean
+from parity.core.comparison import differing, geomean, traits
 from parity.core.document import Figure
 from parity.core.record import FILE, RecordError
-from parity.core.tables import Spread, Table, breaking, text
+from parity.core.tables import Spread, Table, _ems, breaking, text
 from parity.core.view import Records
 
 torch.set_num_threads(1)  # the tensors are small
@@ -41,8 +41,20 @@ class Tables(unittest.TestCase):
 
     def test_other_formats(self):
         table = Table([{"dtype": "a|b_c", "ms": 0.0123456}])
-        self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
-        self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", table.render("latex"))
+        self.assertEqual(table.render("md"), "| dtype | ms |\n| --- | ---: |\n| a\\|b_c | 0.0123 |\n")
+        self.assertIn('<td class="l">a|b_c</td><td class="r">0.0123</td>', table.render("html"))
+        head, _, rows = table.render("latex", "times", "t").partition(
+            "\\toprule\ndtype & ms \\\\\n\\midrule\n"
+        )
+        left, right = (rf">{{\ragged{side}\arraybackslash}}p{{" for side in ("right", "left"))
+        self.assertIn(rf"{{{left}24.8pt}}{right}29.7pt}}}}" + "\n\\caption{times}\\label{t}\\\\\n", head)
+        self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", rows)
+        wide = Table([{f"{i}": "x" * 39 for i in range(8)}]).render("latex")
+        self.assertRegex(wide, r"^\\begin{landscape}\n{\\tiny(.|\n)*p{79.8pt}(.|\n)*\\end{landscape}\n$")
+        for title, cell, broken, ems in (
+            ("a title", "12345678", False, 8), ("t", "x" * 60, False, 40), ("t", "unbreakable text", True, 11)
+        ):  # fmt: skip
+            self.assertEqual(_ems(title, [cell, "1"], broken), ems)
         self.assertEqual(breaking("a,b 13,328 --id"), r"a,\allowbreak{}b 13,328 -{}-id")
 
     def test_numbers(self):
@@ -414,6 +426,11 @@ class Comparisons(unittest.TestCase):
         self.assertIn(
             'other config: scale/scaling/seq=128,dtype=f32 c: keep "all", timed "whole" -> keep "most"', said
         )
+        sides = [record(config={"graph": on, "compiled": on, "compressed": on}) for on in (True, False)]
+        words = "capture (one CUDA graph, queued)", "compilation (yes, no)", "gradients sent in (bf16, f32)"
+        self.assertEqual(differing(*sides), [*words])
+        sides = [traits(record(impl, config={"graph": True})) for impl in ("c_nccl_flat", "torch_ddp")]
+        self.assertEqual([side["attention"] for side in sides], ["fused", "scores"])
 
     def test_memory(self):
         self.assertEqual(self.compare([record(peak_mib=10.0)], [record(peak_mib=12.0)])[0], 1)

@@ -65,6 +65,7 @@ class Sides(unittest.TestCase):
                     sides |= {f"torch_{i}": {"o": answer} for i, answer in enumerate(torchs)}
                     found = judge(sides, {"o": truth}, {}, "torch_0")["c"]
                     self.assertEqual(found.passed, holds, found.complaints)
+                    self.assertAlmostEqual(found.error()["used"], factor, places=2)
 
     def test_the_first_wrong_output_is_of_the_step_and_not_of_the_first_rank(self):
         def rank(wrong):

@@ -255,9 +255,8 @@ class Sweeps(unittest.TestCase):
 
         status, out, _ = self.main(*one, "--library", str(self.another))
         self.assertEqual((status, len(self.runs())), (0, 4), out)
-        self.assertIn(
-            "2 cases are finished; --redo repeats them", out
-        )  # records of early, whose source did not change
+        # Records of early, whose source did not change.
+        self.assertIn("2 cases are finished; --redo repeats them", out)
         self.assertIn(
             "4 cases were measured with another build and are measured again; --keep keeps them", out
         )
@@ -330,9 +329,7 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale", "--measure", "memory")
         self.assertEqual(status, 0, out)
         records = [json.loads(line) for line in self.records.read_text().splitlines()]
-        self.assertEqual(
-            [record["measure"] for record in records], ["memory", "memory"]
-        )  # one case, two sides
+        self.assertEqual([record["measure"] for record in records], ["memory"] * 2)  # one case, two sides
         self.assertNotIn("ms", records[0])
         status, out, _ = self.main("run", "--module", "scale")  # missing results are measured now
         self.assertEqual((status, len(self.runs())), (0, 6))

@@ -423,9 +423,8 @@ class Together(unittest.TestCase):
     def test_the_bound_of_a_card_is_its_data_sheet_s(self):
         rates, record = Rates({"bf16": 500.0}, 2500.0), RECORD | GPU
         self.assertEqual(rates.share(record | {"tflops": 494.7}), "50 %")
-        self.assertEqual(
-            rates.share(record, 5.2e9), "78 %"
-        )  # 2600 of 3352 GB/s, above the copy that was measured
+        # 2600 of 3352 GB/s, above the copy that was measured.
+        self.assertEqual(rates.share(record, 5.2e9), "78 %")
         self.assertEqual(rates.share(record, 6.8e9), "101 % (more than possible)")
 
 

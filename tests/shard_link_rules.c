@@ -46,6 +46,7 @@ TD_TEST(state_has_the_bytes_that_accounting_predicts)
         assert_int_equal(what.moment_bytes, 8 * what.updated);
         assert_int_equal(bytes.moments, what.moment_bytes);
         const int64_t mine = (int64_t)what.moment_bytes - 8 * what.repeated;
+        assert_true(2 * mine * shard_info.ranks >= memory.optimizer_state); /* nearly its share */
         td_assert_ok(td_comm_exchange(shard_comm, &mine, sizeof mine, all));
         for (int rank = 0; rank < shard_info.ranks; rank++)
             sum += all[rank];

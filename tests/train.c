@@ -106,9 +106,8 @@ TD_TEST(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
             if (micro > 0) {
                 td_assert_refused(td_train_backward(parts), TD_BAD_ARGUMENT,
                                   "has batch x seq of 1 x 10, the step's first has 2 x 10");
-                assert_true(micro > 1 ||
-                            loss_of(parts) ==
-                                first); /* the loss of the last forward pass with a backward pass */
+                /* The loss of the last forward pass with a backward pass. */
+                assert_true(micro > 1 || loss_of(parts) == first);
             }
             go_forward(parts, micro * BATCH / 3, BATCH / 3);
             td_assert_ok(td_train_backward(parts));
@@ -143,6 +142,7 @@ TD_TEST(clipping_makes_the_gradients_norm_the_largest_allowed)
             td_assert_ok(td_train_step(train, ids, targets, BATCH / micros, CONTEXT));
             td_assert_ok(td_clip_norm(td_train_clip(train), &norm));
             const td_weights weights = weights_of(train); /* its gradients are still valid */
+            assert_int_equal(weights.grad_dtype, micros > 1 ? TD_F32 : TD_BF16);
             for (int64_t i = 0; i < weights.elements; i++)
                 sum += pow(td_value_at(weights.grad_dtype, weights.grads, i), 2);
             assert_true(fabs((double)norm - sqrt(sum)) <= 1e-5 * sqrt(sum));

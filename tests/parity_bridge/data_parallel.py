@@ -34,6 +34,9 @@ def train_beside_one_process(rank, device):
                 drawn.load_state_dict({k: v + 1 for k, v in drawn.state_dict().items()})
                 assert not torch.equal(next(drawn.parameters()), next(alone.parameters()))
             together = bridge.DataParallel(drawn, strategy, mb)
+            with together._ranks.device.calls() as c:
+                buckets = c.value("td_ddp_describe", together._ddp).buckets
+            assert (buckets == 1) == (strategy == "flat" or (strategy == "bucketed" and mb in (None, 0.01)))
             for mine, theirs in zip(
                 together.module.state_dict().values(), alone.state_dict().values(), strict=True
             ):
@@ -281,6 +284,12 @@ def beside_pytorchs(rank, device):
         model.eval()(xs[0][:0]).sum().backward()  # an empty batch
     for a, b in zip(mine.module.parameters(), theirs.module.parameters(), strict=True):
         assert a.grad is b.grad is None or a.numel() == 0 or torch.equal(a.grad, b.grad)
+    kinds = (bridge.DataParallel, DistributedDataParallel)
+    own = [kind(copy.deepcopy(mine.module).train(), broadcast_buffers=False) for kind in kinds]
+    for x in xs[:2]:
+        for model in own:
+            step_of(model, x)
+    same_state(own[0].module, own[1].module)
     refused_or_freed(rank, device)
 
 
