@@ -306,10 +306,10 @@ class Documents(unittest.TestCase):
         self.enterContext(unittest.mock.patch.object(sweep, "listed", lambda modules: None))
         self.enterContext(unittest.mock.patch.object(sweep, "is_listed", lambda record, listed: True))
 
-    def machine(self, name, counts, module="ddp"):
+    def machine(self, name, counts, module="ddp", deliverable="naive_ddp"):
         (self.folder / name).mkdir()
         records = [
-            dict(deliverable="naive_ddp", module=module, case={"n": n}, impl="c", status="ok", machine=name,
+            dict(deliverable=deliverable, module=module, case={"n": n}, impl="c", status="ok", machine=name,
                  ms=statistics([float(n)]), versions={"cuda": "13.0"}, time="2026-11-21T10:00:00Z") for n in counts
         ]  # fmt: skip
         (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -415,8 +415,16 @@ class Documents(unittest.TestCase):
             self.assertIn("2025: x_y {} {}; {}.".format(*links), document.whole())
 
     def test_results_beside_those_of_another_machine(self):
-        self.machine("local", [2, 3, 4])
-        self.machine("h100", [2, 3])
+        name = "torch_compile"
+
+        def answer(page, records):
+            for part in "ab":
+                page.section(f"{name} ({part})")
+                page.table(records.wide(["n"], "ms"), "times", expected=2)
+
+        self.modules = {"ddp": types.SimpleNamespace(report=answer)}
+        self.machine("local", [2, 3, 4], deliverable=name)
+        self.machine("h100", [2, 3], deliverable=name)
         path = self.folder / "h100" / FILE
         other = [json.loads(line) for line in path.read_text().splitlines()]
         other[0]["ms"] = statistics([8.0])
@@ -424,7 +432,7 @@ class Documents(unittest.TestCase):
         path.write_text("".join(json.dumps(record) + "\n" for record in other))
         mine.write_text(mine.read_text().replace('"n": 3}', '"n": 3}, "config": {"attention": "naive"}'))
         text = self.write(machine=["local"], beside="h100")[0].read_text()
-        self.assertIn("| side | case | yours | h100 | yours / h100 |", text)
+        self.assertEqual(text.count("| side | case | yours | h100 | yours / h100 |"), 1)  # of both parts
         self.assertIn("| c | n 2 | 2.00 | 8.00 | 0.250 |", text)
         self.assertIn(
             "Not beside h100: c, n 3 (attention (scores, fused)); c, n 4 (not measured there).", text
