@@ -133,6 +133,8 @@ class Commands(Cli):
                 scores = 2 * 2 * 8 * 8 * 4 / 2**20 if "naive" in how else "never in memory"
                 self.assertEqual(sizes[1]["mib"], scores)
                 self.assertEqual(sizes[2]["mib"] > 0, name != "inference")
+                for size in sizes[:2]:
+                    self.assertIn(size["mib"], (size["mib_by_the_arithmetic"], "never in memory"))
                 self.assertEqual(any("share" in row for row in rows), name != "inference")
                 self.assertTrue({row["phase"] for row in rows if "first_under" in row} <= set(names))
 
