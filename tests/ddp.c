@@ -45,7 +45,7 @@ static td_ddp_tensor tensor_of(pair *p, int index, bool own)
 /* own: the container allocates the gradients. */
 static td_status try_wrap(pair *p, td_ddp_strategy strategy, double bucket_mb, bool own, const int64_t *order)
 {
-    char names[TOY_TENSORS][16]; /* the container copies them */
+    char names[TOY_TENSORS][32]; /* the container copies them */
     td_ddp_tensor tensors[TOY_TENSORS];
     const td_ddp_config config = {.count = p->model.tensor_count,
                                   .tensors = tensors,
