@@ -256,8 +256,8 @@ def several_steps(case, draw, c):
     hyper = {"kind": case.optimizer, "adamw": adamw, "sgd": {"lr": case.lr}}
     model = TandemTrainer(case, c, case.attention, case.config["c"], hyper=hyper)
     if "decay_of_norms" in case:
-        groups = groups_of(case, c, model.config)
-        model.config.groups, model.config.group_count = groups, len(groups)
+        model.groups = groups_of(case, c, model.config)  # a struct owns no memory that it points to
+        model.config.groups, model.config.group_count = model.groups, len(model.groups)
 
     def outputs_of(losses, weights, dtype):
         return {"losses": torch.tensor(losses, dtype=dtype)} | updates(state, weights, dtype)
