@@ -60,8 +60,8 @@ typedef enum td_keep {
      * checkpoint does not run again. */
     TD_KEEP_INPUTS,
 
-    /* As TD_KEEP_INPUTS, and each layer keeps the outputs of attention, which does not run again. A
-     * checkpoint's activations are those of TD_KEEP_MOST, so that the last one can have more layers. */
+    /* As TD_KEEP_INPUTS, and each layer keeps the outputs of attention. Attention does not run again. A
+     * checkpoint has the activations of TD_KEEP_MOST. They are fewer: the last one can have more layers. */
     TD_KEEP_ATTENTION
 } td_keep;
 

@@ -96,6 +96,7 @@ NARROWED: dict[str, Mapping[str, tuple]] = {
     "torch_compile": {},
     "gradient_checkpointing": {},
     "fsdp_accounting": {},
+    # A table of 2026 also shows the buckets of 2025.
     **{name: {} for name in (*TWO_GPUS, "ddp_bucketed_benchmarking")},
     "benchmarking_mixed_precision": {},
     "nsys_profile": {"size": ("small", XL), "context": (256, 512, 1024)},

@@ -28,7 +28,7 @@ ASKED_MB = (1, 10, 100, 1000)  # sizes of buckets that the handout asks for
 
 
 class Steps(NamedTuple):
-    """The steps that answers compare: of one size, dtype, optimizer and number of ranks."""
+    """The steps that answers compare: all have the same keys of WAY."""
 
     way: dict  # what they have in common
     side: str | None  # C's
@@ -67,7 +67,7 @@ def order_of(case):
 
 
 def way_of(records):
-    """The size, dtype, optimizer and number of ranks that the answers are of: f32, and the fewest ranks."""
+    """What the steps of the answers have in common: f32, and the fewest ranks."""
     found = [record["case"] for record in records]
     case = min(found, key=lambda case: (case["dtype"] != "f32", case["ranks"]), default=None)
     return {name: case[name] for name in WAY} if case else {}
