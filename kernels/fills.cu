@@ -49,17 +49,27 @@ struct nodes {
 #define NO_DATA
 #endif
 
+/* Whether the node is of this type. The runtime cannot name each type of the driver, such as the waits for
+   memory that NCCL captures for gathers by copy engines. Such a node is of no type that is asked for. */
+bool is(cudaGraphNode_t node, cudaGraphNodeType wanted)
+{
+    cudaGraphNodeType type;
+
+    if (cudaGraphNodeGetType(node, &type) == cudaSuccess)
+        return type == wanted;
+    (void)cudaGetLastError();
+    return false;
+}
+
 /* Gives the kernel the priority of a kernel that waits for it. Both were captured from one stream. */
 cudaError_t copy_priority(const nodes &from, cudaGraphNode_t to)
 {
     cudaError_t error = cudaSuccess;
 
     for (size_t i = 0; i < from.count && error == cudaSuccess; i++) {
-        cudaGraphNodeType type;
         cudaKernelNodeAttrValue value;
 
-        error = cudaGraphNodeGetType(from.all[i], &type);
-        if (error != cudaSuccess || type != cudaGraphNodeTypeKernel)
+        if (!is(from.all[i], cudaGraphNodeTypeKernel))
             continue;
         error = cudaGraphKernelNodeGetAttribute(from.all[i], cudaLaunchAttributePriority, &value);
         if (error == cudaSuccess)
@@ -136,11 +146,9 @@ cudaError_t td_cuda_fills_to_kernels(cudaGraph_t graph, void *counters, size_t c
         [&](cudaGraphNode_t *list, size_t *count) { return cudaGraphGetNodes(graph, list, count); });
 
     for (size_t i = 0; i < nodes.count && error == cudaSuccess; i++) {
-        cudaGraphNodeType type;
         cudaMemsetParams fill;
 
-        error = cudaGraphNodeGetType(nodes.all[i], &type);
-        if (error != cudaSuccess || type != cudaGraphNodeTypeMemset)
+        if (!is(nodes.all[i], cudaGraphNodeTypeMemset))
             continue;
         error = cudaGraphMemsetNodeGetParams(nodes.all[i], &fill);
         if (error != cudaSuccess || fill.height > 1 || fill.width * fill.elementSize > MOST_BYTES)
