@@ -196,13 +196,17 @@ def answer(page, timed):
     kept = theirs.get(last, {})
     told = {name: kept.get(key) for name, key in (("end", "end_80_gib"), ("saved", "saved_mib"))}
     peak = eager.value("peak_mib", impl="torch_eager", seq=last, **{"pass": "backward"}) if last else None
+    ends_in = "forward" if "forward" in ended.only(seq=lost).values("pass") else "backward"
+    texts = [r["message"] for r in ended.only(seq=lost, head_dim=HEAD_DIM, **{"pass": ends_in}).records]
+    failed = ASKED.search(texts[0]) if texts else None
     page.say(
         **told,
         **{phase: clean.get((seqs[-1], phase)) if seqs else None for phase in PASSES},
         seq=seqs[-1] if seqs else None,
         lost=lost,
         lost_matrix=BATCH * lost**2 * 4 / 2**30,
-        ends_in="forward" if "forward" in ended.only(seq=lost).values("pass") else "backward",
+        ends_in=ends_in,
+        failed=failed and dict(zip(("asked", "card", "held", "unused"), failed.groups(), strict=True)),
         **{f"lost_{r['case']['pass']}": ms_of(r) for r in timed.only(impl="c", seq=lost).records},
         last=last,
         flash=mine.get(last, {}).get("flash_mib"),
@@ -248,12 +252,12 @@ def compared(grid):
         gain = Comparison.of(sides.get("torch_compile"), sides.get("torch_eager"))
         if gain:
             gains[phase].append(gain.ratio)
+            fused = Comparison.of(sides.get("c_flash"), sides.get("c"))
             if phase == "backward":
-                backs[seq, head_dim] = gain
+                backs[seq, head_dim] = {"back": gain, "fused_back": fused}
             else:
-                fused = Comparison.of(sides.get("c_flash"), sides.get("c"))
                 found = {"seq": seq, "head_dim": head_dim, "gain": gain, "fused": fused}
-                longest[head_dim] = found | {"back": backs.get((seq, head_dim))}
+                longest[head_dim] = found | backs.get((seq, head_dim), {})
     found = longest.get(HEAD_DIM) or next(iter(longest.values()), {})
     found |= {f"{phase}_count": len(ratios) for phase, ratios in gains.items()}
     return found | {f"{phase}_mean": geomean(ratios) for phase, ratios in gains.items()}

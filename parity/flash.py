@@ -219,7 +219,7 @@ def report(page, records):
         page.note(
             "relative error: the largest relative L2 error of the cases, against float64. error ratio: C's over "
             "torch_eager's, in tf32 torch_tf32's, the geometric mean of the cases. allowance: what an error may be "
-            "at most by our own rule."
+            "at most by our own rule. In tf32 PyTorch's sides may use TF32, too; for some short sequences they do not."
         )
         page.table(rows, f"{deliverable}_by_dtype")
         page.table(errors_by(errors, ["head_dim", "dtype"]), deliverable, more=True)
@@ -282,7 +282,8 @@ def say_grid(page, said, headline, dtype):
             row = {"dtype": name, "comparisons": len(ratios), "C / fused": geomean(ratios)}
             means.append(row | {"C is slower in": sum(ratio > 1 for ratio in ratios), "most": max(ratios)})
     page.note(
-        "C's time over the fused kernel's, geometric means over lengths, head sizes and passes without noise:"
+        "C's time over the fused kernel's, geometric means over lengths, head sizes and passes without noise. "
+        "The machine's page has the times of tf32:"
     )
     page.table([row | {"most": None} for row in means], "means")
     if best:
@@ -313,7 +314,9 @@ def report_leaderboard(page, records):
     if records.records:
         page.note(
             "{dtype}, causal, batch {batch}, {heads} heads, {seq} tokens, head_dim {head_dim}; forward and backward in "
-            "one call.".format(**records.records[0]["case"])
+            "one call. TFLOP/s: the backward pass counts as 2.5 forward passes.".format(
+                **records.records[0]["case"]
+            )
         )
     page.table(rows, "leaderboard", units=dict.fromkeys(("median", "min", "max"), "ms"))
     found = {record["impl"]: ms_of(record) for record in records.records}

@@ -307,7 +307,8 @@ def report_timeline(page, f32):
         forward=in_mib(values_of(forward), "live"),
         step=in_mib(live, "live"),
         naive=in_mib(values_of(naive), "live"),
-        naive_context=naive["case"]["context"] if naive else None,
+        naive_context=(at := naive["case"]["context"] if naive else None),
+        beside=in_mib(values_of(longest(f32, impl="c", context=at, **{"pass": "step"})), "live"),
     )
 
 

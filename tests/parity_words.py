@@ -94,7 +94,8 @@ ddp|hidden|0.8||hardly show it
 ddp|spread|0.05||spread by up to
 flash|held|judged|All 1 cases pass|10 of 1 cases pass
 flash|held|judged|All 1 cases pass|10 of 1 cases pass
-memory|naive_context|context||at context 10
+memory|naive_context|context|and 1 MiB in|
+memory|naive_context|context||At context 10, the longest of
 memory|gradients|0.1 * weights|no optimizer stage|
 memory|first.context|last.context||At context 10 tensors
 memory|first.context|last.context||a training step takes
@@ -115,7 +116,7 @@ shard|c.whole.reused|1||gradients reuse
 shard|torch.whole.rest - torch.tensors.rest|0.9 * torch.whole.parameters||as much as all gradients
 shard|held|results|Yes, within the error|10 of 1 results hold
 shard|ranks * total|0.99 * whole|Sharding by|
-shard|whole_held|0.99 * whole|frees them, too|
+shard|whole_held|0.99 * whole|most gradients lie|
 trace|earlier.apart|0.05|match|differ by
 trace|slowed|0.1||profiler shows
 trace|mine.both|mine.kernel|the same|`10`

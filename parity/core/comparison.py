@@ -75,7 +75,7 @@ def traits(record: Mapping) -> dict[str, str]:
     found["capture"] = "one CUDA graph" if captured else "queued"
     found |= {"compilation": "yes" if config["compiled"] else "no"} if "compiled" in config else {}
     if record["impl"].startswith("c_nccl") and config:
-        found["SMs of NCCL"] = str(config.get("nccl_ctas", "its choice"))
+        found["SMs of NCCL"] = str(config.get("nccl_ctas", "as many as NCCL chooses"))
     if "compressed" in config or record["case"].get("dtype") != "bf16_mixed":
         found["gradients sent in"] = "bf16" if config.get("compressed") else "f32"
     return found if config else {}

@@ -145,4 +145,10 @@ def is_asked(record: Mapping) -> bool:
     return case.get("size") != OLD_XL and all(case.get(key) in among for key, among in narrow.items())
 
 
+def is_new(record: Mapping) -> bool:
+    """Whether only 2026 asks for the record's size."""
+    size = record["case"].get("size")
+    return size == "10B" or (size == XL and record["deliverable"] in TWO_GPUS)
+
+
 HANDOUTS = {"2026": {row: QUESTIONS[row] for row in rows_of_2026()}, "2025": ASKED["2025"]}

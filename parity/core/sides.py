@@ -44,7 +44,9 @@ SIDES = {
     ),
     "torch_compile": Legend("torch.compile", "#c77f0a", "D"),
     "torch_compile_graph": Legend("torch.compile, captured as one CUDA graph", "#8a5200", "v"),
-    "torch_checkpoint": Legend("PyTorch with torch.utils.checkpoint"),
+    "torch_checkpoint": Legend(
+        "PyTorch's compiled blocks with torch.utils.checkpoint, captured as one CUDA graph"
+    ),
     "torch_flash": Legend("PyTorch's fused attention (on GPUs FlashAttention-2)", "#2e8540", "^"),
     "torch_cudnn": Legend("cuDNN's attention, called by PyTorch", "#8b5fbf", "D"),
     "torch_efficient": Legend("PyTorch's memory-efficient attention", "#5b8c5a", "v"),

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,19 +131,19 @@ def write(modules: Mapping[str, ModuleType], options: Namespace) -> list[Path]:
     reports, out, only, form = options.reports, options.out, options.id, FORMATS[options.format]
     there = machines_of(reports, options.machine, modules)
     others = machines_of(reports, [options.beside], modules) if options.beside else []
-    found, broken = sections_of(there, modules)
+    old = [replace(m, records=[*filterfalse(handouts.is_new, m.records)]) for m in there]
+    found, broken = sections_of(old, modules)
     unknown = [name for name in only if not any(wanted(row, [name]) for row in QUESTIONS)]
     if unknown:
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
     years = [options.edition or NEWEST] if out or options.edition else list(NAMES)
+    by_year = {OLDEST: found}
     chosen = {OLDEST: choose(found, HANDOUTS[OLDEST])}
-    for row, of in chosen[OLDEST].items():
-        chosen[OLDEST][row] = of and replace(of, section=without_10b(of.section))
     if NEWEST in years:
         asked = [replace(m, records=[*filter(handouts.is_asked, m.records)]) for m in there]
         other, wrong = sections_of(asked, modules)
         broken += wrong
-        found_2026 = dict(found)
+        by_year[NEWEST] = found_2026 = dict(found)
         for row in filter(lambda row: not is_same(row), HANDOUTS[NEWEST]):
             there_is = other.get(row, [])
             if deliverable_of(row) in TWO_GPUS:
@@ -166,7 +167,7 @@ def write(modules: Mapping[str, ModuleType], options: Namespace) -> list[Path]:
         for stale in set((path.parent / FIGURES).glob("*.svg")) - set(written):
             stale.unlink()
         if out is None:
-            written.append(write_index(reports, there, found))
+            written.append(write_index(reports, there, by_year))
     if broken:
         raise report.ReportError("\n".join(broken))
     return written
@@ -267,7 +268,9 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
         has = " ".join([f"Another card has it ({card}).", *of.section.answer[:2]])
         document.link(has, of.machine.name, of.machine.place(of.module, of.section))
     case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
-    mine = [record for record in mine if record["deliverable"] == case] or mine
+    if all(record["deliverable"] != case for record in mine):
+        case = mine[0]["deliverable"]  # the question has no cases of its own
+    mine = [record for record in mine if record["deliverable"] == case]
     device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""
     command = f"python -m parity run --profile full --module {found.module} --case {case}{device}"
     measured = f"{'Measured' if section.blocks else 'Run'} by {command}"
@@ -275,18 +278,6 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
     folder = (machine.home or machine).name
     place = machine.place(found.module, section)
     document.link(f"{name}; {builds_of(mine)}. {measured}.", f"The page of {folder}", place)
-
-
-def without_10b(section: Section) -> Section:
-    """A section of the handout of 2025, which does not have that size."""
-    blocks = []
-    for of in section.blocks:
-        if isinstance(of, Tabled):
-            table = copy(of.table)
-            table.rows = [cells for cells in table.rows if "10B" not in map(str, cells)]
-            of = replace(of, table=table)
-        blocks.append(of)
-    return replace(section, blocks=blocks)
 
 
 def renamed(section: Section) -> Section:
@@ -357,25 +348,29 @@ def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> Non
         document.text("Nothing is missing.")
 
 
-def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, Sequence[Found]]) -> Path:
-    """Ids and machines: a link where the machine has the answer."""
+def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, Mapping]) -> Path:
+    """Ids and machines: the handouts that the machine answers, with a link. found: {handout: {row: answers}}."""
     document = Markdown(reports, title="Results by question and machine")
     document.text(
-        f"Start with the write-up of [2026]({NAMES[NEWEST]}.md) or [2025]({NAMES[OLDEST]}.md). A machine's cell links "
-        "to its own page; `part` is a page that lacks something the question asks for. An empty cell: that machine did "
-        "not measure it."
+        f"Start with the write-up of [2026]({NAMES[NEWEST]}.md) or [2025]({NAMES[OLDEST]}.md). A machine's cell names "
+        "the handouts for which its page has everything that the question asks for, and links to that page; `part`: "
+        "something is missing. An empty cell: that machine did not measure it."
     )
     lines = []
     for row in QUESTIONS:
         line = {"row": row}
         line |= {y: f"[answer]({NAMES[y]}.md#{anchor(row)})" if row in HANDOUTS[y] else "" for y in NAMES}
-        line |= {f"[{m.name}]({m.name}/README.md)": "" for m in machines}
-        for of in found.get(row, ()):
-            folder = of.machine.name
-            head = f"[{folder}]({folder}/README.md)"
-            if line.get(head) == "":
-                words = "part" if of.section.lacks else "yes"
-                line[head] = f"[{words}]({of.machine.place(of.module, of.section)})"
+        for machine in machines:
+            there = {
+                year: of
+                for year in NAMES
+                for of in found[year].get(row, ())
+                if of.machine.name == machine.name
+            }
+            whole = [year for year, of in there.items() if row in HANDOUTS[year] and not of.section.lacks]
+            place = next((of.machine.place(of.module, of.section) for of in reversed(there.values())), "")
+            cell = f"[{', '.join(whole) or 'part'}]({place})" if place else ""
+            line[f"[{machine.name}]({machine.name}/README.md)"] = cell
         lines.append(line)
     document.table(Table(lines))
     return write_whole(reports / "README.md", document.whole())

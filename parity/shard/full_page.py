@@ -1,7 +1,7 @@
 """The page of fully sharded weights: proofs, memory of a rank, steps, and whether gathers end in time."""
 
 from parity.core.cards import peak_of
-from parity.core.comparison import NOISY, differing, loaded, ms_of
+from parity.core.comparison import NOISY, Comparison, differing, loaded, ms_of
 from parity.ddp.page import MINE, bars_of
 from parity.shared.bench_ranks import CALLS
 from parity.shared.pages import MIB, extent, report_proofs, setup, tabled
@@ -175,6 +175,8 @@ def timed_of(records):
         return None
     best, whole = min(theirs, key=ms_of), of.get(whole_of(side))
     steps = {"mine": ms_of(of[side]), "theirs": ms_of(best), "whole": ms_of(whole)}
+    compared = Comparison.of(of[side], whole)
+    steps["equal"] = compared and compared.verdict == "equal"
     steps |= {"differ": differing(best, of[side]), "whole_differ": differing(of[side], whole)}
     return case | steps | {"compiled": best["impl"] == "torch_fsdp_compiled"}
 

@@ -113,6 +113,8 @@ def report_steps(page, times):
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
             told.setdefault("differ", differing(found[mine], found.get("torch_zero")))
             told.setdefault("torch_ddp", ms_of(found.get("torch_ddp")))
+            theirs = Comparison.of(found.get("torch_zero"), found.get("torch_ddp"))
+            told.setdefault("torch_equal", theirs and theirs.verdict == "equal")
     page.say(**told)
 
 
