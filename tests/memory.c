@@ -374,11 +374,13 @@ static void check_span(const td_memory_span *span, int64_t first, int64_t end)
         assert_int_equal(span->by_category[i], states[peak].live[i]);
 }
 
-/* Blocks of equal size that touch, in any order, against a replay that looks at places alone. Freeing a block
- * ends the tensors in it. What ends without a begin, and an allocation that failed, change nothing. */
+/* Blocks of equal size that touch, with tensors of all and of half of a block, in any order, against a replay
+ * that looks at places alone. Freeing a block ends the tensors in it. What ends without a begin, and an
+ * allocation that failed, change nothing. */
 TD_TEST(invented_recordings_are_replayed)
 {
     enum { PLACES = 6, HALVES = 2, BYTES = 8, BASE = 7, STRANGE = 3 };
+    static const size_t sizes[HALVES] = {HALVES * BYTES, BYTES}; /* of tensors; the first is a block's, too */
     int64_t phases[] = {0, 900, 900, 2500, INVENTED};
     static char memory[PLACES * HALVES * BYTES];
     static td_memory_entry entries[INVENTED];
@@ -403,9 +405,7 @@ TD_TEST(invented_recordings_are_replayed)
         entries[i] = (td_memory_entry){
             .event = {.action = strange ? odd[choices[3 * i + 2]] : action,
                       .address = memory + (place * HALVES + (whole ? 0 : half)) * BYTES,
-                      .bytes = strange ? 3
-                               : whole ? HALVES * BYTES
-                                       : BYTES,
+                      .bytes = strange ? 3 : sizes[whole ? 0 : half],
                       .label = begins ? "a/x" : "b/x"},
             .category = whole ? (td_memory_category)(begins ? place % 2 : 2) : (td_memory_category)category};
         states[i + 1] = states[i];
@@ -417,8 +417,8 @@ TD_TEST(invented_recordings_are_replayed)
             entries[i].event.address = &recording;
         for (int64_t k = 0; k < HALVES && whole && !begins && !strange; k++)
             if (tensors[place][k] >= 0) {
-                states[i + 1].live[entries[tensors[place][k]].category] -= BYTES;
-                states[i + 1].all -= BYTES;
+                states[i + 1].live[entries[tensors[place][k]].category] -= sizes[k];
+                states[i + 1].all -= sizes[k];
                 pairs[tensors[place][k]] = i;
                 tensors[place][k] = -1;
                 events += 2;
@@ -430,7 +430,7 @@ TD_TEST(invented_recordings_are_replayed)
             *open = begins ? i : -1;
             *(whole ? &states[i + 1].allocated : &states[i + 1].live[category]) +=
                 begins ? entries[i].event.bytes : -entries[i].event.bytes;
-            states[i + 1].all += whole ? 0 : begins ? BYTES : -(size_t)BYTES;
+            states[i + 1].all += whole ? 0 : begins ? sizes[half] : -sizes[half];
         }
         entries[i].event.current_bytes = states[i + 1].allocated + BASE;
     }

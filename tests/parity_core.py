@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import pickle
 import re
+import resource
 import sys
 import tempfile
 import unittest
@@ -257,6 +258,9 @@ def exact_and_high_water():
 
 
 def allocate_beyond_the_limit():
+    memory.limit_process()
+    lower = resource.getrlimit(resource.RLIMIT_AS)[0] - 2**28
+    resource.setrlimit(resource.RLIMIT_AS, (lower, lower))
     room = memory.limit_process()
     torch.empty(room // 4, dtype=torch.uint8)
     try:
@@ -297,19 +301,30 @@ class Memory(unittest.TestCase):
         self.assertEqual(exact, 2 * 8 * 1024**2 * 4)
         self.assertAlmostEqual(high / exact, 1, delta=0.1)
 
+    def own_and_root(self, groups):
+        """The folders of this process's control groups below another root: its own and the root's."""
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                (groups / controllers / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+                yield groups / controllers / path.lstrip("/"), groups / controllers
+
     def test_available_is_the_least_of_machine_and_group(self):
+        second, first = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
         with tempfile.TemporaryDirectory() as folder:
             meminfo, groups = Path(folder) / "meminfo", Path(folder) / "cgroup"
-            groups.mkdir()
             meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
-            self.assertEqual(memory.available_bytes(meminfo, groups), 4096 * MIB - memory.KEPT_FREE)
-            for line in Path("/proc/self/cgroup").read_text().splitlines():
-                controllers = line.split(":")[1]
-                if controllers in ("", "memory"):
-                    (groups / controllers).mkdir(exist_ok=True)
-                    (groups / controllers / "memory.max").write_text(str(2048 * MIB))
-                    (groups / controllers / "memory.current").write_text(str(1024 * MIB))
-            self.assertEqual(memory.available_bytes(meminfo, groups), 1024 * MIB - memory.KEPT_FREE)
+            rows = [
+                (second, 0, "max", 4096),
+                (second, 1, 2048, 1024),
+                (first, 0, 1536, 512),
+                (second, 0, 1124, 256),
+            ]
+            for names, which, most, left in rows:
+                for found in self.own_and_root(groups):
+                    for name, number in zip(names, (most, 1024), strict=True):
+                        (found[which] / name).write_text(number if number == "max" else str(number * MIB))
+                self.assertEqual(memory.available_bytes(meminfo, groups), left * MIB - memory.KEPT_FREE)
 
     def test_the_kernel_s_kills_are_counted_by_the_group_else_by_the_machine(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -321,23 +336,28 @@ class Memory(unittest.TestCase):
                 ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"),
                 ("memory.events", "low 0\noom 9\noom_kill 4\noom_group_kill 8\n"),
             ):
-                for line in Path("/proc/self/cgroup").read_text().splitlines():
-                    _, controllers, path = line.split(":", 2)
-                    if controllers in ("", "memory"):
-                        mine = groups / controllers / path.lstrip("/")
-                        mine.mkdir(parents=True, exist_ok=True)
-                        (mine / name).write_text(text)
-                        if mine != groups / controllers:  # kills of the machine, or of the container
-                            (groups / controllers / name).write_text("oom_kill 100\n")
+                for mine, root in self.own_and_root(groups):
+                    (mine / name).write_text(text)
+                    if mine != root:  # kills of the machine, or of the container
+                        (root / name).write_text("oom_kill 100\n")
                 found = re.search(r"^oom_kill (\d)$", text, re.MULTILINE).group(1)
                 self.assertEqual(memory.oom_kills(vmstat, groups), int(found))
 
     def test_out_of_memory_is_told_from_other_errors(self):
+        words = [
+            "DefaultCPUAllocator: can't allocate memory: you tried to",
+            "not enough memory: you",
+            "std::bad_alloc",
+        ]
+        words += ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"]
+        of_tandem = type("", (Exception,), {"status": "TD_NO_MEMORY"})()
         for error in (
             MemoryError(),
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+            OSError(12, "Cannot allocate memory"),
+            of_tandem,
+            *map(RuntimeError, words),
         ):
-            self.assertTrue(memory.is_out_of_memory(error))
+            self.assertTrue(memory.is_out_of_memory(error), error)
         self.assertFalse(memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
 
     def test_a_limited_process_fails_instead_of_the_machine(self):
@@ -346,7 +366,7 @@ class Memory(unittest.TestCase):
     def test_outputs_count_once(self):
         x = torch.zeros(100)
         inside = torch.zeros(50)
-        outputs = [x, x.view(10, 10), x[:50], torch.zeros(10), inside]
+        outputs = [x[:50], x, x.view(10, 10), x[:50], torch.zeros(10), inside]
         self.assertEqual(memory.outside_bytes(outputs, lambda tensor: tensor is inside), 440)
 
 

@@ -56,9 +56,11 @@ def shard_beside_the_whole(rank, device):
                 optimizer.zero_grad()
                 ((net(x) - y) ** 2).sum().backward()
                 optimizer.step()
+            parts.consolidate_state_dict(to=step % 2)  # until the next step, state_dict() returns it
             for a, b in zip(sharded.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-7, atol=0)
         said("neither copied nor pickled", lambda parts=parts: copy.deepcopy(parts))
+        parts.step()
         owned = [p for p in sharded.parameters() if p.requires_grad and parts.owner(p) == rank]
         held = [entry["exp_avg"].numel() for entry in parts.state_dict()["state"].values()]
         assert sum(held) == sum(p.numel() for p in owned), (held, owned)
@@ -207,10 +209,11 @@ def optimizers_that_differ(rank, device):
     assert kept == [1]
     odd = rank == 1
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
-    # the parameters differ only in their gradients
-    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]
+    # the parameters differ only at the end of their gradients
+    zeros = [nn.Parameter(torch.zeros(3000, device=device)) for _ in "12"]
     for number, p in enumerate(zeros):
-        p.grad = torch.full_like(p, number + 1.0)
+        p.grad = torch.zeros_like(p)
+        p.grad[-1] = number + 1.0
 
     def step(choose=lambda ps: ps, cls=adamw, **options):
         return lambda: bridge.ShardedOptimizer(choose(layers()[1]), cls, lr=0.1, **options).step()
