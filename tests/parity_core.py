@@ -262,7 +262,7 @@ def allocate_beyond_the_limit():
     lower = resource.getrlimit(resource.RLIMIT_AS)[0] - 2**28
     resource.setrlimit(resource.RLIMIT_AS, (lower, lower))
     room = memory.limit_process()
-    torch.empty(room // 4, dtype=torch.uint8)
+    torch.empty(room - 2**29, dtype=torch.uint8)
     try:
         torch.empty(room + 2**30, dtype=torch.uint8)
     except RuntimeError as error:
@@ -310,20 +310,17 @@ class Memory(unittest.TestCase):
                 yield groups / controllers / path.lstrip("/"), groups / controllers
 
     def test_available_is_the_least_of_machine_and_group(self):
-        second, first = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        v2, v1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        rows = [(v2, 0, "max", 1), (v2, 1, 2048, 1024), (v1, 0, 3072, 2560), (v2, 0, 1124, 1024)]
+        left = 4096
         with tempfile.TemporaryDirectory() as folder:
             meminfo, groups = Path(folder) / "meminfo", Path(folder) / "cgroup"
             meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
-            rows = [
-                (second, 0, "max", 4096),
-                (second, 1, 2048, 1024),
-                (first, 0, 1536, 512),
-                (second, 0, 1124, 256),
-            ]
-            for names, which, most, left in rows:
+            for (limit, usage), which, most, used in rows:
                 for found in self.own_and_root(groups):
-                    for name, number in zip(names, (most, 1024), strict=True):
-                        (found[which] / name).write_text(number if number == "max" else str(number * MIB))
+                    (found[which] / limit).write_text(most if most == "max" else str(most * MIB))
+                    (found[which] / usage).write_text(str(used * MIB))
+                left = left if most == "max" else max(most - used, 256)
                 self.assertEqual(memory.available_bytes(meminfo, groups), left * MIB - memory.KEPT_FREE)
 
     def test_the_kernel_s_kills_are_counted_by_the_group_else_by_the_machine(self):
@@ -344,19 +341,9 @@ class Memory(unittest.TestCase):
                 self.assertEqual(memory.oom_kills(vmstat, groups), int(found))
 
     def test_out_of_memory_is_told_from_other_errors(self):
-        words = [
-            "DefaultCPUAllocator: can't allocate memory: you tried to",
-            "not enough memory: you",
-            "std::bad_alloc",
-        ]
-        words += ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"]
-        of_tandem = type("", (Exception,), {"status": "TD_NO_MEMORY"})()
-        for error in (
-            MemoryError(),
-            OSError(12, "Cannot allocate memory"),
-            of_tandem,
-            *map(RuntimeError, words),
-        ):
+        words = "can't allocate memory; not enough memory; out of memory; std::bad_alloc; CUBLAS_STATUS_ALLOC_FAILED"
+        errors = [MemoryError(), OSError(12, "Cannot allocate memory"), *map(RuntimeError, words.split("; "))]
+        for error in (*errors, type("", (Exception,), {"status": "TD_NO_MEMORY"})()):
             self.assertTrue(memory.is_out_of_memory(error), error)
         self.assertFalse(memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
 

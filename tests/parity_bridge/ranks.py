@@ -172,23 +172,20 @@ class Ranks(OnRanks):
         path.write_text("ab" * 16 + "\n")
         path.chmod(0o600)
         there, file = {"TANDEM_ADDRESS": "host:1"}, {"TANDEM_TOKEN_FILE": str(path)}
-        for variables, rank, expected, warns in (
-            (file, 0, None, False),
-            (there, 0, None, True),
-            (there, 1, None, False),
-            (there | file, 0, "ab" * 16, False),
-            (there | file | {"TANDEM_TOKEN": "cd"}, 0, "cd", False),
-        ):
+        patch = unittest.mock.patch
+        rows = [(file, 0, None), (there, 0, None), (there, 1, None), (there | file, 0, "ab" * 16)]
+        for variables, rank, expected in [*rows, (there | file | {"TANDEM_TOKEN": "cd"}, 0, "cd")]:
             with (
-                unittest.mock.patch.dict(os.environ, variables, clear=True),
-                contextlib.redirect_stderr(io.StringIO()) as heard,
+                patch.dict(os.environ, variables, clear=True),
+                contextlib.redirect_stderr(io.StringIO()) as said,
             ):
                 self.assertEqual(tandem.ranks._token(rank, "run"), expected)
-            self.assertEqual("host:1 is not protected" in heard.getvalue(), warns)
+            warns = (variables, rank) == (there, 0)
+            self.assertEqual("host:1 is not protected" in said.getvalue(), warns)
         path.chmod(0o604)
-        with unittest.mock.patch.dict(os.environ, there | file):
+        with patch.dict(os.environ, there | file):
             self.assertRaisesRegex(PermissionError, "chmod 600", tandem.ranks._token, 0, "run")
-            with unittest.mock.patch.object(tandem.ranks.dist, "is_initialized", lambda: True):
+            with patch.object(tandem.ranks.dist, "is_initialized", lambda: True):
                 tokens = {tandem.ranks._token(rank, run) for rank in (0, 1) for run in ("a", "b")}
         self.assertEqual([len(token) for token in tokens], [32, 32])
 
