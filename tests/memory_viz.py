@@ -3,7 +3,6 @@
 Run by CTest as  python memory_viz.py PATH_OF_TANDEM  with the Python that has PyTorch.
 """
 
-import base64
 import collections
 import itertools
 import json
@@ -140,13 +139,6 @@ class VizTest(unittest.TestCase):
             count = len(snapshot["device_traces"][0])
             self.assertIn(f"\n{len(events['events'])} events, {count} in a snapshot\n", self.texts[name])
             self.assertIn(f"\n{count} entries\n", _memory_viz.trace(snapshot))
-
-    def test_trace_plot_makes_a_page_that_holds_the_snapshot(self):
-        for _, _, snapshot in self.each():
-            page = _memory_viz.trace_plot(snapshot)
-            (files,) = re.findall(r"const local_files = (\[.*\])\n", page)
-            (file,) = json.loads(files)
-            self.assertEqual(pickle.loads(base64.b64decode(file["base64"])), snapshot)
 
     def test_only_what_the_viewers_reader_knows(self):
         for name in WAYS:
