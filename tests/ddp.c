@@ -531,7 +531,7 @@ TD_TEST(ranks_may_have_their_gradients_elsewhere)
     tensors[TENSORS] = (td_ddp_tensor){"frozen", 1, {EACH}, TD_F32, .data = data[0], .frozen = true};
     tensors[TENSORS].grad_dtype = info.rank > 0 ? TD_BF16 : TD_F32;
     tensors[TENSORS].grad_elements = EACH + info.rank;
-    tensors[TENSORS].uses = info.rank;
+    tensors[TENSORS].uses = 1 + info.rank;
     td_assert_ok(td_ddp_create(dev, comm, &config, &ddp));
     td_assert_ok(td_ddp_describe(ddp, &what));
     assert_int_equal(what.calls, info.ranks == 1 ? 1 : 2);
