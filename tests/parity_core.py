@@ -253,12 +253,6 @@ def allocate_beyond_the_limit():
 
 
 class Memory(unittest.TestCase):
-    def in_a_fresh_process(self, function):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch"])
-        with context.Pool(1) as pool:
-            return pool.apply(function)
-
     def test_peak_of_torch_is_exact(self):
         x = torch.randn(256, 256)
 
@@ -320,7 +314,10 @@ class Memory(unittest.TestCase):
         self.assertFalse(memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
 
     def test_a_limited_process_fails_instead_of_the_machine(self):
-        self.assertEqual(self.in_a_fresh_process(allocate_beyond_the_limit), "out of memory")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch"])
+        with context.Pool(1) as pool:
+            self.assertEqual(pool.apply(allocate_beyond_the_limit), "out of memory")
 
     def test_outputs_count_once(self):
         x = torch.zeros(100)

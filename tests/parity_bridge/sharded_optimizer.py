@@ -27,8 +27,9 @@ def name_limits(rank, device):
     every = [bytes([r]) * 40000 for r in range(2)]  # more than one call takes
     assert together._ranks.exchange(every[rank]) == every
     many = torch.full((2000,), float(rank), device=device)  # more calls than the library has handles
-    together._ranks.broadcast((one, 0) for one in many)
-    assert not many.any()
+    beside = torch.full((11,), rank, dtype=torch.uint8, device=device)[3:]  # 8 bytes, at no multiple of 8
+    together._ranks.broadcast((one, 0) for one in (*many, beside))
+    assert not many.any() and not beside.any()
     shard = functools.partial(bridge.ShardedOptimizer, [*module.parameters()], torch.optim.SGD, lr=0.1)
     shard(seconds=20.5, open_seconds=50)
     said("seconds is 7: the ranks have met with 20.5", lambda: shard(seconds=7))
