@@ -189,7 +189,10 @@ static void check_categories(const td_memory_recording *recording, const td_memo
     assert_int_equal(live_of(recording, TD_MEMORY_OPTIMIZER_STATE, created), step ? numel * 8 : 0);
     /* the loss and its rows */
     assert_int_equal(live_of(recording, TD_MEMORY_ACTIVATIONS, created) > 0, true);
-    assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, forward), 0);
+    /* backward begins with those of the norms */
+    const size_t norms = step ? 2 * (size_t)config->model.size.layers + 1 : 0;
+    assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, forward + (int64_t)norms),
+                     norms * (size_t)config->model.size.d_model * product);
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, backward), held ? numel * product : 0);
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, summary.entries), 0);
     if (step)
