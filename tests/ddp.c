@@ -489,6 +489,11 @@ TD_TEST(more_tensors_than_handles_are_sent)
         tensors[i] = (td_ddp_tensor){
             .name = "one", .dtype = TD_F32, .grad_dtype = TD_F32, .data = &data[i], .grad = &grads[2 * i]};
     }
+    if (info.ranks > 1) { /* ranks exchange the last one in another part than the first */
+        tensors[MANY - 1].uses = info.rank + 1 < info.ranks ? 2 : 3;
+        td_assert_refused(td_ddp_create(dev, comm, &config, &ddp), TD_BAD_ARGUMENT, "tensors[1499], 'one'");
+        tensors[MANY - 1].uses = 1;
+    }
     td_assert_ok(td_ddp_create(dev, comm, &config, &ddp));
     td_assert_ok(td_ddp_begin(ddp, true));
     for (int i = MANY - 1; i >= 0; i--)
@@ -505,8 +510,8 @@ TD_TEST(ranks_may_have_their_gradients_elsewhere)
 {
     enum { TENSORS = 4, EACH = 8 };
     static float grads[TENSORS * EACH], data[TENSORS][EACH];
-    td_ddp_tensor tensors[TENSORS];
-    const td_ddp_config config = {.count = TENSORS, .tensors = tensors, .strategy = TD_DDP_FLAT};
+    td_ddp_tensor tensors[TENSORS + 1];
+    const td_ddp_config config = {.count = TENSORS + 1, .tensors = tensors, .strategy = TD_DDP_FLAT};
     td_ddp_info what;
     td_ddp *ddp;
 
@@ -522,6 +527,11 @@ TD_TEST(ranks_may_have_their_gradients_elsewhere)
                                      .data = data[i],
                                      .grad = &grads[at * EACH]};
     }
+    /* A frozen tensor has no gradient, whose numbers ranks would compare. */
+    tensors[TENSORS] = (td_ddp_tensor){"frozen", 1, {EACH}, TD_F32, .data = data[0], .frozen = true};
+    tensors[TENSORS].grad_dtype = info.rank > 0 ? TD_BF16 : TD_F32;
+    tensors[TENSORS].grad_elements = EACH + info.rank;
+    tensors[TENSORS].uses = 1 + info.rank;
     td_assert_ok(td_ddp_create(dev, comm, &config, &ddp));
     td_assert_ok(td_ddp_describe(ddp, &what));
     assert_int_equal(what.calls, info.ranks == 1 ? 1 : 2);

@@ -168,9 +168,9 @@ static void check_axis(td_memory_recording *by_hand)
  * label, a label with characters of JSON, and another GPU than the first. */
 TD_TEST(a_recording_by_hand_is_written)
 {
-    enum { MIB = 1 << 20 };
-    static const size_t block = (size_t)3 << 30; /* in a pickle a positive number of 5 bytes */
-    static char memory[100];                     /* only its address is used */
+    /* In a pickle these are positive numbers of 6 and of 5 bytes. */
+    static const size_t block = (size_t)3 << 38, tensor = (size_t)3 << 30;
+    static char memory[100]; /* only its address is used */
     static const char texts[] = "\0a\0a/\"x";
     const char *labels[] = {texts, texts + 1, texts + 3};
     const td_memory_entry entries[] = {
@@ -181,7 +181,7 @@ TD_TEST(a_recording_by_hand_is_written)
                    .label = labels[1]}},
         {.event = {.action = TD_MEMORY_LIVE,
                    .address = memory + 8,
-                   .bytes = 20 * MIB,
+                   .bytes = tensor,
                    .current_bytes = block,
                    .label = labels[2]}},
         {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = block, .label = labels[0]}},
@@ -210,6 +210,7 @@ TD_TEST(a_recording_by_hand_is_written)
         assert_memory_equal(at + 10 + 5, "J\1\0\0", 4); /* after the key's number: the segment's GPU */
         free(text);
     }
+    assert_non_null(memmem(text, bytes, "\x8a\x06\0\0\0\0\xc0\0", 8));
     assert_non_null(memmem(text, bytes, "\x8a\x05\0\0\0\xc0\0", 7));
     at = memmem(text, bytes, "device_traces", 13);
     assert_memory_equal(at + 13 + 5, "](]](", 5); /* after the key's number: the first GPU's events, none */
@@ -220,7 +221,7 @@ TD_TEST(a_recording_by_hand_is_written)
     free(text);
     td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
     text = file_read(file_path, &bytes);
-    assert_non_null(strstr(text, ">peak 20.0 MiB<"));
+    assert_non_null(strstr(text, ">peak 3072.0 MiB<"));
     free(text);
     check_axis(&by_hand);
     td_assert_ok(td_memory_write_events(&by_hand, file_path));

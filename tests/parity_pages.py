@@ -334,13 +334,18 @@ class Memory(unittest.TestCase):
         weights = 4 * (2 * (57 * 48 + block) + 5 * 48)
         self.enterContext(patch.object(memory, "POINTS", 7))  # the fullest moment of several counts
         for found in measure_case(memory, case, Library(default_library()), budget=0.0)[:2]:
-            values, most = found["values"], max(found["series"]["live_mib"]) * mib
+            values, series = found["values"], found["series"]
+            most, parts = max(series["live_mib"]) * mib, (series[f"live {name}"] for name in names)
+            self.assertEqual([*map(sum, zip(*parts, strict=True))], series["live_mib"])
+            self.assertEqual(max(series["phase ends"]), 1.0)
             live, blocks = ([values[f"{of} {name}"] for name in names] for of in ("live", "blocks"))
             said = [values[name] for name in ("largest 1 name", "largest 1", "largest 1 count", "residual")]
             said += [values["block gradients"], values["live"], most, sum(blocks), live[0], live[2]]
             wanted = ["layers.*.ffn.gate_up", 2 * 32 * 200 * 4, 2, 2 * 32 * 48 * 4, 4 * (block + 2 * 48)]
             wanted += [sum(live), sum(live), found["peak_mib"] * mib, weights, 2 * weights]
             self.assertEqual(said, wanted)
+            kept = {values[f"saved {i} name"]: values[f"saved {i}"] for i in range(1, 6)}
+            self.assertEqual((len(kept), sum(kept.values()) < values["saved"]), (5, True))
 
     def test_the_sizes_of_both_sides_agree(self):
         case = next(case for case in memory.cases("quick", "cpu") if case.part == "sizes")

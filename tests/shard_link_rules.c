@@ -72,12 +72,16 @@ TD_TEST(links_refuse_what_they_cannot_do)
     td_train_config config = shard_config_of(&s);
     td_shard_link *link;
     td_train *train;
+    int64_t end;
 
-    const td_optimizer_group some = {.range = {0, 100}, .hyper = config.hyper};
-    config.groups = &some;
-    config.group_count = 1;
-    td_assert_refused(shard_link(TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED, "groups leave out");
-    assert_ptr_equal(config.groups, &some);
+    td_assert_ok(td_transformer_elements(&config.model.size, config.model.precision, &end));
+    const td_optimizer_group some[] = {{{0, 100}, config.hyper}, {{104, end}, config.hyper}};
+    config.groups = some;
+    for (int i = 2; i > 0; i--) {
+        config.group_count = i;
+        td_assert_refused(shard_link(TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED, "groups leave out");
+    }
+    assert_ptr_equal(config.groups, some);
     td_assert_ok(shard_link(TD_SHARD_TENSORS, 0, &config, &link));
     td_shard_link_destroy(link);
 

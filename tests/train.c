@@ -96,6 +96,13 @@ TD_TEST(a_step_counts_what_went_backward_in_micro_batches_of_one_shape)
     config.model.batch = BATCH / 3;
     config.micro_batches = 3;
     td_train *whole = make(&config, 7), *parts = make(&config, 7);
+    /* A whole step drops what went forward and backward before it. */
+    go_forward(parts, 0, 1);
+    td_assert_ok(td_train_backward(parts));
+    go_forward(parts, 0, 1);
+    td_assert_ok(td_train_step(whole, ids, targets, BATCH / 3, CONTEXT));
+    td_assert_ok(td_train_step(parts, ids, targets, BATCH / 3, CONTEXT));
+    td_assert_refused(td_train_backward(parts), TD_BAD_STATE, "no forward came since the last backward");
     for (int step = 0; step < 2; step++) {
         float first = NAN;
 

@@ -358,7 +358,10 @@ static td_status run_parts(td_train *train, const kind *k)
     for (int64_t micro = 0; micro < k->micros; micro++) {
         const int64_t at = micro * BATCH * SEQ;
 
-        TD_TRY(td_train_load(train, ids + at, targets + at, BATCH, SEQ));
+        status = td_train_load(train, ids + at, targets + at, BATCH, SEQ);
+        if (status != TD_OK)
+            td_assert_refused(td_train_forward(train, &logits), TD_BAD_STATE, "no batch was loaded");
+        TD_TRY(status);
         TD_TRY(td_train_forward(train, &logits));
         TD_TRY(td_train_backward(train));
     }

@@ -141,6 +141,12 @@ def other_modules(ranks, rank):
         model.load_state_dict(model.state_dict() if late else early)
         model(x, (0,))
 
+    def load_moments(other):
+        moments = {i: {"momentum": p + other} for i, p in enumerate(seeded(Experts).parameters())}
+        one = torch.optim.SGD(model.parameters())
+        model.load_full_optimizer_state_dict(one, one.state_dict() | {"state": moments})
+        model(x, (0,))
+
     def load_whole(other):
         model.load_full_state_dict({key: p + other for key, p in seeded(Experts).state_dict().items()})
         model(x, (0,))
@@ -153,6 +159,7 @@ def other_modules(ranks, rank):
         ("order of parameters or modules", ((0,), (0,)), another),
         (state, ((0, 1), (1, 0)), train),
         (past, (False, True), load_part),
+        (past, (0, 1), load_moments),
         (past, (0, 1), load_whole),
         (call, ((0, 1), (0,)), train),
     ):
@@ -208,10 +215,11 @@ def what_differs_by_rank(ranks, rank):
     def step(model=model):
         model(x).square().sum().backward()
 
-    def differs(name, tensor, call):
+    def differs(name, tensor, call, moved=False):
         kept = tensor.clone()
         with torch.no_grad():
-            tensor[2] += rank * tensor.new_tensor(1)
+            tensor[2] += rank * (not moved)
+            tensor.copy_(tensor.roll(2 * rank * moved))
         says(f"{name} of rank 1 differs from rank 0's", call)
         tensor.data.copy_(kept)
 
@@ -223,7 +231,7 @@ def what_differs_by_rank(ranks, rank):
         differs("the optimizer's exp_avg of 0.bias", one.state[net[0].bias]["exp_avg"], one.step)
         step(whole)
         differs("weight", whole.module.weight, lambda: step(whole))
-    differs("0.bias", net[0].bias, model.full_state_dict)
+    differs("0.bias", net[0].bias, model.full_state_dict, moved=True)
     differs("0.counted", net[0].counted, model.full_state_dict)
     state = one.state[net[1].weight]["exp_avg_sq"]
     differs("the optimizer's exp_avg_sq of 1.weight", state, lambda: model.full_optimizer_state_dict(one))

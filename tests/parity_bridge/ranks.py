@@ -167,6 +167,28 @@ class Ranks(OnRanks):
             for word in words:
                 self.assertIn(word, said[name])
 
+    def test_what_keeps_strangers_out(self):
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "token"
+        path.write_text("ab" * 16 + "\n")
+        path.chmod(0o600)
+        there, file = {"TANDEM_ADDRESS": "host:1"}, {"TANDEM_TOKEN_FILE": str(path)}
+        patch = unittest.mock.patch
+        rows = [(file, 0, None), (there, 0, None), (there, 1, None), (there | file, 0, "ab" * 16)]
+        for variables, rank, expected in [*rows, (there | file | {"TANDEM_TOKEN": "cd"}, 0, "cd")]:
+            with (
+                patch.dict(os.environ, variables, clear=True),
+                contextlib.redirect_stderr(io.StringIO()) as said,
+            ):
+                self.assertEqual(tandem.ranks._token(rank, "run"), expected)
+            warns = (variables, rank) == (there, 0)
+            self.assertEqual("host:1 is not protected" in said.getvalue(), warns)
+        path.chmod(0o604)
+        with patch.dict(os.environ, there | file):
+            self.assertRaisesRegex(PermissionError, "chmod 600", tandem.ranks._token, 0, "run")
+            with patch.object(tandem.ranks.dist, "is_initialized", lambda: True):
+                tokens = {tandem.ranks._token(rank, run) for rank in (0, 1) for run in ("a", "b")}
+        self.assertEqual([len(token) for token in tokens], [32, 32])
+
     def test_no_ranks(self):
         with self.assertRaisesRegex(
             RuntimeError, "no ranks: call torch.distributed.init_process_group first"

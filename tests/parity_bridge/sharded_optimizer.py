@@ -26,6 +26,10 @@ def name_limits(rank, device):
     assert together._ranks.limits == {"open_seconds": 50, "seconds": 20.5}
     every = [bytes([r]) * 40000 for r in range(2)]  # more than one call takes
     assert together._ranks.exchange(every[rank]) == every
+    many = torch.full((2000,), float(rank), device=device)  # more calls than the library has handles
+    beside = torch.full((11,), rank, dtype=torch.uint8, device=device)[3:]  # 8 bytes, at no multiple of 8
+    together._ranks.broadcast((one, 0) for one in (*many, beside))
+    assert not many.any() and not beside.any()
     shard = functools.partial(bridge.ShardedOptimizer, [*module.parameters()], torch.optim.SGD, lr=0.1)
     shard(seconds=20.5, open_seconds=50)
     said("seconds is 7: the ranks have met with 20.5", lambda: shard(seconds=7))
@@ -56,9 +60,11 @@ def shard_beside_the_whole(rank, device):
                 optimizer.zero_grad()
                 ((net(x) - y) ** 2).sum().backward()
                 optimizer.step()
+            parts.consolidate_state_dict(to=step % 2)  # until the next step, state_dict() returns it
             for a, b in zip(sharded.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-7, atol=0)
         said("neither copied nor pickled", lambda parts=parts: copy.deepcopy(parts))
+        parts.step()
         owned = [p for p in sharded.parameters() if p.requires_grad and parts.owner(p) == rank]
         held = [entry["exp_avg"].numel() for entry in parts.state_dict()["state"].values()]
         assert sum(held) == sum(p.numel() for p in owned), (held, owned)
@@ -207,10 +213,11 @@ def optimizers_that_differ(rank, device):
     assert kept == [1]
     odd = rank == 1
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
-    # the parameters differ only in their gradients
-    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]
+    # the parameters differ only at the end of their gradients
+    zeros = [nn.Parameter(torch.zeros(3000, device=device)) for _ in "12"]
     for number, p in enumerate(zeros):
-        p.grad = torch.full_like(p, number + 1.0)
+        p.grad = torch.zeros_like(p)
+        p.grad[-1] = number + 1.0
 
     def step(choose=lambda ps: ps, cls=adamw, **options):
         return lambda: bridge.ShardedOptimizer(choose(layers()[1]), cls, lr=0.1, **options).step()
