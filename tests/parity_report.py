@@ -123,6 +123,8 @@ class View(unittest.TestCase):
         self.assertEqual(len(self.records.only("scaling", impl="c", dtype=["f32", "f16"])), 2)
         self.assertEqual(len(self.records.only("other")), 0)
         self.assertEqual(len(self.records.where(lambda r: r["status"] == "oom")), 1)
+        first = self.records.ordered(lambda record: record["case"]["seq"]).first
+        self.assertEqual((first()["ms"]["median"], first("none")), (1.0, None))
         f32 = self.records.only(dtype="f32")
         self.assertEqual(f32.curve("seq", "ms", "c"), ([128, 1024], [0.25, 2.0]))
         self.assertEqual(f32.curve("seq", "peak_mib", "c"), ([128, 1024], [None, 3.5]))
