@@ -108,7 +108,7 @@ class Diverge(unittest.TestCase):
 
     def test_what_is_said_of_ranks(self):
         of_ranks, out = [], io.StringIO()
-        for rank, used in enumerate([(0.25, 1.5, 0.75), (0.125, 1.25, 1)]):
+        for rank, used in enumerate([(0.25, 0.75, 1.5), (0.125, 1.25, 1)]):
             sides = [
                 {
                     name: {"used": u, "rel_l2": u + k, "max_abs": u + 9 * k}
@@ -122,14 +122,14 @@ class Diverge(unittest.TestCase):
         options = types.SimpleNamespace(size="tiny", dtype="f32", all=True)
         self.assertEqual(diverge.say(of_ranks, options, Console(file=out, soft_wrap=True)), 1)
         wanted = """rank 0 a C 1.25e+00 PyTorch 2.25e+00 25.0% of what is allowed rank 1 a C 1.12e+00 PyTorch
-            2.12e+00 12.5% of what is allowed rank 0 b C 2.50e+00 PyTorch 3.50e+00 150.0% of what is allowed <--
-            rank 1 b C 2.25e+00 PyTorch 3.25e+00 125.0% of what is allowed <-- rank 0 c C 1.75e+00 PyTorch
-            2.75e+00 75.0% of what is allowed rank 1 c C 2.00e+00 PyTorch 3.00e+00 100.0% of what is allowed
-            tiny in f32: 3 outputs; 1 is outside the rule. The first of rank 0: b C rel_l2 2.5, largest error 10.5
-            PyTorch rel_l2 3.5, largest error 19.5 why 0 the output before it: a"""
+            2.12e+00 12.5% of what is allowed rank 0 b C 1.75e+00 PyTorch 2.75e+00 75.0% of what is allowed
+            rank 1 b C 2.25e+00 PyTorch 3.25e+00 125.0% of what is allowed <-- rank 0 c C 2.50e+00 PyTorch
+            3.50e+00 150.0% of what is allowed <-- rank 1 c C 2.00e+00 PyTorch 3.00e+00 100.0% of what is allowed
+            tiny in f32: 3 outputs; 2 are outside the rule. The first of rank 1: b C rel_l2 2.25, largest error 10.2
+            PyTorch rel_l2 3.25, largest error 19.2 why 1 the output before it: a"""
         self.assertEqual(out.getvalue().split(), wanted.split())
-        for mine, _ in of_ranks:
-            mine["error"]["outputs"]["b"]["used"] = 0.5
+        for (mine, _), name in zip(of_ranks, "cb", strict=True):
+            mine["error"]["outputs"][name]["used"] = 0.5
         self.assertEqual(diverge.say(of_ranks, options, Console(file=out, soft_wrap=True)), 0)
         self.assertIn(
             "all are within the rule. The largest error is 100% of what is allowed: c\n", out.getvalue()

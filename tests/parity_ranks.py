@@ -1,10 +1,12 @@
 """Groups of ranks: a rank's answer becomes a result of the case, and no rank process is left over."""
 
+import itertools
 import os
 import tempfile
 import time
 import unittest
 import unittest.mock
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import parity_double
@@ -12,7 +14,7 @@ import torch
 from parity_double.fakes import trouble
 
 from parity import ddp, shard
-from parity.core import ranks
+from parity.core import rank, ranks
 from parity.core.case import Case
 from parity.core.draw import Draw
 from parity.core.worker import Settings, Worker
@@ -147,16 +149,42 @@ class Memory(unittest.TestCase):
 
 class Combined(unittest.TestCase):
     def test_the_worst_rank_counts(self):
-        def record(status, rel_l2=None, message=None, seconds=1.0):
-            found = {"impl": "c", "status": status, "seconds": seconds, "ms": {"median": 2.0}}
+        def record(status, rel_l2=None, message=None, seconds=1.0, ms=2.0):
+            found = {"impl": "c", "status": status, "seconds": seconds, "ms": {"median": ms}}
             found |= {"error": {"rel_l2": rel_l2}} if rel_l2 is not None else {}
             return found | ({"message": message} if message else {})
 
         ranked = [[record("ok", 1e-7)], [record("ok", 3e-7, seconds=2.0)], [record("ok", 2e-7)]]
         self.assertEqual(ranks.combined(ranked), [record("ok", 3e-7, seconds=2.0)])
-        ranked[2] = [record("failed", 2e-7, "y is off")]
-        self.assertEqual(ranks.combined(ranked)[0]["message"], "rank 2: y is off")
-        self.assertEqual(ranks.combined(ranked)[0]["status"], "failed")
+        order = ("error", "failed", "oom", "not run", "unsupported", "ok")
+        for worse, better in itertools.combinations(order, 2):
+            ranked = [record(better, 9.0, "b"), record(worse, None, "w"), record(worse, 1.0, "x", 3.0, 9.0)]
+            for at, of in ((2, ranked), (1, [*ranked[:2], ranked[1]])):
+                wanted = {"error": {"rel_l2": 9.0}} | of[at] | {"ms": {"median": 2.0}}
+                wanted["message"] = f"rank {at}: {of[at]['message']}"
+                self.assertEqual(ranks.combined([[one] for one in of]), [wanted])
+
+
+class Together(unittest.TestCase):
+    def test_all_get_the_largest_and_the_one_that_does_not_come_is_named(self):
+        folder, values = self.enterContext(tempfile.TemporaryDirectory()), torch.randn(40, 3).tolist()
+        path = Path(folder, "page")
+
+        def largest(me):
+            together = rank.Together(path, me, 3, 9.0)
+            return [together.largest(row[me]) for row in values]
+
+        with ThreadPoolExecutor(3) as pool:
+            self.assertEqual([*pool.map(largest, range(3))], [[*map(max, values)]] * 3)
+        late = rank.Together(path.with_name("another"), 0, 3, 0.05)
+        self.assertRaisesRegex(TimeoutError, "rank 1 of 3 did not come to a call in 0.05 s", late.barrier)
+
+    def test_a_sample_is_the_slowest_rank_s(self):
+        seen = unittest.mock.Mock(**{"together.largest.return_value": 6.0})
+        self.assertEqual(rank.RankDevice(seen.device, seen.together).timed_ms(seen.call, 3), (2.0, 0.0))
+        names = [f"{name}{how or ''}" for name, _, how in seen.mock_calls]
+        before = ["device.synchronize", "together.barrier{'exact': True}", *["call"] * 3]
+        self.assertEqual(names, [*before, "device.synchronize", "together.largest"])
 
 
 if __name__ == "__main__":

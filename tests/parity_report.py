@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -61,10 +62,10 @@ class Tables(unittest.TestCase):
         for value, want in (
             (0.0, "0"),
             (123456789, "123456789"),
-            (1.0, "1.00"),
+            (1.5e10, "1.50e+10"),
             (99.95, "100.0"),
             (4.5678e-8, "4.57e-08"),
-            (-12.345, "-12.3"),
+            (-2.5e9, "-2500000000"),
             (math.inf, "inf"),
             (True, "yes"),
             (None, ""),
@@ -122,6 +123,8 @@ class View(unittest.TestCase):
         self.assertEqual(len(self.records.only("scaling", impl="c", dtype=["f32", "f16"])), 2)
         self.assertEqual(len(self.records.only("other")), 0)
         self.assertEqual(len(self.records.where(lambda r: r["status"] == "oom")), 1)
+        first = self.records.ordered(lambda record: record["case"]["seq"]).first
+        self.assertEqual((first()["ms"]["median"], first("none")), (1.0, None))
         f32 = self.records.only(dtype="f32")
         self.assertEqual(f32.curve("seq", "ms", "c"), ([128, 1024], [0.25, 2.0]))
         self.assertEqual(f32.curve("seq", "peak_mib", "c"), ([128, 1024], [None, 3.5]))
@@ -315,58 +318,63 @@ class Comparisons(unittest.TestCase):
         status = compare.main(wanted(self.folder / "old", self.folder / "new" / FILE, **options), console)
         return status, out.getvalue()
 
-    def test_the_same_is_no_worse(self):
-        status, said = self.compare(View.records.records, View.records.records)
-        self.assertEqual(status, 0)
-        self.assertIn("nothing got worse", said)
-        self.assertIn("noise band of time and memory 15%", said)
+    def test_what_moved_is_said_with_both_values(self):
+        """Each way and back: the words, and whether it is worse."""
 
-    def test_new_failures(self):
-        status, said = self.compare([record()], [record(status="failed", message="NaN")])
-        self.assertEqual(status, 1)
-        self.assertIn("new failure: scale/scaling/seq=128,dtype=f32 c: ok -> failed: NaN", said)
-        self.assertEqual(self.compare([record()], [record(status="oom")])[0], 1)
-        self.assertEqual(self.compare([record(status="oom")], [record(status="failed")])[0], 1)
-        self.assertEqual(self.compare([record(status="failed")], [record()])[0], 0)
-        self.assertEqual(self.compare([record(status="failed")], [record(status="error")])[0], 0)
-        self.assertEqual(self.compare([record("torch_eager")], [record("torch_eager", "oom")])[0], 0)
-        case = {"seq": 1}
-        self.assertEqual(self.compare([record()], [record(), record(case=case)])[0], 0)
-        self.assertEqual(self.compare([record()], [record(), record(status="failed", case=case)])[0], 1)
+        def off(rel_l2, max_abs=1.0, status="ok"):
+            return record(status=status, error=dict(max_abs=max_abs, rel_l2=rel_l2))
 
-    def test_error_growth(self):
-        def with_error(rel_l2):
-            return [record(error=dict(max_abs=1e-6, rel_l2=rel_l2))]
-
-        self.assertEqual(self.compare(with_error(1e-7), with_error(1.9e-7))[0], 0)
-        status, said = self.compare(with_error(1e-7), with_error(2.1e-7))
-        self.assertEqual(status, 1)
-        self.assertIn("error grew: scale/scaling/seq=128,dtype=f32 c: rel_l2 1e-07 -> 2.1e-07", said)
-        self.assertEqual(self.compare(with_error(0.0), with_error(1e-9))[0], 1)
-
-    def test_slowdowns(self):
-        self.assertEqual(self.compare([timed("c", 1.0)], [timed("c", 1.14)])[0], 0)
-        status, said = self.compare([timed("c", 1.0)], [timed("c", 1.2)])
-        self.assertEqual(status, 1)
-        self.assertIn("more time: scale/scaling/seq=128,dtype=f32 c: 1 ms -> 1.2 (1.20x)", said)
+        ok, failed, error, oom = (record(status=status) for status in ("ok", "failed", "error", "oom"))
+        one, ten = timed("c", 1.0), record(peak_mib=10.0)
+        graph = record(build=BUILD, config={"graph": True, "keep": "all", "timed": "whole"})
+        changed = record(build=BUILD, config={"graph": True, "keep": "most", "update": "along"})
+        switches = 'keep "all", timed "whole"', 'keep "most", update "along"'
+        for was, now, way, back in (
+            (ok, failed, "!new failure: ok -> failed: y is off", "fixed: failed -> ok"),
+            (ok, oom, "!new failure: ok -> oom", "fixed: oom -> ok"),
+            (oom, record(status="not run"), "other status: oom -> not run", "other status: not run -> oom"),
+            (oom, failed, "!new failure: oom -> failed: y is off", "other status: failed -> oom"),
+            (error, failed, "other status: error -> failed: y is off", "other status: failed -> error: y is off"),
+            (off(1.0), off(2.0), "", ""),
+            (off(0.0), off(0.0), "", ""),
+            (off(1.0), off(3.0, status="failed"), "!new failure: ok -> failed: y is off", "fixed: failed -> ok"),
+            (off(1.0), ok, "", ""),
+            (off(None, 1.0), off(2.0, 3.0), "!error grew: max_abs 1 -> 3", "error fell: max_abs 3 -> 1"),
+            (off(0.0), off(1e-9), "!error grew: rel_l2 0 -> 1e-09", "error fell: rel_l2 1e-09 -> 0"),
+            (off(0.1), off(0.21, 9.0), "!error grew: rel_l2 0.1 -> 0.21", "error fell: rel_l2 0.21 -> 0.1"),
+            (one, timed("c", 1.14), "", ""),
+            (one, timed("c", 1.2), "!more time: 1 ms -> 1.2 (1.20x)", "less time: 1.2 ms -> 1 (0.83x)"),
+            (ten, record(peak_mib=12.0), "!more memory: 10 MiB -> 12 (1.20x)", "less memory: 12 MiB -> 10 (0.83x)"),
+            (ten, record(peak_mib=0.0), "", ""),
+            (graph, changed, *[f"other config: {a} -> {b}" for a, b in (switches, switches[::-1])]),
+            (record("torch_eager"), record("torch_eager", "oom"), "", ""),
+            (record(module="other"), error, "!new failure:  -> error: y is off", "new:  -> ok"),
+        ):  # fmt: skip
+            for old, new, words in ((was, now, way), (now, was, back)):
+                with self.subTest(words, old=old, new=new):
+                    status, said = self.compare([old], [new], common=True)
+                    lines = re.findall(r"^([^:\n]+:) \S+ c:(.* -> .*)", said, re.MULTILINE)
+                    self.assertEqual([*map("".join, lines)], [words.strip("!")] * bool(words))
+                    self.assertEqual(status, words.startswith("!"))
 
     def test_a_machine_that_is_busy_is_no_slowdown(self):
         def run(ms, ratio):
-            return [timed("c", ms, ratio=dict(over="torch_eager", median=ratio))]
+            ratios = {"ratio": dict(over="torch_eager", median=ratio)} if ratio else {}
+            return [timed("c", ms, **ratios)]
 
-        self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 0.5))[0], 0)
-        self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 1.0))[0], 1)
-        elsewhere = [run(5.0, 0.5)[0] | {"host": HOST | {"model": 17}}]
-        status, said = self.compare(run(1.0, 0.5), elsewhere)
-        self.assertEqual(status, 0)
-        self.assertIn("the machines differ", said)
-        self.assertEqual(self.compare(run(1.0, 0.4), elsewhere)[0], 1)
+        rows = [(2.0, 0.5, 0.5, 0, 0), (2.0, 0.5, 1.0, 1, 1), (1.0, 0.5, 1.0, 0, 1), (2.0, 0.5, 0.25, 0, 0)]
+        for ms, was, now, here, there in [*rows, (2.0, None, 0.5, 1, 0), (2.0, 0.5, None, 1, 0)]:
+            with self.subTest(ms=ms, was=was, now=now):
+                self.assertEqual(self.compare(run(1.0, was), run(ms, now))[0], here)
+                elsewhere = [run(ms, now)[0] | {"host": HOST | {"model": 17}}]
+                status, said = self.compare(run(1.0, was), elsewhere)
+                self.assertEqual((status, "the machines differ" in said), (there, True))
 
     def test_a_processor_is_more_than_its_name_and_a_gpu_is_not(self):
         slow = timed("c", 2.0)
         usual = {"host": HOST}
         for first, more, same in (
-            (usual, usual, True),
+            (usual, {"host": dict(reversed(HOST.items()))}, True),
             (usual, {"host": HOST | {"stepping": 2}}, False),
             (usual, {"host": HOST | {"limits": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}}, False),
             (usual, {}, False),  # records once had no host
@@ -380,12 +388,11 @@ class Comparisons(unittest.TestCase):
             self.assertEqual(status, 1 if same else 0, more)
             self.assertEqual("compared as ratios" in out.getvalue(), not same)
         gpu = dict(device="cuda")
-        self.assertEqual(
-            self.compare([timed("c", 1.0, **gpu)], [slow | gpu | {"host": {"name": "other"}}])[0], 1
-        )
+        for more, status in (({"host": {"name": "other"}}, 1), ({"machine": "N"}, 0)):
+            self.assertEqual(self.compare([timed("c", 1.0, **gpu)], [slow | gpu | more])[0], status)
 
     def test_faults_come_first_and_the_count_last(self):
-        old = [record(), record(case={"seq": 1}), record(case={"seq": 2}), timed("c", 1.0, case={"seq": 3})]
+        old = [record(module="zoo"), record(), record(case={"seq": 1}), timed("c", 1.0, case={"seq": 3})]
         new = [
             record(status="failed", message="NaN"),
             timed("c", 9.0, case={"seq": 3}),
@@ -398,7 +405,7 @@ class Comparisons(unittest.TestCase):
             "new failure: 1 (scale 1)",
             "more time: 1 (scale 1)",
             "new: 1 (other 1)",
-            "missing: 2 (scale 2)",
+            "missing: 2 (scale 1, zoo 1)",
         ]
         last = "4 got worse, 2 of them by missing: --missing names them, with --common they are no matter"
         self.assertEqual(said[-5:], [*counts, last])
@@ -419,30 +426,30 @@ class Comparisons(unittest.TestCase):
         with self.assertRaisesRegex(compare.CompareError, "no results of module x; there are: other, scale"):
             self.compare(old, new, module=["x"])
 
-    def test_another_configuration_is_said_and_no_worse(self):
-        was = record(build=BUILD, config={"graph": True, "keep": "all", "timed": "whole"})
-        now = record(build=BUILD, config={"graph": True, "keep": "most"})
-        status, said = self.compare([was], [now])
-        self.assertEqual(status, 0)
-        self.assertIn(
-            'other config: scale/scaling/seq=128,dtype=f32 c: keep "all", timed "whole" -> keep "most"', said
-        )
+    def test_sides_differ_in_settings(self):
         sides = [record(config={"graph": on, "compiled": on, "compressed": on}) for on in (True, False)]
         words = "capture (one CUDA graph, queued)", "compilation (yes, no)", "gradients sent in (bf16, f32)"
         self.assertEqual(differing(*sides), [*words])
-        sides = [traits(record(impl, config={"graph": True})) for impl in ("c_nccl_flat", "torch_ddp")]
-        self.assertEqual([side["attention"] for side in sides], ["fused", "scores"])
-
-    def test_memory(self):
-        self.assertEqual(self.compare([record(peak_mib=10.0)], [record(peak_mib=12.0)])[0], 1)
-        self.assertEqual(self.compare([record(peak_mib=12.0)], [record(peak_mib=10.0)])[0], 0)
-
-    def test_missing_cases(self):
-        both = [record(), record(case={"seq": 1})]
-        status, said = self.compare(both, both[:1], missing=True)
-        self.assertEqual(status, 1)
-        self.assertIn("missing: scale/scaling/seq=1 c", said)
-        self.assertEqual(self.compare(both, both[:1], common=True)[0], 0)
+        for other in (None, record(config={"keep": "all"})):
+            self.assertEqual(differing(record(config={"attention": "flash"}), other), [])
+        names = dict(attention="flash", optimizer="adamw", keep="all", gradients="held", update="along")
+        for impl, config, dtype, want in (
+            ("c", names, "f32", "attention fused, optimizer adamw, kept activations all, gradients held, update along, "
+             "capture queued, gradients sent in f32"),
+            ("c_nccl_flat", {"graph": True}, "f32",
+             "attention fused, capture one CUDA graph, SMs of NCCL its choice, gradients sent in f32"),
+            ("c_nccl", {"nccl_ctas": 4}, "bf16_mixed", "attention fused, capture queued, SMs of NCCL 4"),
+            ("c_mpi", {"attention": "naive"}, "bf16_mixed", "attention scores, capture queued"),
+            ("torch_zero", {"captured": True}, "bf16",
+             "update after, attention scores, capture one CUDA graph, gradients sent in f32"),
+            ("torch_fsdp", {"compiled": True}, "bf16_mixed",
+             "update after, attention fused, capture queued, compilation yes"),
+            ("torch_ddp", {"compiled": False, "compressed": True, "update": "along"}, "bf16_mixed",
+             "update along, attention scores, capture queued, compilation no, gradients sent in bf16"),
+            ("c_nccl", {}, "f32", ""),
+        ):  # fmt: skip
+            found = traits(record(impl, config=config, case={"dtype": dtype}))
+            self.assertEqual(", ".join(map(" ".join, found.items())), want)
 
     def test_nothing_to_compare(self):
         with self.assertRaisesRegex(compare.CompareError, "no record file"):

@@ -1,9 +1,8 @@
 """What is compared with several sides of PyTorch, where the first, the best and the worst of them differ."""
 
-import contextlib
 import io
 import unittest
-from types import SimpleNamespace
+from pathlib import Path
 
 import torch
 from parity_writeup import timed
@@ -13,35 +12,36 @@ from parity.core import Case, verdict
 from parity.core.allowance import SAME, Orders, allow
 from parity.core.judge import judge
 from parity.core.sweep import Item
-from parity.core.view import Records
 from parity.core.writeup import Machine
-from parity.shard import full_page
-from parity.shared import diverge
-
-SIDES = {"torch_fsdp": 30.0, "torch_fsdp_compiled": 20.0, "torch_eager": 40.0}
 
 
 class Sides(unittest.TestCase):
-    def test_times_are_compared_with_the_fastest(self):
-        times = SIDES | {full_page.MINE[0]: 10.0}
-        row = verdict.Row()
-        records = [timed(impl, [ms] * 5) for impl, ms in times.items()]
-        verdict._add_times(row, SimpleNamespace(name="step"), records)
-        self.assertEqual(row.fastest, [(0.5, f"step ({full_page.MINE[0]})")])
-        case = {"warmup": 1, "layers": 2, "d_model": 8, "context": 4}
-        told = full_page.timed_of(
-            Records([record | {"case": case, "deliverable": "fsdp_accounting"} for record in records])
-        )
-        self.assertEqual((told["theirs"], told["compiled"]), (20.0, True))
-
-    def test_the_slowest_case_is_told(self):
+    def test_what_a_run_ends_with(self):
         items, records, out = [], [], io.StringIO()
-        for ms in (2.0, 4.0, 1.0):
-            items.append(Item("ops", "parity.ops", Case("operations", ms=ms)))
-            of = dict(module="ops", deliverable="operations", case=items[-1].case.keys)
-            records += [timed("c", [ms]) | of, timed("torch_eager", [2.0]) | of]
-        verdict.say(items, records, Console(file=out, soft_wrap=True))
-        self.assertIn("at worst: 2.00 times its time, ops/operations/ms=4.0 (c)", out.getvalue())
+
+        def ran(module, n, **sides):
+            items.append(Item(module, f"parity.{module}", Case("d", n=n)))
+            of = dict(module=module, deliverable="d", case=items[-1].case.keys)
+            records.extend(timed(impl, [ms]) | of | more for impl, (ms, more) in sides.items())
+
+        paired = {"ratio": {"over": "torch_eager", "median": 0.25}}
+        failed, lost = ({"status": status, "message": f"{status}!"} for status in ("failed", "oom"))
+        ran("ddp", 1, c_gloo=(8.0, {}), c_mpi=(2.0, failed), torch_ddp=(4.0, {}))
+        ran("ddp", 2, c_gloo=(5.0, {"measure": "time"}), torch_ddp=(1.0, lost))
+        ran("ops", 3, c=(2.0, paired), torch_eager=(4.0, {}), torch_compile=(1.0, {}))
+        ran("ops", 4, c=(9.0, {}), torch_eager=(3.0, {}), c_flash=(12.0, paired | {"measure": "time"}))
+        ran("ops", 5, c=(1.0, {"message": "not judged: torch_eager is oom"}))
+        ran("ops", 6, c=(1.0, {"measure": "time", "timed": 1}), torch_eager=(2.0, lost))
+        ran("ddp", 8, c_gloo=(1.0, {"measure": "time"}), c_nccl=(1.0, failed))
+        ran("ops", 7, c=(1.0, lost), torch_eager=(2.0, {}))
+        console = Console(file=out, soft_wrap=True)
+        bad = [verdict.say(items, records, console, Path("P")), verdict.say([], [], console)]
+        wanted = """module cases hold C / eager PyTorch C / fastest PyTorch ops 3 of 5 0.57 2.88 ddp 0 of 3 2.00
+            all 3 of 8 0.57 2.63 not judged, only measured: 1 of ops, 1 of ddp C against the fastest PyTorch at worst:
+            4.00 times its time, ops/d/n=4 (c_flash) tables and pictures: P failed: ddp/d/n=1 c_mpi: failed! failed:
+            ddp/d/n=8 c_nccl: failed! 2 results are bad, from the lowest module up: 2 of ddp. Begin with ddp/d/n=1
+            module cases hold C / eager PyTorch C / fastest PyTorch all 0 of 0"""
+        self.assertEqual((bad, out.getvalue().split()), ([2, 0], wanted.split()))
 
     def test_a_shared_gpu_is_the_last_choice(self):
         names = ["h100_shared", "cpu", "local", "h200x2", "h100"]
@@ -66,19 +66,6 @@ class Sides(unittest.TestCase):
                     found = judge(sides, {"o": truth}, {}, "torch_0")["c"]
                     self.assertEqual(found.passed, holds, found.complaints)
                     self.assertAlmostEqual(found.error()["used"], factor, places=2)
-
-    def test_the_first_wrong_output_is_of_the_step_and_not_of_the_first_rank(self):
-        def rank(wrong):
-            outputs = {
-                name: {"used": 9.0 if name == wrong else 0.1, "rel_l2": 1.0, "max_abs": 1.0} for name in "abc"
-            }
-            return {"error": {"outputs": outputs}, "message": f"{wrong}: far off"}, outputs
-
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            options = SimpleNamespace(all=False, size="tiny", dtype="f32")
-            diverge.say([rank("c"), rank("b")], options, Console(width=200))
-        self.assertIn("The first of rank 1: b", out.getvalue())
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from parity import comm, memory
 from parity.bench import page as bench
-from parity.core import handouts, report, sweep, words, writeup
+from parity.core import beside, handouts, report, sweep, words, writeup
 from parity.core.clock import statistics
-from parity.core.comparison import Comparison, Rates, clean, noisy
+from parity.core.comparison import Comparison, Rates, clean, geomean, ms_of, noisy, quotient
 from parity.core.document import Html, Markdown, Section
 from parity.core.record import FILE, RecordError
 from parity.core.report import Page
 from parity.core.view import Records
 from parity.ddp import page as ddp
-from parity.shard import full_page
 from parity.shard import page as shard
 from parity.shared.pages import report_proofs
 
@@ -39,15 +38,20 @@ class Comparisons(unittest.TestCase):
             self.assertEqual(found.verdict, verdict)
             self.assertLessEqual(found.low, found.ratio)
             self.assertLessEqual(found.ratio, found.high)
-        found = Comparison.of(timed("c", [1.0, 1.1, 0.9]), timed("torch_eager", [2.0, 2.2, 1.8]))
-        self.assertAlmostEqual(found.ratio, 0.5)
-        self.assertEqual((round(found.low, 3), round(found.high, 3)), (0.409, 0.611))
+        found = Comparison.of(timed("c", [1.0, 1.02, 0.8]), timed("torch_eager", [2.0, 2.01, 1.7]))
+        self.assertEqual((found.ratio, round(found.low, 3), found.high), (0.5, 0.398, 0.6))
 
     def test_the_range_of_pairs_is_the_range_of_their_ratios(self):
         paired = timed("c", [1.0], ratio={"over": "torch_eager", "median": 0.5, "p25": 0.45, "p75": 0.55})
         found = Comparison.of(paired, timed("torch_eager", [2.0]))
         self.assertEqual((found.low, found.high), (0.45, 0.55))
         self.assertEqual(Comparison.of(paired, timed("torch_compile", [2.0])).low, 0.5)
+        for end in ("p25", "p75"):
+            half = paired | {"ratio": {"over": "torch_eager", end: 0.4}}
+            self.assertEqual(Comparison.of(half, timed("torch_eager", [2.0])).low, 0.5)
+        edges = [Comparison(mine, 2.0, low, high).verdict for mine, low, high in
+                 ((1.0, 0.4, 1.0), (3.0, 1.0, 2.0), (1.0, 0.4, 0.9), (3.0, 1.1, 2.0))]  # fmt: skip
+        self.assertEqual(edges, ["equal", "equal", "faster", "slower"])
 
     def test_nothing_is_compared_with_noise(self):
         calm, wild = timed("c", [1.0, 1.1]), timed("torch_eager", [1.0, 3.0])
@@ -59,7 +63,16 @@ class Comparisons(unittest.TestCase):
         self.assertFalse(noisy(busy | {"others": 1}))
         for pair in ((calm, wild), (busy, calm), (calm, None), (calm, {"impl": "x", "status": "oom"})):
             self.assertIsNone(Comparison.of(*pair))
-        self.assertFalse(clean({"impl": "c"}))
+            self.assertIsNone(Comparison.of(*pair[::-1]))
+        for key in ("machine", "device", "host", "versions"):
+            self.assertIsNone(Comparison.of(calm, calm | {key: {"cores": 9}}))
+            self.assertEqual(Comparison.of(calm, calm | {key: {"cores": 9}}, anywhere=True).ratio, 1)
+        bad = {"impl": "c"}, calm | {"status": "failed"}
+        self.assertFalse(any(clean(record) or noisy(record) for record in bad))
+        self.assertEqual([ms_of(r) for r in (timed("c", [1.0, 1.02, 0.8]), wild, None)], [1.0, None, None])
+        pairs = (3, 2.0), (0, 2), (2.0, 0), (None, 2.0), (2.0, None), ("oom", 1.0)
+        self.assertEqual([quotient(*pair) for pair in pairs], [1.5, 0, None, None, None, None])
+        self.assertAlmostEqual(geomean([None, 0, -1, 4, 9]), 6)
 
     def test_the_bound_is_the_tighter_of_both_rates(self):
         rates = Rates.of(
@@ -195,8 +208,13 @@ class Answers(unittest.TestCase):
             self.run_of("bucketed", ms, bucket_mb=mb) for mb, ms in ((1, 103.0), (25, 99.0), (1000, 110.0))
         ]
         runs[-1]["values"]["beside"] = 20.0
-        runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd")]
-        runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
+        runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd", ranks=1)]
+        runs += [self.run_of("naive", 1.0) | {"status": "failed"}, self.run_of("flat", 1.0)]  # say nothing
+        del runs[-1]["values"]
+        way = {key: value for key, value in runs[0]["case"].items() if key != "part"} | {"warmup": 5}
+        for strategy, mb, ms in (("naive", 1, 100.0), ("bucketed", 1, 105.0), ("bucketed", 25, 300.0)):
+            case = way | {"strategy": strategy, "bucket_mb": mb}
+            runs.append(timed("torch_ddp", [ms, 1.1 * ms, (1.2 - mb / 250) * ms], deliverable="d", case=case))
         sections, values = self.answers(ddp.report, runs)
         flat = values["minimal_ddp_flat_benchmarking"]
         self.assertEqual([flat[name]["step"] for name in ("naive", "flat")], [130.0, 120.0])
@@ -211,10 +229,13 @@ class Answers(unittest.TestCase):
             self.assertAlmostEqual(found["step"], found["without"] + found["exposed"])
             self.assertAlmostEqual(found["collectives_share"], found["collectives"] / found["step"])
         self.assertGreater(overlap["overlap"]["hidden"], overlap["naive"]["hidden"])
+        found = overlap["bucketed"]
+        self.assertEqual([found[name] for name in ("step", "theirs", "equal")], [99.0, 1.1 * 105, True])
+        self.assertAlmostEqual(found["spread"], 0.0888, places=3)
         traces = sections["ddp_overlap_individual_parameters_benchmarking (b)"]
         self.assertFalse(traces.lacks)  # a trace of the overlap was recorded
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
-        self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [4])
+        self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [2, 4])
 
     def test_the_machine_that_answers_all_parts_is_preferred(self):
         rows = ("memory_profiling (a)", "memory_profiling (b)")
@@ -254,23 +275,6 @@ class Answers(unittest.TestCase):
             self.assertEqual(values[f"{name} (b)"]["torch_ddp"], ms)
             table = next(block.table for block in sections[f"{name} (b)"].blocks if hasattr(block, "table"))
             self.assertEqual("torch_ddp (ms)" in table.titles, ms is not None)
-
-    def test_a_gather_is_late_if_its_layer_waits_for_it(self):
-        series = {"calls": [2, 2, 1, 2]}
-        for rank, slow in ((0, 0.0), (1, 0.25)):
-            series[f"{rank} passes"] = [2.0, 4.0, 5.0]
-            series[f"{rank} begin"], series[f"{rank} end"] = [0.0, 0.5, 1.0, 2.5], [0.5, 0.9, 1.5, 3.0 + slow]
-            # The first layer waits for its gather. The reduce-scatter ends while a layer waits for a gather.
-            series[f"{rank} asked"], series[f"{rank} there"] = [0.1, 1.2, 3.0], [0.5, 1.2, 3.0 + slow]
-        self.assertEqual(
-            full_page.gathers_of(series, 1), [("forward", 0.4), ("forward", 0.0), ("backward", 0.25)]
-        )
-        self.assertEqual(full_page.in_time(series), {"gathers": 6, "in_time": 3, "latest": 0.4})
-        values = {"step": 10.0, "without": 7.0, "waits": 1.0, "tail": 0.5}
-        numbers = full_page.numbers_of({"values": values})
-        self.assertEqual(
-            numbers, {"step": 10.0, "ideal": 7.0, "exposed_ms": 3.0, "waits_ms": 1.5, "stretch": 1.5}
-        )
 
     def test_the_harness_is_blamed_for_its_own_time_alone(self):
         for time, held in (("2026-11-26T06:15:49Z", True), ("2026-11-29T00:00:00Z", None)):
@@ -423,21 +427,32 @@ class Documents(unittest.TestCase):
                 page.table(records.wide(["n"], "ms"), "times", expected=2)
 
         self.modules = {"ddp": types.SimpleNamespace(report=answer)}
-        self.machine("local", [2, 3, 4], deliverable=name)
-        self.machine("h100", [2, 3], deliverable=name)
-        path = self.folder / "h100" / FILE
-        other = [json.loads(line) for line in path.read_text().splitlines()]
-        other[0]["ms"] = statistics([8.0])
-        other[1]["config"], mine = {"attention": "flash"}, self.folder / "local" / FILE
-        path.write_text("".join(json.dumps(record) + "\n" for record in other))
-        mine.write_text(mine.read_text().replace('"n": 3}', '"n": 3}, "config": {"attention": "naive"}'))
+        self.machine("local", [2], deliverable=name)
+        self.machine("h100", [2], deliverable=name)
         text = self.write(machine=["local"], beside="h100")[0].read_text()
         self.assertEqual(text.count("| side | case | yours | h100 | yours / h100 |"), 1)  # of both parts
-        self.assertIn("| c | n 2 | 2.00 | 8.00 | 0.250 |", text)
-        self.assertIn(
-            "Not beside h100: c, n 3 (attention (scores, fused)); c, n 4 (not measured there).", text
-        )
-        self.assertNotIn("0.250", self.write(machine=["local"])[0].read_text())
+        self.assertNotIn("yours", self.write(machine=["local"])[0].read_text())
+
+    def test_what_is_beside_and_what_is_not(self):
+        dims = dict(d_model=1, d_ff=2, layers=3, heads=4, vocab=5)
+        cases = [{"size": "xl", "n": 7} | dims, dims, {"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]
+        times = [2.0], [3.0], [4.0], [1.0, 9.0], [6.0], [5.0]
+        mine, far = (
+            [timed("c", ms, case=case, module="m", deliverable="d", machine=name)
+             for ms, case in zip(of, cases, strict=True)]
+            for name, of in (("here", times), ("far", ([8.0], [6.0], [1.0, 9.0], [5.0], [0.0], [5.0])))
+        )  # fmt: skip
+        del far[4]["ms"]
+        mine[5]["config"], far[5]["config"] = ({"attention": how} for how in ("naive", "flash"))
+        beside.write(document := Markdown(Path()), [*mine, far[4] | {"impl": "x"}], far, "far")
+        beside.write(document, [], far, "far")
+        *rows, left = document.whole().strip("\n").splitlines()[4:]
+        small = ", ".join(f"{name} {value}" for name, value in dims.items())
+        ratios = ["| c | size xl, n 7 | 2.00 | 8.00 | 0.250 |", f"| c | {small} | 3.00 | 6.00 | 0.500 |"]
+        self.assertEqual([*filter(None, rows)], ratios)
+        why = ["noisy, or judged wrong"] * 2 + ["not measured there", "attention (scores, fused)"]
+        why = "; ".join(f"c, n {n} ({words_of})" for n, words_of in enumerate(why, 1))
+        self.assertEqual(left, f"*Not beside far: {why}.*")
 
     def test_one_id_and_another_place(self):
         self.machine("cpu", [1, 2])
