@@ -437,7 +437,7 @@ class Comparisons(unittest.TestCase):
             ("c", names, "f32", "attention fused, optimizer adamw, kept activations all, gradients held, update along, "
              "capture queued, gradients sent in f32"),
             ("c_nccl_flat", {"graph": True}, "f32",
-             "attention fused, capture one CUDA graph, SMs of NCCL its choice, gradients sent in f32"),
+             "attention fused, capture one CUDA graph, SMs of NCCL as many as NCCL chooses, gradients sent in f32"),
             ("c_nccl", {"nccl_ctas": 4}, "bf16_mixed", "attention fused, capture queued, SMs of NCCL 4"),
             ("c_mpi", {"attention": "naive"}, "bf16_mixed", "attention scores, capture queued"),
             ("torch_zero", {"captured": True}, "bf16",
