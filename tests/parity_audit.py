@@ -313,6 +313,14 @@ class Audit(unittest.TestCase):
                 found = [f.words for f in self.found(records) if f.check == check]
                 self.assertTrue(any(re.search(words, text) for text in found), found)
 
+    def test_a_pass_is_another_one_if_a_key_differs(self):
+        ended = oom("a", "torch_eager", BIG, "CUDA out of memory")
+        for key in ("size", "layers", "batch", "context", "dtype", "pass", "ranks", None):
+            with self.subTest(key):
+                case = BIG | ({key: 3} if key else {})
+                found = self.found([ended, made("m", "torch_eager", case, peak_mib=67_090)])
+                self.assertEqual(any("measured this pass" in f.words for f in found), key is None, found)
+
     def test_right_records_have_no_finding(self):
         self.assertEqual(self.found(right()), [])
 
