@@ -1,6 +1,7 @@
 """Groups of ranks: a rank's answer becomes a result of the case, and no rank process is left over."""
 
 import itertools
+import multiprocessing
 import os
 import tempfile
 import time
@@ -45,6 +46,14 @@ class Groups(unittest.TestCase):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         library = parity_double.build(folder)
         cls.settings = Settings(library, 1, 0.01, wait=3.0)
+
+    def test_a_rank_that_died_is_named_before_silent_ones(self):
+        group, ends = ranks.Group.__new__(ranks.Group), [multiprocessing.Pipe() for _ in range(3)]
+        group.ranks, group._pipes = 3, {number: mine for number, (mine, _) in enumerate(ends)}
+        ends[1][1].close()
+        short = unittest.mock.patch.multiple(ranks, CASE_S=0.1, REST_S=0.1)
+        with short, self.assertRaisesRegex(ranks.GroupError, "^rank 1 of 3 died$"):
+            group.run(FAKES, trouble.case_of("ranks"))
 
     def test_a_case_is_what_all_ranks_make_of_it(self):
         with Worker(self.settings) as worker:

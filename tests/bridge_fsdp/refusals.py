@@ -104,7 +104,9 @@ def misuse(ranks, rank):
     says("0.weight: sparse gradients", lambda: get_fsdp(nn.Sequential(nn.Embedding(4, 4, sparse=True))))
     says("parameter 0.weight has no shape yet", lambda: get_fsdp(nn.Sequential(nn.LazyLinear(4))))
     says("parameter weight is of torch.complex64", lambda: get_fsdp(nn.Linear(4, 4, dtype=torch.complex64)))
-    says("rank 1 has another module than rank 0", lambda: get_fsdp(layers(1 + rank)))
+    for other in (lambda _: layers(2), nn.Module.double, lambda model: model.requires_grad_(False)):
+        model = other(layers()) if rank else layers()
+        says("rank 1 has another module than rank 0", lambda model=model: get_fsdp(model))
     used = layers()
     used(x).sum().backward()
     says("parameter 0.weight has a gradient", lambda: get_fsdp(used))
