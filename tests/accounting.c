@@ -149,8 +149,8 @@ TD_TEST(activations_and_training_memory)
     assert_int_equal(f.rank.total, 16 * f.elements);
     assert_int_equal(f.saved, 8 * (INT64_C(1998235200) - 155200));
     assert_int_equal(f.shared, 4 * (2 * f.block / 2 + 16000000 / 2 + 155200));
-    /* Embedding, three blocks and head of 7 elements each on 4 ranks, and 7 norms. */
-    td_assert_ok(td_account_fsdp_memory(&(td_account_model){1, 1, 3, 1, 7}, 4, 4, 2, 4, &f));
+    /* Embedding, three blocks and head of 7 elements each on 5 ranks, and 7 norms. */
+    td_assert_ok(td_account_fsdp_memory(&(td_account_model){1, 1, 3, 1, 7}, 5, 4, 2, 4, &f));
     assert_int_equal(f.block, 7);
     assert_int_equal(f.elements, 2 + 3 * 2 + 2 + 7);
     assert_int_equal(f.rank.parameters, 4 * f.elements);
