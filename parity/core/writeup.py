@@ -267,7 +267,8 @@ def write_section(document: Markdown, row: str, found: Found) -> None:
         card = report.machine_of(of.machine.records, "plain")
         has = " ".join([f"Another card has it ({card}).", *of.section.answer[:2]])
         document.link(has, of.machine.name, of.machine.place(of.module, of.section))
-    case, mine = deliverable_of(row), report.of_module(machine.records, found.module)
+    case = deliverable_of(row)
+    mine = report.of_module(machine.records, found.module, joined=machine.home is not None)
     if all(record["deliverable"] != case for record in mine):
         case = mine[0]["deliverable"]  # the question has no cases of its own
     mine = [record for record in mine if record["deliverable"] == case]
