@@ -189,7 +189,7 @@ static void check_categories(const td_memory_recording *recording, const td_memo
     assert_int_equal(live_of(recording, TD_MEMORY_OPTIMIZER_STATE, created), step ? numel * 8 : 0);
     /* the loss and its rows */
     assert_int_equal(live_of(recording, TD_MEMORY_ACTIVATIONS, created) > 0, true);
-    /* backward begins with those of the norms */
+    /* The backward pass begins with the gradients of the norms. */
     const size_t norms = step ? 2 * (size_t)config->model.size.layers + 1 : 0;
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, forward + (int64_t)norms),
                      norms * (size_t)config->model.size.d_model * product);

@@ -160,8 +160,7 @@ class Invented(unittest.TestCase):
 
 
 def written():
-    """The text of all pages with few rows of each table, a number for the content of each picture, and the conditions
-    of sentences."""
+    """The text of all pages with few rows of each table, and a number for the content of each picture."""
     modules, render, texts = sweep.discover("parity"), Table._md, []
 
     def few(table):
@@ -195,8 +194,6 @@ def written():
                 texts.append(f"{path.name}: {zlib.crc32(path.read_bytes())}\n")
             elif path.suffix == ".md" and path.parent.name not in ("cpu", "h200x2"):
                 texts.append(path.read_text())
-    for path in sorted(words.FOLDER.glob("*.j2")):  # no page has both sides of each
-        texts.append(f"{path.stem}: {'; '.join(re.findall(r'{% (?:el)?if (.*?) %}', path.read_text()))}\n")
     return "".join(texts)
 
 

@@ -115,13 +115,11 @@ def row_of(record, keys):
     """What communication takes of a step, after these case keys."""
     values = record["values"]
     row = {"side": record["impl"]} | {title: record["case"].get(key) for key, title in keys.items()}
-    apart = updates_apart(values)
-    row |= {
-        f"{title} (ms)": None if apart and key == "exposed" else values[key] for title, key in SPLIT.items()
-    }
+    shown = values | ({"exposed": None} if updates_apart(values) else {})
+    row |= {f"{title} (ms)": shown[key] for title, key in SPLIT.items()}
     for name in ("exposed", "collectives"):
-        shown = not (apart and name == "exposed")
-        row[f"{name} / step"] = f"{100 * values[name] / values['step']:.0f} %" if shown else None
+        share = shown[name] and f"{100 * shown[name] / values['step']:.0f} %"
+        row[f"{name} / step"] = share
     row |= {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]}
     return row | {"MiB": values["bytes"] / MIB}
 
