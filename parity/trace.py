@@ -494,26 +494,21 @@ def report_softmax(page, profiled, both, case):
     page.section("nsys_profile (e)")
     alone = any(QK in values_of(record) for record in profiled.records)
 
-    def ratio_of(record):
-        """One definition for all rows: that with the GEMM of QK^T alone, if a record of PyTorch has it."""
-        mixed = alone and record["impl"] == "torch_eager" and QK not in values_of(record)
-        return None if mixed else softmax_ratio(record)
-
     def cells(record):
         found = {f"{part} (ms)": record["values"].get(f"attention ms {part}") for part in PARTS[:3]}
         found["QK^T (ms)"] = record["values"].get(QK)
-        ratio = ratio_of(record)
+        ratio = softmax_ratio(record)
         return found | ({"softmax / products": ratio[0]} if ratio else {})
 
     rows, panels = rows_of(profiled, cells), {}
-    for record in profiled.where(ratio_of).records:
+    for record in profiled.where(softmax_ratio).records:
         panel = panels.setdefault(record["case"]["size"], {})
-        for name, value in zip((record["impl"], "FLOPs"), ratio_of(record), strict=True):
+        for name, value in zip((record["impl"], "FLOPs"), softmax_ratio(record), strict=True):
             panel.setdefault(name, {})[record["case"]["context"]] = value
     for row in rows:
         of_size = panels.get(row["size"], {}).get("FLOPs", {})
         row["FLOPs, softmax / products"] = of_size.get(row["context"])
-    which = ", which the ratio counts; no cell: not recorded" if alone else ", which was not recorded"
+    which = ", which the ratio counts" if alone else ", which was not recorded"
     page.note(
         "f32, one forward pass. scores: QK^T, in PyTorch with scaling and mask, which are kernels of their own. QK^T: "
         f"its GEMM alone{which}. values: PV."

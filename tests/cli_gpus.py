@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import cli_ranks
 from cli_kit import main
@@ -65,11 +66,18 @@ class OnGpus(cli_ranks.Steps):
         self.check_defaults("shard", cases)
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):
-        kinds = (["shard", "--kind", kind] for kind in ("flat", "tensors", "full"))
-        for command in (["ddp"], *kinds):
+        kinds = [(["shard", "--kind", kind], self.SHORT, {}) for kind in ("flat", "tensors", "full")]
+        # Copy engines gather. NCCL captures nodes whose type the runtime cannot name.
+        copied = ["shard", "--kind", "full", "--dtype", "bf16_mixed", "--ctas", "0"]
+        for command, how, variables in [
+            (["ddp"], self.SHORT, {}),
+            *kinds,
+            (copied, self.WIDE, {"NCCL_CTA_POLICY": "2"}),
+        ]:
             losses = []
             for words in ([], ["--queued"]):
-                done = self.finish(self.start(2, *command, *words))
+                with mock.patch.dict(os.environ, variables):
+                    done = self.finish(self.start(2, *command, *words, how=how))
                 self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
                 losses.append(re.search(r"loss .* to .*", done[0][1]).group())
                 self.assertIn("steps are queued" if words else "steps are captured", done[0][1])
