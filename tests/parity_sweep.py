@@ -191,7 +191,7 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main(*how, "--module", "trouble", "--module", "scale")
         self.assertEqual(status, 1)
         lines = out.splitlines()
-        self.assertRegex(out, r"scale +6 cases: all hold, \d+ s; about")
+        self.assertRegex(out, r"scale +6 cases: none failed, \d+ s; about")
         self.assertRegex(out, r"trouble +2 cases: 1 failed, \d+ s\n")
         self.assertRegex(out, r"\[\d/8\] trouble/trouble/way=wrong: .*c failed")
         self.assertNotIn("way=fine", out)
@@ -223,7 +223,7 @@ class Sweeps(unittest.TestCase):
                 watch.end(item, [{"impl": "c", "status": "ok", "ratio": {"median": 0.5}}])
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
         for name in ("ops", "flash"):
-            self.assertRegex(plain, rf"{name} +2 cases: all hold, 0 s")
+            self.assertRegex(plain, rf"{name} +2 cases: none failed, 0 s")
         self.assertIn("flash 2 of 2, about", plain)
         self.assertNotIn("[1/4]", out.getvalue())
 

@@ -287,7 +287,7 @@ class _Watch(contextlib.AbstractContextManager):
             self.console.print(line, style="red" if bad else None)
         if tally.done == tally.total:
             left = f"; about {duration(self._left())} left" if self.done < len(self.expected) else ""
-            words = f"{tally.bad} failed" if tally.bad else "all hold"
+            words = f"{tally.bad} failed" if tally.bad else "none failed"
             line = f"{item.module:<12} {tally.total:>4} cases: {words}, {duration(tally.seconds)}{left}"
             self.console.print(line)
 
