@@ -128,6 +128,7 @@ TD_TEST(calls_are_compared)
         refuse(shared ? "" : "memfd_create", 1);
         open_pair(pair);
         refuse("", 0);
+        assert_int_equal(pair[0].control->meeting.listener, -1); /* the name and the file are free again */
         assert_int_equal(pair[0].status + pair[1].status, TD_OK);
         assert_int_equal(td_control_hosts(pair[1].control), 1);
         for (int i = 0; i < 2; i++)
@@ -411,7 +412,7 @@ static bool hear(void *user, double seconds, const char *what)
 TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
 {
     enum { HUB, RANK, SHARED, WORDS, CASES };
-    static const char *const told[CASES] = {"rank 1 has not come", "nobody answers at refusals-",
+    static const char *const told[CASES] = {"ranks 1, 2 have not come", "nobody answers at refusals-",
                                             "all_gather #1 of 10 bf16: rank 1 has not made it",
                                             "all_gather #1 of 10 bf16: not all ranks have made it"};
 
@@ -427,6 +428,7 @@ TD_TEST(a_caller_hears_of_a_wait_and_may_end_it)
             pair[j].options.deadline_ns = in_seconds(20);
         if (i == HUB || i == RANK) {
             pair[i].options.point.waiting = waiting;
+            pair[i].options.ranks = 3;
             open_control(&pair[i]);
             status = pair[i].status;
             assert_null(pair[i].control);

@@ -245,7 +245,7 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
 TD_TEST(a_silent_stranger_is_dropped_in_time)
 {
     const td_meet_point point = free_point(TOKEN);
-    rank hub = begin(0, 2, point, GREETING_MS + SHORT_MS);
+    rank hub = begin(0, 3, point, GREETING_MS + 2 * SHORT_MS);
 
     start(&hub);
     const int silent = knock();
@@ -255,8 +255,16 @@ TD_TEST(a_silent_stranger_is_dropped_in_time)
     assert_true(is_dropped(silent, OPEN_MS));
     assert_true(td_clock_ns() - begun >= GREETING_MS * INT64_C(900000));
     close(silent);
+    const int late = knock(); /* it is dropped with the hub */
+    assert_int_equal(hear(late, &nonce, sizeof nonce, OPEN_MS), sizeof nonce);
+    rank one = begin(1, 3, point, SHORT_MS); /* after its time it waits for what rank 0 says */
+    start(&one);
+    end(&one);
     end(&hub);
-    assert_says(hub.error, "rank 1 did not come in time");
+    assert_true(is_dropped(late, 0));
+    assert_says(hub.error, "rank 2 did not come in time");
+    assert_says(one.error, "rank 2 did not come in time");
+    close(late);
 }
 
 /* A false rank 0 hears a rank's greeting and repeats it to the real rank 0, which does not answer. Many such
