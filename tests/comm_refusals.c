@@ -117,11 +117,21 @@ static void assert_says(const rank *r, const char *words)
 static const td_signature first = {
     .number = 1, .count = 10, .kind = TD_CALL_ALL_GATHER, .type = TD_COMM_BF16};
 
+static int descriptors(void)
+{
+    int open = 0;
+
+    for (int i = 0; i < 256; i++)
+        open += fcntl(i, F_GETFD) >= 0;
+    return open;
+}
+
 /* Ranks compare their calls in a page of shared memory, or without one. */
 TD_TEST(calls_are_compared)
 {
     for (int shared = 0; shared < 2; shared++) {
         td_signature other = first;
+        const int before = descriptors();
         rank pair[2];
 
         prepare(pair);
@@ -144,6 +154,7 @@ TD_TEST(calls_are_compared)
                 td_control_await(pair[i].control, &other, in_seconds(5), NULL), TD_RANK_FAILED,
                 "made another call, all_gather #2 of 11 bf16, where rank 0 made all_gather #2 of 10");
         close_pair(pair);
+        assert_int_equal(descriptors(), before);
     }
 }
 

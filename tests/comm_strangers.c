@@ -155,11 +155,12 @@ static uint32_t listen_to(int connection, void *data, size_t room)
 
 static hello hello_of(int number, int ranks, td_key proof)
 {
-    hello h = {.proof = proof, .rank = number, .ranks = ranks, .peer = {.process = 1}};
+    hello h = {.proof = proof, .rank = number, .ranks = ranks};
     char name[TD_MEET_HOST];
 
     td_meet_host(h.key, name);
-    snprintf(h.peer.name, sizeof h.peer.name, "played");
+    h.key[0] = ranks > 2 ? '-' : h.key[0]; /* another host, whose GPUs may have the same names */
+    h.peer = (td_peer){.process = 1, .name = "pla\nyed", .device = "GPU"};
     return h;
 }
 
@@ -232,12 +233,11 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
         end(&pair[i]);
         assert_string_equal(pair[i].error, "");
     }
-    assert_true(td_clock_ns() - begun <
-                GREETING_MS * INT64_C(1000000)); /* rank 0 did not wait until a stranger's time was over */
     for (int i = 0; i < CROWD; i++) {
         assert_true(hear(silent[i], bytes, sizeof bytes, OPEN_MS) <= sizeof(td_key));
         close(silent[i]);
     }
+    assert_true(td_clock_ns() - begun < GREETING_MS * INT64_C(500000)); /* before a stranger's time is over */
     td_control_close(pair[1].control);
     td_control_close(pair[0].control);
 }
@@ -396,6 +396,7 @@ TD_TEST(rank_0_refuses_invalid_messages)
         snprintf(names[i], sizeof names[i], "to-hub-of-a-run-whose-name-is-long-enough-%ld-%zu",
                  (long)getpid(), i);
         hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_point){.run = names[i]}, OPEN_MS);
+        hubs[i].options.device = to_hub[i].when == JOINED ? "GPU" : "";
         start(&hubs[i]);
     }
     for (size_t i = 0; i < CASES; i++) {
@@ -424,7 +425,7 @@ TD_TEST(rank_0_refuses_invalid_messages)
         close(peers[i]);
         if (to_hub[i].when != STARTED)
             end(hub);
-        if (!strstr(hub->error, "rank 1 (process 1 on played) sent an invalid message"))
+        if (!strstr(hub->error, "rank 1 (process 1 on pla?yed) sent an invalid message"))
             fail_msg("%s: '%s'", to_hub[i].name, hub->error);
         td_control_close(hub->control);
     }
