@@ -175,8 +175,26 @@ TD_TEST(the_first_of_two_odd_ranks_is_named)
     free(ledger);
 }
 
+TD_TEST(all_late_ranks_are_named)
+{
+    td_peer peers[3] = {{.process = 0}};
+    td_ledger *ledger = calloc(1, td_ledger_bytes(3));
+    td_control control = {.ranks = 3, .ledger = ledger, .peers = peers, .options.seconds = 2};
+    char text[FAULT_ROOM];
+
+    td_ledger_publish(ledger, 0, &first);
+    ledger->slots[1].beat_ns = td_clock_ns();
+    td_control_find_late(&control, &first, text);
+    assert_string_equal(text, "rank 1 is late, it has made no call; "
+                              "rank 2 is late and does not answer, it has made no call; seconds is 2");
+    free(ledger);
+}
+
 TD_TEST(a_late_rank_is_named)
 {
+    const td_signature hurried = {.number = 1, .kind = TD_CALL_EXCHANGE};
+    int64_t deadline_ns;
+
     for (int shared = 0; shared < 2; shared++)
         for (int late = 0; late < 2; late++) {
             rank pair[2];
@@ -188,6 +206,7 @@ TD_TEST(a_late_rank_is_named)
             refuse("", 0);
             td_control_publish(pair[!late].control, &first);
             snprintf(words, sizeof words, "rank %d (process %ld on ", late, (long)getpid());
+            assert_false(td_control_patient(pair[!late].control, &hurried, &deadline_ns));
             td_assert_refused(td_control_await(pair[!late].control, &first, in_seconds(0.1), NULL),
                               TD_RANK_FAILED, words);
             td_assert_refused(td_control_status(pair[!late].control, NULL), TD_RANK_FAILED,

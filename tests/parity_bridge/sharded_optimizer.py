@@ -68,7 +68,7 @@ def shard_beside_the_whole(rank, device):
         owned = [p for p in sharded.parameters() if p.requires_grad and parts.owner(p) == rank]
         held = [entry["exp_avg"].numel() for entry in parts.state_dict()["state"].values()]
         assert sum(held) == sum(p.numel() for p in owned), (held, owned)
-    less, more = torch.zeros(10, device=device), torch.zeros(6, dtype=torch.float64, device=device)  # in bytes
+    less, more = torch.zeros(10, device=device), torch.zeros(6, device=device).double()  # in bytes
     parts = bridge.ShardedOptimizer([less, more], torch.optim.SGD, lr=0.1)
     assert (parts.owner(less), parts.owner(more)) == (1, 0)
 
