@@ -187,6 +187,13 @@ TD_TEST(all_late_ranks_are_named)
     td_control_find_late(&control, &first, text);
     assert_string_equal(text, "rank 1 is late, it has made no call; "
                               "rank 2 is late and does not answer, it has made no call; seconds is 2");
+    for (int i = 1; i < 3; i++) {
+        td_ledger_publish(ledger, i, &first);
+        ledger->slots[i].beat_ns = td_clock_ns();
+    }
+    td_control_find_late(&control, &first, text);
+    assert_string_equal(text, "all_gather #1 of 10 bf16 did not end in time on rank 0, although all ranks "
+                              "have made it; seconds is 2");
     free(ledger);
 }
 
