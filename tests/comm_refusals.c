@@ -117,21 +117,11 @@ static void assert_says(const rank *r, const char *words)
 static const td_signature first = {
     .number = 1, .count = 10, .kind = TD_CALL_ALL_GATHER, .type = TD_COMM_BF16};
 
-static int descriptors(void)
-{
-    int open = 0;
-
-    for (int i = 0; i < 256; i++)
-        open += fcntl(i, F_GETFD) >= 0;
-    return open;
-}
-
 /* Ranks compare their calls in a page of shared memory, or without one. */
 TD_TEST(calls_are_compared)
 {
     for (int shared = 0; shared < 2; shared++) {
         td_signature other = first;
-        const int before = descriptors();
         rank pair[2];
 
         prepare(pair);
@@ -154,7 +144,6 @@ TD_TEST(calls_are_compared)
                 td_control_await(pair[i].control, &other, in_seconds(5), NULL), TD_RANK_FAILED,
                 "made another call, all_gather #2 of 11 bf16, where rank 0 made all_gather #2 of 10");
         close_pair(pair);
-        assert_int_equal(descriptors(), before);
     }
 }
 
@@ -264,19 +253,6 @@ TD_TEST(a_patient_call_waits_for_a_rank_that_is_alive)
         }
         close_pair(pair);
     }
-}
-
-TD_TEST(a_call_that_does_not_end_is_named_if_all_ranks_are_in_it)
-{
-    rank pair[2];
-
-    prepare(pair);
-    open_pair(pair);
-    for (int i = 0; i < 2; i++)
-        td_control_publish(pair[i].control, &first);
-    td_assert_refused(td_control_late(pair[1].control, &first), TD_RANK_FAILED,
-                      "although all ranks have made it");
-    close_pair(pair);
 }
 
 TD_TEST(a_rank_that_leaves_or_fails_is_named)
@@ -660,8 +636,7 @@ TD_TEST(invalid_places_are_refused)
         {"nowhere", NULL, TD_BAD_ARGUMENT, "host:port"},
         {":1", NULL, TD_BAD_ARGUMENT, "host:port"},
         {"a:", NULL, TD_BAD_ARGUMENT, "host:port"},
-        {"a:123456", NULL, TD_BAD_ARGUMENT, "needs a port from 1 to 65535"},
-        {"a:0", NULL, TD_BAD_ARGUMENT, "1 to 65535"},
+        {"a:0", NULL, TD_BAD_ARGUMENT, "needs a port from 1 to 65535"},
         {"a:x", NULL, TD_BAD_ARGUMENT, "1 to 65535"},
         {"a:70000", NULL, TD_BAD_ARGUMENT, "1 to 65535"},
         {"no-such-host.invalid:1", NULL, TD_IO_ERROR, "cannot listen"},
