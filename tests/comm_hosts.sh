@@ -122,7 +122,7 @@ meets() {
     read -ra where <<<"$2"
     rm -f "$work"/rank.* "$work"/ready.*
     export "${3?}"
-    TD_SECONDS=20 TD_OPEN_SECONDS=20 ranks $((2 + where[1])) timeout 30 "$driver" gloo none -1 ||
+    TD_SECONDS=20 TD_OPEN_SECONDS=20 ranks $((2 + where[-1])) timeout 30 "$driver" gloo none -1 ||
         die "$1: $(cat "$work"/said.* "$work"/rank.*)"
     unset "${3%%=*}"
     said=$(cat "$work"/rank.*)
@@ -155,7 +155,7 @@ for i in 0 1; do
 done
 meets "one host without IPv4, localhost" "0 0" TD_ADDRESS=localhost:29927
 meets "one host without IPv4, by a name" "0 0" TD_NOTHING=
-meets "two hosts without IPv4, by a directory" "0 1" "TD_DIRECTORY=$work/directory"
+meets "two hosts without IPv4, by a directory" "0 0 1" "TD_DIRECTORY=$work/directory"
 for i in 0 1; do
     ip -n "${hosts[i]}" addr add 127.0.0.1/8 dev lo
     ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name"

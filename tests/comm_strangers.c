@@ -155,11 +155,12 @@ static uint32_t listen_to(int connection, void *data, size_t room)
 
 static hello hello_of(int number, int ranks, td_key proof)
 {
-    hello h = {.proof = proof, .rank = number, .ranks = ranks, .peer = {.process = 1}};
+    hello h = {.proof = proof, .rank = number, .ranks = ranks};
     char name[TD_MEET_HOST];
 
     td_meet_host(h.key, name);
-    snprintf(h.peer.name, sizeof h.peer.name, "played");
+    h.key[0] = ranks > 2 ? '-' : h.key[0]; /* another host, whose GPUs may have the same names */
+    h.peer = (td_peer){.process = 1, .name = "pla\nyed", .device = "GPU"};
     return h;
 }
 
@@ -232,12 +233,11 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
         end(&pair[i]);
         assert_string_equal(pair[i].error, "");
     }
-    assert_true(td_clock_ns() - begun <
-                GREETING_MS * INT64_C(1000000)); /* rank 0 did not wait until a stranger's time was over */
     for (int i = 0; i < CROWD; i++) {
         assert_true(hear(silent[i], bytes, sizeof bytes, OPEN_MS) <= sizeof(td_key));
         close(silent[i]);
     }
+    assert_true(td_clock_ns() - begun < GREETING_MS * INT64_C(500000)); /* before a stranger's time is over */
     td_control_close(pair[1].control);
     td_control_close(pair[0].control);
 }
@@ -245,7 +245,7 @@ TD_TEST(strangers_get_no_answer_and_do_not_delay)
 TD_TEST(a_silent_stranger_is_dropped_in_time)
 {
     const td_meet_point point = free_point(TOKEN);
-    rank hub = begin(0, 2, point, GREETING_MS + SHORT_MS);
+    rank hub = begin(0, 3, point, GREETING_MS + 2 * SHORT_MS);
 
     start(&hub);
     const int silent = knock();
@@ -255,8 +255,12 @@ TD_TEST(a_silent_stranger_is_dropped_in_time)
     assert_true(is_dropped(silent, OPEN_MS));
     assert_true(td_clock_ns() - begun >= GREETING_MS * INT64_C(900000));
     close(silent);
+    rank one = begin(1, 3, point, SHORT_MS); /* after its time it waits for what rank 0 says */
+    start(&one);
+    end(&one);
     end(&hub);
-    assert_says(hub.error, "rank 1 did not come in time");
+    assert_says(hub.error, "rank 2 did not come in time");
+    assert_says(one.error, "rank 2 did not come in time");
 }
 
 /* A false rank 0 hears a rank's greeting and repeats it to the real rank 0, which does not answer. Many such
@@ -346,7 +350,6 @@ static const message to_hub[] = {
     {"of another rank", JOINED, LEFT, 2, 0, {0}},
     {"of no rank", JOINED, LEFT, -1, 0, {0}},
     {"of no kind", JOINED, 99, 1, 0, {0}},
-    {"of kind 0", JOINED, 0, 1, 0, {0}},
     {"longer than any", JOINED, PUT, 1, MOST_BYTES + 1, {0}},
     {"a fault without a text", JOINED, FAULT, 1, 0, {0}},
     {"issued before the start", READY_SENT, ISSUED, 1, CALL, {.number = 1}},
@@ -388,6 +391,7 @@ TD_TEST(rank_0_refuses_invalid_messages)
         snprintf(names[i], sizeof names[i], "to-hub-of-a-run-whose-name-is-long-enough-%ld-%zu",
                  (long)getpid(), i);
         hubs[i] = begin(0, to_hub[i].when == JOINED ? 3 : 2, (td_meet_point){.run = names[i]}, OPEN_MS);
+        hubs[i].options.device = to_hub[i].when == JOINED ? "GPU" : "";
         start(&hubs[i]);
     }
     for (size_t i = 0; i < CASES; i++) {
@@ -416,7 +420,7 @@ TD_TEST(rank_0_refuses_invalid_messages)
         close(peers[i]);
         if (to_hub[i].when != STARTED)
             end(hub);
-        if (!strstr(hub->error, "rank 1 (process 1 on played) sent an invalid message"))
+        if (!strstr(hub->error, "rank 1 (process 1 on pla?yed) sent an invalid message"))
             fail_msg("%s: '%s'", to_hub[i].name, hub->error);
         td_control_close(hub->control);
     }
@@ -480,12 +484,15 @@ TD_TEST(a_rank_refuses_invalid_messages)
             tell(peer, START, 0, &(int32_t){0}, 4);
             end(&r);
             td_assert_ok(r.status);
+            for (int64_t calls = 2; calls > 0; calls--) /* two threads of rank 0 may send in this order */
+                tell(peer, GO, 0, &calls, sizeof calls);
         }
         if (m)
             send_message(peer, m);
         if (m && m->when == STARTED) {
             if (!td_control_verdict(r.control))
                 fail_msg("%s: taken", m->name);
+            assert_int_equal(r.control->go, 2);
             (void)td_control_status(r.control, NULL);
             snprintf(r.error, sizeof r.error, "%s", td_last_error());
         }

@@ -222,6 +222,7 @@ TD_TEST(a_recording_by_hand_is_written)
     td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
     text = file_read(file_path, &bytes);
     assert_non_null(strstr(text, ">peak 3072.0 MiB<"));
+    assert_null(strstr(text, " -")); /* no height is below 0: the tensor's bytes end once */
     free(text);
     check_axis(&by_hand);
     td_assert_ok(td_memory_write_events(&by_hand, file_path));
@@ -233,16 +234,6 @@ TD_TEST(a_recording_by_hand_is_written)
     assert_true(number(cJSON_GetArrayItem(events, 1), "pair") == 3);
     assert_true(number(cJSON_GetArrayItem(events, 3), "pair") == 0);
     cJSON_Delete(all);
-    free(text);
-
-    /* A recording without events is a valid picture too. */
-    by_hand.count = 0;
-    by_hand.summary = (td_memory_summary){.base_bytes = 0};
-    td_assert_ok(td_memory_replay(&by_hand));
-    assert_int_equal(by_hand.summary.whole.allocated_bytes, 0);
-    td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
-    text = file_read(file_path, &bytes);
-    assert_null(strstr(text, "nan"));
     free(text);
 }
 

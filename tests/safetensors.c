@@ -523,6 +523,7 @@ TD_TEST(a_commit_reaches_the_disk_before_the_name_and_then_the_folder)
     td_assert_ok(td_safetensors_write(writer, "a", 1));
     lay_a_folder();
     td_assert_refused(td_safetensors_commit(writer), TD_IO_ERROR, "not a regular file");
+    td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "a write of");
     td_safetensors_writer_destroy(writer);
     assert_int_equal(rmdir(file_path), 0);
     assert_int_equal(file_count(), 0);

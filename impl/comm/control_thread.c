@@ -75,9 +75,6 @@ static void start(td_control *control)
             return;
         }
     }
-    /* The start counts as a beat, so a rank that stops before its first beat is found too. */
-    for (int rank = 0; rank < control->ranks; rank++)
-        atomic_store(&control->ledger->slots[rank].beat_ns, td_clock_ns());
     td_control_tell_others(control, START, 0, -1, &shared, sizeof shared, NULL, 0);
     pthread_mutex_lock(&control->lock);
     control->started = true;

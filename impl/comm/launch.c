@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/key.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +16,8 @@ static td_status read_number(td_launch_lookup get, const char *name, int32_t *ou
 
     if (!text)
         return TD_OK;
-    errno = 0;
     const long value = strtol(text, &end, 10);
-    TD_CHECK(end != text && *end == '\0' && errno == 0 && value >= 0 && value <= INT32_MAX,
+    TD_CHECK(end != text && *end == '\0' && value >= 0 && value <= INT32_MAX,
              "%s is '%.40s', needs a whole number from 0 to %d", name, text, INT32_MAX);
     *out = (int32_t)value;
 cleanup:

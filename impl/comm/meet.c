@@ -37,7 +37,6 @@ void td_meet_host(char key[TD_MEET_KEY], char name[TD_MEET_HOST])
 
     if (gethostname(name, TD_MEET_HOST) != 0)
         snprintf(name, TD_MEET_HOST, "unknown");
-    name[TD_MEET_HOST - 1] = '\0';
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (file && !fgets(boot, sizeof boot, file))
         boot[0] = '\0';

@@ -441,7 +441,6 @@ static td_status take_plan(recorder *r)
     td_train_bytes plan;
 
     TD_TRY(td_memory_train_config(r->config, &train));
-    train.hooks = &r->hook;
     TD_TRY(td_train_plan(r->dev, &train, &plan));
     const size_t tokens = (size_t)(model->batch * model->context) * sizeof *r->ids;
     allocated[TD_MEMORY_WEIGHTS] = plan.model.parameters;

@@ -18,10 +18,10 @@ static const char *const colours[TD_MEMORY_CATEGORIES] = {[TD_MEMORY_WEIGHTS] = 
                                                           [TD_MEMORY_ACTIVATIONS] = "#228833",
                                                           [TD_MEMORY_SCRATCH] = "#aaaaaa"};
 
-/** The column of entry i; i == count is the right end of the picture. */
+/** The column of entry i; i == count is the right end of the picture. Every recording has entries. */
 static int column_of(const td_memory_recording *recording, int64_t i)
 {
-    return recording->count > 0 ? (int)((double)i / (double)recording->count * COLUMNS) : 0;
+    return (int)((double)i / (double)recording->count * COLUMNS);
 }
 
 static void fill(const td_memory_recording *recording, column *columns)
@@ -134,7 +134,7 @@ static void put_line(td_writer *file, const column *columns, double most)
 static void put_peak(td_writer *file, const td_memory_recording *recording, double most)
 {
     const td_memory_span *whole = &recording->summary.whole;
-    const int at = column_of(recording, whole->peak < 0 ? 0 : whole->peak);
+    const int at = column_of(recording, whole->peak);
     const double y = y_of((double)whole->live_bytes, most);
 
     td_writer_print(file, "<circle cx=\"%d\" cy=\"%.1f\" r=\"4\"/>\n", LEFT + at, y);
@@ -165,7 +165,7 @@ static void put_picture(td_writer *file, const td_memory_recording *recording, c
     const td_memory_span *whole = &recording->summary.whole;
     const size_t top =
         whole->allocated_bytes > whole->live_bytes ? whole->allocated_bytes : whole->live_bytes;
-    const double most = top > 0 ? 1.03 * (double)top : 1;
+    const double most = 1.03 * (double)top;
 
     fill(recording, columns);
     td_writer_print(

@@ -378,7 +378,7 @@ def refused_or_freed(rank, device):
     model = bridge.DataParallel(net)
     model(torch.ones(2, 6, device=device)).sum().backward()
     model.finish_gradient_synchronization()
-    assert live() > before
+    assert live() > before and model._block.numel() == 2 * 256  # a weight and a bias, with their flags
     gone, held = weakref.ref(model), net.weight.grad[1:]
     del model
     assert live() > before and gone() is None
@@ -395,6 +395,8 @@ def refuse(rank, device):
     said("naive, flat, overlap or bucketed", lambda: bridge.DataParallel(Tied().to(device), "fast"))
     complex_one = nn.Linear(2, 2, dtype=torch.complex64, device=device)
     said("complex64, which is not sent", lambda: bridge.DataParallel(complex_one))
+    odd = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3 + rank)).to(device)
+    said("'1.weight' here: rank 1 has f32 [4, 2]", lambda: bridge.DataParallel(odd))
     model = bridge.DataParallel(Tied().to(device))
     x = torch.zeros(2, 10, device=device)
     if rank == 1:
