@@ -1,6 +1,7 @@
 """The write-up: comparisons, sentences and their limits, the machine of an answer, and its formats."""
 
 import json
+import math
 import re
 import shlex
 import tempfile
@@ -97,9 +98,10 @@ class Sentences(unittest.TestCase):
             ({"x": 1.0}, "It is 1."),
             ({"x": None}, None),
             ({}, None),
-            ({"x": float("nan")}, None),
+            ({"x": math.nan}, None),
         ):
             self.assertEqual(words.filled("It is {{ x }}.", values), want)
+        self.assertIsNone(words.filled("It is {{ x | percent }}.", {"x": math.nan}))
         self.assertIsNone(words.filled("{% if a > 1 %}x{% endif %}", {"a": None}))
         self.assertEqual(words.filled("Always.", {}), "Always.")
 
@@ -113,15 +115,16 @@ class Sentences(unittest.TestCase):
         for value, want in (
             (12.84, "12.8"),
             (1095.3, "1,095"),
-            (0.0456, "0.0456"),
-            (3.2e-7, "3.20e-07"),
+            (0.00123, "0.00123"),
+            (0.000123, "1.23e-04"),
+            (math.inf, "infinite"),
             (97.0, "97"),
             (1048576, "1,048,576"),
             ("f32", "f32"),
         ):
             self.assertEqual(words.number(value), want)
-        shares = [words.percent(share) for share in (0.283, 0.0163, -1.234)]
-        self.assertEqual(shares, ["28 %", "1.6 %", "-123 %"])
+        shares = [words.percent(share) for share in (0.283, 0.0163, -1.234, 0.0)]
+        self.assertEqual(shares, ["28 %", "1.6 %", "-123 %", "0 %"])
         self.assertEqual((words.change(0.88), words.change(1.5)), ("falls by 12 %", "rises by 50 %"))
 
 
