@@ -370,11 +370,11 @@ class Documents(unittest.TestCase):
                 page.lacks(f"n of {n}") if n not in records.values("n") else None
 
         self.modules = {"ddp": types.SimpleNamespace(report=answer)}
-        for folder, counts in (("cpu", [8]), ("h100", [1, 2, 3]), ("h100x2", [1]), ("h200", [9])):
+        for folder, counts in (("cpu", [8]), ("h200", [1, 2, 3]), ("h100x2", [1]), ("h100", [9])):
             self.machine(folder, counts)
-        self.assertEqual(self.chosen(), "h100")
+        self.assertEqual(self.chosen(), "h200")  # which has the most rows
         named = re.findall(r"Another card has it.*\[(\w+)\]", (self.folder / "WRITEUP.md").read_text())
-        self.assertEqual(named, ["h200"])
+        self.assertEqual(named, ["h100"])
 
     def test_a_command_for_what_is_missing_selects_cases_of_its_id(self):
         for name, (module, _) in handouts.COMMANDS.items():
@@ -399,15 +399,26 @@ class Documents(unittest.TestCase):
             self.assertEqual(len(given[-1]), len(records))
 
         self.modules = {"ddp": types.SimpleNamespace(report=answer, JOINED=True)}
-        writeup.sections_of(writeup.machines_of(self.folder, (), self.modules), self.modules)
+        machines = writeup.machines_of(self.folder, (), self.modules)
+        writeup.sections_of(machines, self.modules)
         self.assertEqual(given[-1], {1: "h200x2", 2: "h100x4", 4: "h100x4"})
+        given.clear()
+        writeup.sections_of(machines[1:2], self.modules)
+        self.assertEqual(len(given), 1)  # one machine is joined with none
 
     def test_every_format(self):
-        self.machine("cpu", [1, 2])
-        for form in ("md", "html", "latex"):
+        built = [{"build": {"commit": commit}} for commit in ("0123456789ab", "unknown", "0123456789ab")]
+        self.assertEqual(writeup.builds_of(built), "tandem 0123456789, commit not recorded")
+        self.machine("a<b", [1, 2])
+        for form, question, machine in (
+            ("md", "*{}*\n", r"a\<b; tandem"), ("html", "<p>{}</p>", "a&lt;b; tandem"),
+            ("latex", "{}\n", r"a\textless{}\allowbreak{}b; tandem"),
+        ):  # fmt: skip
             path = self.write(form)[0]
             text = path.read_text()
             self.assertEqual(text.count("Measured by python -m parity run"), 1)
+            self.assertIn(f"\n{question.format(handouts.QUESTIONS['naive_ddp'])}", text)
+            self.assertIn(machine, text)
             if form == "html":
                 self.assertNotRegex(text, r"(src|href)=\"(?!data:|#)")
             if form == "latex":
@@ -466,6 +477,9 @@ class Documents(unittest.TestCase):
         self.assertEqual(len([*out.parent.glob("figures/*.svg")]), 2)
         self.assertEqual(re.findall("^## .*", out.read_text(), re.MULTILINE), ["## naive_ddp"])
         self.assertFalse((self.folder / "README.md").exists())
+        self.assertTrue(self.write(out=self.folder / "new" / "empty.md", id=["flash_forward"])[0].exists())
+        of_2025 = [path.name for path in self.write(edition="2025") if path.suffix == ".md"]
+        self.assertEqual(of_2025, ["WRITEUP-2025.md"])
         with self.assertRaisesRegex(report.ReportError, "no id nothing; there are: benchmarking_script"):
             self.write(id=["nothing"])
         with self.assertRaisesRegex(RecordError, "no machine h300 in .*; --machine takes: cpu$"):
