@@ -233,6 +233,8 @@ def right():
         *waiting(12.0),
         *errors(1e-6, 2e-6),
     ]
+    found.append(copy.deepcopy(found[0]) | {"deliverable": "torch_compile", "config": COMPILED})
+    slower(found[-1], 1.2)  # with other settings
     return [*found, communication("ddp", RANKS, exposed=31.0, tail=31.0, collectives=30.0)]
 
 
@@ -259,6 +261,10 @@ PLANTED = {
     "blocks are less than the peak": (
         lambda r: first(r, module="memory")["values"].update({"blocks weights": 2**29}),
         ("sum", "blocks: memory by use adds up to 1536"),
+    ),
+    "live memory is less than its parts": (
+        lambda r: first(r, module="memory")["values"].update({"live weights": 2**31}),
+        ("sum", "live: memory by use adds up to 2048 MiB, the whole is 1024"),
     ),
     "kernels exceed their window": (
         lambda r: first(r, module="trace")["values"].update({"forward ms matmul": 8.5}),

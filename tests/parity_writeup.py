@@ -15,9 +15,10 @@ from parity.bench import page as bench
 from parity.core import beside, handouts, report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, geomean, ms_of, noisy, quotient
-from parity.core.document import Html, Markdown, Section
+from parity.core.document import Html, Latex, Markdown, Section, Tabled, Text
 from parity.core.record import FILE, RecordError
 from parity.core.report import Page
+from parity.core.tables import Table
 from parity.core.view import Records
 from parity.ddp import page as ddp
 from parity.shard import page as shard
@@ -424,6 +425,23 @@ class Documents(unittest.TestCase):
             if form == "latex":
                 self.assertIn(r"\includegraphics", text)
                 self.assertTrue((self.folder / "figures/ddp_time.pdf").read_bytes().startswith(b"%PDF"))
+
+    def test_a_section_in_each_form(self):
+        table = Table([{"n": n} for n in range(25)])
+        blocks = [Text("s"), Text("a < b", "working"), Tabled("t", table)]
+        section = Section("d", "q", ['A `x_y` <"b">.'], blocks, notes=["N."], lacks=["L"])
+        lacks, fold = "Not measured on this machine: L.", "<details><summary>The table: 25 rows</summary>\n"
+        for form, *wanted, table_in in (
+            (Markdown, 'A `x_y` <"b">.\n', "*s*\n", "```text\na < b\n```\n", "Notes: N.\n", f"*{lacks}*\n",
+             f"{fold}\n{table.render('md')}\n</details>\n"),
+            (Html, '<p>A <code>x_y</code> &lt;"b"&gt;.</p>', '<p class="small">s</p>', "<pre>a &lt; b</pre>",
+             "<p>Notes: N.</p>", f'<p class="small">{lacks}</p>', f"{fold}{table.render('html')}</details>"),
+            (Latex, 'A \\texttt{x\\_\\allowbreak{}y} \\textless{}\\allowbreak{}"b"\\textgreater{}.\n', "{\\footnotesize s\\par}\n",
+             "{\\scriptsize\\begin{verbatim}\na < b\n\\end{verbatim}}\n", "Notes: N.\n",
+             f"{{\\footnotesize {lacks}\\par}}\n", table.render("latex", "C", "tab:l_t")),
+        ):  # fmt: skip
+            (document := form(self.folder)).section(section, "C", "l", fold=True)
+            self.assertEqual(document.parts, [*wanted[:3], table_in, *wanted[3:]])
 
     def test_contents_name_an_id_once_and_link_its_parts(self):
         for form, link in ((Markdown, "[{1}](#{0})"), (Html, '<a href="#{0}">{1}</a>')):
