@@ -436,8 +436,8 @@ class Documents(unittest.TestCase):
              f"{fold}\n{table.render('md')}\n</details>\n"),
             (Html, '<p>A <code>x_y</code> &lt;"b"&gt;.</p>', '<p class="small">s</p>', "<pre>a &lt; b</pre>",
              "<p>Notes: N.</p>", f'<p class="small">{lacks}</p>', f"{fold}{table.render('html')}</details>"),
-            (Latex, 'A \\texttt{x\\_\\allowbreak{}y} \\textless{}\\allowbreak{}"b"\\textgreater{}.\n', "{\\footnotesize s\\par}\n",
-             "{\\scriptsize\\begin{verbatim}\na < b\n\\end{verbatim}}\n", "Notes: N.\n",
+            (Latex, 'A \\texttt{x\\_\\allowbreak{}y} \\textless{}\\allowbreak{}"b"\\textgreater{}.\n',
+             "{\\footnotesize s\\par}\n", "{\\scriptsize\\begin{verbatim}\na < b\n\\end{verbatim}}\n", "Notes: N.\n",
              f"{{\\footnotesize {lacks}\\par}}\n", table.render("latex", "C", "tab:l_t")),
         ):  # fmt: skip
             (document := form(self.folder)).section(section, "C", "l", fold=True)
