@@ -30,16 +30,7 @@ def timed(impl, samples, **more):
 
 
 class Comparisons(unittest.TestCase):
-    def test_ratio_range_and_verdict(self):
-        for mine, theirs, verdict in (
-            ([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], "faster"),
-            ([2.0, 2.1, 1.9], [1.0, 1.1, 0.9], "slower"),
-            ([1.0, 1.1, 0.9], [1.05, 1.1, 1.0], "equal"),
-        ):
-            found = Comparison.of(timed("c", mine), timed("torch_eager", theirs))
-            self.assertEqual(found.verdict, verdict)
-            self.assertLessEqual(found.low, found.ratio)
-            self.assertLessEqual(found.ratio, found.high)
+    def test_ratio_and_range(self):
         found = Comparison.of(timed("c", [1.0, 1.02, 0.8]), timed("torch_eager", [2.0, 2.01, 1.7]))
         self.assertEqual((found.ratio, round(found.low, 3), found.high), (0.5, 0.398, 0.6))
 
