@@ -121,6 +121,11 @@ class View(unittest.TestCase):
         self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
         self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
         self.assertIsNone(geomean([]))
+        apart = [timed("c", 1.0), timed("torch_eager", 2.0) | {"machine": "N"}]
+        self.assertEqual([*Records(apart).ratio("ms")], [])
+        errors = ("c", 0.5), ("torch_eager", 4.0), ("torch_flash", 2.0)
+        found = [record(impl, error={"rel_l2": e}, reference="torch_flash") for impl, e in errors]
+        self.assertEqual([*Records(found).error_ratio()], [0.25])
 
     def test_selection(self):
         self.assertEqual(self.records.values("seq"), [128, 1024])
