@@ -144,9 +144,11 @@ class Diverge(unittest.TestCase):
             return [[dict(impl="c", status="ok"), lost]]
 
         with patch.object(diverge, "records_of", records_of):
-            status, text = self.said("--threads", "3", "--library", "other.so", here=False)
-        self.assertEqual((status, str(given[0].library), given[0].threads), (2, "other.so", 3))
-        self.assertIn("torch_eager is oom: no room", text)
+            for ranks, where in ((1, ""), (2, "rank 0: ")):
+                how = "--threads", "3", "--library", "other.so", "--ranks", str(ranks)
+                status, text = self.said(*how, here=False)
+                self.assertEqual((status, str(given[-1].library), given[-1].threads), (2, "other.so", 3))
+                self.assertIn(f"error: {where}torch_eager is oom: no room", text)
 
     def test_a_case_has_the_options(self):
         keys = dict(layers=5, batch=3, context=7, dtype="bf16", attention="naive", keep="all", seed=9)

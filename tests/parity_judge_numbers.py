@@ -97,12 +97,12 @@ ZOO = {
         {0: "refused bound"},
     ),
 }
-RIGHT = (
-    HEAD
-    + "benchmarking_script,xl,512,4,f32,forward,H100,252.4,2.1,\n"
-    + "benchmarking_script,xl,512,4,f32,backward,H100,483.4,3.5,\n"
-    + "benchmarking_script,xl,512,4,f32,step,H100,798.8,5.0,51076\n"
-    + "benchmarking_mixed_precision,xl,512,4,bf16,forward,NVIDIA H100 80GB HBM3,75.1,0.3,\n"
+RIGHT = (  # in other words, and with the mark of a spreadsheet
+    f"\ufeff{HEAD}"
+    + "benchmarking_script,xl,512,4,fp32,forward,H100,252.4,2.1,\n"
+    + "benchmarking_script,xl,512,4,float32,backward,H100,483.4,3.5,\n"
+    + "benchmarking_script,xl,512,4,f32,full,H100,798.8,5.0,51076\n"
+    + "benchmarking_mixed_precision,xl,512,4,bfloat16,forward,NVIDIA H100 80GB HBM3,75.1,0.3,\n"
 )
 
 
@@ -165,6 +165,7 @@ class TheCommand(unittest.TestCase):
     def test_right_rows_hold_and_have_our_row_beside_them(self):
         status, said, rows = self.run_it(RIGHT)
         self.assertEqual((status, [row["verdict"] for row in rows]), (0, ["holds"] * 4), said)
+        self.assertEqual(rows[0]["id"], "benchmarking_script")
         for row in rows:
             self.assertAlmostEqual(row["c_ms_ratio"], row["ms"] / row["c_ms"])
         self.assertEqual(rows[2]["torch_side"], "torch_eager")

@@ -89,7 +89,8 @@ class Times(unittest.TestCase):
             with here(), contextlib.nullcontext() if ALL else quick:
                 status, said, _ = judged(ATTENTION, "--only", only, *limits)
             self.assertEqual(status, 1, said)
-            self.assertRegex(page.read_text(), r"bound: .* TFLOP at 0.0001 TFLOP/s take")
+            row = "refused: pytorch: flash_benchmarking forward seq 512 head_dim 64 batch 1 heads 1 f32 causal True cpu"
+            self.assertRegex(page.read_text(), rf"{row}\n    bound: .* TFLOP at 0.0001 TFLOP/s take")
             self.assertIn("| refused |", page.read_text())
             self.assertNotIn("wrong", said)
 
@@ -114,6 +115,14 @@ class Waiting(unittest.TestCase):
 
 
 class Notes(unittest.TestCase):
+    def test_inputs_fill_two_caches(self):
+        draw = mock.Mock(
+            device=torch.device("cpu"), integers=lambda name, shape, high: torch.tensor([high - 1])
+        )
+        for mib, sets in ((1, 64), (0.001, 1024), (22, 3), (16, 4)):
+            found = clocked.request_of(None, {"q": torch.empty(int(mib * 2**18), device="meta")}, draw)
+            self.assertEqual((found["sets"], found["turn"]), (sets, sets - 1))
+
     def test_a_row_says_what_its_calls_ran_with(self):
         plain = {"settled": True, "compiled": 0, "persisting": 0, "mhz": [None, None]}
         for more, words in (

@@ -11,6 +11,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+from parity.core.cards import impossible, step_gflop
 from parity.core.case import Case
 from parity.core.files import write_whole
 from parity.core.record import ASIDE, FILE, Finished, Loaded, RecordError, RecordFile, load, prune
@@ -291,6 +292,42 @@ class RecordFiles(unittest.TestCase):
         more = Case("d", measure="time", repeats=10, count=1)
         self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2, here))
         self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2, here))
+
+
+# A case of a model with 334.2 MiB of weights.
+MODEL = dict(vocab=10_000, d_model=1024, d_ff=4096, layers=4, dtype="f32")
+
+
+class Limits(unittest.TestCase):
+    def test_what_no_machine_can_have_done(self):
+        """On an H200: a number at its limit, the next one, the FLOPs of a call, keys of the case, and the words."""
+        step = {"pass": "step"}
+        for key, most, beyond, flops, case, words in (
+            ("tflops", 66.9, 67, 0, {}, "tflops is 67, the card's data sheet has 66.9"),
+            ("tflops", 989.4, 990, 0, {"dtype": "bf16_mixed"}, "tflops is 990, the card's data sheet has 989.4"),
+            ("gb_s", 4800, 4801, 0, {}, "gb_s is 4801, the card's data sheet has 4800"),
+            ("peak_mib", 144_384, 144_385, 0, {}, "peak_mib is 144385, the card's data sheet has 144384"),
+            ("ms", 0.001, 0.0009, 0, {}, "ms.min is 0.0009, needs 0.001 at least"),
+            ("ms", 2, 1.5, 133.8, {}, "ms.median is 1.5, the data sheet's 66.9 TFLOP/s take 2"),
+            ("peak_mib", 331, 330, 0, {}, "peak_mib is 330, the weights alone are 334"),
+            ("peak_mib", 166, 165, 0, {"dtype": "f16"}, "peak_mib is 165, the weights alone are 167"),
+            ("peak_mib", 993, 992, 0, step, "peak_mib is 992, the weights and AdamW's state alone are 1002"),
+            ("peak_mib", 331, 330, 0, step | {"optimizer": "sgd"}, "peak_mib is 330, the weights alone are 334"),
+        ):  # fmt: skip
+            for value, want in ((most, ""), (beyond, words)):
+                value = dict(min=value, median=value) if key == "ms" else value
+                record = {"machine": "NVIDIA H200", "device": "cuda", key: value, "case": MODEL | case}
+                self.assertEqual(impossible(record, flops), want, record)
+        elsewhere = {"machine": "CPU", "case": MODEL | step, "tflops": 1e9, "gb_s": 1e9}
+        for ms, want in ((1e-4, ""), (9e-5, "ms.min is 9e-05, needs 0.0001 at least")):
+            self.assertEqual(impossible(elsewhere | {"ms": dict(min=ms, median=ms), "peak_mib": 331}), want)
+        self.assertEqual(impossible(elsewhere | {"case": MODEL | {"ranks": 2}, "peak_mib": 1}), "")
+
+    def test_the_least_work_of_a_rank_s_step(self):
+        case = MODEL | dict(ranks=2, batch=4, context=512, optimizer="adamw")
+        self.assertAlmostEqual(step_gflop(case), 6e-9 * 77_358_080 * 4 * 512 / 2)
+        for other in ({"pass": "step"} | case, *({k: case[k] for k in case if k != gone} for gone in case)):
+            self.assertEqual(step_gflop(other) == 0, "dtype" in other, other)
 
 
 if __name__ == "__main__":

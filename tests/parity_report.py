@@ -23,8 +23,8 @@ from parity.core.case import ParityError
 from parity.core.comparison import differing, geomean, traits
 from parity.core.document import Figure
 from parity.core.record import FILE, RecordError
-from parity.core.tables import Spread, Table, _ems, breaking, text
-from parity.core.view import Records
+from parity.core.tables import Samples, Spread, Table, _ems, breaking, text
+from parity.core.view import COUNTED, Records, number
 
 torch.set_num_threads(1)  # the tensors are small
 UMASK = os.umask(0o022)
@@ -33,12 +33,14 @@ os.umask(UMASK)
 
 class Tables(unittest.TestCase):
     def test_no_line_ends_within_a_number_and_its_unit(self):
-        table = Table([{"forward (ms)": Spread(12.8, 0.016), "share": "67.2 %"}])
+        digits = {"forward (ms)": 4}
+        table = Table([{"forward (ms)": Spread(12.84, 0.016), "share": "67.2 %"}], digits=digits)
         for form in ("md", "html"):
-            self.assertRegex(table.render(form), "12.8\u00a0±\u00a00.016.*67.2\u00a0%")
+            self.assertRegex(table.render(form), "12.84\u00a0±\u00a00.016.*67.2\u00a0%")
         found = table.render("latex")
         self.assertIn("67.2~\\%", found)
         self.assertIn(" (ms) &", found)
+        self.assertNotIn("caption", found)
 
     def test_other_formats(self):
         table = Table([{"dtype": "a|b_c", "ms": 0.0123456}])
@@ -109,6 +111,9 @@ class View(unittest.TestCase):
         self.assertEqual(self.records.value("peak_mib", seq=1024), 3.5)
         self.assertEqual(self.records.value("error.outputs.o.rel_l2"), 0.5)
         self.assertTrue(math.isnan(self.records.value("ulp_max", seq=128, dtype="f32")))
+        lost, exact = ({"error": dict(max_abs=most, rel_l2=None)} for most in (None, 0.0))
+        found = number(lost, "rel_l2"), number(exact, "rel_l2"), number({"error": {"used": None}}, "used")
+        self.assertEqual(found, (math.inf, None, math.inf))
         with self.assertRaisesRegex(ValueError, "name more keys"):
             self.records.value("ms", seq=128)
         with self.assertRaisesRegex(ValueError, "two cases of .* agree in dtype; name more keys"):
@@ -116,6 +121,11 @@ class View(unittest.TestCase):
         self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
         self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
         self.assertIsNone(geomean([]))
+        apart = [timed("c", 1.0), timed("torch_eager", 2.0) | {"machine": "N"}]
+        self.assertEqual([*Records(apart).ratio("ms")], [])
+        errors = ("c", 0.5), ("torch_eager", 4.0), ("torch_flash", 2.0)
+        found = [record(impl, error={"rel_l2": e}, reference="torch_flash") for impl, e in errors]
+        self.assertEqual([*Records(found).error_ratio()], [0.25])
 
     def test_selection(self):
         self.assertEqual(self.records.values("seq"), [128, 1024])
@@ -128,6 +138,23 @@ class View(unittest.TestCase):
         f32 = self.records.only(dtype="f32")
         self.assertEqual(f32.curve("seq", "ms", "c"), ([128, 1024], [0.25, 2.0]))
         self.assertEqual(f32.curve("seq", "peak_mib", "c"), ([128, 1024], [None, 3.5]))
+        self.assertEqual(f32.curve("seq", "ms", "none"), ([], []))
+
+    def test_a_row_has_all_sides_of_a_case(self):
+        wild = [timed(impl, 3.0, case={"seq": 4096, "dtype": "f32"}) for impl in ("torch_eager", "c")]
+        wild[0]["ms"] |= {"std": 1.5}
+        wild[1]["ms"] |= {"std": 1.2, "n": 7}
+        rows = Records([*wild, *self.records.records]).wide(["dtype", "seq"], "ms", base="torch_eager")
+        self.assertEqual(
+            [*rows[0]], ["dtype", "seq", "c", "torch_eager", "c / torch_eager", COUNTED, "noisy"]
+        )
+        calm = Samples(5, 5, 0.0)
+        self.assertEqual([[*row.values()] for row in rows], [
+            ["f32", 128, 0.25, 1.0, 0.25, calm, None],
+            ["f32", 1024, 2.0, 4.0, 0.5, calm, None],
+            ["f32", 4096, 3.0, 3.0, 1.0, Samples(5, 7, 0.5), "torch_eager, c"],
+            ["bf16", 128, 9.0, "oom", None, calm, None],
+        ])  # fmt: skip
 
 
 class Pages(unittest.TestCase):

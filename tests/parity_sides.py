@@ -55,6 +55,9 @@ class Sides(unittest.TestCase):
         torchs = [(truth + error).float() for error in (first, second)]
         limit = allow(truth, torchs, Orders([], truth), torch.float32)
         self.assertAlmostEqual(limit.norm / (SAME * 3e-4 * 0.5**0.5), 1, places=2)
+        for shape in ((), (0, 4)):
+            one = torch.ones(shape, dtype=torch.float64)
+            self.assertEqual(allow(one, [one], Orders([one, one], one), torch.float32).elements.shape, shape)
         every = first + second
         one = torch.zeros_like(truth)
         one[40, 5] = limit.elements[40, 5]

@@ -26,11 +26,10 @@ class Text:
 
 @dataclass
 class Tabled:
-    """A table, its name in a document that has many, and whether the question asks for it."""
+    """A table, and its name in a document that has many."""
 
     name: str
     table: Table
-    asked: bool = True
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Section:
     notes: list[str] = field(default_factory=list)  # sentences beyond those that the question asks for
 
     def rows(self) -> int:
-        tables = (block.table for block in self.blocks if isinstance(block, Tabled) and block.asked)
+        tables = (block.table for block in self.blocks if isinstance(block, Tabled))
         return sum(len(table.rows) for table in tables)
 
     def has_content(self) -> bool:
@@ -156,7 +155,7 @@ class Markdown:
     def drawn(self, figure: Figure, form: str) -> str:
         """The picture's path from the document."""
         path = self.folder / self.figures / f"{figure.name}.{form}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         self.files.append(write_whole(path, figure.saved(form)))
         return path.relative_to(self.folder).as_posix()
 

@@ -94,7 +94,7 @@ class Page:
             titles[COUNTED] = titles.pop(COUNTED, COUNTED)
         if "noisy" in there:
             titles["noisy"] = titles.pop("noisy", "noisy")
-        tabled = Tabled(name, Table(rows, titles, units, digits), asked=bool(self._now.row) and not more)
+        tabled = Tabled(name, Table(rows, titles, units, digits))
         if more:
             self.more.append((self._now.question, tabled))
             self._notes = []

@@ -41,10 +41,9 @@ class Samples(NamedTuple):
 class Table:
     """Titles and cells in order; numbers stay numbers until they are rendered."""
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], columns=None, units=None, digits=None):
+    def __init__(self, rows: Sequence[Mapping[str, Any]], columns=None, units=None, digits=None):
         """columns selects, orders and (as a mapping) titles the columns. One that no row has, because nothing was
         measured, is left out. units follow the title in brackets. digits are significant digits."""
-        rows = list(rows)
         there = columns_of(rows)
         titles = titles_of(there if columns is None else columns)
         names = [name for name in titles if name in there]

@@ -43,7 +43,7 @@ def percent(value: float | None) -> str:
     """0.283 becomes "28 %", and 0.0163 "1.6 %"."""
     if value is None or not math.isfinite(value):
         raise MissingError
-    shown = f"{100 * value:.0f}" if abs(value) >= 0.0995 or value == 0 else f"{100 * value:.2g}"
+    shown = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.2g}"
     return f"{shown} %"
 
 
@@ -64,7 +64,7 @@ def templates(module: str) -> dict[str, list[str]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         if line.startswith("## "):
             lines = found.setdefault(line.removeprefix("## "), [])
-        elif line or found:
+        elif found:
             lines.append(line)
     return found
 

@@ -294,7 +294,7 @@ def renamed(section: Section) -> Section:
             return replace(of, name=f"{of.name}_{NEWEST}", title=words(of.title))
         table = copy(of.table)
         table.rows = [[words(cell) for cell in row] for row in table.rows]
-        if of.asked and lacks_10b and "size" in table.titles:
+        if lacks_10b and "size" in table.titles:
             blank = [None] * len(table.titles)
             at = next((i for i, numeric in enumerate(table.numeric) if numeric), -1)
             blank[table.titles.index("size")], blank[at] = "10B", "not measured"
