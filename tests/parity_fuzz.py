@@ -38,88 +38,12 @@ PATIENCE = 120.0  # for a process of the test's own
 
 torch.set_num_threads(1)
 
-SCALARS = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2**63 - 1,
-    2**63,
-    -(2**70),
-    0.5,
-    -0.0,
-    1e308,
-    5e-324,
-    float("nan"),
-    float("inf"),
-)
-STRINGS = (
-    "",
-    "c",
-    "ok",
-    "cuda",
-    "1",
-    "\0",
-    "\n",
-    "\x1b[31m",
-    "é",
-    "\u2028",
-    "\ud800",
-    "\U0001f600",
-    "x" * 5000,
-    "a=1,b",
-)
-TEXTS = (
-    *(
-        "[" * 100_000,
-        '{"a":' * 20_000,
-        "9" * 5000,
-        "1e999",
-        "-1e999",
-        "NaN",
-        "nul",
-        '"',
-        '"\\',
-        '"\\u12',
-        "\\",
-        "{}",
-        "[]",
-    ),
-    *(
-        " ",
-        "\t",
-        "\r",
-        "\n",
-        "\r\n",
-        "\0",
-        ",",
-        "}",
-        "}{",
-        "\ufeff",
-        "/*",
-        "'c'",
-        "1.",
-        "01",
-        "+1",
-        "0x1",
-        '"\\ud800"',
-    ),
-)
-BYTES = (
-    b"\r",
-    b"\n",
-    b"\xff",
-    b"\xc0\xaf",
-    b"\xed\xa0\x80",
-    b"\xe2\x82",
-    b"\xf4\x90\x80\x80",
-    b"\xef\xbb\xbf",
-    b"\x00",
-    b"\x7f",
-    b"\x80",
-)
+SCALARS = (None, True, False, 0, 1, -1, 2**63 - 1, 2**63, -(2**70), 0.5, -0.0, 1e308, 5e-324)
+SCALARS += float("nan"), float("inf")
+STRINGS = (*"|c|ok|cuda|1|\0|\n|\x1b[31m|é|\u2028|\ud800|\U0001f600".split("|"), "x" * 5000, "a=1,b")
+TEXTS = ("[" * 100_000, '{"a":' * 20_000, "9" * 5000, *'1e999 -1e999 NaN nul " "\\ "\\u12 \\ {} []'.split())
+TEXTS += (*" |\t|\r|\n|\r\n|\0|,|}|}{|\ufeff|/*|'c'|1.|01|+1|0x1|\"\\ud800\"".split("|"),)
+BYTES = b"\r|\n|\xff|\xc0\xaf|\xed\xa0\x80|\xe2\x82|\xf4\x90\x80\x80|\xef\xbb\xbf|\x00|\x7f|\x80".split(b"|")
 
 
 def fuzz(default: float, act) -> None:
