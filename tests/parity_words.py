@@ -7,7 +7,7 @@ import unittest
 
 from jinja2 import Template, nodes
 
-from parity.core.words import ENVIRONMENT, FOLDER
+from parity.core.words import ENVIRONMENT, FOLDER, sentences
 
 
 class One(float):
@@ -130,6 +130,33 @@ trace|theirs.short.0 - theirs.short.1|theirs.forward - theirs.step||the share fa
 trace|mine.short.0 - mine.short.1|mine.forward - mine.step||the share falls more|theirs.short.0=2 least=0
 transformer|held|judged|All 1 cases pass|10 of 1 cases pass
 """
+# Of sentences that the pages of no record have: file|heading|values|the sentence.
+RARE = """
+bench|benchmarking_script (c)|gpu=False|In the first step memory is touched for the first time, threads start, \
+and the matrix library generates its kernels.
+bench|benchmarking_script (c)|torch_eager={"steady": None}|So some work of the first steps, such as allocation, \
+still comes after them; which one was not measured.
+bench|torch_compile (b)|step=dict(size="L", c=1, best=2, update_differs=False, c_differ=["a", "b"])|C's fastest step \
+of L takes 1 ms; the fastest compiled step takes 2 ms; they differ in a, b, PyTorch's first.
+bench|gradient_checkpointing|size="xl", batch=4, context=512, asked=False, best=2, other=False|(b) With checkpoints \
+of k layers, 2025's xl (`batch 4, context 512`; 2026's was not measured) has C's lowest peak at `k = 2`.
+bench|gradient_checkpointing|asked_mib=81920|A step that keeps all activations asked for 81,920 MiB and found no room.
+memory|memory_profiling (b)|lost=[512], naive_lost=None|At context 512 PyTorch ran out of the card's memory in \
+passes that keep activations.
+memory|memory_profiling (c)|wide={"c_inference_tensors": 2}, low={"c_inference_tensors": 3}|C's inference rises from \
+2 to 3 MiB there, because C keeps bf16 copies of weights.
+shard|fsdp|apart_average=3, weights=9|The bridge's FullyShardedDataParallel, which wraps PyTorch modules, gives other \
+bits in 3 of 9 weights than one process that averages the ranks' gradients.
+shard|fsdp|apart_whole=0|It has the bits of the whole batch at once, too.
+shard|fsdp_accounting|whole_peak=None, total=5|The peak of a step without sharding was not measured, so the saving of \
+the peak is not known.
+shard|fsdp_accounting|timed=dict(size="L", dtype="f32", mine=2, whole=1, equal=False, whole_differ=[])|A captured step \
+of L (`f32`) takes 2 ms in C with full sharding and 1 ms without.
+shard|fsdp_accounting|timed=dict(compiled=False, theirs=3, differ=[])|PyTorch's fully_shard takes 3 ms.
+shard|leaderboard (2026)|other=None|A B200's peak is 2.5 times an H100's by the data sheet of the GB200.
+trace|nsys_profile (b)|size="L", mine={"kernel": "k", "class": "sum", "share": 0.5, "calls": 2, "both": "k", "part": 1}\
+|For L the kernel in C is `k` (sum) with 50 % and 2 calls; with backward it is the same (100 %).
+"""
 NAMES = {("bench", "size", "xl"), ("bench", "dtype", "f32"), ("shard", "flat.verdict", "equal")}
 NAMES |= {("trace", "mine.class", "matmul")}  # a name's own words, no verdict
 
@@ -181,6 +208,11 @@ class Words(unittest.TestCase):
                 sides = (re.findall(rf"{{{{ {side}\.(\w+)", row) for side in ("mine", "theirs"))
                 mine, theirs = map(dict.fromkeys, sides)
                 self.assertEqual([n for n in mine if n in theirs], [n for n in theirs if n in mine], row)
+
+    def test_rare_sentences(self):
+        for row in RARE.strip().splitlines():
+            module, heading, values, sentence = row.split("|")
+            self.assertIn(sentence, sentences(module, heading, eval(f"dict({values})")))
 
     def test_each_comparison_has_its_words_on_both_sides(self):
         rows = [[*row.split("|"), ""][:6] for row in ROWS.strip("\n").splitlines()]
