@@ -10,12 +10,13 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
-from parity import comm, memory
+from parity import attention, comm, flash, memory, trace
 from parity.bench import page as bench
 from parity.core import beside, handouts, report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, geomean, ms_of, noisy, quotient
 from parity.core.document import Html, Latex, Markdown, Section, Tabled, Text
+from parity.core.draw import Draw
 from parity.core.record import FILE, RecordError
 from parity.core.report import Page
 from parity.core.tables import Table
@@ -27,6 +28,47 @@ from parity.shared.pages import report_proofs
 
 def timed(impl, samples, **more):
     return {"impl": impl, "case": {}, "status": "ok", "ms": statistics(samples)} | more
+
+
+class Figures(unittest.TestCase):
+    """What rates are formed from, and what is made of the activities that PyTorch's profiler names."""
+
+    def test_work_of_a_call(self):
+        c = unittest.mock.MagicMock()
+        case = comm.time_case("cpu", 4, 2**20, calls=3)
+        sides = comm.run(case, Draw("work"), c)
+        self.assertEqual([sides[side].nbytes for side in ("c_gloo", "torch_gloo")], [1.5 * 2**20] * 2)
+        work = dict(forward_flops=4.0, backward_flops=10.0, backward_flops_naive=8.0)
+        c.value.return_value = unittest.mock.MagicMock(**work)
+        for module, passes in (
+            (attention, {"forward": 4, "backward": 8}),
+            (flash, {"forward": 4, "backward": 10, "both": 14}),
+        ):
+            timed = [of for of in module.cases("quick", "cpu") if "pass" in of and of.seq <= 512]
+            self.assertEqual({case["pass"] for case in timed}, {*passes})
+            for case in timed:
+                sides = module.run(case, Draw(case.name), c)
+                found = {sides[side].flops for side in ("c", "torch_eager")}
+                self.assertEqual(found, {passes[case["pass"]]}, case)
+
+    def test_what_is_made_of_a_profile(self):
+        rows = """mm 0 forward scores 0 100; _softmax 0 forward softmax 50 150; add 0 loss - 200 250
+            add_ 0 optimizer - 300 400; mul 0 optimizer - 310 320; div 0 optimizer - 390 395
+            mm 1 forward scores 1000 1300"""
+        rows = [row.split() for row in re.split("[;\n]", rows)]
+        activities = [
+            trace.ref.Activity(f"aten::{name}", int(step), phase, part.strip("-"), float(begin), float(end))
+            for name, step, phase, part, begin, end in rows
+        ]
+        timer = {"forward": [1.0, 2.0, 9.0], "loss": [0.5, 0.25, 0.125]}
+        found = trace.torch_values(trace.ref.Profiled(2, timer, activities), None)
+        wanted = {"forward timer": 2.25, "forward window": 0.275, "optimizer busy": 0.05}
+        wanted |= {"forward ms matmul": 0.2, "forward ms softmax": 0.05, "step ms elementwise": 0.0825}
+        wanted |= {"forward and backward ms elementwise": 0.025, "attention ms scores": 0.2}
+        wanted |= {"attention ms scores matmul": 0.2, "attention ms softmax": 0.05}
+        wanted |= {"forward 1 share": 0.8, "forward 1 calls": 1.0, "forward 2 calls": 0.5}
+        self.assertEqual({name: round(found[name], 9) for name in wanted}, wanted)
+        self.assertEqual((found["step 2 name"], found["step 2 class"]), ("aten::_softmax", "softmax"))
 
 
 class Comparisons(unittest.TestCase):
