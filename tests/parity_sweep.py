@@ -227,6 +227,25 @@ class Sweeps(unittest.TestCase):
         self.assertIn("flash 2 of 2, about", plain)
         self.assertNotIn("[1/4]", out.getvalue())
 
+    def test_how_long_a_run_takes(self):
+        for seconds, words in ((89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")):
+            self.assertEqual(sweep.duration(seconds), words)
+        items = [
+            sweep.Item("m", "m", Case("d", seconds=10, alone=alone, n=i)) for i, alone in enumerate((0, 1))
+        ]
+        for known, words in (
+            (None, "2 cases, about 24 s"),
+            (3, "2 cases, about 10 s (2 of them timed in earlier runs)"),
+        ):
+            finished = types.SimpleNamespace(seconds=lambda *_, known=known: known)
+            self.assertEqual(sweep.describe(items, finished), words)
+        with unittest.mock.patch.object(sweep.time, "monotonic", lambda: 100.0):
+            watch = sweep._Watch(Console(file=io.StringIO()), {"m/a": 10.0, "m/b": 30.0}, verbose=False)
+        watch.past, watch.started = 10.0, 80.0
+        with unittest.mock.patch.object(sweep.time, "monotonic", lambda: 100.0):
+            for watch.done, left in ((2, 30.0), (3, 60.0)):  # few say little
+                self.assertEqual(watch._left(), left)
+
     def test_a_run_may_end_after_a_bad_case(self):
         few = ("run", "--module", "trouble", "--case", "way=(wrong|names|input)")
         status, out, _ = self.main(*few, "--fail-fast")
