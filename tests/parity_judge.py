@@ -10,7 +10,7 @@ from parity.core.allowance import ELEMENT, FLOOR, NORM, NORM_16, Orders, allow, 
 from parity.core.case import amid, equal, within
 from parity.core.draw import Draw
 from parity.core.equals import LARGE, UNIT, Sequential
-from parity.core.judge import EPS, ProtocolError, judge
+from parity.core.judge import EPS, ProtocolError, judge, timed_complaints
 from ref import ops
 
 torch.set_num_threads(1)  # the tensors are small
@@ -168,14 +168,6 @@ class WrongAnswers(unittest.TestCase):
         self.refused(F32, drop, "rel_l2")
         self.refused(BF16, drop)
 
-    def test_zeroed_row(self):
-        def zero(good, *_):
-            good[..., 17, :] = 0
-            return good
-
-        self.refused(F32, zero)
-        self.refused(BF16, zero)
-
     def test_one_zeroed_row_of_many(self):
         def zero(good, *_):
             good.view(-1, good.shape[-1])[-1] = 0
@@ -183,15 +175,6 @@ class WrongAnswers(unittest.TestCase):
 
         self.refused(F32, zero)
         self.refused(BF16, zero)
-
-    def test_swapped_rows(self):
-        def swap(good, *_):
-            rows = good.view(-1, good.shape[-1])
-            rows[[20, 21]] = rows[[21, 20]]
-            return good
-
-        self.refused(F32, swap)
-        self.refused(BF16, swap)
 
     def test_scale_off_by_a_thousandth(self):
         # In bf16 0.1 % is less than the rounding error, so both norms miss it.
@@ -218,23 +201,9 @@ class WrongAnswers(unittest.TestCase):
     def test_scale_off_by_a_hundred_thousandth(self):
         inputs = Product.inputs(0, F32)
         found = judged(Product.eager, inputs, Product.kernel(*inputs) * (1 + 1e-5))
-        self.assertIn("rel_l2", found.complaints[0])
-
-    def test_inputs_rounded_to_bf16(self):
-        def coarse(_, problem, inputs):
-            return problem.kernel(*(tensor.bfloat16().float() for tensor in inputs))
-
-        self.refused(F32, coarse, "rel_l2")
-
-    def test_probabilities_kept_in_bf16(self):
-        for seed in range(10):
-            q, k, v = Attention.inputs(seed, F32)
-            truth = Attention.eager(q.double(), k.double(), v.double())
-            seen = torch.ones(130, 130, dtype=torch.bool).tril()
-            scores = (q @ k.transpose(-1, -2) / math.sqrt(80)).masked_fill(~seen, -math.inf)
-            answer = torch.softmax(scores, -1).bfloat16().float() @ v
-            equals = equals_of(Attention.eager, (q, k, v), 2)
-            self.assertFalse(verdict(answer, Attention.eager(q, k, v), truth, equals=equals).passed)
+        self.assertRegex(
+            found.complaints[0], r"rel_l2 1e-05 .* \(PyTorch's is .*e-07, in other orders .*e-07\)"
+        )
 
     def test_inputs_rounded_to_tf32(self):
         def coarse(_, problem, inputs):
@@ -265,8 +234,14 @@ class WrongAnswers(unittest.TestCase):
         eager[0] += 1e-3  # the norm allows much
         eager[1] += 1e-5
         c[1] += 1.9e-5
-        sides = {"torch_eager": {"y": eager}, "c": {"y": c}}
-        self.assertIn("1 of 64", str(judge(sides, {"y": truth}, {}, "torch_eager")["c"].complaints))
+        self.assertIn("1 of 64", verdict(c, eager, truth).complaints[0])
+
+    def test_the_worst_number_is_the_furthest_beyond_its_limit(self):
+        truth = torch.tensor([[2.0**20], [1.0]], dtype=torch.float64).expand(2, 64)
+        noise = truth * 2.0**-20 * (1 - 2 * (torch.arange(64) % 2))
+        c = (truth - noise).float()
+        c[0, 9], c[1, 7] = 2.0**20 + 9, 1.5
+        self.assertIn("the worst, [1, 7], is 1.5", verdict(c, (truth + noise).float(), truth).complaints[0])
 
     def test_nothing_was_written(self):
         inputs = Product.inputs(0, F32)
@@ -280,27 +255,12 @@ class WrongAnswers(unittest.TestCase):
             found = judged(Product.eager, Product.inputs(0, dtype), answer)
             self.assertIn("index 64 (the last) in dimension 1 of [33, 65]", found.complaints[0])
 
-    def test_causal_mask_off_by_one(self):
-        q, k, v = inputs = Attention.inputs(0, F32)
-        seen = torch.ones(130, 130, dtype=torch.bool).tril(1)
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(80)).masked_fill(~seen, -math.inf)
-        self.assertFalse(judged(Attention.eager, inputs, torch.softmax(scores, -1) @ v).passed)
-
-    def test_forgotten_scale_of_the_scores(self):
-        q, k, v = inputs = Attention.inputs(0, F32)
-        self.assertFalse(judged(Attention.eager, inputs, Attention.kernel(q * math.sqrt(80), k, v)).passed)
-
     def test_norms_gone_wrong(self):
         x, weight = normal("x", F32, 64, 257), 1 + 0.1 * normal("w", F32, 257)
         formula, square = ops.rmsnorm, x.square()
         wrong = {
-            "last column not in the mean": x
-            * (square[:, :-1].sum(-1, keepdim=True) / 257 + 1e-5).rsqrt()
-            * weight,
-            "mean of one column fewer": x * (square.sum(-1, keepdim=True) / 256 + 1e-5).rsqrt() * weight,
             "eps outside the root": x / (square.mean(-1, keepdim=True).sqrt() + 1e-5) * weight,
             "no eps": x * square.mean(-1, keepdim=True).rsqrt() * weight,
-            "weight of the next column": x * (square.mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.roll(1),
         }
         self.assertEqual(judged(formula, (x, weight), formula(x, weight)).complaints, [])
         for name, answer in wrong.items():
@@ -318,7 +278,6 @@ class WrongAnswers(unittest.TestCase):
         inputs = p, g, m, v
         self.assertEqual(judged(step(3), inputs, step(3)(*inputs)).complaints, [])
         for name, other in {
-            "bias correction of the step before": step(2),
             "no decay": step(3, decay=0.0),
             "no bias correction of the second moment": step(
                 3, variant="course2025", lr=1e-3 / math.sqrt(1 - 0.999**3)
@@ -327,21 +286,6 @@ class WrongAnswers(unittest.TestCase):
         }.items():
             with self.subTest(name):
                 self.assertFalse(judged(step(3), inputs, other(*inputs)).passed)
-
-    def test_gradient_accumulated_twice(self):
-        a, b = Product.inputs(0, F32)
-        self.assertIn("2 times", judged(Product.eager, (a, b), 2 * Product.kernel(a, b)).complaints[0])
-
-    def test_rotary_position_off_by_one(self):
-        x = normal("x", F32, 2, 3, 65, 16)
-        cos, sin = ops.rope_table(66, 16)
-
-        def formula(x):
-            tables = (t[:65].to(x.dtype) for t in (cos, sin))
-            return ops.rope(x, *tables)
-
-        self.assertEqual(judged(formula, (x,), ops.rope(x, cos[:65], sin[:65])).complaints, [])
-        self.assertFalse(judged(formula, (x,), ops.rope(x, cos[1:], sin[1:])).passed)
 
     def test_nan(self):
         def nan(good, *_):
@@ -384,13 +328,6 @@ class WrongAnswers(unittest.TestCase):
         truth = torch.full((4,), math.nan, dtype=torch.float64)
         poison = Draw("poison").poisoned((4,), "f32")
         self.assertIn("never written", verdict(poison, truth.float(), truth).complaints[0])
-
-    def test_transposed(self):
-        draw = Draw("judge/transposed")
-        a, b = draw.normal("a", (64, 96), "f32"), draw.normal("b", (96, 64), "f32")
-        truth = a.double() @ b.double()
-        equals = equals_of(Product.eager, (a, b))
-        self.assertFalse(verdict((a @ b).T.contiguous(), a @ b, truth, equals=equals).passed)
 
     def test_shape_and_dtype_come_first(self):
         truth = torch.ones(4, 2, dtype=torch.float64)
@@ -483,6 +420,9 @@ class Equals(unittest.TestCase):
             self.assertEqual(got.shape, truth.shape)
             self.assertLess(float((got - truth).norm() / truth.norm()), 1e-5)
         self.assertGreater(self.error(lambda x: x.sum(-1), x), 2**-24)
+        with Sequential(0) as mode:  # in pieces of 4096
+            self.assertEqual(torch.ones(2, 5000).sum(-1).tolist(), [5000, 5000])
+        self.assertEqual(mode.longest, 5000)
 
     def test_gradients_are_formed_in_it_too(self):
         a, b = normal("a", F32, 9, 300).requires_grad_(), normal("b", F32, 300, 5)
@@ -651,6 +591,9 @@ class OtherRules(unittest.TestCase):
         self.assertIn("largest distance 0.02 exceeds 0.01", found(once, **other).complaints[0])
         once[7] = math.nan
         self.assertFalse(found(once, **other).passed)
+        sides = {"torch_seed": {"loss": once}, "torch_eager": {"loss": base}}
+        unfit = judge(sides, {}, {"loss": amid("torch_seed")}, "torch_eager")["torch_seed"]
+        self.assertIn("its distance from torch_eager is nan, at most 0.25 is noise", unfit.complaints[0])
         self.assertIn("no loss of torch_seed", found(base).complaints[0])
         self.assertIn("no loss of torch_seed", found(base, torch_seed={"other": base}).complaints[0])
 
@@ -660,11 +603,29 @@ class OtherRules(unittest.TestCase):
         self.assertFalse(judge(sides, truth, {}, "torch_eager")["c"].passed)
         self.assertTrue(judge(sides, truth, {"w.*": within(rel_l2=1e-2)}, "torch_eager")["c"].passed)
 
+    def test_a_timed_answer(self):
+        right = normal("timed", F32, 64, 64)
+        signs = 1 - 2 * (torch.arange(64) % 2)
+        for off, eps, rules, holds in (
+            (1.2e-4 * signs, None, {}, True),
+            (1.3e-4 * signs, None, {}, False),
+            (1.5e-5, None, {}, True),
+            (1.6e-5, None, {}, False),
+            (4.8e-4, EPS["tf32"], {}, True),
+            (5e-4, EPS["tf32"], {}, False),
+            (1.2e-3, None, {"o": within(rel_l2=1e-2)}, True),
+        ):
+            found = timed_complaints({"x": {"o": (right * (1 + off), right)}}, eps, rules)
+            self.assertEqual(found == [], holds, found)
+        (found,) = timed_complaints({"x": {"o": (right.view(32, 128), right)}}, None, {})
+        self.assertEqual(found, "o: shape is [32, 128] while timed, expected [64, 64]")
+
     def test_an_eps_that_is_no_output_s(self):
         truth = torch.linspace(1, 2, 100).double()
         for off, passes in ((4e-4, True), (6e-4, False)):
             sides = {"c": {"o": (truth * (1 + off)).float()}, "torch_eager": {"o": truth.float()}}
-            found = judge(sides, {"o": truth}, {}, "torch_eager", EPS["tf32"])
+            more = {"torch_other": sides["c"]}  # a side of another precision is no measure
+            found = judge(sides | more, {"o": truth}, {}, "torch_eager", EPS["tf32"])
             self.assertEqual(found["c"].passed, passes)
             self.assertFalse(judge(sides, {"o": truth}, {}, "torch_eager")["c"].passed)
 
