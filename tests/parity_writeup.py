@@ -54,7 +54,7 @@ class Figures(unittest.TestCase):
     def test_what_is_made_of_a_profile(self):
         rows = """mm 0 forward scores 0 100; _softmax 0 forward softmax 50 150; add 0 loss - 200 250
             add_ 0 optimizer - 300 400; mul 0 optimizer - 310 320; div 0 optimizer - 390 395
-            mm 1 forward scores 1000 1300"""
+            mm 1 forward scores 1000 1300; bmm 1 backward - 1400 1430"""
         rows = [row.split() for row in re.split("[;\n]", rows)]
         activities = [
             trace.ref.Activity(f"aten::{name}", int(step), phase, part.strip("-"), float(begin), float(end))
