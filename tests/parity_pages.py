@@ -18,7 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
-from parity import attention, bench, memory, trace
+import torch
+
+from parity import attention, bench, memory, trace, transformer
 from parity.bench import classes, drivers
 from parity.bench import page as bench_page
 from parity.core import Case, grid, plot, report, sweep, words
@@ -324,7 +326,17 @@ class Memory(unittest.TestCase):
     def test_the_memory_of_attention_is_measured_alone(self):
         with Library(default_library()).open() as c:
             for item in sweep.select({"attention": attention}, "quick", measures=["memory"]):
-                self.assertIn("torch_compile", attention.run(item.case, Draw(item.name), c))
+                sides = attention.run(item.case, Draw(item.name), c)
+                mine, theirs = (sides[side].record["values"] for side in ("c", "torch_eager"))
+                row = 8 * item.case.seq * 4 / 2**20
+                matrix, four = item.case.seq * row, 4 * item.case.head_dim * row
+                wanted = dict.fromkeys(("saved_mib", "account_mib"), matrix + four) | {
+                    "flash_mib": four + row
+                }
+                self.assertEqual(mine, wanted)
+                wanted = {"saved_mib": 2 * matrix + four + 3 * row, "account_mib": 2 * matrix + four}
+                wanted |= dict(matrix_mib=matrix, forward_peak_mib=4 * matrix, backward_peak_mib=8 * matrix)
+                self.assertEqual(theirs, wanted | {"end_80_gib": theirs["end_80_gib"]})
 
     def test_a_record_has_what_was_recorded(self):
         keys = dict(d_model=48, d_ff=100, layers=2, heads=3, vocab=57, batch=2, context=32, dtype="f32")
@@ -333,7 +345,10 @@ class Memory(unittest.TestCase):
         block, mib, names = 4 * 48**2 + 3 * 48 * 100, 2**20, memory.CATEGORIES
         weights = 4 * (2 * (57 * 48 + block) + 5 * 48)
         self.enterContext(patch.object(memory, "POINTS", 7))  # the fullest moment of several counts
-        for found in measure_case(memory, case, Library(default_library()), budget=0.0)[:2]:
+        *recorded, eager = measure_case(memory, case, Library(default_library()), budget=0.0)
+        found = [eager["values"][name] for name in ("residual", "saved 1 name", "saved 1", "saved 5")]
+        self.assertEqual(found, [2 * 32 * 48 * 4, "2x32x100", *[2 * 32 * 100 * 4] * 2])
+        for found in recorded:
             values, series = found["values"], found["series"]
             most, parts = max(series["live_mib"]) * mib, (series[f"live {name}"] for name in names)
             self.assertEqual([*map(sum, zip(*parts, strict=True))], series["live_mib"])
@@ -346,6 +361,11 @@ class Memory(unittest.TestCase):
             self.assertEqual(said, wanted)
             kept = {values[f"saved {i} name"]: values[f"saved {i}"] for i in range(1, 6)}
             self.assertEqual((len(kept), sum(kept.values()) < values["saved"]), (5, True))
+
+    def test_the_furthest_tensor_is_relative_to_pytorch_s(self):
+        mine, theirs = ({"a": torch.tensor([a]), "b": torch.tensor([b])} for a, b in ((9.0, 1.5), (8.0, 1.0)))
+        found = transformer.furthest({"grad": {"c": mine, "torch": theirs}, "weight": {"c": mine}})
+        self.assertEqual(found, {"furthest_grad": "b", "furthest_grad_rel_l2": 0.5})
 
     def test_the_sizes_of_both_sides_agree(self):
         case = next(case for case in memory.cases("quick", "cpu") if case.part == "sizes")
