@@ -212,10 +212,7 @@ class Turns(unittest.TestCase):
         def full():
             raise RuntimeError("CUDA error: out of memory")
 
-        sides = {
-            "c": Side(dict, open=full, close=lambda: log.append("close")),
-            "torch_eager": Side(dict),
-        }
+        sides = {"c": Side(dict, open=full, close=lambda: log.append("close")), "torch_eager": Side(dict)}
         found = self.measure(sides, on)
         self.assertEqual((found["c"]["status"], found["torch_eager"]["status"]), ("oom", "ok"))
         self.assertEqual(log, ["close"])

@@ -403,10 +403,7 @@ class BenchOnAGpu(unittest.TestCase):
         c = MagicMock()
         c.side.return_value = c
         c.struct = lambda kind, case=None, **fields: fields
-        gpu, cpu = (
-            bench.whole("small"),
-            bench.step("small", 128, "f32", "step", warmup=5, repeats=10),
-        )
+        gpu, cpu = (bench.whole("small"), bench.step("small", 128, "f32", "step", warmup=5, repeats=10))
         for case, impl, switches in (
             (gpu, "c_graph_overlap", dict(graph=True, keep="all", gradients="transient", update="along")),
             (gpu, "c_graph", dict(graph=True, keep="all", gradients="transient", update="after")),

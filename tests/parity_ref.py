@@ -205,11 +205,7 @@ class RefTest(unittest.TestCase):
         leaves = [x.clone().requires_grad_() for x in (a, b)]
         product = ops.tf32_matmul(*leaves)
         grads = torch.autograd.grad(product, leaves, cotangent)
-        for got, left, right in [
-            (product, a, b),
-            (grads[0], cotangent, b.mT),
-            (grads[1], a.mT, cotangent),
-        ]:
+        for got, left, right in [(product, a, b), (grads[0], cotangent, b.mT), (grads[1], a.mT, cotangent)]:
             self.assertTrue(torch.allclose(got, ops.as_tf32(left) @ ops.as_tf32(right), rtol=1e-5, atol=1e-5))
             error = (got - left.double() @ right.double()).norm() / (left.double() @ right.double()).norm()
             self.assertTrue(1e-4 < error < 5e-4, error)
@@ -224,11 +220,7 @@ class RefTest(unittest.TestCase):
             + [f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in block]
             + ["ln_final.weight", "lm_head.weight"],
         )
-        for size, total in (
-            ("small", 128_625_408),
-            ("2.7B", 3_406_809_600),
-            ("10B", 12_832_823_808),
-        ):
+        for size, total in (("small", 128_625_408), ("2.7B", 3_406_809_600), ("10B", 12_832_823_808)):
             model = accounting.meta_model(*transformer.SIZES[size], vocab=10_000, context=128)
             self.assertEqual(accounting.parameters(model)["total"], total)
 

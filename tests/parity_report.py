@@ -296,10 +296,7 @@ class Pages(unittest.TestCase):
         def fail(page, records):
             raise KeyError("no such column")
 
-        modules = {
-            "broken": types.SimpleNamespace(report=fail),
-            "scale": self.module,
-        }
+        modules = {"broken": types.SimpleNamespace(report=fail), "scale": self.module}
         records = [record(module="broken", deliverable="b"), *View.records.records]
         with self.assertRaisesRegex(
             report.ReportError, r"parity/broken: report\(\) failed(.|\n)*no such column"

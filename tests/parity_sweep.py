@@ -423,10 +423,7 @@ class Sweeps(unittest.TestCase):
             with self.subTest(way=way):
                 self.assertEqual(c[way][0], status, c[way])
                 self.assertIn(words, c[way][1])
-        for way, status, words in (
-            ("torch_oom", "oom", "can't allocate"),
-            ("predicted", "not run", "needs"),
-        ):
+        for way, status, words in (("torch_oom", "oom", "can't allocate"), ("predicted", "not run", "needs")):
             with self.subTest(way=way):
                 self.assertEqual(torch[way][0], status)
                 self.assertIn(words, torch[way][1])
