@@ -245,6 +245,10 @@ class Answers(unittest.TestCase):
             self.run_of("bucketed", ms, bucket_mb=mb) for mb, ms in ((1, 103.0), (25, 99.0), (1000, 110.0))
         ]
         runs[-1]["values"]["beside"] = 20.0
+        for run, calls, ms in zip(
+            (runs[1], *runs[3:]), (1, 150, 50, 2), (36.66, 42.0, 41.0, 40.0), strict=True
+        ):
+            run["values"] |= {"calls": calls, "collectives": ms}
         runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd", ranks=1)]
         runs += [self.run_of("naive", 1.0) | {"status": "failed"}, self.run_of("flat", 1.0)]  # say nothing
         del runs[-1]["values"]
@@ -260,6 +264,8 @@ class Answers(unittest.TestCase):
         self.assertEqual(buckets["c"], {"best": 25, "fast": 99.0, "worst": 1000, "slow": 110.0})
         self.assertEqual([buckets[end]["mb"] for end in ("small", "large")], [1, 1000])
         self.assertEqual(buckets["hidden"], 20 / 40)  # the least of the sizes
+        # Calls explain more than half of the 2 ms between the smallest and the largest.
+        self.assertEqual((round(buckets["explained"], 3), buckets["partly"]), (1.139, False))
         overlap = values["ddp_overlap_individual_parameters_benchmarking (a)"]
         for strategy in ("naive", "flat", "overlap", "bucketed"):
             found = overlap[strategy]
@@ -272,7 +278,7 @@ class Answers(unittest.TestCase):
         traces = sections["ddp_overlap_individual_parameters_benchmarking (b)"]
         self.assertFalse(traces.lacks)  # a trace of the overlap was recorded
         blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
-        self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [2, 4])
+        self.assertEqual([len(block.table.rows) for block in blocks if hasattr(block, "table")], [2, 4, 3])
 
     def test_the_machine_that_answers_all_parts_is_preferred(self):
         rows = ("memory_profiling (a)", "memory_profiling (b)")
