@@ -47,7 +47,7 @@ enum { TD_LEDGER_HISTORY = 1024 };
 
 typedef struct td_ledger_slot {
     _Atomic int64_t issued;  /* number of the rank's newest call; 0: none */
-    _Atomic int64_t beat_ns; /* when its control thread was last alive; at first: when the run began */
+    _Atomic int64_t beat_ns; /* when its control thread was last alive; 0: not yet */
     td_signature history[TD_LEDGER_HISTORY];
 } td_ledger_slot;
 
