@@ -69,7 +69,6 @@ class Ranks(Cli):
 
     def test_launchers_are_understood(self):
         refusals = [
-            ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', needs a whole number"),
             ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, needs to be below WORLD_SIZE, which is 2"),
             ({"RANK": "1"}, "RANK is '1', and WORLD_SIZE is not set"),
             ({"WORLD_SIZE": "4"}, "WORLD_SIZE is '4', and RANK is not set"),
@@ -81,10 +80,6 @@ class Ranks(Cli):
                 {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "0"},
                 "needs to be below OMPI_COMM_WORLD_SIZE, which is 0",
             ),
-            (
-                {"SLURM_PROCID": "-1", "SLURM_STEP_NUM_TASKS": "2"},
-                "SLURM_PROCID is '-1', needs a whole number",
-            ),
         ]
         for variables, words in refusals:
             result = self.with_launcher(**variables)
@@ -94,19 +89,6 @@ class Ranks(Cli):
             self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
             self.assertIn(words, result.stderr)
         for variables in (
-            {
-                "RANK": "0",
-                "WORLD_SIZE": "1",
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "TORCHELASTIC_RUN_ID": "a/b",
-            },
-            {
-                "SLURM_PROCID": "0",
-                "SLURM_STEP_NUM_TASKS": "1",
-                "SLURM_STEP_TASKS_PER_NODE": "1",
-                "SLURM_JOB_ID": "7",
-            },
             {"SLURM_PROCID": "3"},  # inside a job, but not started by srun
             {"WORLD_SIZE": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a script's for PyTorch
         ):
@@ -117,7 +99,6 @@ class Ranks(Cli):
         in '/' and '_'."""
         long = f"cli-{os.getpid()}-{'x' * 60}"
         pairs = [
-            ({"TORCHELASTIC_RUN_ID": long + "a"}, {"TORCHELASTIC_RUN_ID": long + "b"}),
             ({"TORCHELASTIC_RUN_ID": "a/b"}, {"TORCHELASTIC_RUN_ID": "a_b"}),
             (
                 {"TORCHELASTIC_RUN_ID": long, "MASTER_PORT": "29501"},

@@ -770,30 +770,50 @@ TD_TEST(arguments_are_checked)
     td_device_close(dev);
 }
 
-static const char *const *launched; /* the values of names[] in launched_with */
+static const char *const *launched; /* "NAME=value", for launched_with */
 
 static char *launched_with(const char *name)
 {
-    static const char *const names[] = {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_PROCID",
-                                        "SLURM_STEP_NUM_TASKS",      "RANK",         "WORLD_SIZE"};
+    const size_t length = strlen(name);
 
-    for (int i = 0; i < 6; i++)
-        if (strcmp(names[i], name) == 0)
-            return (char *)launched[i];
+    for (const char *const *at = launched; *at; at++)
+        if (strncmp(*at, name, length) == 0 && (*at)[length] == '=')
+            return (char *)*at + length + 1;
     return NULL;
 }
 
-TD_TEST(launchers_that_contradict_themselves_are_refused)
+TD_TEST(launchers_say_one_rank_one_name_and_one_place)
 {
-    static const char *const cases[][7] = {
-        {"2,2", "2", "3", "4", NULL, NULL, "is '2,2', needs a list of numbers with node 2 in it"},
-        {"2,0", "1", "3", "4", NULL, NULL, "is '2,0', needs a list"},
-        {"4", "0", "3", "4", "0", "1", "say rank 0 of 1, SLURM_PROCID and SLURM_STEP_NUM_TASKS"}};
+#define LOOP "RANK=1", "WORLD_SIZE=2"
+#define SRUN(tasks, node)                                                                                    \
+    "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_TASKS_PER_NODE=" tasks, "SLURM_NODEID=" node
+#define LONG "TORCHELASTIC_RUN_ID=01234567890123456789012345678901234567"
+    static const char *const cases[][9] = {
+        {"is '2,2', needs a list of numbers with node 2 in it", SRUN("2,2", "2")},
+        {"RANK is 'x', needs a whole number from 0 to 2147483647", "RANK=x", "WORLD_SIZE=2"},
+        {"is '2,0', needs a list", SRUN("2,0", "1")},
+        {"say rank 0 of 1, SLURM_PROCID and SLURM_STEP_NUM_TASKS", SRUN("4", "0"), "RANK=0", "WORLD_SIZE=1"},
+        {"'5.6', 0 of 1", SRUN("3(x2),1", "2"), "SLURM_LOCALID=0", "SLURM_JOB_ID=5", "SLURM_STEP_ID=6"},
+        {"'run', 1 of 0", LOOP},
+        {"'run', -1 of 1", LOOP, "LOCAL_WORLD_SIZE=1"},
+        {"'run.7', 1 of 2", LOOP, "LOCAL_WORLD_SIZE=2", "TORCHELASTIC_RUN_ID=", "MASTER_PORT=7"},
+        {"'01234567890123456789012345678901234567.7', 0 of 2", LOOP, "LOCAL_RANK=0", LONG, "MASTER_PORT=7",
+         "LOCAL_WORLD_SIZE=2"},
+        {"'82eb68ad09fc95c12a7ff7ac89091f94', 1 of 0", LOOP, LONG, "MASTER_PORT=78"},
+    };
     td_launch launch;
+    char is[80];
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        launched = cases[i];
-        td_assert_refused(td_launch_read(launched_with, &launch), TD_BAD_ARGUMENT, cases[i][6]);
+        launched = cases[i] + 1;
+        if (cases[i][0][0] != '\'') {
+            td_assert_refused(td_launch_read(launched_with, &launch), TD_BAD_ARGUMENT, cases[i][0]);
+            continue;
+        }
+        td_assert_ok(td_launch_read(launched_with, &launch));
+        snprintf(is, sizeof is, "'%s', %d of %d", launch.run, (int)launch.local_rank,
+                 (int)launch.local_ranks);
+        assert_string_equal(is, cases[i][0]);
     }
 }
 

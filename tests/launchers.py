@@ -49,7 +49,8 @@ TABLE = (
     (srun(1, 2) | mpirun(0, 2) | torchrun(2, 4), (2, 4)),
     (mpiexec(1, 2), (1, 2)),
     (mpiexec(0, 1) | torchrun(1, 2), (1, 2)),
-    (srun(0, 2) | mpiexec(3, 4), (3, 4)),
+    (srun(1, 2) | mpiexec(1, 4), (1, 4)),
+    (srun(0, 4) | mpiexec(1, 4), (1, 4)),
     (srun(1, 2) | {"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),  # srun --mpi=pmi2
     (srun(0, 1) | {"PMI_RANK": "0", "PMI_SIZE": "1"} | loop(1, 2), (1, 2)),
     (mpirun(1, 2) | loop(1, 2), (1, 2)),

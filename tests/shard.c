@@ -334,6 +334,10 @@ TD_TEST(what_is_wrong_is_named)
     hyper.kind = TD_OPTIMIZER_SGD;
     hyper.sgd.lr = 1;
     td_assert_refused(td_shard_list_set(b->list, 0, &hyper), TD_BAD_ARGUMENT, "but the group's is 0");
+    tensor.dtype = TD_F16;
+    tensor.grad_dtype = TD_BF16;
+    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT,
+                      "tensors[0].grad_dtype is bf16, needs dtype, which is f16");
     close_bed(b);
 }
 

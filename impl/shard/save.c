@@ -252,7 +252,6 @@ static td_status hash_file(const td_safetensors *file, uint64_t *hash)
         const int64_t bytes = tensor.bytes < (int64_t)sizeof begin ? tensor.bytes : (int64_t)sizeof begin;
 
         TD_TRY(td_safetensors_read(file, i, 0, bytes, begin));
-        *hash = td_hash(*hash, tensor.name, strlen(tensor.name));
         *hash = td_hash(*hash, begin, (size_t)bytes);
     }
 cleanup:

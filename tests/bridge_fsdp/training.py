@@ -263,11 +263,13 @@ def hooks_and_ends(ranks, rank):
         if name != "1.bias":
             hook(name, p)
     average_in_one_process(alone, ranks, lambda rank: 2 * alone(xs[rank]).square().sum())
+    inner[2].register_full_backward_hook(lambda module, *_: seen.update(part=module.weight.shape))
     model(xs[rank]).square().sum().backward()
     for name, p in alone.named_parameters():
         unit = model._units.get(name)
         torch.testing.assert_close(seen[name], p.grad[unit.own] if unit else p.grad, rtol=1e-4, atol=1e-4)
         assert torch.equal(seen[name], inner.get_parameter(name).grad)
+    assert seen["part"] == (8 // ranks, 8)
     anchors = [weakref.ref(unit.anchor) for unit in model._units.values()]
     del model, inner, unit, p
     gc.collect()
@@ -280,9 +282,11 @@ class Parts(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer, self.parts = nn.Linear(8, 8), nn.ParameterList(torch.ones(8) for _ in range(3))
+        self.own = nn.Parameter(torch.ones(8))
 
     def forward(self, part):
-        return (self.layer(torch.ones(8)) * self.parts[part]).sum()
+        self.saw = part
+        return (self.layer(torch.ones(8)) * self.parts[int(part)] * self.own).sum()
 
 
 def use_other_parameters(ranks, rank):
@@ -293,6 +297,9 @@ def use_other_parameters(ranks, rank):
     gradients = [p.grad for p in model.module.parts]
     assert all(torch.equal(mine, p.grad) for mine, p in zip(gradients[:ranks], alone.parts, strict=False))
     assert gradients[ranks:] == [None]
+    low = get_fsdp(Parts(), torch.bfloat16)
+    low(torch.zeros((), dtype=torch.float64))
+    assert low.module.saw.dtype == torch.float64  # its own parameter does not change the inputs of others
 
 
 def compiled(ranks, rank):

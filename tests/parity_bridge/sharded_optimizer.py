@@ -209,6 +209,14 @@ def optimizers_that_differ(rank, device):
 
     bridge.ShardedOptimizer(layers()[1], Kept, lr=0.1).step(kept=(kept := []))
     assert kept == [1]
+    one = bridge.ShardedOptimizer(layers()[1], torch.optim.SGD, lr=0.1)
+    one.consolidate_state_dict()
+    one.add_param_group({"params": layers()[1]})
+    part = one.state_dict()  # of both groups
+    assert part["rank"] == rank and len(part["param_groups"]) == 2
+    one.param_groups[1]["mine"] = 1
+    one.load_state_dict(part)
+    assert "mine" not in one.param_groups[1]
     odd = rank == 1
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
     # the parameters differ only at the end of their gradients
