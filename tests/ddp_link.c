@@ -192,7 +192,7 @@ TD_TEST(ranges_are_of_whole_parameters)
     ROW(config.until, TD_TRAIN_BACKWARD, "until: rank 1 has 1, where rank 0 has 0")                          \
     ROW(config.time, TD_UPDATE_AFTER, "time (0 along, 1 after): rank 1 has 1, where rank 0 has 0")           \
     ROW(config.gain, 0.7500001f, "gain: rank 1 has 0.75000011920928955, where")                              \
-    ROW(config.clip, 1, "clip: rank 1 has 1, where rank 0 has 0")                                            \
+    ROW(config.clip, 0.5, "clip: rank 1 has 0.5, where rank 0 has 0")                                        \
     ROW(config.micro_batches, 2, "micro_batches: rank 1 has 2, where rank 0 has 1")                          \
     ROW(config.hyper.kind, TD_OPTIMIZER_SGD, "optimizer (0 adamw, 1 sgd): rank 1 has 1")                     \
     ROW(config.hyper.adamw.variant, TD_ADAMW_COURSE2026, "adamw's variant: rank 1 has 1")                    \

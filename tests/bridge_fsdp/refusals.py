@@ -221,7 +221,7 @@ def what_differs_by_rank(ranks, rank):
         kept = tensor.clone()
         with torch.no_grad():
             tensor[2] += rank * (not moved)
-            tensor.copy_(tensor.roll(2 * rank * moved))
+            tensor[:4] = tensor[:4].roll(2 * rank * moved)
         says(f"{name} of rank 1 differs from rank 0's", call)
         tensor.data.copy_(kept)
 

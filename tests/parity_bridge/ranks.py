@@ -182,7 +182,7 @@ class Ranks(OnRanks):
                 self.assertEqual(tandem.ranks._token(rank, "run"), expected)
             warns = (variables, rank) == (there, 0)
             self.assertEqual("host:1 is not protected" in said.getvalue(), warns)
-        path.chmod(0o604)
+        path.chmod(0o640)
         with patch.dict(os.environ, there | file):
             self.assertRaisesRegex(PermissionError, "chmod 600", tandem.ranks._token, 0, "run")
             with patch.object(tandem.ranks.dist, "is_initialized", lambda: True):
