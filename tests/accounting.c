@@ -158,6 +158,8 @@ TD_TEST(activations_and_training_memory)
     assert_int_equal(f.shared, 2 * (2 * 2 + 2 + 7));
     assert_int_equal(f.rank.optimizer_state, 8 * f.elements);
     assert_int_equal(f.saved, 14 * (7 + 3 * 7 + 7 + 7) - f.rank.total);
+    td_assert_ok(td_account_fsdp_memory(&(td_account_model){1, 1, 1, 1, 7}, 5, 4, 2, 4, &f));
+    assert_int_equal(f.shared, 2 * (2 + 2 + 3)); /* one layer needs one place */
     td_assert_ok(td_account_fsdp_memory(&xl, 1, 4, 4, 4, &f));
     assert_int_equal(f.shared, f.rank.gradients); /* one rank reduces nothing */
 

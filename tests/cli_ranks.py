@@ -248,7 +248,8 @@ class Steps(Cli):
     # Options that differ on rank 1.
     OTHERS = (
         *("--layers 3", "--heads 4", "--batch 1", "--context 4", "--micro-batches 2", "--optimizer sgd"),
-        *("--update after", "--attention naive", "--keep most", "--steps 4", "--seed 1", "--bucket-mb 3"),
+        *("--update after", "--attention naive", "--keep most", "--steps 4", "--seed 2", "--bucket-mb 3"),
+        *("--warmup 3", "--d-ff 36", "--vocab 31", "--dtype bf16", "--gradients held"),
     )
 
     def on(self, rank: int) -> tuple[list[str], dict[str, str]]:
