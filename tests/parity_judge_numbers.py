@@ -78,6 +78,11 @@ ZOO = {
         DDP + "x,xl,128,2,2,naive,f32,step,H100,288,2\n" + "x,xl,128,2,2,overlap,f32,step,H100,341,2\n",
         {1: "unlikely overlap"},
     ),
+    "buckets slower than naive": (
+        DDP.replace(",ms", ",bucket_mb,ms")
+        + "x,xl,128,2,2,naive,f32,step,H100,,288,2\nx,xl,128,2,2,bucketed,f32,step,H100,25,341,2\n",
+        {1: "unlikely bucketed"},
+    ),
     "an all-reduce faster than links, named by the id": (
         "id,bytes,ranks,dtype,card,ms\ndistributed_communication_single_node,1073741824,4,f32,H100,0.9\n",
         {0: "refused bound"},

@@ -114,6 +114,14 @@ static void weights_of_16_bits_are_widened_exactly(void **state)
     assert_same_weights(a, b);
     td_transformer_destroy(a);
     td_transformer_destroy(b);
+    if (narrow == TD_F16) {
+        const td_train_config other = config_of(TD_PRECISION_BF16);
+
+        b = make_model(&other.model);
+        td_assert_refused(td_transformer_load(b, file_path), TD_BAD_ARGUMENT,
+                          "has dtype F16, which BF16 cannot hold exactly");
+        td_transformer_destroy(b);
+    }
 }
 
 static const td_cases widened = {.group = "weights of 16 bits are widened exactly",
