@@ -549,7 +549,7 @@ def train(adapters, request, x, device):
             with torch.no_grad():
                 loss_of(model, x, 0, 0, rank)
     if kept:
-        grows = kept[-3] < kept[-2] < kept[-1]
+        grows = 0 < kept[-2] - kept[-3] == kept[-1] - kept[-2]
         facts["after a step"] = f"{kept[-1] - kept[-2]} numbers more stay" if grows else "no more memory"
     if request["what"] in ("communication", "one bucket"):
         facts["all-reduces"] = communication(request, module)
