@@ -294,7 +294,7 @@ def report_answer(page, single):
         mpi=ms("c_mpi", few, 1, 100),
         few=few,
         many=many if many != few else None,
-        steps=[ms("torch_gloo", n, 10)[10] for n in ranks],
+        steps=[ms("torch_gloo", n, 100)[100] for n in ranks],
         gpus=gpus,
         above=above,
         nccl=[ms("torch_nccl", n, 1024)[1024] for n in of] if alike else None,
