@@ -241,10 +241,6 @@ class Program(Cli):
             ),
             ("shard --kind full --prefetch 0", "tandem shard: --prefetch: '0' needs to be"),
             (
-                "shard --kind full --gradients transient",
-                "tandem shard: --gradients: 'transient' needs --kind flat or tensors",
-            ),
-            (
                 "shard --kind tensors --strategy naive --bucket-mb 1",
                 "tandem shard: --bucket-mb: '1' needs --strategy bucketed",
             ),

@@ -173,7 +173,6 @@ static bed *open_link(bool links)
                                       .reduce_last = td_fuzz_chance(50)};
 
     b->config = api_good_train();
-    b->config.model.transient_gradients &= options.kind != TD_SHARD_FULL;
     if (links)
         td_assert_ok(td_shard_link_create(b->comm, &options, &b->config, &b->config, &b->link));
     return b;
@@ -199,8 +198,6 @@ API(td_shard_link_create)
     SPOIL(options.prefetch, "prefetch", -1, INT64_MAX);
     SPOIL(config.model.size.layers, "size", 0, INT32_MAX);
     SPOIL(config.group_count, "group_count", -1, INT64_MAX);
-    if (options.kind == TD_SHARD_FULL && config.model.transient_gradients)
-        impossible(TD_UNSUPPORTED, "transient_gradients");
     td_comm *comm = pointer("comm", b->comm);
     const td_shard_options *from = pointer("options", &options);
     const td_train_config *of = in_copy("config", &config, sizeof config);

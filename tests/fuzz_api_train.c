@@ -42,7 +42,7 @@ static td_train_config draw_train(td_hook *hooks)
         const int64_t which = bad_below(5);
 
         c.model.grad_places = places;
-        c.model.transient_gradients = false;
+        c.model.transient_gradients = true;
         c.micro_batches = which == 0 ? 2 : 1;
         c.clip = which == 1 ? 1 : 0;
         c.time = which == 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG;

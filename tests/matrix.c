@@ -128,8 +128,8 @@ static bool on_gpu(void)
  * rank. */
 static bool possible(const cell *c)
 {
-    return !(c->at[TRANSIENT] && (c->at[MICRO] > 0 || c->at[SPLIT] == FULL)) &&
-           !(c->at[SPLIT] == NONE && info.ranks > 1) && !(c->at[OPTIMIZER] == 0 && info.ranks > 2) &&
+    return !(c->at[TRANSIENT] && c->at[MICRO] > 0) && !(c->at[SPLIT] == NONE && info.ranks > 1) &&
+           !(c->at[OPTIMIZER] == 0 && info.ranks > 2) &&
            !(c->at[CAPTURED] && c->at[SPLIT] != NONE && info.ranks == 1 && !on_gpu());
 }
 
@@ -259,7 +259,7 @@ static int64_t allocations(void)
 /* The device's memory must be what the plan says, and the arena must not be larger than in the table. */
 static void check_bytes(const cell *c, const td_train_config *config, size_t before)
 {
-    const int mode = c->at[TRANSIENT] ? 1 : c->at[MICRO] > 0 ? 2 : 0;
+    const int mode = c->at[TRANSIENT] && c->at[SPLIT] != FULL ? 1 : c->at[MICRO] > 0 ? 2 : 0;
     td_memory_stats memory;
     td_train_bytes plan;
     td_train_config as_queued = *config;
@@ -299,8 +299,7 @@ static trainer open_trainer(const cell *c)
                                           .bucket_mb = sizes[split],
                                           .prefetch = 1 + c->at[OPTIMIZER],
                                           .keep_weights = c->at[GROUPS],
-                                          .reduce_last = c->at[MICRO], /* one reduction per step */
-                                          .keep_gradients = c->at[KEEP] % 2};
+                                          .reduce_last = c->at[MICRO]}; /* one reduction per step */
 
         td_assert_ok(td_shard_link_create(comm, &options, &config, &config, &t.shard));
     }
@@ -575,7 +574,7 @@ static void compare_with(const cell *c, const trainer *t, const truth *truth, in
     td_assert_ok(td_train_settle(t->train));
     void *const got = read_numbers(t);
     compare("weights", c, truth->w.dtype, got, want->numbers, truth->w.elements);
-    if (!c->at[TRANSIENT] && !(t->shard && t->shard->split.shares))
+    if (!c->at[TRANSIENT])
         compare_gradients(c, t, truth, want->grads);
     free(got);
 }

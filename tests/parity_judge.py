@@ -197,6 +197,12 @@ class WrongAnswers(unittest.TestCase):
                 found = judged(ops.softmax, inputs, bad)
                 self.assertIn("times the truth rounded once", found.complaints[0])
                 self.assertGreater(found.error()["used"], 1)
+        for count, said in ((4095, 0), (4096, 1)):
+            x = normal("x", F32, count) + 3
+            answers = [x.to(BF16), (x * 1.001).to(BF16)]
+            self.assertEqual(
+                len(verdict(answers[1], answers[0], x.double(), equals=answers[:1] * 2).complaints), said
+            )
 
     def test_scale_off_by_a_hundred_thousandth(self):
         inputs = Product.inputs(0, F32)
@@ -361,6 +367,13 @@ class WrongAnswers(unittest.TestCase):
             found = no_measures(theirs, Orders([truth.half()] * 2, truth), truth, None, 1, apart)
             self.assertEqual(len(found), wrong)
 
+    def test_a_long_sum_may_be_cut_off_at_each_16_terms(self):
+        truth, sign = torch.ones(64, dtype=torch.float64), torch.tensor([1.0, -1.0] * 32)
+        for units, wrong in ((100, 0), (104, 1)):
+            theirs = {"torch_eager": truth.float() + units * 2.0**-24 * sign}
+            found = no_measures(theirs, Orders([truth] * 2, truth), truth, None, 1600, 0.0)
+            self.assertEqual(len(found), wrong)
+
     def test_products_that_round_to_tf32_are_a_measure_of_few_numbers(self):
         v = normal("v", F32, 1, 80).double()
         truth = v.expand(300, 80)  # 300 rows of one sum
@@ -501,6 +514,8 @@ class Equals(unittest.TestCase):
             limit, off = allow(truth, [], Orders([equal] * 2, truth), dtype), 0.1 - 2 * u
             self.assertAlmostEqual(float(limit.elements[0, 0]), FLOOR * off / 64, places=9)
             self.assertAlmostEqual(float(limit.elements[40, 50]), ELEMENT * off / 8 + 2 * u, places=6)
+            self.assertAlmostEqual(float(limit.elements[44, 9]), ELEMENT * off / 9 + 2 * u, places=6)
+            self.assertAlmostEqual(float(limit.elements[45, 5]), ELEMENT * off / 64 + 2 * u, places=4)
             self.assertAlmostEqual(limit.norm, norm * 0.1 / 4095**0.5 + u, places=6)
             self.assertAlmostEqual(limit.rarely, 0.3)
         exact = allow(truth, [], Orders([truth] * 2, truth), BF16)

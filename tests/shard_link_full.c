@@ -12,7 +12,6 @@ static td_train_config deep(void)
     td_train_config config = shard_config_of(&(shard_setting){.name = "full"});
 
     config.model.size.layers = LAYERS;
-    config.model.transient_gradients = false;
     return config;
 }
 

@@ -11,13 +11,12 @@ static td_train_config deep(void)
     td_train_config config = shard_config_of(&(shard_setting){.name = "places"});
 
     config.model.size.layers = LAYERS;
-    config.model.transient_gradients = false;
     return config;
 }
 
-static bool shares(td_train_config config, bool keep)
+static bool shares(td_train_config config)
 {
-    const td_shard_options options = {.kind = TD_SHARD_FULL, .keep_gradients = keep};
+    const td_shard_options options = {.kind = TD_SHARD_FULL};
     td_shard_link *link;
     td_shard_info what;
 
@@ -39,22 +38,21 @@ TD_TEST(gradients_that_somebody_needs_have_places_of_their_own)
     td_train_config config = deep();
 
     config.hooks = &hears;
-    assert_int_equal(shares(config, false), shard_info.ranks > 1);
-    assert_false(shares(config, true));
+    assert_int_equal(shares(config), shard_info.ranks > 1);
+    config.model.transient_gradients = false;
+    assert_false(shares(config));
+    config = deep();
     config.hooks = &holds;
-    assert_false(shares(config, false));
+    assert_false(shares(config));
     config = deep();
     config.clip = 1;
-    assert_false(shares(config, false));
-    config = deep();
-    config.micro_batches = 2;
-    assert_false(shares(config, false));
+    assert_false(shares(config));
     config = deep();
     config.time = TD_UPDATE_AFTER;
-    assert_false(shares(config, false));
+    assert_false(shares(config));
     config = deep();
     config.until = TD_TRAIN_BACKWARD;
-    assert_false(shares(config, false));
+    assert_false(shares(config));
 }
 
 /* The caller changes the config after the link has been created. */
@@ -76,7 +74,7 @@ TD_TEST(a_config_that_needs_all_gradients_later_is_refused)
     other = config;
     other.micro_batches = 2;
     td_assert_refused(td_train_plan(shard_dev, &other, &bytes), TD_BAD_ARGUMENT,
-                      "micro_batches is 2, but gradients share memory");
+                      "micro_batches is 2, but gradients are transient");
     other = config;
     other.time = TD_UPDATE_AFTER;
     td_assert_refused(td_train_create(shard_dev, &other, &train), TD_BAD_ARGUMENT, "time is TD_UPDATE_AFTER");
@@ -89,10 +87,11 @@ TD_TEST(a_config_that_needs_all_gradients_later_is_refused)
 
 static td_train *open_train(bool keep, td_hook *between, bool captured, td_shard_link **link)
 {
-    const td_shard_options options = {.kind = TD_SHARD_FULL, .keep_gradients = keep};
+    const td_shard_options options = {.kind = TD_SHARD_FULL};
     td_train_config config = deep();
     td_train *train;
 
+    config.model.transient_gradients = !keep;
     config.capture = captured;
     td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, link));
     (*link)->hook.next = between;

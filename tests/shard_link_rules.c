@@ -137,7 +137,6 @@ TD_TEST(links_refuse_what_they_cannot_do)
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "the link is of");
     td_train_destroy(train);
     config.model.size.vocab /= 9;
-    config.model.transient_gradients = false;
     config.model.owned = &(td_range){0, 100};
     config.model.owned_count = 1;
     td_assert_ok(td_train_create(shard_dev, &config, &train));
@@ -296,6 +295,11 @@ TD_TEST(links_of_two_kinds_are_named)
     td_shard_link_destroy(link);
 }
 
+static td_status hold_back(td_hook *hook, td_range range, td_event *event)
+{
+    return td_hooks_final(hook->next, range, event);
+}
+
 /* As the rows of tests/ddp_link.c, for what is compared only here. The last rows are repeated: a link that
  * changes the config must compare them too. */
 #define FIELDS(ROW)                                                                                          \
@@ -304,7 +308,8 @@ TD_TEST(links_of_two_kinds_are_named)
     ROW(options.prefetch, 2, "link: prefetch: rank 1 has 2, where rank 0 has 1")                             \
     ROW(options.keep_weights, true, "link: keep_weights: rank 1 has 1")                                      \
     ROW(options.reduce_last, true, "link: reduce_last: rank 1 has 1")                                        \
-    ROW(options.keep_gradients, true, "link: gradients share places: rank 1 has 0, where rank 0 has 1")      \
+    ROW(config.model.transient_gradients, false, "transient_gradients: rank 1 has 0, where rank 0 has 1")    \
+    ROW(config.hooks, &holds, "link: gradients share places: rank 1 has 0, where rank 0 has 1")              \
     ROW(config.capture, true, "capture: rank 1 has 1, where rank 0 has 0")                                   \
     ROW(config.micro_batches, 2, "micro_batches: rank 1 has 2, where rank 0 has 1")                          \
     ROW(config.hyper.adamw.lr, 0.5, "lr: rank 1 has 0.5, where rank 0 has 0.001")                            \
@@ -316,17 +321,19 @@ TD_TEST(links_that_differ_are_named)
 
     for (int i = 0; i < (int)(sizeof rows / sizeof *rows) && shard_info.ranks > 1; i++) {
         const shard_setting s = {.name = "differ", .adamw = true, .micro_batches = 1};
-        const bool full = strstr(rows[i].field, "options.");
+        const bool full = strstr(rows[i].field, "options.") || strstr(rows[i].field, "transient") ||
+                          strstr(rows[i].field, "hooks");
         td_shard_options options = {.kind = strstr(rows[i].field, "bucket") ? TD_SHARD_FLAT
                                             : full                          ? TD_SHARD_FULL
                                                                             : TD_SHARD_TENSORS};
         td_train_config config = shard_config_of(&s);
         td_optimizer_group groups[2] = {{{0, 64}, config.hyper}, {{64, 128}, config.hyper}};
+        td_hook holds = {.final = hold_back};
         td_shard_link *link;
         td_train *train;
         int row = 0;
 
-        config.model.transient_gradients = false;
+        config.model.transient_gradients = full;
         if (strstr(rows[i].field, "groups")) {
             config.groups = groups;
             config.group_count = 2;

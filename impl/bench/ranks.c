@@ -162,8 +162,7 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
                                       .bucket_mb = config->bucket_mb,
                                       .prefetch = config->prefetch,
                                       .keep_weights = config->keep_weights,
-                                      .reduce_last = config->reduce_last,
-                                      .keep_gradients = config->keep_gradients};
+                                      .reduce_last = config->reduce_last};
 
     *out = NULL;
     return config->state == TD_BENCH_STATE_WHOLE

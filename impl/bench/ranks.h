@@ -47,8 +47,8 @@ typedef struct td_bench_ranks_config {
     td_ddp_strategy strategy; /* how gradients are reduced; TD_BENCH_STATE_FLAT and _FULL ignore it */
     double bucket_mb;         /* as in td_ddp_link_create and td_shard_options */
     td_bench_state state;
-    int64_t prefetch; /* this and the next three as in td_shard_options */
-    bool keep_weights, reduce_last, keep_gradients;
+    int64_t prefetch; /* this and the next two as in td_shard_options */
+    bool keep_weights, reduce_last;
     int64_t warmup, steps; /* of each series, at most TD_BENCH_MOST_STEPS; steps at least 1 */
     uint64_t seed;         /* of weights and tokens; each rank has different tokens */
     bool graph;            /* steps of series 1 and 3 are captured, as in td_bench_config */

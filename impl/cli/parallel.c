@@ -137,13 +137,7 @@ static void take_pass(const struct argp_state *state, arguments *args)
         argp_error(state, "--bucket-mb: '%g' needs --strategy bucketed", config->bucket_mb);
     if (args->full_given && config->state != TD_BENCH_STATE_FULL)
         argp_error(state, "%s needs --kind full", args->full_given);
-    if (config->state != TD_BENCH_STATE_FULL)
-        return;
-    if (args->pass.gradients_given && config->model.transient_gradients)
-        argp_error(state, "--gradients: 'transient' needs --kind flat or tensors");
-    config->model.transient_gradients = false;
-    config->keep_gradients = args->pass.gradients_given;
-    if (!args->pass.keep_given)
+    if (config->state == TD_BENCH_STATE_FULL && !args->pass.keep_given)
         config->model.keep = TD_KEEP_MOST;
 }
 
@@ -232,9 +226,9 @@ static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 /** Which memory gradients use. s NULL: the run did not fit into memory. */
 static const char *gradients_of(const td_bench_ranks_config *config, const td_bench_ranks_summary *s)
 {
-    return config->model.transient_gradients ? "transient"
-           : s && s->of[0].shares_gradients  ? "shared"
-                                             : "held";
+    if (config->state != TD_BENCH_STATE_FULL)
+        return config->model.transient_gradients ? "transient" : "held";
+    return s && s->of[0].shares_gradients ? "shared" : "held";
 }
 
 static const char *optimizer_of(const td_bench_ranks_config *config)
@@ -424,7 +418,6 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--checkpoint-layers", (double)c->model.checkpoint_layers},
         {"--kept-layers", (double)c->model.kept_layers},
         {"--gradients (0 held, 1 transient)", c->model.transient_gradients},
-        {"--gradients held is given", c->keep_gradients},
         {"--queued", !c->graph},
     };
 

@@ -30,8 +30,8 @@ static const struct argp_option steps_options[] = {
     {"steps", TD_KEY_STEPS, "N", 0, "timed steps (10)", 3},
     {"seed", TD_KEY_SEED, "N", 0, "seed of weights and tokens (0)", 3},
     {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
-     "transient: gradients share memory with activations (the default with one micro-batch); held: "
-     "gradients have their own memory",
+     "transient: gradients share memory with activations, or with each other if --kind is full (the default "
+     "with one micro-batch); held: each gradient has its own memory",
      4},
     {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
      "on a GPU: update weights on N SMs during the backward pass; its GEMMs use the other SMs (default: by a "

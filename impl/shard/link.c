@@ -84,10 +84,6 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, c
     *out = NULL;
     TD_NOT_NULL(comm, options, config, own);
     TD_TRY(check_options(options));
-    const td_shard_kind kind = options->kind;
-    TD_FAIL_IF(
-        kind == TD_SHARD_FULL && config->model.transient_gradients, TD_UNSUPPORTED,
-        "config->model.transient_gradients is true, needs false with TD_SHARD_FULL, which places gradients");
     link = calloc(1, sizeof *link);
     TD_FAIL_IF(!link, TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *link);
     link->comm = comm;
@@ -99,7 +95,7 @@ td_status td_shard_link_create(td_comm *comm, const td_shard_options *options, c
     link->hook.next = config->hooks;
     *own = *config;
     own->hooks = &link->hook;
-    if (kind == TD_SHARD_FULL) {
+    if (options->kind == TD_SHARD_FULL) {
         own->model.owned = link->split.owned;
         own->model.owned_count = link->split.owned_count;
         if (link->split.shares)

@@ -45,10 +45,11 @@
  * reduced and scattered, and each rank updates its part at once. Unreduced gradients of at most two layers
  * are in memory.
  *
- * If each unit is updated at once, layers share two places for reduced gradients, and embedding and head
- * share one (td_shard_info.shares_gradients). Otherwise each unit has a separate place, and its gradients
- * stay until the next backward pass. Places are separate with clipping, updates after the pass, several
- * micro-batches, no update, a link in config.hooks with `final`, or keep_gradients.
+ * If model.transient_gradients is set and each unit is updated at once, layers share two places for reduced
+ * gradients, and embedding and head share one (td_shard_info.shares_gradients). Otherwise each unit has a
+ * separate place, and its gradients stay until the next backward pass: read them in the pieces of
+ * td_transformer_weights. Places are also separate with clipping, updates after the pass, no update, or a
+ * link in config.hooks with `final`.
  *
  * With TD_SHARD_TENSORS and TD_SHARD_FLAT there are two calls to wait between steps:
  *
@@ -163,9 +164,6 @@ typedef struct td_shard_options {
      * reduces them. The buffers can hold all gradients. false: each micro-batch reduces its gradients,
      * and each rank adds them to its part. */
     bool reduce_last;
-    /* This rank's gradients of all units stay until the next backward pass. Read them in the pieces of
-     * td_transformer_weights. */
-    bool keep_gradients;
 } td_shard_options;
 
 /** "tensors", "flat", "full"; NULL for any other value. */
@@ -201,8 +199,8 @@ typedef struct td_shard_link td_shard_link;
  * comm must outlive the link, and the link must outlive the trainer. TD_BAD_ARGUMENT: a NULL; an unknown
  * kind; a bucket_mb that is negative or not finite; a prefetch below 0 or above 2^31 - 1; a size, groups or
  * hyperparameters that td_train_create refuses. TD_UNSUPPORTED: with TD_SHARD_FLAT, groups that leave out
- * weights, because weights that no rank updates are not gathered; with TD_SHARD_FULL, transient gradients,
- * because the link places gradients. TD_NO_MEMORY. *own is then unchanged, and *out is NULL. */
+ * weights, because weights that no rank updates are not gathered. TD_NO_MEMORY. *own is then unchanged, and
+ * *out is NULL. */
 TD_API td_status td_shard_link_create(td_comm *comm, const td_shard_options *options,
                                       const td_train_config *config, td_train_config *own,
                                       td_shard_link **out);

@@ -61,19 +61,17 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
 }
 
 /** Whether an update reads each unit's gradients as soon as they are reduced, and nothing else reads them. */
-static bool shares_places(const td_shard_split *split, const td_shard_options *options,
-                          const td_train_config *config)
+static bool shares_places(const td_shard_split *split, const td_train_config *config)
 {
     for (const td_hook *hook = config->hooks; hook; hook = hook->next)
         if (hook->final) /* it may keep gradients back */
             return false;
-    return split->ranks > 1 && !options->keep_gradients && config->until == TD_TRAIN_UPDATE &&
-           config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches <= 1;
+    return split->ranks > 1 && config->model.transient_gradients && config->until == TD_TRAIN_UPDATE &&
+           config->time == TD_UPDATE_ALONG && config->clip == 0;
 }
 
 /** A piece is a unit: the embedding, a layer's matrices, all norms, or the head. Each rank has all norms. */
-static td_status piece_by_unit(td_shard_split *split, const td_shard_options *options,
-                               const td_train_config *config, const td_parameter *all)
+static td_status piece_by_unit(td_shard_split *split, const td_train_config *config, const td_parameter *all)
 {
     const td_precision precision = config->model.precision;
     const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
@@ -81,7 +79,7 @@ static td_status piece_by_unit(td_shard_split *split, const td_shard_options *op
     td_status status = TD_OK;
     td_layout layout;
 
-    split->shares = shares_places(split, options, config);
+    split->shares = shares_places(split, config);
     TD_TRY(td_layout_make(&config->model.size, td_precision_dtype(precision), &layout));
     td_shard_piece *next = split->pieces;
     *next++ = piece_of(split, td_part_range(&layout, TD_PART_EMBEDDING, 0), false);
@@ -249,7 +247,7 @@ td_status td_shard_split_make(const td_shard_options *options, const td_comm_inf
         TD_TRY(td_buckets_alloc(&out->buckets, count));
         piece_by_bucket(out, config, all, order, options->bucket_mb);
     } else if (kind == TD_SHARD_FULL) {
-        TD_TRY(piece_by_unit(out, options, config, all));
+        TD_TRY(piece_by_unit(out, config, all));
     } else {
         TD_TRY(piece_by_parameter(out, config, all));
     }

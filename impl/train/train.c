@@ -89,10 +89,9 @@ static td_status check_config(const td_train_config *config)
              "gain is %g, needs to be finite and above 0, or 0 for an average", (double)config->gain);
     TD_CHECK(config->micro_batches >= 0, "micro_batches is %" PRId64 ", needs at least 1, or 0 for 1",
              config->micro_batches);
-    const bool transient = config->model.transient_gradients;
-    TD_CHECK(config->micro_batches <= 1 || (!transient && !config->model.grad_places),
-             "micro_batches is %" PRId64 ", but gradients %s: nothing can be added to them",
-             config->micro_batches, transient ? "are transient" : "share memory (model.grad_places)");
+    TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
+             "micro_batches is %" PRId64 ", but gradients are transient: nothing can be added to them",
+             config->micro_batches);
     TD_TRY(check_places(config));
     if (has_update(config) && !config->groups)
         TD_TRY(td_hyperparameters_check(&config->hyper));

@@ -150,10 +150,9 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
                "the model has no gradients: it was created for TD_MODEL_INFERENCE");
     TD_FAIL_IF(model->stage.progress != TD_AFTER_LOSS, TD_BAD_STATE,
                "no loss came since the last forward, or backward used it up");
-    const bool transient = model->plan.config.transient_gradients;
-    TD_CHECK(!adds || (!transient && !model->plan.shares),
-             "micro is %d, but the model's gradients %s: nothing can be added to them", (int)micro,
-             transient ? "are transient" : "share memory");
+    TD_CHECK(!adds || !model->plan.config.transient_gradients,
+             "micro is %d, but the model's gradients are transient: nothing can be added to them",
+             (int)micro);
     TD_FAIL_IF(adds && model->grads_lost, TD_BAD_STATE,
                "micro is %d, but there are no gradients to add to: backward failed", (int)micro);
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));

@@ -269,7 +269,7 @@ static td_status life_ends(td_transformer *model, td_use use, td_status status)
     const td_range range = range_of(model, use);
     if (use.kind == TD_USE_WEIGHT)
         return td_hooks_done(model->hooks, model->pass, range);
-    if (model->plan.config.transient_gradients)
+    if (model->plan.over_activations)
         TD_TRY(td_clear_padding(model, range, true));
     TD_TRY(td_hooks_written(model->hooks, range));
     if (model->last_micro)

@@ -74,7 +74,7 @@ void td_parameters_fill(td_transformer *model)
         p.dtype = model->plan.wide;
         p.grad_dtype = model->plan.grad_dtype;
         p.data = master.low ? NULL : master.at;
-        p.grad = model->plan.shares ? NULL : master.grad;
+        p.grad = model->plan.over_activations || !model->plan.config.transient_gradients ? master.grad : NULL;
         model->parameters[index] = p;
     }
 }

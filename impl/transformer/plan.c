@@ -319,8 +319,7 @@ cleanup:
  * 48 of 7,776 plans needed up to 13 % more scratch (2026-11). */
 static td_status place_scratch(td_plan *plan, const uint64_t together[TD_TENSORS])
 {
-    const size_t begin =
-        plan->total.activations + (plan->config.transient_gradients ? plan->total.gradients : 0);
+    const size_t begin = plan->total.activations + (plan->over_activations ? plan->total.gradients : 0);
     td_plan best = *plan;
     td_status status = TD_OK;
 
@@ -431,7 +430,6 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
     TD_TRY(td_owned_check(config, &plan.layout));
-    plan.shares = config->grad_places != NULL;
     plan.pieces = td_owned_measure(&plan, &plan.total.parameters, &plan.gradient_bytes);
     if (!td_has_backward(&plan))
         plan.gradient_bytes = 0;
@@ -448,7 +446,8 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
         plan.bytes[i] = together[i] >> i & 1 ? bytes[td_tensor_kinds[i].extent] : 0;
     choose_kept(&plan);
     TD_TRY(place_kept(&plan));
-    if (td_has_backward(&plan) && config->transient_gradients)
+    plan.over_activations = td_has_backward(&plan) && config->transient_gradients && !config->owned;
+    if (plan.over_activations)
         place_gradients(&plan);
     TD_TRY(place_scratch(&plan, together));
     *out = plan;

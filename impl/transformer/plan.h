@@ -16,10 +16,10 @@ typedef struct td_plan {
     bool mixed;                 /* dtype and wide differ */
     td_dtype grad_dtype;        /* of gradients of weights: dtype, or wide */
     td_layout layout;
-    int64_t pieces;     /* of the weights that this rank has */
-    bool shares;        /* grad_places is given: gradients of owned ranges may share memory */
-    int64_t checkpoint; /* layers of a checkpoint; without checkpointing all layers */
-    int64_t slots;      /* layers of the longest checkpoint: their kept activations are in memory together */
+    int64_t pieces;        /* of the weights that this rank has */
+    bool over_activations; /* transient gradients of all weights: they are in the arena */
+    int64_t checkpoint;    /* layers of a checkpoint; without checkpointing all layers */
+    int64_t slots; /* layers of the longest checkpoint: their kept activations are in memory together */
     int64_t last_checkpoint; /* its first layer; only this checkpoint does not run again in backward */
     bool all_kept; /* forward keeps all tensors of a checkpoint; else backward computes some again */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
@@ -32,7 +32,7 @@ typedef struct td_plan {
     size_t ahead;
     size_t layer_stride, arena_bytes;
     size_t gradient_bytes;
-    size_t gradient_offset; /* transient gradients: in the arena */
+    size_t gradient_offset; /* over_activations: in the arena */
     td_transformer_bytes total;
     td_recording *recording; /* of the step; owned by the plan */
 } td_plan;

@@ -52,13 +52,13 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     td_weights *const w = &model->weights;
     TD_TRY(td_device_alloc(dev, w->param_bytes, &w->params));
     TD_TRY(td_device_fill(dev, w->params, 0, w->param_bytes));
-    if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients) {
+    if (planned->use != TD_MODEL_INFERENCE && !model->plan.over_activations) {
         TD_TRY(td_device_alloc(dev, w->grad_bytes, &w->grads));
         TD_TRY(td_device_fill(dev, w->grads, 0, w->grad_bytes));
     }
     TD_TRY(td_device_alloc(dev, model->plan.arena_bytes, &block));
     model->arena = block;
-    if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
+    if (model->plan.over_activations) {
         w->grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
     }
@@ -87,7 +87,7 @@ void td_transformer_destroy(td_transformer *model)
         return;
     /* Each is NULL or a live block of dev, which free accepts. */
     (void)td_device_free(model->dev, model->weights.params);
-    if (!model->plan.config.transient_gradients)
+    if (!model->plan.over_activations)
         (void)td_device_free(model->dev, model->weights.grads);
     (void)td_device_free(model->dev, model->arena);
     free(model->parameters);

@@ -94,8 +94,9 @@ typedef struct td_transformer_config {
      * same). Sums over many micro-batches and ranks are then f32. */
     bool f32_gradients;
 
-    /* Gradients use the memory of activations that backward no longer needs. The next forward overwrites
-     * them, and backward cannot add to them. */
+    /* Gradients need not stay, and backward cannot add to them. Without owned ranges they use the memory of
+     * activations that backward no longer needs, and the next forward overwrites them. Of owned ranges,
+     * ranges with the same place share memory (grad_places). */
     bool transient_gradients;
 
     /* [owned_count] The weights that this rank has: ascending ranges of the block of weights. NULL: all.
@@ -106,9 +107,9 @@ typedef struct td_transformer_config {
 
     /* [owned_count] The place of the gradients of each owned range, 1 to TD_GRAD_PLACES; 0: the range has
      * memory for its own gradients. Ranges with the same place use the same memory, one after the other.
-     * NULL: no range has a place. With places, weights must be updated during the backward pass
-     * (TD_UPDATE_ALONG). The caller's hooks must ensure that an update has read a place before the next
-     * gradients are written there. */
+     * NULL: no range has a place. Places need transient_gradients, and weights must be updated during the
+     * backward pass (TD_UPDATE_ALONG). The caller's hooks must ensure that an update has read a place before
+     * the next gradients are written there. */
     const int32_t *grad_places;
 } td_transformer_config;
 
@@ -123,10 +124,9 @@ typedef struct td_transformer td_transformer;
  * odd head size (d_model / heads); an unknown attention, precision, keep or use; checkpoint_layers or
  * kept_layers below 0, above the number of layers, or with another keep; a rope_theta that is negative, not
  * finite or too large; an owned_count below 1; owned ranges that are empty, descend or leave the block; an
- * invalid place, or places without owned ranges; a product beyond 2^63 - 1.
+ * invalid place; places without owned ranges or without transient gradients; a product beyond 2^63 - 1.
  *
- * TD_UNSUPPORTED: a precision or head size that dev does not support, owned ranges with transient
- * gradients. TD_NO_MEMORY. *out is then NULL. */
+ * TD_UNSUPPORTED: a precision or head size that dev does not support. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
@@ -151,7 +151,7 @@ typedef struct td_parameter {
      * them in one piece. */
     void *data;
     /* The gradients, on the device, row-major. NULL: the model is for inference, this rank does not have all
-     * of them in one piece, or gradients share memory (grad_places). */
+     * of them in one piece, or they are transient and the model has owned ranges. */
     void *grad;
 } td_parameter;
 
@@ -266,8 +266,7 @@ typedef enum td_micro { TD_MICRO_ONLY = 0, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_M
 /** Computes the gradient of the last loss for every parameter. With MIDDLE and LAST it adds to the gradients.
  *
  * TD_BAD_STATE: no loss since the last forward; a model for inference; MIDDLE or LAST after a backward pass
- * that failed. TD_BAD_ARGUMENT: a NULL; an unknown micro; MIDDLE or LAST if gradients are transient or share
- * memory. */
+ * that failed. TD_BAD_ARGUMENT: a NULL; an unknown micro; MIDDLE or LAST if gradients are transient. */
 TD_API td_status td_transformer_backward(td_transformer *model, td_micro micro);
 
 /* ---- memory ---- */

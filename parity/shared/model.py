@@ -48,7 +48,7 @@ def train_options(switches, attention="flash"):
             "keep": switches.get("keep", "most"),
             "checkpoint_layers": switches.get("checkpoint_layers", 0),
             "kept_layers": switches.get("kept_layers", 0),
-            "transient_gradients": switches.get("gradients") == "transient",
+            "transient_gradients": switches.get("gradients", "held") != "held",
         },
     }
 

@@ -17,7 +17,6 @@ td_status shard_link(td_shard_kind kind, double bucket_mb, td_train_config *conf
 {
     const td_shard_options options = {.kind = kind, .bucket_mb = bucket_mb};
 
-    config->model.transient_gradients &= kind != TD_SHARD_FULL;
     return td_shard_link_create(shard_comm, &options, config, config, out);
 }
 
@@ -128,7 +127,6 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
                                           .keep_weights = s->keep_weights,
                                           .reduce_last = s->reduce_last};
 
-        config.model.transient_gradients &= s->kind != TD_SHARD_FULL;
         td_assert_ok(td_shard_link_create(shard_comm, &options, &config, &config, &t.shard));
     }
     /* on a device without graphs a link may still gather as a capture needs */
