@@ -77,7 +77,7 @@ def options_alone(deliverable, device, impl, **keys):
     """Some steps of SGD with each option of a trainer alone. Clipping and AdamW hide a wrong factor of gradients."""
     config = configs(device, impl, shard=keys.get("shard"))
     for how in config.values():
-        if how.get("gradients") == "transient":
+        if "gradients" in how:
             how["gradients"] = "held"  # as micro-batches need it
     for option in (dict(micro_batches=3), dict(clip=0.5)):
         how = dict(seconds=1.0, dtype="f32", optimizer="sgd", steps=3, config=config)
