@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 # Public headers are <module>/<module>.h and the files in this list. ci/check/symbols.py compares them with
 # the symbols that the library exports.
 set(TD_PUBLIC_HEADERS base/base.h base/build.h base/clock.h base/dtype.h base/rng.h base/safetensors.h base/stats.h base/status.h
-    comm/launch.h transformer/hooks.h bench/ranks.h)
+    comm/launch.h transformer/hooks.h)
 
 function(td_install)
   get_property(modules GLOBAL PROPERTY TD_MODULES)

@@ -129,7 +129,7 @@ class Traced:
     def bench(self, config):
         """The median time of the forward pass, in ms."""
         with quick_start(self.c):
-            result = self.c.value("td_bench_run", self.c.device, config, None, None)
+            result = self.c.value("td_bench_run", self.c.device, self.c.ffi.NULL, config, None, None)
         ms = self.c.value("td_bench_summary_of", result).forward.ms.median
         self.c.td_bench_result_destroy(result)
         return ms

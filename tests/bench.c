@@ -27,34 +27,46 @@ static const td_bench_config tiny = {
         "forward", "backward", "train"                                                                       \
     }
 
-/* The trainer that each mode and choice makes. The hyperparameters are the course's. */
+static td_train_config planned;
+td_status __real_td_train_plan(td_device *on, const td_train_config *config, td_train_bytes *out);
+td_status __wrap_td_train_plan(td_device *on, const td_train_config *config, td_train_bytes *out)
+{
+    planned = *config;
+    return __real_td_train_plan(on, config, out);
+}
+
+/* The trainer that each mode and choice makes. The hyperparameters are the course's, if none are given. */
 static void trainers_follow_the_config(void **state)
 {
     static const td_train_until until[] = {TD_TRAIN_FORWARD, TD_TRAIN_BACKWARD, TD_TRAIN_UPDATE};
     const td_adamw adamw = td_adamw_defaults(TD_ADAMW_COURSE2025);
     const int *choice = ((const td_combination *)*state)->choice;
     td_bench_config config = tiny;
-    td_train_config train;
+    td_train_bytes bytes;
 
     config.mode = (td_bench_mode)choice[0];
     config.graph = choice[1] == 1;
-    config.overlap = choice[2] == 1;
-    td_assert_ok(td_bench_train_config(&config, &train));
-    assert_memory_equal(&train.model.size, &config.model.size, sizeof config.model.size);
-    assert_true(train.model.batch == 2 && train.model.context == 9);
-    assert_int_equal(train.until, until[config.mode]);
-    assert_int_equal(train.capture, config.graph);
-    assert_int_equal(train.time, config.overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
-    assert_int_equal(train.hyper.kind, TD_OPTIMIZER_ADAMW);
-    assert_int_equal(train.hyper.adamw.variant, adamw.variant);
-    assert_memory_equal(&train.hyper.adamw.lr, &adamw.lr, 5 * sizeof adamw.lr);
-    assert_true(train.clip == 0 && train.micro_batches <= 1 && !train.hooks);
+    config.timed = choice[2] == 2 ? TD_TIMED_EVENTS : TD_TIMED_WHOLE;
+    config.time = choice[2] == 0 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG;
+    assert_int_equal(td_bench_plan(dev, NULL, &config, &bytes), config.graph ? TD_UNSUPPORTED : TD_OK);
+    assert_memory_equal(&planned.model.size, &config.model.size, sizeof config.model.size);
+    assert_true(planned.model.batch == 2 && planned.model.context == 9);
+    assert_int_equal(planned.until, until[config.mode]);
+    assert_int_equal(planned.capture, config.graph);
+    assert_int_equal(planned.time, choice[2] == 1 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+    assert_int_equal(planned.hyper.kind, TD_OPTIMIZER_ADAMW);
+    assert_int_equal(planned.hyper.adamw.variant, adamw.variant);
+    assert_memory_equal(&planned.hyper.adamw.lr, &adamw.lr, 5 * sizeof adamw.lr);
+    assert_true(planned.clip == 0 && planned.micro_batches <= 1 && !planned.hooks);
+    config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.25};
+    (void)td_bench_plan(dev, NULL, &config, &bytes);
+    assert_true(planned.hyper.kind == TD_OPTIMIZER_SGD && planned.hyper.sgd.lr == 0.25);
 }
 
 static const td_cases trainers = {
     .group = "trainers follow the config",
     .test = trainers_follow_the_config,
-    .axes = {MODES, {"queued", "captured"}, {"updates after", "updates along"}}};
+    .axes = {MODES, {"queued", "captured"}, {"updates after", "updates along", "phases"}}};
 
 /* A phase holds `steps` times above 0, and their statistics. */
 static void assert_phase(const td_bench_phase *phase, int64_t steps)
@@ -81,15 +93,15 @@ static void every_mode_times_its_phases(void **state)
     td_bench_result *result;
     td_bench_summary s;
     td_account_flops flops;
-    td_train_config train;
     td_train_bytes bytes;
+    td_bench_timeline timeline;
     const td_account_model model = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41};
     const bool flash = choice[1] == 1;
 
     config.mode = (td_bench_mode)choice[0];
     config.model.attention = flash ? "flash" : "naive";
     config.model.precision = choice[2] ? TD_PRECISION_BF16 : TD_PRECISION_F32;
-    td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+    td_assert_ok(td_bench_run(dev, NULL, &config, NULL, NULL, &result));
     td_assert_ok(td_bench_summary_of(result, &s));
     assert_int_equal(s.steps, 5);
     assert_phase(&s.forward, 5);
@@ -127,11 +139,12 @@ static void every_mode_times_its_phases(void **state)
     assert_true(s.flops_per_step == expected);
     td_assert_ok(td_account_model_flops(&model, 2, 9, true, false, &flops));
     assert_true(s.model_flops_per_step == flops.forward_matmul * (config.mode >= TD_BENCH_BACKWARD ? 3 : 1));
-    td_assert_ok(td_bench_train_config(&config, &train));
-    td_assert_ok(td_train_plan(dev, &train, &bytes));
+    td_assert_ok(td_bench_plan(dev, NULL, &config, &bytes));
     assert_int_equal(s.peak_bytes, bytes.model.parameters + bytes.model.gradients + bytes.model.activations +
                                        bytes.model.scratch + bytes.optimizer + bytes.step +
                                        2 * 18 * sizeof(int64_t));
+    assert_true(s.ranks == 0 && !s.of);
+    td_assert_refused(td_bench_timeline_of(result, 0, &timeline), TD_BAD_ARGUMENT, "at least 0 and below 0");
     td_bench_result_destroy(result);
 }
 
@@ -147,11 +160,11 @@ TD_TEST(whole_steps_are_the_same_steps)
     td_bench_result *result;
     td_bench_summary apart, whole;
 
-    td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+    td_assert_ok(td_bench_run(dev, NULL, &config, NULL, NULL, &result));
     td_assert_ok(td_bench_summary_of(result, &apart));
     td_bench_result_destroy(result);
     config.timed = TD_TIMED_EVENTS;
-    td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+    td_assert_ok(td_bench_run(dev, NULL, &config, NULL, NULL, &result));
     td_assert_ok(td_bench_summary_of(result, &whole));
     assert_phase(&whole.forward, 5);
     assert_phase(&whole.backward, 5);
@@ -163,10 +176,10 @@ TD_TEST(whole_steps_are_the_same_steps)
     assert_true(whole.first_loss == apart.first_loss && whole.last_loss == apart.last_loss);
     td_bench_result_destroy(result);
     config.timed = TD_TIMED_WHOLE;
-    for (int overlap = 0; overlap < 2; overlap++) {
-        config.overlap = overlap;
-        config.model.transient_gradients = overlap;
-        td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+    for (int along = 0; along < 2; along++) {
+        config.time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+        config.model.transient_gradients = along;
+        td_assert_ok(td_bench_run(dev, NULL, &config, NULL, NULL, &result));
         td_assert_ok(td_bench_summary_of(result, &whole));
         assert_phase(&whole.step, 5);
         assert_absent(&whole.forward);
@@ -178,11 +191,13 @@ TD_TEST(whole_steps_are_the_same_steps)
     config.timed = TD_TIMED_PHASES;
     config = tiny;
     config.graph = true;
-    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_UNSUPPORTED, "cpu has no streams");
+    td_assert_refused(td_bench_run(dev, NULL, &config, NULL, NULL, &result), TD_UNSUPPORTED,
+                      "cpu has no streams");
     assert_null(result);
     config.warmup = 0;
     config.steps = 1; /* too few to capture one */
-    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_UNSUPPORTED, "cpu has no streams");
+    td_assert_refused(td_bench_run(dev, NULL, &config, NULL, NULL, &result), TD_UNSUPPORTED,
+                      "cpu has no streams");
     assert_null(result);
 }
 
@@ -203,7 +218,7 @@ TD_TEST(seeds_repeat)
         config.warmup = runs[i].warmup;
         config.steps = runs[i].steps;
         config.seed = runs[i].seed;
-        td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+        td_assert_ok(td_bench_run(dev, NULL, &config, NULL, NULL, &result));
         td_assert_ok(td_bench_summary_of(result, &s[i]));
         td_bench_result_destroy(result);
     }
@@ -231,7 +246,7 @@ TD_TEST(progress_follows_every_step)
         td_bench_result *result = (td_bench_result *)&stop_at;
         td_memory_stats memory;
         ticks t = {.stop_at = stop_at};
-        const td_status status = td_bench_run(dev, &tiny, tick, &t, &result);
+        const td_status status = td_bench_run(dev, NULL, &tiny, tick, &t, &result);
 
         assert_int_equal(status, stop_at ? TD_IO_ERROR : TD_OK);
         assert_int_equal(t.calls, stop_at ? stop_at : 7);
@@ -246,5 +261,6 @@ TD_TEST(progress_follows_every_step)
 int main(void)
 {
     return td_run_group("bench", (size_t)td_test_count, td_tests, open_device, close_device) +
-           td_run_cases(&trainers, NULL, NULL) + td_run_cases(&timed_phases, open_device, close_device);
+           td_run_cases(&trainers, open_device, close_device) +
+           td_run_cases(&timed_phases, open_device, close_device);
 }

@@ -1,9 +1,8 @@
 /* The benchmarks, and the links of ddp/ and shard/, with each of their calls failing in turn. There is one
  * rank, which needs no library of collectives. */
-#include "bench/ranks.h"
+#include "bench/bench.h"
 
 #include "base/rng.h"
-#include "bench/bench.h"
 #include "comm/agree.h"
 #include "support/compare.h"
 #include "support/fault.h"
@@ -37,8 +36,8 @@ void *__wrap_realloc(void *block, size_t size)
 
 typedef struct kind {
     const char *name;
-    td_bench_config one; /* if steps is 0, ranks are measured */
-    td_bench_ranks_config ranks;
+    bool alone; /* no communicator */
+    td_bench_config config;
 } kind;
 
 #define MODEL                                                                                                \
@@ -46,8 +45,17 @@ typedef struct kind {
         .size = {.d_model = 16, .d_ff = 8, .layers = 1, .heads = 2, .vocab = 8}, .batch = 2, .context = 3,   \
         .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_ALL                             \
     }
-#define ONE(...)   .one = {.model = MODEL, .warmup = 2, .steps = 3, .seed = 9, __VA_ARGS__}
-#define RANKS(...) .ranks = {.model = MODEL, .bucket_mb = 0.002, .steps = 1, .seed = 3, __VA_ARGS__}
+#define ONE(...)                                                                                             \
+    true,                                                                                                    \
+    {                                                                                                        \
+        .model = MODEL, .warmup = 2, .steps = 3, .seed = 9, __VA_ARGS__                                      \
+    }
+#define RANKS(...)                                                                                           \
+    false,                                                                                                   \
+    {                                                                                                        \
+        .model = MODEL, .mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE, .bucket_mb = 0.002, .steps = 1,     \
+        .seed = 3, __VA_ARGS__                                                                               \
+    }
 
 static const kind kinds[] = {
     {"forward", ONE(.mode = TD_BENCH_FORWARD, .timed = TD_TIMED_PHASES)},
@@ -56,8 +64,8 @@ static const kind kinds[] = {
     {"backward, whole", ONE(.mode = TD_BENCH_BACKWARD, .timed = TD_TIMED_WHOLE)},
     {"train", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_PHASES)},
     {"train, events", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_EVENTS)},
-    {"train, whole", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE)},
-    {"train, whole, overlap", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE, .overlap = true)},
+    {"train, whole", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE, .time = TD_UPDATE_AFTER)},
+    {"train, whole, along", ONE(.mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE)},
     {"buckets", RANKS(.strategy = TD_DDP_BUCKETED, .time = TD_UPDATE_ALONG, .warmup = 1)},
     {"one reduction after backward",
      RANKS(.strategy = TD_DDP_FLAT, .time = TD_UPDATE_AFTER, .micro_batches = 2)},
@@ -70,46 +78,32 @@ static const kind kinds[] = {
 };
 
 typedef struct trial {
-    kind kind;
+    const kind *kind;
     td_device *dev;
     td_comm *comm;
     td_bench_result *result;
-    td_bench_ranks_result *of_ranks;
 } trial;
-
-static td_status show_ranks(void *user, int64_t done, int64_t total)
-{
-    (void)user, (void)done, (void)total;
-    return td_fault("progress") ? td_fail(TD_IO_ERROR, "progress was told to fail") : TD_OK;
-}
 
 static td_status show(void *user, int64_t done, int64_t total, double step_ms)
 {
-    (void)step_ms;
-    return show_ranks(user, done, total);
-}
-
-static td_status run_ranks(trial *t)
-{
-    td_train_bytes bytes;
-    td_status status = td_bench_ranks_plan(t->dev, t->comm, &t->kind.ranks, &bytes);
-
-    if (status == TD_OK) {
-        t->of_ranks = (td_bench_ranks_result *)t;
-        status = td_bench_ranks_run(t->dev, t->comm, &t->kind.ranks, show_ranks, NULL, &t->of_ranks);
-    }
-    return status;
+    (void)user, (void)done, (void)total, (void)step_ms;
+    return td_fault("progress") ? td_fail(TD_IO_ERROR, "progress was told to fail") : TD_OK;
 }
 
 static td_status run_bench(void *state)
 {
     trial *t = state;
+    td_comm *comm = t->kind->alone ? NULL : t->comm;
+    td_train_bytes bytes;
     td_status status;
 
     tested = true;
-    t->result = t->kind.one.steps > 0 ? (td_bench_result *)t : NULL; /* run must overwrite it */
-    t->of_ranks = NULL;
-    status = t->result ? td_bench_run(t->dev, &t->kind.one, show, NULL, &t->result) : run_ranks(t);
+    t->result = NULL;
+    status = td_bench_plan(t->dev, comm, &t->kind->config, &bytes);
+    if (status == TD_OK) {
+        t->result = (td_bench_result *)t; /* run must overwrite it */
+        status = td_bench_run(t->dev, comm, &t->kind->config, show, NULL, &t->result);
+    }
     tested = false;
     return status;
 }
@@ -122,9 +116,8 @@ static void check_nothing_is_left(void *state, td_status status, const char *fai
     (void)status;
     td_assert_ok(td_device_memory(t->dev, &memory));
     assert_int_equal(memory.live_blocks, 0);
-    assert_int_equal(failed == NULL, t->result || t->of_ranks);
+    assert_int_equal(failed == NULL, t->result != NULL);
     td_bench_result_destroy(t->result);
-    td_bench_ranks_result_destroy(t->of_ranks);
 }
 
 static void every_fault_comes_back_as_a_status(void **state)
@@ -133,10 +126,8 @@ static void every_fault_comes_back_as_a_status(void **state)
     const td_fault_loop loop = {
         .name = k->name, .run = run_bench, .check = check_nothing_is_left, .least = 15};
     const td_comm_options options = {.backend = TD_COMM_GLOO, .ranks = 1, .run = "bench_faults"};
-    trial t = {.kind = *k};
+    trial t = {.kind = k};
 
-    t.kind.ranks.hyper =
-        (td_hyperparameters){.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
     td_assert_ok(td_device_open("cpu", &t.dev));
     td_assert_ok(td_comm_open(t.dev, &options, &t.comm));
     td_fault_each(&loop, &t);

@@ -1,6 +1,6 @@
 /* The times of steps among ranks. test_bench_ranks BACKEND RANKS starts the ranks itself. Under mpirun the
  * process is one of the ranks. */
-#include "bench/ranks.h"
+#include "bench/bench.h"
 
 #include "base/check.h"
 
@@ -17,15 +17,17 @@ static td_device *dev;
 static td_comm *comm;
 static td_comm_info info;
 
-static td_bench_ranks_config tiny(void)
+static td_bench_config tiny(void)
 {
-    return (td_bench_ranks_config){
+    return (td_bench_config){
         .model = {.size = {.d_model = 64, .d_ff = 128, .layers = LAYERS, .heads = 2, .vocab = 64},
                   .batch = 2,
                   .context = 8,
                   .precision = TD_PRECISION_F32,
                   .attention = "flash",
                   .keep = TD_KEEP_ALL},
+        .mode = TD_BENCH_TRAIN,
+        .timed = TD_TIMED_WHOLE,
         .hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)},
         .strategy = TD_DDP_BUCKETED,
         .bucket_mb = 0.1,
@@ -61,32 +63,33 @@ td_status __wrap_td_train_create(td_device *on, const td_train_config *config, t
     return __real_td_train_create(on, config, out);
 }
 
-static td_status count_steps(void *user, int64_t done, int64_t total)
+static td_status count_steps(void *user, int64_t done, int64_t total, double step_ms)
 {
+    assert_true(step_ms > 0);
     assert_int_equal(done, ++*(int64_t *)user);
     assert_int_equal(total, 3 * (WARMUP + STEPS));
     return TD_OK;
 }
 
-static td_bench_ranks_result *measure(const td_bench_ranks_config *config, td_bench_ranks_summary *s)
+static td_bench_result *measure(const td_bench_config *config, td_bench_summary *s)
 {
-    td_bench_ranks_result *result;
+    td_bench_result *result;
     td_memory_stats before, after;
     int64_t steps = 0;
 
     drawn = 0;
     td_assert_ok(td_device_memory(dev, &before));
-    td_assert_ok(td_bench_ranks_run(dev, comm, config, count_steps, &steps, &result));
+    td_assert_ok(td_bench_run(dev, comm, config, count_steps, &steps, &result));
     td_assert_ok(td_device_memory(dev, &after));
     assert_int_equal(steps, 3 * (WARMUP + STEPS));
     assert_int_equal(drawn, 1);
     assert_int_equal(before.current_bytes, after.current_bytes);
-    td_assert_ok(td_bench_ranks_summary_of(result, s));
+    td_assert_ok(td_bench_summary_of(result, s));
     assert_int_equal(s->ranks, info.ranks);
     return result;
 }
 
-static void check_rank(const td_bench_ranks_config *config, const td_bench_rank *r)
+static void check_rank(const td_bench_config *config, const td_bench_rank *r)
 {
     const td_stats *const all[] = {&r->step, &r->silent, &r->collectives, &r->hidden, &r->tail};
 
@@ -112,7 +115,7 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
 }
 
 /* Steps wait for links that gather weights: one gather is read after the other, each in its pass. */
-static void check_waits(const td_bench_ranks_config *config, const td_bench_timeline *t, const td_stats *ms)
+static void check_waits(const td_bench_config *config, const td_bench_timeline *t, const td_stats *ms)
 {
     double before = 0, all = 0;
 
@@ -134,8 +137,8 @@ static void check_waits(const td_bench_ranks_config *config, const td_bench_time
 /* Every rank's collectives lie inside its step. Strategies that wait begin them after backward. On a GPU
  * events time the collectives, and the host times the step. The host reads the clock some time after the
  * event from which the others count, so collectives seem to end later. */
-static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
-                            const td_bench_ranks_summary *s)
+static void check_timelines(const td_bench_config *config, const td_bench_result *result,
+                            const td_bench_summary *s)
 {
     const double late_ms = info.backend == TD_COMM_NCCL ? 0.01 : 0;
     td_bench_timeline t;
@@ -144,7 +147,7 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
         const bool waits = config->state < TD_BENCH_STATE_FLAT && config->strategy <= TD_DDP_FLAT;
         int64_t bytes = 0;
 
-        td_assert_ok(td_bench_ranks_timeline_of(result, rank, &t));
+        td_assert_ok(td_bench_timeline_of(result, rank, &t));
         assert_int_equal(t.count, s->of[rank].calls);
         assert_true(t.forward_ms > 0 && t.forward_ms < t.backward_ms && t.backward_ms <= t.step_ms);
         for (int64_t i = 0; i < t.count; i++) {
@@ -158,8 +161,8 @@ static void check_timelines(const td_bench_ranks_config *config, const td_bench_
         assert_int_equal(bytes, s->of[rank].bytes);
         check_waits(config, &t, &s->of[rank].waits);
     }
-    td_assert_refused(td_bench_ranks_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "needs 0 to ");
-    td_assert_refused(td_bench_ranks_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");
+    td_assert_refused(td_bench_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "at least 0 and below ");
+    td_assert_refused(td_bench_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");
 }
 
 /* Every rank has the calls and bytes of its strategy. Communication after backward does not overlap with
@@ -169,15 +172,15 @@ TD_TEST(strategies_are_told_apart)
     static const int64_t calls[] = {PARAMETERS, 1, PARAMETERS, 0};
 
     for (int which = 0; which < 8; which++) {
-        td_bench_ranks_config config = tiny();
-        td_bench_ranks_summary s;
+        td_bench_config config = tiny();
+        td_bench_summary s;
 
         config.strategy = (td_ddp_strategy)(which % 4);
         config.time = which < 4 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
         config.model.transient_gradients = which < 4;
         if (which == 6)
             config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
-        td_bench_ranks_result *result = measure(&config, &s);
+        td_bench_result *result = measure(&config, &s);
         double slowest = 0;
         check_timelines(&config, result, &s);
         for (int rank = 0; rank < info.ranks; rank++) {
@@ -195,8 +198,8 @@ TD_TEST(strategies_are_told_apart)
             /* Each rank has different tokens. */
             assert_true(rank == 0 || r->first_loss != s.of[0].first_loss);
         }
-        assert_true(s.step.max == slowest && s.samples[0] > 0 && s.tokens_per_second > 0);
-        td_bench_ranks_result_destroy(result);
+        assert_true(s.step.ms.max == slowest && s.step.samples[0] > 0 && s.tokens_per_second > 0);
+        td_bench_result_destroy(result);
     }
 }
 
@@ -206,18 +209,18 @@ TD_TEST(state_that_is_split_is_less)
 
     for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FULL; state++)
         for (int mixed = 0; mixed < 2; mixed++) {
-            td_bench_ranks_config config = tiny();
-            td_bench_ranks_summary s;
+            td_bench_config config = tiny();
+            td_bench_summary s;
 
             config.state = state;
             config.model.precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32;
-            td_bench_ranks_result *result = measure(&config, &s);
+            td_bench_result *result = measure(&config, &s);
             for (int rank = 0; rank < info.ranks; rank++)
                 check_rank(&config, &s.of[rank]);
             check_timelines(&config, result, &s);
             bytes[state] = s.of[0].optimizer_state;
             parameters[state] = s.of[0].parameters;
-            td_bench_ranks_result_destroy(result);
+            td_bench_result_destroy(result);
         }
     if (info.ranks == 2) {
         assert_int_equal(bytes[TD_BENCH_STATE_FLAT], bytes[TD_BENCH_STATE_WHOLE] / 2);
@@ -229,14 +232,14 @@ TD_TEST(state_that_is_split_is_less)
 
 TD_TEST(micro_batches_are_of_one_step)
 {
-    td_bench_ranks_config config = tiny();
-    td_bench_ranks_summary s;
+    td_bench_config config = tiny();
+    td_bench_summary s;
 
     config.micro_batches = 3;
-    td_bench_ranks_result *result = measure(&config, &s);
+    td_bench_result *result = measure(&config, &s);
     check_rank(&config, &s.of[0]);
     assert_int_equal(s.of[0].bytes, s.of[0].parameters); /* reduced once */
-    td_bench_ranks_result_destroy(result);
+    td_bench_result_destroy(result);
 }
 
 /* The first step of a captured series is queued, and the second one is captured. From the second on all are
@@ -247,16 +250,16 @@ TD_TEST(two_of_three_series_are_captured)
     const td_bench_state first = info.ranks > 1 ? TD_BENCH_STATE_WHOLE : TD_BENCH_STATE_FLAT;
 
     for (td_bench_state kind = first; kind <= TD_BENCH_STATE_FULL; kind++) {
-        td_bench_ranks_config config = tiny();
-        td_bench_ranks_summary s;
+        td_bench_config config = tiny();
+        td_bench_summary s;
 
         config.state = kind;
         config.graph = true;
         (void)td_as_if_launches();
-        td_bench_ranks_result *result = measure(&config, &s);
+        td_bench_result *result = measure(&config, &s);
         assert_int_equal(td_as_if_launches(), info.backend == TD_COMM_NCCL ? 0 : 2 * (WARMUP + STEPS - 1));
         check_timelines(&config, result, &s);
-        td_bench_ranks_result_destroy(result);
+        td_bench_result_destroy(result);
     }
 }
 
@@ -280,22 +283,22 @@ TD_TEST(a_change_of_shape_captures_again)
     td_train_destroy(train);
 }
 
-static td_status fail_late(void *user, int64_t done, int64_t total)
+static td_status fail_late(void *user, int64_t done, int64_t total, double step_ms)
 {
-    (void)user, (void)total;
+    (void)user, (void)total, (void)step_ms;
     return done == 6 ? td_fail(TD_IO_ERROR, "a fault of the test") : TD_OK;
 }
 
 TD_TEST(what_is_wrong_is_named)
 {
-    td_bench_ranks_config config = tiny();
-    td_bench_ranks_result *result = (td_bench_ranks_result *)&config;
+    td_bench_config config = tiny();
+    td_bench_result *result = (td_bench_result *)&config;
 
-    td_assert_refused(td_bench_ranks_run(dev, comm, &config, fail_late, NULL, &result), TD_IO_ERROR,
+    td_assert_refused(td_bench_run(dev, comm, &config, fail_late, NULL, &result), TD_IO_ERROR,
                       "a fault of the test");
     assert_null(result);
     td_assert_ok(td_device_fail_allocation(dev, 3));
-    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_NO_MEMORY,
+    td_assert_refused(td_bench_run(dev, comm, &config, NULL, NULL, &result), TD_NO_MEMORY,
                       "as td_device_fail_allocation asked");
     td_assert_ok(td_device_fail_allocation(dev, 0));
 }

@@ -78,7 +78,7 @@ static int begin(void **unused)
     make_comma_locale();
     td_assert_ok(td_device_open("cpu", &dev));
     td_assert_ok(td_trace_begin(dev, &trace));
-    td_assert_ok(td_bench_run(dev, &bench, NULL, NULL, &result));
+    td_assert_ok(td_bench_run(dev, NULL, &bench, NULL, NULL, &result));
     td_assert_ok(td_trace_end(trace));
     td_bench_result_destroy(result);
     td_assert_ok(td_memory_record(dev, &recorded, &memory));

@@ -47,7 +47,7 @@ static td_trace *record(const td_bench_config *config, td_bench_summary *summary
     td_trace *trace;
 
     td_assert_ok(td_trace_begin(dev, &trace));
-    td_assert_ok(td_bench_run(dev, config, NULL, NULL, &result));
+    td_assert_ok(td_bench_run(dev, NULL, config, NULL, NULL, &result));
     td_assert_ok(td_trace_end(trace));
     td_assert_ok(td_bench_summary_of(result, summary));
     td_bench_result_destroy(result);
@@ -124,7 +124,6 @@ static void the_structure_is_the_models(void **state)
     config.model.attention = attentions[choice[0]];
     config.model.precision = precisions[choice[1]];
     config.timed = choice[2] ? TD_TIMED_WHOLE : TD_TIMED_PHASES;
-    config.overlap = choice[2];
     td_trace *trace = record(&config, &timed);
     td_assert_ok(td_trace_info_of(trace, &info));
     assert_int_equal(info.steps, 3);

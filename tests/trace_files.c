@@ -33,7 +33,7 @@ static int record(void **unused)
         return -1;
     status = td_trace_begin(dev, &trace);
     if (status == TD_OK)
-        status = td_bench_run(dev, &tiny, NULL, NULL, &result);
+        status = td_bench_run(dev, NULL, &tiny, NULL, NULL, &result);
     if (status == TD_OK)
         status = td_trace_end(trace);
     td_bench_result_destroy(result);

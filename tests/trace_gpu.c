@@ -35,7 +35,7 @@ static int record(void **unused)
     (void)unused;
     status = td_trace_begin(dev, &trace);
     if (status == TD_OK)
-        status = td_bench_run(dev, &config, NULL, NULL, &result);
+        status = td_bench_run(dev, NULL, &config, NULL, NULL, &result);
     if (status == TD_OK)
         status = td_trace_end(trace);
     if (status == TD_OK)
@@ -138,8 +138,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return fprintf(stderr, "phases, whole or queued\n"), 2;
-    config.overlap = strcmp(argv[1], "whole") == 0;
-    config.timed = config.overlap ? TD_TIMED_WHOLE : TD_TIMED_EVENTS;
+    config.timed = strcmp(argv[1], "whole") == 0 ? TD_TIMED_WHOLE : TD_TIMED_EVENTS;
     config.graph = strcmp(argv[1], "queued") != 0;
     td_device_close(td_gpu_open()); /* skips the program if there is no GPU */
     return td_run_tests(argv[1], record, forget);

@@ -1,4 +1,4 @@
-#include "bench/draw.h"
+#include "bench/ranks.h"
 
 #include "accounting/accounting.h"
 #include "base/check.h"
@@ -10,12 +10,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-struct td_bench_result {
-    td_bench_summary summary;
-    double *samples; /* [PARTS, steps] */
-};
 
 static const char *const modes[] = {
     [TD_BENCH_FORWARD] = "forward", [TD_BENCH_BACKWARD] = "backward", [TD_BENCH_TRAIN] = "train"};
@@ -44,51 +38,35 @@ td_status td_bench_timed_parse(const char *name, td_bench_timed *out)
     return td_names_find("name", ways, sizeof *ways, WAYS, name, (int *)out);
 }
 
-/** The phases of a step, and the step as one. */
-typedef enum part { FORWARD = 0, BACKWARD, OPTIMIZER, STEP, PARTS } part;
+static const td_bench_row last_of[] = {[TD_BENCH_FORWARD] = TD_ROW_FORWARD,
+                                       [TD_BENCH_BACKWARD] = TD_ROW_BACKWARD,
+                                       [TD_BENCH_TRAIN] = TD_ROW_OPTIMIZER};
 
-static const part last_of[] = {
-    [TD_BENCH_FORWARD] = FORWARD, [TD_BENCH_BACKWARD] = BACKWARD, [TD_BENCH_TRAIN] = OPTIMIZER};
-
-/** The state of one run. */
-typedef struct run {
-    td_device *dev;
-    const td_bench_config *config;
-    td_train *train;
-    int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
-    bool labelled;          /* a label of ours is pushed */
-    part first, last;       /* the parts of a step that are timed separately */
-    int64_t parts;          /* their number */
-    td_event **marks;       /* with events: before the first step, and after each part */
-} run;
-
-static int64_t micro_batches_of(const td_bench_config *config)
+/** Draws a stream of tokens from the seed and cuts it into windows of context + 1 tokens. The windows of this
+ * rank follow those of earlier ranks. ids and targets are the first and the last `context` tokens of each
+ * window. */
+static td_status draw(td_bench_job *r)
 {
-    return config->micro_batches > 1 ? config->micro_batches : 1;
-}
-
-td_status td_bench_draw(td_device *dev, td_train *train, const td_transformer_config *model, uint64_t seed,
-                        int64_t first, int64_t count, int64_t **ids, int64_t **targets)
-{
-    const int64_t window = model->context + 1;
+    const td_transformer_config *model = &r->config->model;
+    const int64_t window = model->context + 1, count = r->micro_batches * model->batch;
     const size_t row = (size_t)model->context * sizeof(int64_t);
     /* The parameters use the streams with lower numbers. */
-    const td_rng rng = {.seed = seed,
-                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(train))};
+    const td_rng rng = {.seed = r->config->seed,
+                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(r->train))};
     td_status status = TD_OK;
     void *block;
 
     /* The model exists, so these products do not overflow. */
     int64_t *tokens = calloc((size_t)window, sizeof *tokens);
     TD_FAIL_IF(!tokens, TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
-    TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
-    *ids = block;
-    TD_TRY(td_device_alloc(dev, (size_t)count * row, &block));
-    *targets = block;
+    TD_TRY(td_device_alloc(r->dev, (size_t)count * row, &block));
+    r->ids = block;
+    TD_TRY(td_device_alloc(r->dev, (size_t)count * row, &block));
+    r->targets = block;
     for (int64_t i = 0; i < count; i++) {
-        TD_TRY(td_rng_tokens(&rng, (first + i) * window, window, model->size.vocab, tokens));
-        TD_TRY(td_device_upload(dev, *ids + i * model->context, tokens, row));
-        TD_TRY(td_device_upload(dev, *targets + i * model->context, tokens + 1, row));
+        TD_TRY(td_rng_tokens(&rng, (r->info.rank * count + i) * window, window, model->size.vocab, tokens));
+        TD_TRY(td_device_upload(r->dev, r->ids + i * model->context, tokens, row));
+        TD_TRY(td_device_upload(r->dev, r->targets + i * model->context, tokens + 1, row));
     }
 cleanup:
     free(tokens);
@@ -97,38 +75,23 @@ cleanup:
 
 /* ---- steps ---- */
 
-static td_status run_part(run *r, part what)
+static td_status run_part(td_bench_job *r, td_bench_row what)
 {
     const td_transformer_config *model = &r->config->model;
 
     switch (what) {
-    case FORWARD:
+    case TD_ROW_FORWARD:
         return td_train_forward(r->train, NULL);
-    case BACKWARD:
+    case TD_ROW_BACKWARD:
         return td_train_backward(r->train);
-    case OPTIMIZER:
+    case TD_ROW_OPTIMIZER:
         return td_train_update(r->train);
     default:
         return td_train_step(r->train, r->ids, r->targets, model->batch, model->context);
     }
 }
 
-/** Runs a part and waits for the device. *ms = the time since *since; *since = now. */
-static td_status lap(run *r, part what, int64_t *since, double *ms)
-{
-    td_status status = TD_OK;
-    int64_t now;
-
-    TD_TRY(run_part(r, what));
-    TD_TRY(td_device_synchronize(r->dev));
-    now = td_clock_ns();
-    *ms = (double)(now - *since) / 1e6;
-    *since = now;
-cleanup:
-    return status;
-}
-
-static td_status read_loss(const run *r, double *out)
+static td_status read_loss(const td_bench_job *r, double *out)
 {
     td_status status = TD_OK;
     float loss = NAN;
@@ -141,7 +104,7 @@ cleanup:
 }
 
 /** Pops our label, if there is one, and pushes `label`, unless it is NULL. */
-static td_status relabel(run *r, const char *label)
+static td_status relabel(td_bench_job *r, const char *label)
 {
     td_status status = TD_OK;
 
@@ -156,72 +119,67 @@ cleanup:
 }
 
 /** All warm-up steps share one label. Each timed step has its own. */
-static td_status label_step(run *r, int64_t timed)
+static td_status label_step(td_bench_job *r, int64_t timed)
 {
     if (timed >= 0)
         return relabel(r, TD_LABEL_STEP);
     return r->labelled ? TD_OK : relabel(r, TD_LABEL_WARMUP);
 }
 
-/** Times every phase of every step by the host's clock. */
-static td_status run_phases(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+static td_status set_mark(td_bench_job *r, td_bench_mark *mark)
 {
-    const int64_t warmup = r->config->warmup, steps = r->config->steps;
     td_status status = TD_OK;
 
-    for (int64_t i = -warmup; i < steps; i++) {
-        double ms[PARTS] = {0};
+    if (r->config->timed == TD_TIMED_PHASES) {
         TD_TRY(td_device_synchronize(r->dev));
-        TD_TRY(label_step(r, i));
-        int64_t since = td_clock_ns();
-        for (part what = r->first; what <= r->last; what++) {
-            TD_TRY(lap(r, what, &since, &ms[what]));
-            ms[STEP] += ms[what];
-        }
-        if (i + 1 == steps)
-            TD_TRY(relabel(r, NULL));
-        if (i == -warmup)
-            TD_TRY(read_loss(r, &result->summary.first_loss));
-        for (part what = FORWARD; i >= 0 && what < PARTS; what++)
-            result->samples[what * steps + i] = ms[what];
-        if (progress)
-            TD_TRY(progress(user, warmup + i + 1, warmup + steps, ms[STEP]));
+        mark->ns = td_clock_ns();
+        goto cleanup;
     }
+    if (!mark->event)
+        TD_TRY(td_event_create(r->dev, &mark->event));
+    TD_TRY(td_event_record(mark->event));
 cleanup:
     return status;
 }
 
-/** Waits for step i, counted with warm-up steps, and stores its times. Destroys its marks except the last
- * one, which is the next step's first mark. */
-static td_status take_step(run *r, int64_t i, td_bench_progress progress, void *user, td_bench_result *result)
+/** Queues step i, counted with warm-up steps, with marks around its parts. */
+static td_status queue_step(td_bench_job *r, int64_t i)
 {
-    const int64_t warmup = r->config->warmup, steps = r->config->steps;
-    td_event **marks = r->marks + i * r->parts;
+    td_bench_mark *mark = r->marks[i % (TD_BENCH_AHEAD + 1)];
+    td_status status = TD_OK;
+
+    /* Without this wait the first timed step could include a delay of the host in a warm-up step. */
+    if (i == r->config->warmup)
+        TD_TRY(td_bench_wait_for_ranks(r));
+    TD_TRY(label_step(r, i - r->config->warmup));
+    TD_TRY(set_mark(r, mark));
+    for (td_bench_row what = r->first; what <= r->last; what++) {
+        TD_TRY(run_part(r, what));
+        TD_TRY(set_mark(r, ++mark));
+    }
+    if (r->comm)
+        TD_TRY(td_comm_check(r->comm)); /* steps without communication do not notice a dead rank */
+cleanup:
+    return status;
+}
+
+/** Waits for step i and stores its times. */
+static td_status take_step(td_bench_job *r, int64_t i)
+{
+    const td_bench_mark *mark = r->marks[i % (TD_BENCH_AHEAD + 1)];
+    const td_bench_row whole = r->last > TD_ROW_STEP ? r->last : TD_ROW_STEP;
     td_status status = TD_OK;
     double ms, sum = 0;
 
-    for (int64_t k = 0; k < r->parts; k++) {
-        TD_TRY(td_event_elapsed_ms(marks[k], marks[k + 1], &ms));
+    for (td_bench_row what = r->first; what <= r->last; what++, mark++) {
+        ms = (double)(mark[1].ns - mark[0].ns) / 1e6;
+        if (mark->event)
+            TD_TRY(td_event_elapsed_ms(mark[0].event, mark[1].event, &ms));
+        r->samples[what * r->count + i] = ms;
         sum += ms;
-        if (i >= warmup)
-            result->samples[((int64_t)r->first + k) * steps + i - warmup] = ms;
-        td_event_destroy(marks[k]);
-        marks[k] = NULL;
     }
-    if (i >= warmup)
-        result->samples[STEP * steps + i - warmup] = sum;
-    if (progress)
-        TD_TRY(progress(user, i + 1, warmup + steps, sum));
-cleanup:
-    return status;
-}
-
-static td_status mark(run *r, int64_t which)
-{
-    td_status status = TD_OK;
-
-    TD_TRY(td_event_create(r->dev, &r->marks[which]));
-    TD_TRY(td_event_record(r->marks[which]));
+    r->samples[whole * r->count + i] = sum;
+    TD_TRY(td_bench_report(r, sum));
 cleanup:
     return status;
 }
@@ -235,79 +193,38 @@ static void note_clock(td_device *dev, td_bench_summary *out)
     out->slowed = clock.slowed;
 }
 
-/** Queues all steps, and reads their times at the end. On a CPU a step is complete when its call returns, so
- * its times are read at once. */
-static td_status run_queue(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+/** Runs steps back to back and stores their times. out: NULL in series 3. */
+static td_status run_series(td_bench_job *r, td_bench_summary *out)
 {
-    const int64_t warmup = r->config->warmup, count = warmup + r->config->steps;
-    const bool at_once = td_device_kind_of(r->dev) == TD_DEVICE_CPU;
+    const bool done = r->config->timed == TD_TIMED_PHASES || td_device_kind_of(r->dev) == TD_DEVICE_CPU;
+    const int64_t ahead = r->comm ? TD_BENCH_RANKS_AHEAD : done ? 0 : TD_BENCH_AHEAD;
     td_status status = TD_OK;
 
-    r->marks = calloc((size_t)(count * r->parts) + 1, sizeof(td_event *));
-    TD_FAIL_IF(!r->marks, TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
-    TD_TRY(td_device_synchronize(r->dev));
-    TD_TRY(mark(r, 0));
-    for (int64_t i = 0; i < count; i++) {
-        TD_TRY(label_step(r, i - warmup));
-        for (part what = r->first; what <= r->last; what++) {
-            TD_TRY(run_part(r, what));
-            TD_TRY(mark(r, i * r->parts + (int64_t)(what - r->first) + 1));
+    for (int64_t i = 0; i < r->count + ahead; i++) {
+        if (i < r->count)
+            TD_TRY(queue_step(r, i));
+        if (i == 0 && out)
+            TD_TRY(read_loss(r, &out->first_loss));
+        if (i == r->count - 1) {
+            TD_TRY(relabel(r, NULL));
+            if (out && ahead > 0)
+                note_clock(r->dev, out); /* the device still runs the last steps */
         }
-        if (i == 0)
-            TD_TRY(read_loss(r, &result->summary.first_loss));
-        /* Without this wait the first timed step could include a delay of the host in a warm-up step. */
-        if (i + 1 == warmup)
-            TD_TRY(td_device_synchronize(r->dev));
-        if (at_once)
-            TD_TRY(take_step(r, i, progress, user, result));
+        if (i >= ahead)
+            TD_TRY(take_step(r, i - ahead));
     }
-    TD_TRY(relabel(r, NULL));
-    for (int64_t i = 0; i < count && !at_once; i++) {
-        TD_TRY(take_step(r, i, progress, user, result));
-        if (i == warmup + (count - warmup) / 2)
-            note_clock(r->dev, &result->summary); /* the device still runs the later steps */
-    }
+    if (out)
+        TD_TRY(read_loss(r, &out->last_loss));
 cleanup:
     return status;
 }
 
-static td_status run_steps(run *r, td_bench_progress progress, void *user, td_bench_result *result)
-{
-    td_status status = TD_OK;
+/* ---- results ---- */
 
-    if (r->config->timed != TD_TIMED_WHOLE)
-        TD_TRY(td_train_load(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
-    if (r->config->timed == TD_TIMED_PHASES)
-        TD_TRY(run_phases(r, progress, user, result));
-    else
-        TD_TRY(run_queue(r, progress, user, result));
-    TD_TRY(read_loss(r, &result->summary.last_loss));
-cleanup:
-    return status;
-}
-
-static void run_deinit(run *r)
+static td_status count_flops(const td_bench_job *r, td_bench_summary *out)
 {
-    if (r->labelled)
-        (void)td_device_pop_label(r->dev);
-    for (int64_t i = 0; r->marks && i <= (r->config->warmup + r->config->steps) * r->parts; i++)
-        td_event_destroy(r->marks[i]);
-    free(r->marks);
-    td_train_destroy(r->train);
-    /* Each is NULL or a live block of dev, which free accepts. */
-    (void)td_device_free(r->dev, r->ids);
-    (void)td_device_free(r->dev, r->targets);
-}
-
-static td_status summarise_phase(const double *samples, int64_t steps, td_bench_phase *out)
-{
-    out->samples = samples;
-    return td_stats_compute(samples, steps, &out->ms);
-}
-
-static td_status count_flops(td_device *dev, const td_bench_config *config, td_bench_summary *out)
-{
-    const double micro_batches = (double)micro_batches_of(config);
+    const td_bench_config *config = r->config;
+    const double micro_batches = (double)r->micro_batches;
     const bool backward = config->mode >= TD_BENCH_BACKWARD;
     const td_model_size *size = &config->model.size;
     const td_account_model model = {size->d_model, size->d_ff, size->layers, size->heads, size->vocab};
@@ -318,7 +235,7 @@ static td_status count_flops(td_device *dev, const td_bench_config *config, td_b
     td_status status = TD_OK;
 
     TD_TRY(td_transformer_attention(config->model.attention, &attention));
-    TD_TRY(attention->describe(td_device_kind_of(dev), &traits));
+    TD_TRY(attention->describe(td_device_kind_of(r->dev), &traits));
     TD_TRY(td_account_model_flops(&model, batch, context, traits.skips_masked, traits.rebuilds_scores, &run));
     TD_TRY(td_account_model_flops(&model, batch, context, true, false, &asked));
     out->flops_per_step = micro_batches * (run.forward_matmul + (backward ? run.backward_matmul : 0));
@@ -327,102 +244,180 @@ cleanup:
     return status;
 }
 
-static td_status summarise(td_device *dev, const td_bench_config *config, td_bench_result *result)
+static td_status summarise(td_bench_job *r, td_bench_summary *out)
 {
-    td_bench_summary *summary = &result->summary;
-    const int64_t steps = config->steps;
-    td_status status = TD_OK;
-
-    summary->steps = steps;
-    if (config->timed != TD_TIMED_WHOLE) {
-        TD_TRY(summarise_phase(result->samples + FORWARD * steps, steps, &summary->forward));
-        if (config->mode >= TD_BENCH_BACKWARD)
-            TD_TRY(summarise_phase(result->samples + BACKWARD * steps, steps, &summary->backward));
-        if (config->mode >= TD_BENCH_TRAIN)
-            TD_TRY(summarise_phase(result->samples + OPTIMIZER * steps, steps, &summary->optimizer));
-    }
-    TD_TRY(summarise_phase(result->samples + STEP * steps, steps, &summary->step));
-    summary->tokens_per_second = 1e3 * (double)micro_batches_of(config) *
-                                 (double)(config->model.batch * config->model.context) /
-                                 summary->step.ms.median;
-    TD_TRY(count_flops(dev, config, summary));
-cleanup:
-    return status;
-}
-
-td_status td_bench_train_config(const td_bench_config *config, td_train_config *out)
-{
-    static const td_train_until until[] = {[TD_BENCH_FORWARD] = TD_TRAIN_FORWARD,
-                                           [TD_BENCH_BACKWARD] = TD_TRAIN_BACKWARD,
-                                           [TD_BENCH_TRAIN] = TD_TRAIN_UPDATE};
-    td_status status = TD_OK;
-
-    TD_NOT_NULL(config, out);
-    TD_CHECK((unsigned)config->mode < MODES, "mode is %d, needs a td_bench_mode", (int)config->mode);
-    *out = (td_train_config){.model = config->model,
-                             .until = until[config->mode],
-                             .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
-                             .time = config->overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
-                             .update_sms = config->update_sms,
-                             .micro_batches = config->micro_batches,
-                             .capture = config->graph};
-cleanup:
-    return status;
-}
-
-td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress, void *user,
-                       td_bench_result **out)
-{
-    td_bench_result *result = NULL;
-    td_train_config train;
-    td_memory_stats memory;
-    td_status status = TD_OK;
-    run r = {.config = config};
-
-    TD_CHECK(out, "out is NULL");
-    *out = NULL;
-    TD_NOT_NULL(dev, config);
-    TD_TRY(td_bench_train_config(config, &train));
-    TD_CHECK(config->warmup >= 0, "warmup is %" PRId64 ", needs at least 0", config->warmup);
-    TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
-    TD_CHECK((unsigned)config->timed < WAYS, "timed is %d, needs a td_bench_timed", (int)config->timed);
+    td_bench_phase *const phases[] = {&out->forward, &out->backward, &out->optimizer, &out->step};
+    const td_bench_config *config = r->config;
     const bool whole = config->timed == TD_TIMED_WHOLE;
-    TD_CHECK(!config->overlap || (whole && config->mode == TD_BENCH_TRAIN),
-             "overlap is true, needs timed whole and mode train: timed is %s, mode is %s",
-             td_bench_timed_name(config->timed), td_bench_mode_name(config->mode));
+    td_status status = TD_OK;
+
+    out->steps = config->steps;
+    for (td_bench_row row = TD_ROW_FORWARD; row <= TD_ROW_STEP; row++)
+        if (row == TD_ROW_STEP || (!whole && row <= last_of[config->mode])) {
+            phases[row]->samples = r->samples + row * r->count + config->warmup;
+            TD_TRY(td_stats_compute(phases[row]->samples, config->steps, &phases[row]->ms));
+        }
+    out->tokens_per_second =
+        1e3 * (double)(r->info.ranks * r->micro_batches * config->model.batch * config->model.context) /
+        out->step.ms.median;
+    TD_TRY(td_train_update_sms(r->dev, &r->trainer, &out->update_sms));
+    TD_TRY(count_flops(r, out));
+cleanup:
+    return status;
+}
+
+/* ---- a run ---- */
+
+static td_status check_config(const td_bench_config *config, const td_comm *comm)
+{
+    const int64_t most = comm ? TD_BENCH_MOST_STEPS : INT64_MAX / 64;
+    const bool whole = config->timed == TD_TIMED_WHOLE;
+    td_status status = TD_OK;
+
+    TD_CHECK((unsigned)config->mode < MODES, "mode is %d, needs a td_bench_mode", (int)config->mode);
+    TD_CHECK((unsigned)config->timed < WAYS, "timed is %d, needs a td_bench_timed", (int)config->timed);
+    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FULL, "state is %d, needs a td_bench_state",
+             (int)config->state);
+    TD_CHECK(config->warmup >= 0 && config->warmup <= most, "warmup is %" PRId64 ", needs 0 to %" PRId64,
+             config->warmup, most);
+    TD_CHECK(config->steps >= 1 && config->steps <= most, "steps is %" PRId64 ", needs 1 to %" PRId64,
+             config->steps, most);
     TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
              "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
     TD_CHECK(config->micro_batches <= 1 || whole,
              "micro_batches is %" PRId64 ", needs timed whole, which is %s", config->micro_batches,
              td_bench_timed_name(config->timed));
-    TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
-             "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
+    TD_CHECK(!comm || (whole && config->mode == TD_BENCH_TRAIN),
+             "comm is not NULL, needs timed whole and mode train: timed is %s, mode is %s",
+             td_bench_timed_name(config->timed), td_bench_mode_name(config->mode));
+cleanup:
+    return status;
+}
 
+/** Checks the config and makes the trainer's config, with its links. *out as td_bench_plan. td_train_plan
+ * checks dev and out. */
+static td_status prepare(td_bench_job *r, td_train_bytes *out)
+{
+    static const td_train_until until[] = {[TD_BENCH_FORWARD] = TD_TRAIN_FORWARD,
+                                           [TD_BENCH_BACKWARD] = TD_TRAIN_BACKWARD,
+                                           [TD_BENCH_TRAIN] = TD_TRAIN_UPDATE};
+    const td_bench_config *config = r->config;
+    td_bench_rank *const rank = &r->rank;
+    td_status status = TD_OK;
+
+    TD_CHECK(config, "config is NULL");
+    TD_TRY(check_config(config, r->comm));
+    const bool whole = config->timed == TD_TIMED_WHOLE;
+    r->info.ranks = 1;
+    r->micro_batches = config->micro_batches > 1 ? config->micro_batches : 1;
+    r->count = config->warmup + config->steps;
+    r->total = (r->comm ? 3 : 1) * r->count;
+    r->first = whole ? TD_ROW_STEP : TD_ROW_FORWARD;
+    r->last = whole ? TD_ROW_STEP : last_of[config->mode];
+    r->trainer = (td_train_config){.model = config->model,
+                                   .until = until[config->mode],
+                                   .hyper = config->hyper,
+                                   .time = whole ? config->time : TD_UPDATE_AFTER,
+                                   .update_sms = config->update_sms,
+                                   .micro_batches = config->micro_batches,
+                                   .capture = config->graph};
+    if (config->hyper.kind == TD_OPTIMIZER_ADAMW && config->hyper.adamw.lr == 0)
+        r->trainer.hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025);
+    if (r->comm) {
+        TD_TRY(td_comm_describe(r->comm, &r->info));
+        TD_TRY(td_bench_link(r));
+    }
+    TD_TRY(td_train_plan(r->dev, &r->trainer, out));
+    out->step += rank->gathered_layers + rank->gathered_tables + rank->reduced_layers + rank->reduced_tables;
+    rank->parameters = out->model.parameters;
+    rank->gradients = out->model.gradients;
+    rank->optimizer_state = out->moments;
+    rank->activations = out->model.activations;
+cleanup:
+    return status;
+}
+
+static void job_deinit(td_bench_job *r)
+{
+    if (r->labelled)
+        (void)td_device_pop_label(r->dev);
+    for (int i = 0; i < TD_BENCH_AHEAD + 1; i++)
+        for (int k = 0; k < TD_BENCH_MARKS; k++)
+            td_event_destroy(r->marks[i][k].event);
+    td_train_destroy(r->train);
+    td_ddp_link_destroy(r->ddp);
+    td_shard_link_destroy(r->shard);
+    if (r->dev) { /* each is NULL or a live block of dev, which free accepts */
+        (void)td_device_free(r->dev, r->ids);
+        (void)td_device_free(r->dev, r->targets);
+    }
+    free(r->spans);
+    free(r->waits);
+}
+
+td_status td_bench_plan(td_device *dev, td_comm *comm, const td_bench_config *config, td_train_bytes *out)
+{
+    td_bench_job r = {.dev = dev, .comm = comm, .config = config};
+    td_status status = TD_OK;
+
+    TD_TRY(prepare(&r, out));
+cleanup:
+    job_deinit(&r);
+    return status;
+}
+
+static td_status run(td_bench_job *r, td_bench_result *result)
+{
+    const td_transformer_config *model = &r->config->model;
+    td_status status = TD_OK;
+    td_memory_stats memory;
+
+    TD_TRY(td_device_memory(r->dev, &memory));
+    r->base_bytes = memory.current_bytes;
+    TD_TRY(td_device_reset_peak(r->dev));
+    TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
+    TD_TRY(td_train_init(r->train, r->config->seed));
+    TD_TRY(draw(r));
+    if (r->config->timed != TD_TIMED_WHOLE)
+        TD_TRY(td_train_load(r->train, r->ids, r->targets, model->batch, model->context));
+    if (r->comm)
+        TD_TRY(td_bench_attach(r));
+    TD_TRY(run_series(r, &result->summary));
+    TD_TRY(td_device_memory(r->dev, &memory));
+    result->summary.peak_bytes = memory.peak_bytes;
+    if (r->comm) {
+        TD_TRY(td_bench_watch(r));
+        r->first = r->last = TD_ROW_SILENT;
+        TD_TRY(run_series(r, NULL));
+        TD_TRY(td_bench_share(r, result));
+    }
+    TD_TRY(summarise(r, &result->summary));
+cleanup:
+    return status;
+}
+
+td_status td_bench_run(td_device *dev, td_comm *comm, const td_bench_config *config,
+                       td_bench_progress progress, void *user, td_bench_result **out)
+{
+    td_bench_job r = {.dev = dev, .comm = comm, .config = config, .progress = progress, .user = user};
+    td_bench_result *result = NULL;
+    td_train_bytes bytes;
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_TRY(prepare(&r, &bytes));
     result = calloc(1, sizeof *result);
     if (result)
-        result->samples = calloc((size_t)config->steps, PARTS * sizeof *result->samples);
-    TD_FAIL_IF(!result || !result->samples, TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps",
-               config->steps);
-    r.dev = dev;
-    r.first = whole ? STEP : FORWARD;
-    r.last = whole ? STEP : last_of[config->mode];
-    r.parts = (int64_t)(r.last - r.first) + 1;
-    TD_TRY(td_device_reset_peak(dev));
-    TD_TRY(td_train_create(dev, &train, &r.train));
-    TD_TRY(td_train_init(r.train, config->seed));
-    TD_TRY(td_bench_draw(dev, r.train, &config->model, config->seed, 0,
-                         micro_batches_of(config) * config->model.batch, &r.ids, &r.targets));
-    TD_TRY(run_steps(&r, progress, user, result));
-    TD_TRY(summarise(dev, config, result));
-    TD_TRY(td_device_memory(dev, &memory));
-    result->summary.peak_bytes = memory.peak_bytes;
+        r.samples = result->samples = calloc((size_t)r.count, TD_BENCH_ROWS * sizeof *result->samples);
+    TD_FAIL_IF(!r.samples, TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps", r.count);
+    TD_TRY(run(&r, result));
 
     *out = result; /* whole: the caller owns it from here */
     result = NULL;
 cleanup:
     td_bench_result_destroy(result);
-    if (r.dev)
-        run_deinit(&r);
+    job_deinit(&r);
     return status;
 }
 
@@ -431,6 +426,10 @@ void td_bench_result_destroy(td_bench_result *result)
     if (!result)
         return;
     free(result->samples);
+    free(result->of);
+    free(result->timelines);
+    free(result->spans);
+    free(result->waits);
     free(result);
 }
 
@@ -440,6 +439,19 @@ td_status td_bench_summary_of(const td_bench_result *result, td_bench_summary *o
 
     TD_NOT_NULL(result, out);
     *out = result->summary;
+cleanup:
+    return status;
+}
+
+td_status td_bench_timeline_of(const td_bench_result *result, int64_t rank, td_bench_timeline *out)
+{
+    td_status status = TD_OK;
+
+    TD_NOT_NULL(result, out);
+    TD_CHECK(rank >= 0 && rank < result->summary.ranks,
+             "rank is %" PRId64 ", needs to be at least 0 and below %" PRId64 ", the ranks of the result",
+             rank, result->summary.ranks);
+    *out = result->timelines[rank];
 cleanup:
     return status;
 }

@@ -63,7 +63,7 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_step_pass passes[TD_STEP_PASSES];
     FILE *out = td_common_tables(&args->common);
 
-    TD_TRY(td_step_print(&args->step, dev, out));
+    TD_TRY(td_step_print(&args->step, summary, dev, out));
     int passes_timed = td_step_passes(&args->config, summary, passes);
     double tokens = tokens_of(&args->config);
     for (int i = 0; i < passes_timed; i++) {
@@ -115,8 +115,8 @@ td_status td_command_bench(int argc, char **argv)
     args.step = td_step_defaults(&args.config);
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
-    TD_TRY(td_step_choose(&args.step, dev));
-    TD_TRY(td_step_run(&args.config, dev, &result));
+    args.config.graph = !args.step.pass.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
+    TD_TRY(td_step_run(&args.config, dev, NULL, &result));
     TD_TRY(td_bench_summary_of(result, &summary));
     TD_TRY(print_passes(&args, &summary, dev));
 cleanup:

@@ -47,9 +47,9 @@ static const struct argp_option options[] = {
 
 typedef struct arguments {
     td_common common;
-    td_model_options model; /* of config.model */
+    td_bench_config steps; /* its model becomes that of config */
+    td_step_options step;  /* fills steps */
     td_memory_config config;
-    td_pass_options pass;
     int64_t top, layer;
 } arguments;
 
@@ -61,9 +61,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case ARGP_KEY_INIT:
-        state->child_inputs[0] = &args->model;
+        state->child_inputs[0] = &args->step.model;
         state->child_inputs[1] = &args->common;
-        state->child_inputs[2] = &args->pass;
+        state->child_inputs[2] = &args->step.pass;
         return 0;
     case KEY_PASS:
         if (td_memory_pass_parse(arg, &args->config.pass) != TD_OK)
@@ -85,11 +85,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         td_option_file(state, &args->common, TIMELINE, "timeline", arg);
         return 0;
     case ARGP_KEY_END:
-        td_pass_check(state, &args->pass);
-        args->config.time = args->pass.time;
-        if (args->layer >= args->pass.model->size.layers)
+        td_pass_check(state, &args->step.pass);
+        args->config.model = args->steps.model;
+        args->config.time = args->steps.time;
+        if (args->layer >= args->steps.model.size.layers)
             argp_error(state, "--layer: '%" PRId64 "' needs to be below the model's %" PRId64 " layers",
-                       args->layer, args->pass.model->size.layers);
+                       args->layer, args->steps.model.size.layers);
         return 0;
     default:
         return td_option_other(state, key, arg);
@@ -257,7 +258,7 @@ static td_status print(const arguments *args, const td_memory_recording *recordi
     expected want;
 
     TD_TRY(expect(&args->config, td_device_kind_of(dev), &want));
-    TD_TRY(td_model_print(&args->model, out));
+    TD_TRY(td_model_print(&args->step.model, out));
     fprintf(out, "\nbatch %" PRId64 ", context %" PRId64 ", one %s on %s: %s", args->config.model.batch,
             args->config.model.context,
             args->config.pass == TD_MEMORY_STEP      ? "step"
@@ -324,22 +325,14 @@ td_status td_command_memory(int argc, char **argv)
             "  tandem memory --layers 2 --update after --snapshot a.pickle --timeline a.svg\n"
             "  tandem memory --device cuda --size 2.7B --context 512 --dtype bf16_mixed",
         .children = children};
-    arguments args = {.common = {.device = "cpu"},
-                      .model = {.option = "small"},
-                      .config = {.model = {.batch = 4,
-                                           .context = 128,
-                                           .attention = "flash",
-                                           .keep = TD_KEEP_ALL,
-                                           .transient_gradients = true},
-                                 .pass = TD_MEMORY_STEP},
-                      .top = 5};
+    arguments args = {.common = {.device = "cpu"}, .config.pass = TD_MEMORY_STEP, .top = 5};
     td_memory_recording *recording = NULL;
     td_status status = TD_OK;
     td_device *dev = NULL;
     td_memory_summary summary;
     td_memory_block block;
 
-    args.model.model = args.pass.model = &args.config.model;
+    args.step = td_step_defaults(&args.steps);
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
     TD_TRY(run(&args, dev, &recording));

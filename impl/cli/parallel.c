@@ -1,6 +1,5 @@
 /* `tandem ddp` and `tandem shard`. */
 #include "base/check.h"
-#include "bench/ranks.h"
 #include "cli/commands.h"
 #include "cli/model.h"
 #include "cli/options.h"
@@ -101,9 +100,8 @@ static const struct argp argp_of_pass = {
 typedef struct arguments {
     td_common common;
     td_ranks_options ranks;
-    td_bench_ranks_config config;
-    td_model_options model; /* of config.model */
-    td_pass_options pass;
+    td_bench_config config;
+    td_step_options step; /* fills config */
     bool bucket_given, strategy_given;
     const char *full_given; /* the last given option that needs --kind full; NULL: none */
 } arguments;
@@ -111,24 +109,19 @@ typedef struct arguments {
 /* ---- arguments ---- */
 
 /** Whether there are buckets, so that their size has an effect. */
-static bool has_buckets(const td_bench_ranks_config *config)
+static bool has_buckets(const td_bench_config *config)
 {
     return config->state == TD_BENCH_STATE_FLAT ||
            (config->state != TD_BENCH_STATE_FULL && config->strategy == TD_DDP_BUCKETED);
 }
 
-/** Fills the configuration from the options of a pass, and refuses options that contradict each other. */
-static void take_pass(const struct argp_state *state, arguments *args)
+/** Refuses options that contradict each other. */
+static void check_pass(const struct argp_state *state, arguments *args)
 {
-    td_bench_ranks_config *config = &args->config;
+    td_bench_config *config = &args->config;
+    td_pass_options *pass = &args->step.pass;
 
-    td_pass_check(state, &args->pass);
-    config->micro_batches = args->pass.micro_batches;
-    config->warmup = args->pass.warmup;
-    config->steps = args->pass.steps;
-    config->seed = args->pass.seed;
-    config->time = args->pass.time;
-    config->update_sms = args->pass.update_sms;
+    td_pass_check(state, pass);
     if (config->state >= TD_BENCH_STATE_FLAT && args->strategy_given)
         argp_error(state, "--strategy: '%s' needs --kind tensors", td_ddp_strategy_name(config->strategy));
     if (args->bucket_given && config->state == TD_BENCH_STATE_FULL)
@@ -137,7 +130,7 @@ static void take_pass(const struct argp_state *state, arguments *args)
         argp_error(state, "--bucket-mb: '%g' needs --strategy bucketed", config->bucket_mb);
     if (args->full_given && config->state != TD_BENCH_STATE_FULL)
         argp_error(state, "%s needs --kind full", args->full_given);
-    if (config->state == TD_BENCH_STATE_FULL && !args->pass.keep_given)
+    if (config->state == TD_BENCH_STATE_FULL && !pass->keep_given)
         config->model.keep = TD_KEEP_MOST;
 }
 
@@ -163,14 +156,14 @@ static void take_optimizer(const struct argp_state *state, const char *arg, td_h
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     arguments *args = state->input;
-    td_bench_ranks_config *config = &args->config;
+    td_bench_config *config = &args->config;
 
     switch (key) {
     case ARGP_KEY_INIT:
-        state->child_inputs[0] = &args->model;
+        state->child_inputs[0] = &args->step.model;
         state->child_inputs[1] = &args->ranks;
         state->child_inputs[2] = &args->common;
-        state->child_inputs[3] = &args->pass;
+        state->child_inputs[3] = &args->step.pass;
         return 0;
     case KEY_STRATEGY:
         if (td_ddp_strategy_parse(arg, &config->strategy) != TD_OK)
@@ -205,7 +198,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         take_optimizer(state, arg, &config->hyper);
         return 0;
     case ARGP_KEY_END:
-        take_pass(state, args);
+        check_pass(state, args);
         return 0;
     default:
         return td_option_other(state, key, arg);
@@ -213,7 +206,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 /** The dtype of gradients: with more than one micro-batch the dtype of the weights. */
-static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
+static td_dtype grad_dtype_of(const td_bench_config *config)
 {
     const td_precision precision = config->model.precision;
 
@@ -223,15 +216,15 @@ static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
 
 /* ---- results ---- */
 
-/** Which memory gradients use. s NULL: the run did not fit into memory. */
-static const char *gradients_of(const td_bench_ranks_config *config, const td_bench_ranks_summary *s)
+/** Which memory gradients use. */
+static const char *gradients_of(const td_bench_config *config, const td_bench_summary *s)
 {
     if (config->state != TD_BENCH_STATE_FULL)
         return config->model.transient_gradients ? "transient" : "held";
-    return s && s->of[0].shares_gradients ? "shared" : "held";
+    return s->of[0].shares_gradients ? "shared" : "held";
 }
 
-static const char *optimizer_of(const td_bench_ranks_config *config)
+static const char *optimizer_of(const td_bench_config *config)
 {
     return config->hyper.kind == TD_OPTIMIZER_ADAMW ? "adamw" : "sgd";
 }
@@ -244,7 +237,7 @@ static void add_times(td_table *table, const char *rank, const double ms[TIMES])
                  ms[5]);
 }
 
-static td_status print_times(const td_common *common, const td_bench_ranks_summary *s, FILE *out)
+static td_status print_times(const td_common *common, const td_bench_summary *s, FILE *out)
 {
     td_table table = {.align = "rrrrrrr",
                       .heads = "rank\tstep ms\twithout ms\texposed ms\tcollectives ms\thidden ms\ttail ms",
@@ -273,7 +266,7 @@ static double mib(size_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-static td_status print_memory(const td_common *common, const td_bench_ranks_summary *s, FILE *out)
+static td_status print_memory(const td_common *common, const td_bench_summary *s, FILE *out)
 {
     td_table table = {.align = "rrrrrrrrr",
                       .heads =
@@ -302,7 +295,7 @@ static td_status print_memory(const td_common *common, const td_bench_ranks_summ
     return td_table_end(&table, TD_OK, NULL);
 }
 
-static void print_full(const td_bench_ranks_config *config, FILE *out)
+static void print_full(const td_bench_config *config, FILE *out)
 {
     fprintf(out, ", weights, gradients and state split by parts of units; ");
     if (config->keep_weights)
@@ -316,11 +309,11 @@ static void print_full(const td_bench_ranks_config *config, FILE *out)
 
 static td_status print_head(const arguments *args, const td_ranks *ranks, const char *gradients, FILE *out)
 {
-    const td_bench_ranks_config *config = &args->config;
+    const td_bench_config *config = &args->config;
     char text[160], machine[160];
     td_status status = TD_OK;
 
-    TD_TRY(td_model_print(&args->model, out));
+    TD_TRY(td_model_print(&args->step.model, out));
     td_ranks_text(&ranks->info, text, sizeof text);
     fprintf(out, "\n%s; batch %" PRId64 " a rank, context %" PRId64, text, config->model.batch,
             config->model.context);
@@ -349,7 +342,7 @@ cleanup:
     return status;
 }
 
-static td_status print_all(const arguments *args, const td_ranks *ranks, const td_bench_ranks_summary *s)
+static td_status print_all(const arguments *args, const td_ranks *ranks, const td_bench_summary *s)
 {
     FILE *out = td_common_tables(&args->common);
     td_status status = TD_OK;
@@ -365,7 +358,7 @@ static td_status print_all(const arguments *args, const td_ranks *ranks, const t
         out,
         "the slowest rank's step: median %.3f ms, min %.3f, std %.3f; %.0f tokens/s of all ranks; %" PRId64
         " collectives of %.2f MiB a step%s; loss %.4f to %.4f\n",
-        s->step.median, s->step.min, s->step.std, s->tokens_per_second, s->of[0].calls,
+        s->step.ms.median, s->step.ms.min, s->step.ms.std, s->tokens_per_second, s->of[0].calls,
         mib((size_t)s->of[0].bytes), s->of[0].windows > 0 ? ", from GPU to GPU directly" : "", first, last);
     if (s->update_sms > 0)
         fprintf(out, "weights were updated on %d SMs\n", (int)s->update_sms);
@@ -375,19 +368,10 @@ cleanup:
     return status;
 }
 
-static td_status show_step(void *user, int64_t done, int64_t total)
-{
-    const td_ranks *ranks = user;
-
-    if (ranks->info.rank == 0)
-        td_progress("step %" PRId64 " of %" PRId64, done, total);
-    return TD_OK;
-}
-
 /** Checks that all ranks have the same options, because the output states the options of rank 0. */
 static td_status agree(const arguments *args, const td_ranks *ranks)
 {
-    const td_bench_ranks_config *c = &args->config;
+    const td_bench_config *c = &args->config;
     const td_model_size *size = &c->model.size;
     const char *attention = c->model.attention;
     const td_setting settings[] = {
@@ -424,20 +408,6 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
     return td_comm_agree(ranks->comm, sizeof settings / sizeof *settings, settings);
 }
 
-static td_status measure(const arguments *args, td_ranks *ranks, td_bench_ranks_result **out)
-{
-    td_status status = TD_OK;
-    td_train_bytes bytes;
-
-    TD_TRY(agree(args, ranks));
-    TD_TRY(td_bench_ranks_plan(ranks->dev, ranks->comm, &args->config, &bytes));
-    TD_TRY(td_step_fits(ranks->dev, &bytes, ranks->info.local_ranks));
-    status = td_bench_ranks_run(ranks->dev, ranks->comm, &args->config, show_step, ranks, out);
-    td_progress_end();
-cleanup:
-    return status;
-}
-
 static td_status run(bool sharded, const char *doc, int argc, char **argv)
 {
     const struct argp_child children[] = {{&td_model_argp, 0, NULL, 1},
@@ -447,24 +417,18 @@ static td_status run(bool sharded, const char *doc, int argc, char **argv)
                                           {0}};
     const struct argp argp = {
         .options = sharded ? of_shard : of_ddp, .parser = parse, .doc = doc, .children = children};
-    arguments args = {.common = {.device = "cpu"},
-                      .model = {.option = "small"},
-                      .config = {.model = {.batch = 2,
-                                           .context = 128,
-                                           .attention = "flash",
-                                           .keep = TD_KEEP_ALL,
-                                           .transient_gradients = true},
-                                 .hyper = {.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025)},
-                                 .strategy = TD_DDP_BUCKETED,
-                                 .bucket_mb = USUAL_MB,
-                                 .state = sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE},
-                      .pass = {.warmup = 5, .steps = 10, .most_steps = TD_BENCH_MOST_STEPS}};
+    arguments args = {.common = {.device = "cpu"}};
     td_status status = TD_OK;
     td_ranks ranks = {.dev = NULL};
-    td_bench_ranks_result *result = NULL;
-    td_bench_ranks_summary summary;
+    td_bench_result *result = NULL;
+    td_bench_summary summary;
 
-    args.model.model = args.pass.model = &args.config.model;
+    args.step = td_step_defaults(&args.config);
+    args.step.pass.most_steps = TD_BENCH_MOST_STEPS;
+    args.config.model.batch = 2;
+    args.config.strategy = TD_DDP_BUCKETED;
+    args.config.bucket_mb = USUAL_MB;
+    args.config.state = sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     const td_dtype grad_dtype = grad_dtype_of(&args.config);
     if (!args.ranks.ctas_given)
@@ -472,15 +436,16 @@ static td_status run(bool sharded, const char *doc, int argc, char **argv)
                                                                              : td_ddp_nccl_ctas(grad_dtype);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
-    args.config.graph = gpu && !args.pass.queued;
+    args.config.graph = gpu && !args.step.pass.queued;
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
         args.config.bucket_mb = NARROW_MB;
-    TD_TRY(measure(&args, &ranks, &result));
-    TD_TRY(td_bench_ranks_summary_of(result, &summary));
+    TD_TRY(agree(&args, &ranks));
+    TD_TRY(td_step_run(&args.config, ranks.dev, ranks.comm, &result));
+    TD_TRY(td_bench_summary_of(result, &summary));
     if (ranks.info.rank == 0)
         TD_TRY(print_all(&args, &ranks, &summary));
 cleanup:
-    td_bench_ranks_result_destroy(result);
+    td_bench_result_destroy(result);
     return td_ranks_end(argv[0], &ranks, status);
 }
 

@@ -43,9 +43,9 @@ static const struct argp_option steps_options[] = {
 
 static void take_update_sms(const struct argp_state *state, const char *arg, td_pass_options *pass)
 {
-    pass->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
-    if (pass->update_sms == 0) {
-        pass->time = TD_UPDATE_AFTER;
+    pass->config->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
+    if (pass->config->update_sms == 0) {
+        pass->config->time = TD_UPDATE_AFTER;
         pass->update_given = true;
     }
 }
@@ -53,7 +53,8 @@ static void take_update_sms(const struct argp_state *state, const char *arg, td_
 error_t td_pass_parse(int key, char *arg, struct argp_state *state)
 {
     td_pass_options *pass = state->input;
-    td_transformer_config *model = pass->model;
+    td_bench_config *config = pass->config;
+    td_transformer_config *model = &config->model;
 
     switch (key) {
     case ARGP_KEY_INIT:
@@ -67,19 +68,19 @@ error_t td_pass_parse(int key, char *arg, struct argp_state *state)
         model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
         return 0;
     case TD_KEY_MICRO_BATCHES:
-        pass->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
+        config->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
         return 0;
     case TD_KEY_WARMUP:
-        pass->warmup = td_option_integer(state, "warmup", arg, 0, pass->most_steps);
+        config->warmup = td_option_integer(state, "warmup", arg, 0, pass->most_steps);
         return 0;
     case TD_KEY_STEPS:
-        pass->steps = td_option_integer(state, "steps", arg, 1, pass->most_steps);
+        config->steps = td_option_integer(state, "steps", arg, 1, pass->most_steps);
         return 0;
     case TD_KEY_SEED:
-        pass->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
+        config->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
         return 0;
     case TD_KEY_UPDATE:
-        pass->time =
+        config->time =
             td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
         pass->update_given = true;
         return 0;
@@ -115,12 +116,14 @@ const struct argp td_steps_argp = {.options = steps_options, .parser = td_pass_p
 
 void td_pass_check(const struct argp_state *state, td_pass_options *pass)
 {
-    td_option_check_layers(state, pass->model);
-    if (pass->micro_batches > 1 && pass->gradients_given && pass->model->transient_gradients)
+    td_bench_config *config = pass->config;
+
+    td_option_check_layers(state, &config->model);
+    if (config->micro_batches > 1 && pass->gradients_given && config->model.transient_gradients)
         argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
-                   pass->micro_batches);
-    if (pass->micro_batches > 1)
-        pass->model->transient_gradients = false;
+                   config->micro_batches);
+    if (config->micro_batches > 1)
+        config->model.transient_gradients = false;
 }
 
 /* ---- options of bench and trace ---- */
@@ -145,24 +148,19 @@ static const struct argp_option options_of_pass[] = {
      4},
     {0}};
 
-/** Fills the configuration from the options of a pass, and refuses options that contradict each other.
- * Without an option, weights are updated during the backward pass if the mode allows it. */
-static void take_pass(const struct argp_state *state, td_step_options *args)
+/** Refuses options that contradict each other. Without an option, weights are updated during the backward
+ * pass if the mode allows it. */
+static void check_pass(const struct argp_state *state, td_pass_options *pass)
 {
-    td_bench_config *config = args->config;
-    td_pass_options *pass = &args->pass;
+    td_bench_config *config = pass->config;
     const bool can = config->timed == TD_TIMED_WHOLE && config->mode == TD_BENCH_TRAIN;
 
-    config->micro_batches = pass->micro_batches;
-    config->warmup = pass->warmup;
-    config->steps = pass->steps;
-    config->seed = pass->seed;
-    config->update_sms = pass->update_sms;
-    config->overlap = pass->update_given ? pass->time == TD_UPDATE_ALONG : can;
-    if (config->overlap && !can)
+    if (!pass->update_given)
+        config->time = can ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+    if (config->time == TD_UPDATE_ALONG && !can)
         argp_error(state, "--update: 'along' needs --timed whole and --mode train");
-    if (pass->micro_batches > 1 && config->timed != TD_TIMED_WHOLE)
-        argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", pass->micro_batches);
+    if (config->micro_batches > 1 && config->timed != TD_TIMED_WHOLE)
+        argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", config->micro_batches);
     td_pass_check(state, pass);
 }
 
@@ -176,15 +174,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[1] = &args->pass;
         return 0;
     case KEY_MODE:
-        if (td_bench_mode_parse(arg, &args->config->mode) != TD_OK)
+        if (td_bench_mode_parse(arg, &args->pass.config->mode) != TD_OK)
             argp_error(state, "--mode: %s", td_last_error());
         return 0;
     case KEY_TIMED:
-        if (td_bench_timed_parse(arg, &args->config->timed) != TD_OK)
+        if (td_bench_timed_parse(arg, &args->pass.config->timed) != TD_OK)
             argp_error(state, "--timed: '%s' needs to be phases, events or whole", arg);
         return 0;
     case ARGP_KEY_END:
-        take_pass(state, args);
+        check_pass(state, &args->pass);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -205,14 +203,14 @@ td_step_options td_step_defaults(td_bench_config *config)
                                           .keep = TD_KEEP_ALL,
                                           .transient_gradients = true},
                                 .mode = TD_BENCH_TRAIN,
-                                .timed = TD_TIMED_WHOLE};
-    return (td_step_options){
-        .config = config,
-        .model = {.model = &config->model, .option = "small"},
-        .pass = {.model = &config->model, .warmup = 5, .steps = 10, .most_steps = INT32_MAX}};
+                                .timed = TD_TIMED_WHOLE,
+                                .warmup = 5,
+                                .steps = 10};
+    return (td_step_options){.model = {.model = &config->model, .option = "small"},
+                             .pass = {.config = config, .most_steps = INT32_MAX}};
 }
 
-static void print_way(const td_bench_config *config, FILE *out)
+static void print_way(const td_bench_config *config, int32_t update_sms, FILE *out)
 {
     static const char *const what[] = {[TD_TIMED_PHASES] = "phases apart",
                                        [TD_TIMED_EVENTS] = "phases by events",
@@ -221,19 +219,19 @@ static void print_way(const td_bench_config *config, FILE *out)
     fprintf(out, "\n%s, %s", what[config->timed],
             config->graph ? "captured as graphs" : "queued operation by operation");
     if (config->mode == TD_BENCH_TRAIN)
-        fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
-    if (config->update_sms > 0)
-        fprintf(out, ", on %d SMs by bulk copies, from a stream that goes before the GEMMs",
-                (int)config->update_sms);
+        fprintf(out, "; weights updated %s the backward pass",
+                config->time == TD_UPDATE_ALONG ? "along" : "after");
+    if (update_sms > 0)
+        fprintf(out, ", on %d SMs by bulk copies, from a stream that goes before the GEMMs", (int)update_sms);
     if (config->mode == TD_BENCH_FORWARD)
         return;
     td_model_print_keep(&config->model, out);
     fprintf(out, "; gradients are %s", config->model.transient_gradients ? "transient" : "held");
 }
 
-td_status td_step_print(const td_step_options *of, td_device *dev, FILE *out)
+td_status td_step_print(const td_step_options *of, const td_bench_summary *summary, td_device *dev, FILE *out)
 {
-    const td_bench_config *config = of->config;
+    const td_bench_config *config = of->pass.config;
     td_status status = TD_OK;
     char machine[160];
 
@@ -247,21 +245,8 @@ td_status td_step_print(const td_step_options *of, td_device *dev, FILE *out)
         fprintf(out, "; %d used", td_cpu_threads());
     if (config->micro_batches > 1)
         fprintf(out, "; %" PRId64 " micro-batches a step", config->micro_batches);
-    print_way(config, out);
+    print_way(config, summary->update_sms, out);
     fprintf(out, "\n\n");
-cleanup:
-    return status;
-}
-
-td_status td_step_choose(td_step_options *args, td_device *dev)
-{
-    td_bench_config *const config = args->config;
-    td_status status = TD_OK;
-    td_train_config train;
-
-    config->graph = !args->pass.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
-    TD_TRY(td_bench_train_config(config, &train));
-    TD_TRY(td_train_update_sms(dev, &train, &config->update_sms));
 cleanup:
     return status;
 }
@@ -283,16 +268,17 @@ td_status td_step_fits(const td_device *dev, const td_train_bytes *bytes, int32_
                               ranks);
 }
 
-td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_result **out)
+td_status td_step_run(const td_bench_config *config, td_device *dev, td_comm *comm, td_bench_result **out)
 {
+    td_comm_info info = {.local_ranks = 1};
     td_status status = TD_OK;
-    td_train_config train;
     td_train_bytes bytes;
 
-    TD_TRY(td_bench_train_config(config, &train));
-    TD_TRY(td_train_plan(dev, &train, &bytes));
-    TD_TRY(td_step_fits(dev, &bytes, 1));
-    status = td_bench_run(dev, config, show_step, NULL, out);
+    if (comm)
+        TD_TRY(td_comm_describe(comm, &info));
+    TD_TRY(td_bench_plan(dev, comm, config, &bytes));
+    TD_TRY(td_step_fits(dev, &bytes, info.local_ranks));
+    status = td_bench_run(dev, comm, config, info.rank == 0 ? show_step : NULL, NULL, out);
     td_progress_end();
 cleanup:
     return status;

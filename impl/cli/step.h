@@ -26,11 +26,8 @@ enum {
 
 /** The input of td_pass_argp, td_steps_argp and td_pass_parse. */
 typedef struct td_pass_options {
-    td_transformer_config *model; /* out */
-    int64_t micro_batches, warmup, steps, most_steps;
-    uint64_t seed;
-    td_update_time time;
-    int32_t update_sms;
+    td_bench_config *config; /* out */
+    int64_t most_steps;
     bool queued, update_given, gradients_given, keep_given;
 } td_pass_options;
 
@@ -49,8 +46,7 @@ void td_pass_check(const struct argp_state *state, td_pass_options *pass);
 
 /** The input of td_step_argp, a child of a command's argp. It includes the options of the model. */
 typedef struct td_step_options {
-    td_bench_config *config; /* out; td_step_choose fills the last part */
-    td_model_options model;  /* of config->model */
+    td_model_options model; /* of pass.config->model */
     td_pass_options pass;
 } td_step_options;
 
@@ -59,14 +55,12 @@ extern const struct argp td_step_argp;
 /** Fills the configuration with the defaults. */
 td_step_options td_step_defaults(td_bench_config *config);
 
-/** Prints the model, the batch, the machine and how the steps run, with an empty line at the end. */
-td_status td_step_print(const td_step_options *of, td_device *dev, FILE *out);
+/** Prints the model, the batch, the machine and how the steps ran, with an empty line at the end. */
+td_status td_step_print(const td_step_options *of, const td_bench_summary *summary, td_device *dev,
+                        FILE *out);
 
 /** td_common_fits of the bytes of `ranks` trainers. */
 td_status td_step_fits(const td_device *dev, const td_train_bytes *bytes, int32_t ranks);
-
-/** Fills the part that depends on the device: whether steps are captured, and on how many SMs updates run. */
-td_status td_step_choose(td_step_options *args, td_device *dev);
 
 /** A timed part of the steps, or the whole step. */
 typedef struct td_step_pass {
@@ -81,7 +75,7 @@ enum { TD_STEP_PASSES = 4 };
 int td_step_passes(const td_bench_config *config, const td_bench_summary *summary,
                    td_step_pass passes[TD_STEP_PASSES]);
 
-/** td_bench_run with a progress line, after td_common_fits. */
-td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_result **out);
+/** td_bench_run with a progress line of rank 0, after td_step_fits. */
+td_status td_step_run(const td_bench_config *config, td_device *dev, td_comm *comm, td_bench_result **out);
 
 #endif

@@ -365,7 +365,7 @@ static td_status print(const run *r)
     FILE *out = td_common_tables(&r->args->common);
     td_status status = TD_OK;
 
-    TD_TRY(td_step_print(&r->args->step, r->dev, out));
+    TD_TRY(td_step_print(&r->args->step, &r->plain_summary, r->dev, out));
     if (*r->info.cupti)
         fprintf(out, "No kernels of the GPU: %s. Only the timer and the host's ranges are shown.\n\n",
                 r->info.cupti);
@@ -392,16 +392,16 @@ static td_status measure(run *r)
     td_bench_config config = r->args->config;
     td_status status = TD_OK;
 
-    TD_TRY(td_step_run(&config, r->dev, &r->plain));
+    TD_TRY(td_step_run(&config, r->dev, NULL, &r->plain));
     TD_TRY(td_bench_summary_of(r->plain, &r->plain_summary));
     r->events_summary = r->plain_summary;
     if (config.timed == TD_TIMED_PHASES) {
         config.timed = TD_TIMED_EVENTS;
-        TD_TRY(td_step_run(&config, r->dev, &r->events));
+        TD_TRY(td_step_run(&config, r->dev, NULL, &r->events));
         TD_TRY(td_bench_summary_of(r->events, &r->events_summary));
     }
     TD_TRY(td_trace_begin(r->dev, &r->trace));
-    TD_TRY(td_step_run(&config, r->dev, &r->traced));
+    TD_TRY(td_step_run(&config, r->dev, NULL, &r->traced));
     TD_TRY(td_trace_end(r->trace));
     TD_TRY(td_bench_summary_of(r->traced, &r->traced_summary));
     TD_TRY(td_trace_info_of(r->trace, &r->info));
@@ -452,7 +452,7 @@ td_status td_command_trace(int argc, char **argv)
     args.config.timed = TD_TIMED_PHASES;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &r.dev));
-    TD_TRY(td_step_choose(&args.step, r.dev));
+    args.config.graph = !args.step.pass.queued && td_device_kind_of(r.dev) != TD_DEVICE_CPU;
     TD_TRY(measure(&r));
     TD_TRY(find_passes(&r));
     TD_TRY(print(&r));

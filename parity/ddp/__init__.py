@@ -131,7 +131,7 @@ def run(case, draw, c):
 
 
 def communication(case, draw, c):
-    """What communication takes of C's step, by td_bench_ranks_run of every rank. The bytes of a step's collectives are
+    """What communication takes of C's step, by td_bench_run of every rank. The bytes of a step's collectives are
     judged. The records of naive, of overlap and of the usual bucket have timelines."""
     device = draw.device.type
     drawn = case.strategy in ("naive", "overlap") or case.get("bucket_mb") == usual_mb(device, case.dtype)

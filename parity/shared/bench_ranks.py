@@ -1,4 +1,4 @@
-"""libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
+"""libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_run."""
 
 from parity.shared.model import quick_start, train_options
 from parity.shared.pages import MIB
@@ -21,20 +21,20 @@ class BenchRanks:
         switches = case.config[f"c_{backend}"]
         fields = train_options(switches)
         how = dict(model=fields["model"], hyper=hyper_of(case), time=fields["time"], graph=fields["capture"])
-        how |= dict(state=state, warmup=warmup, steps=steps)
-        config = self.c.struct("td_bench_ranks_config", case, **how)
+        how |= dict(mode="train", timed="whole", state=state, warmup=warmup, steps=steps)
+        config = self.c.struct("td_bench_config", case, **how)
         comm = c.ranks.comm(backend, switches.get("nccl_ctas", 0))
         self.c.own_stream(True)
         try:
             with quick_start(self.c, case.ranks):
-                self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
+                self.result = self.c.value("td_bench_run", self.c.device, comm, config, None, None)
         finally:
             self.c.own_stream(False)
-        summary = self.c.value("td_bench_ranks_summary_of", self.result)
+        summary = self.c.value("td_bench_summary_of", self.result)
         self.ranks = [summary.of[rank] for rank in range(summary.ranks)]
 
     def close(self):
-        self.c.td_bench_ranks_result_destroy(self.result)
+        self.c.td_bench_result_destroy(self.result)
 
     def values(self):
         """Medians in ms, the mean of the ranks; calls and bytes of a rank; and its NCCL windows."""
@@ -66,7 +66,7 @@ class BenchRanks:
         td_pass."""
         found = {}
         for rank in range(len(self.ranks)):
-            of = self.c.value("td_bench_ranks_timeline_of", self.result, rank)
+            of = self.c.value("td_bench_timeline_of", self.result, rank)
             spans = [of.spans[i] for i in range(of.count)]
             found[f"{rank} passes"] = [round(ms, 4) for ms in (of.forward_ms, of.backward_ms, of.step_ms)]
             found[f"{rank} begin"] = [round(span.begin_ms, 4) for span in spans]
