@@ -278,6 +278,26 @@ TD_TEST(a_rank_that_leaves_or_fails_is_named)
     close_pair(pair);
 }
 
+TD_TEST(a_rank_that_leaves_is_named_to_ranks_without_a_connection_to_it)
+{
+    rank all[3];
+
+    prepare(all);
+    all[2] = all[1];
+    for (int i = 2; i >= 0; i--) {
+        all[i].options.ranks = 3;
+        all[i].options.rank = i;
+        assert_int_equal(__real_pthread_create(&all[i].thread, NULL, open_control, &all[i]), 0);
+    }
+    for (int i = 0; i < 3; i++)
+        pthread_join(all[i].thread, NULL);
+    td_control_close(all[2].control);
+    td_control_publish(all[1].control, &first);
+    td_assert_refused(td_control_await(all[1].control, &first, in_seconds(5), NULL), TD_RANK_FAILED,
+                      "rank 2 (");
+    close_pair(all);
+}
+
 TD_TEST(values_go_from_rank_to_rank)
 {
     char value[8] = "";

@@ -442,6 +442,7 @@ TD_BODY(after_a_failed_read_no_rank_has_weights)
     reads_left = all_info.rank == 1 ? 120 : -1;
     td_assert_refused(td_shard_restore(shard_comm, t.train, path), TD_IO_ERROR, "rank 1: cannot read");
     reads_left = -1;
+    td_assert_refused(td_transformer_save(td_train_model(t.train), "lost"), TD_BAD_STATE, "no weights");
     td_assert_refused(td_shard_save(shard_comm, t.train, path), TD_BAD_STATE, "the model has no weights");
     td_assert_ok(td_shard_restore(shard_comm, t.train, path));
     assert_file_is(file, bytes, &t);
