@@ -174,13 +174,12 @@ typedef struct td_bench_summary {
      * each step of series 1. */
     td_bench_phase forward, backward, optimizer, step;
     int64_t steps;
-    int64_t ranks;            /* 0: the process was alone */
-    const td_bench_rank *of;  /* [ranks]; owned by the result */
-    double tokens_per_second; /* tokens of all ranks and micro-batches / median step */
-    double first_loss,
-        last_loss;      /* of this rank's first and last step in series 1; NaN in the mode forward */
-    size_t peak_bytes;  /* the device's peak memory during series 1 */
-    int32_t update_sms; /* td_train_update_sms of the trainer */
+    int64_t ranks;                /* 0: the process was alone */
+    const td_bench_rank *of;      /* [ranks]; owned by the result */
+    double tokens_per_second;     /* tokens of all ranks and micro-batches / median step */
+    double first_loss, last_loss; /* of this rank's series 1, warm-up included; NaN in the mode forward */
+    size_t peak_bytes;            /* the device's peak memory during series 1 */
+    int32_t update_sms;           /* td_train_update_sms of the trainer */
 
     /* A GPU during the timed steps: the clock of its SMs, its power, and whether the driver lowers the clock
      * because power or temperature is at its limit. 0 on a CPU, without NVML, and with TD_TIMED_PHASES. */
