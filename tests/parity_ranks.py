@@ -125,6 +125,14 @@ class Toys(unittest.TestCase):
             self.assertFalse(torch.equal(begun[0][name], begun[1][name]))
 
 
+class Switches(unittest.TestCase):
+    def test_gradients_of_several_micro_batches_are_held(self):
+        every = itertools.product((ddp, shard), ("quick", "full"), ("cpu", "cuda"))
+        cases = [case for module, *how in every for case in module.cases(*how) if "micro_batches" in case]
+        kept = {of["gradients"] for case in cases for of in case.config.values() if "gradients" in of}
+        self.assertEqual(kept, {"held"})
+
+
 class Memory(unittest.TestCase):
     """On a CPU the bytes of two ranks are exact: each rank's tensors, and what C says of fully sharded weights."""
 
