@@ -116,7 +116,7 @@ class Ranks(OnRanks):
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=RANKS,
-            run_id="example",
+            run_id=f"example-{os.getpid()}",
             rdzv_backend="static",
             rdzv_endpoint="127.0.0.1:0",
             rdzv_configs={"rank": 0},
