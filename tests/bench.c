@@ -58,6 +58,10 @@ static void trainers_follow_the_config(void **state)
     assert_int_equal(planned.hyper.adamw.variant, adamw.variant);
     assert_memory_equal(&planned.hyper.adamw.lr, &adamw.lr, 5 * sizeof adamw.lr);
     assert_true(planned.clip == 0 && planned.micro_batches <= 1 && !planned.hooks);
+    config.hyper.adamw = td_adamw_defaults(TD_ADAMW_TORCH);
+    config.hyper.adamw.lr = config.hyper.adamw.eps = 0;
+    (void)td_bench_plan(dev, NULL, &config, &bytes);
+    assert_memory_equal(&planned.hyper, &config.hyper, sizeof planned.hyper);
     config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.25};
     (void)td_bench_plan(dev, NULL, &config, &bytes);
     assert_true(planned.hyper.kind == TD_OPTIMIZER_SGD && planned.hyper.sgd.lr == 0.25);

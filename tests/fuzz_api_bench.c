@@ -51,15 +51,9 @@ static td_bench_config draw_config(const td_comm *comm)
         return c;
     c.model.use = TD_MODEL_GRADIENTS;
     c.hyper = api_draw_hyper();
-    if (c.hyper.adamw.lr == 0)
-        c.hyper.adamw.lr = 1; /* not the defaults */
     if (wrong()) {
         c.mode = bad_below(2) == 0 ? TD_BENCH_FORWARD : TD_BENCH_BACKWARD;
         impossible(TD_BAD_ARGUMENT, "mode train");
-    }
-    if (wrong()) {
-        c.steps = says_integer(TD_BENCH_MOST_STEPS + 1);
-        impossible(TD_BAD_ARGUMENT, "steps");
     }
     if (c.state == TD_BENCH_STATE_FULL && wrong()) {
         c.prefetch = bad_below(2) == 0 ? -1 : INT64_MAX;

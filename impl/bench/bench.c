@@ -42,9 +42,9 @@ static const td_bench_row last_of[] = {[TD_BENCH_FORWARD] = TD_ROW_FORWARD,
                                        [TD_BENCH_BACKWARD] = TD_ROW_BACKWARD,
                                        [TD_BENCH_TRAIN] = TD_ROW_OPTIMIZER};
 
-/** Draws a stream of tokens from the seed and cuts it into windows of context + 1 tokens. The windows of this
- * rank follow those of earlier ranks. ids and targets are the first and the last `context` tokens of each
- * window. */
+/** Draws a stream of tokens from the seed and cuts it into windows of context + 1 tokens. This rank's
+ * windows come after the windows of earlier ranks. A window's ids are its first `context` tokens, its targets
+ * the last `context`. */
 static td_status draw(td_bench_job *r)
 {
     const td_transformer_config *model = &r->config->model;
@@ -270,7 +270,7 @@ cleanup:
 
 static td_status check_config(const td_bench_config *config, const td_comm *comm)
 {
-    const int64_t most = comm ? TD_BENCH_MOST_STEPS : INT64_MAX / 64;
+    const int64_t most = INT64_MAX / 64;
     const bool whole = config->timed == TD_TIMED_WHOLE;
     td_status status = TD_OK;
 
@@ -321,7 +321,8 @@ static td_status prepare(td_bench_job *r, td_train_bytes *out)
                                    .update_sms = config->update_sms,
                                    .micro_batches = config->micro_batches,
                                    .capture = config->graph};
-    if (config->hyper.kind == TD_OPTIMIZER_ADAMW && config->hyper.adamw.lr == 0)
+    if (config->hyper.kind == TD_OPTIMIZER_ADAMW && config->hyper.adamw.eps == 0 &&
+        config->hyper.adamw.beta2 == 0)
         r->trainer.hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025);
     if (r->comm) {
         TD_TRY(td_comm_describe(r->comm, &r->info));

@@ -68,8 +68,6 @@ typedef enum td_bench_state {
     TD_BENCH_STATE_FULL       /* TD_SHARD_FULL: weights and gradients are split as well */
 } td_bench_state;
 
-#define TD_BENCH_MOST_STEPS 4096 /* of each series, with a communicator */
-
 typedef struct td_bench_config {
     td_transformer_config model; /* batch: of each rank; `use` is set by the mode */
     td_bench_mode mode;          /* with a communicator TD_BENCH_TRAIN */
@@ -82,9 +80,10 @@ typedef struct td_bench_config {
      * the second is captured. So all timed steps are replays if there are at least two warm-up steps. */
     bool graph;
 
-    td_hyperparameters hyper; /* AdamW with lr 0: the defaults of TD_ADAMW_COURSE2025 */
-    td_update_time time;      /* of whole steps; a step in phases has its update after the backward pass */
-    int32_t update_sms;       /* as in td_train_config */
+    /* AdamW with eps and beta2 0, as all zeros: the defaults of TD_ADAMW_COURSE2025. */
+    td_hyperparameters hyper;
+    td_update_time time; /* of whole steps; a step in phases has its update after the backward pass */
+    int32_t update_sms;  /* as in td_train_config */
 
     /* How ranks communicate. Ignored without a communicator. */
     td_ddp_strategy strategy; /* how gradients are reduced; TD_BENCH_STATE_FLAT and _FULL ignore it */
@@ -201,12 +200,12 @@ typedef struct td_bench_summary {
  *   progress  NULL: not wanted; user is passed to it
  *   out       the caller destroys it
  *
- * TD_BAD_ARGUMENT: a NULL; steps below 1; warmup below 0; steps or warmup above 2^57, or with comm above
- * TD_BENCH_MOST_STEPS; an unknown mode, `timed` or state; a comm without TD_BENCH_TRAIN and TD_TIMED_WHOLE;
- * micro_batches above 1 without TD_TIMED_WHOLE, below 0, or above 2^31 - 1. TD_UNSUPPORTED: a graph on a
- * device without graphs. TD_NO_MEMORY. Other errors: as td_train_create, the calls of a step,
- * td_ddp_link_create, td_shard_link_create, and of collectives. After an error *out is NULL, and the device
- * has only blocks that collectives may still use. */
+ * TD_BAD_ARGUMENT: a NULL; steps below 1; warmup below 0; steps or warmup above 2^57; an unknown mode,
+ * `timed` or state; a comm without TD_BENCH_TRAIN and TD_TIMED_WHOLE; micro_batches above 1 without
+ * TD_TIMED_WHOLE, below 0, or above 2^31 - 1. TD_UNSUPPORTED: a graph on a device without graphs.
+ * TD_NO_MEMORY. Other errors: as td_train_create, the calls of a step, td_ddp_link_create,
+ * td_shard_link_create, and of collectives. After an error *out is NULL, and the device has only blocks that
+ * collectives may still use. */
 TD_API td_status td_bench_run(td_device *dev, td_comm *comm, const td_bench_config *config,
                               td_bench_progress progress, void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */

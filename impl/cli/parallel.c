@@ -424,7 +424,6 @@ static td_status run(bool sharded, const char *doc, int argc, char **argv)
     td_bench_summary summary;
 
     args.step = td_step_defaults(&args.config);
-    args.step.pass.most_steps = TD_BENCH_MOST_STEPS;
     args.config.model.batch = 2;
     args.config.strategy = TD_DDP_BUCKETED;
     args.config.bucket_mb = USUAL_MB;

@@ -30,7 +30,7 @@ static const struct argp_option steps_options[] = {
     {"steps", TD_KEY_STEPS, "N", 0, "timed steps (10)", 3},
     {"seed", TD_KEY_SEED, "N", 0, "seed of weights and tokens (0)", 3},
     {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
-     "transient: gradients share memory with activations, or with each other if --kind is full (the default "
+     "transient: gradients share memory with activations, or with each other in full sharding (the default "
      "with one micro-batch); held: each gradient has its own memory",
      4},
     {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
@@ -71,10 +71,10 @@ error_t td_pass_parse(int key, char *arg, struct argp_state *state)
         config->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
         return 0;
     case TD_KEY_WARMUP:
-        config->warmup = td_option_integer(state, "warmup", arg, 0, pass->most_steps);
+        config->warmup = td_option_integer(state, "warmup", arg, 0, INT32_MAX);
         return 0;
     case TD_KEY_STEPS:
-        config->steps = td_option_integer(state, "steps", arg, 1, pass->most_steps);
+        config->steps = td_option_integer(state, "steps", arg, 1, INT32_MAX);
         return 0;
     case TD_KEY_SEED:
         config->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
@@ -206,8 +206,7 @@ td_step_options td_step_defaults(td_bench_config *config)
                                 .timed = TD_TIMED_WHOLE,
                                 .warmup = 5,
                                 .steps = 10};
-    return (td_step_options){.model = {.model = &config->model, .option = "small"},
-                             .pass = {.config = config, .most_steps = INT32_MAX}};
+    return (td_step_options){.model = {.model = &config->model, .option = "small"}, .pass.config = config};
 }
 
 static void print_way(const td_bench_config *config, int32_t update_sms, FILE *out)

@@ -27,7 +27,6 @@ enum {
 /** The input of td_pass_argp, td_steps_argp and td_pass_parse. */
 typedef struct td_pass_options {
     td_bench_config *config; /* out */
-    int64_t most_steps;
     bool queued, update_given, gradients_given, keep_given;
 } td_pass_options;
 

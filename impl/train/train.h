@@ -94,9 +94,9 @@ typedef struct td_train td_train;
  *
  * TD_BAD_ARGUMENT: a NULL; an unknown `until` or `time`; a gain or clip that is negative or not finite;
  * micro_batches below 0, or above 1 with transient gradients; an update_sms below TD_UPDATE_ALL_SMS, or
- * not below the device's SMs. Also model.grad_places with several micro-batches, with clipping, with
- * TD_TRAIN_BACKWARD or without TD_UPDATE_ALONG. Also the errors of td_transformer_create,
- * td_hyperparameters_check, and td_optimizer_create for groups.
+ * not below the device's SMs. Also model.grad_places with clipping, with TD_TRAIN_BACKWARD or without
+ * TD_UPDATE_ALONG. Also the errors of td_transformer_create, td_hyperparameters_check, and
+ * td_optimizer_create for groups.
  *
  * TD_UNSUPPORTED: a capture on a device without graphs; groups (or groups NULL, all weights) with weights
  * that model.owned leaves out; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of
